@@ -139,9 +139,7 @@ def rows(setting: str, size: int, batch: int, found: Mapping[str, Mapping[str, R
 
 
 def latencies(directory: Path, count: int) -> tuple[float, float, float]:
-    """
-    Seconds from append to follower: median, 99 of 100, and the worst.
-    """
+    """Seconds from append to follower: median, 99 of 100, and the worst."""
     with AofManager.open(str(directory / "tail"), configured()) as manager:
         log = manager.log("bench")
         follower = log.tail_follower(0, durable_only=False)
@@ -167,9 +165,7 @@ def latencies(directory: Path, count: int) -> tuple[float, float, float]:
 
 
 def recovery_s(directory: Path, size: int, total_bytes: int) -> float:
-    """
-    Seconds to open a log whose process died with *total_bytes* of records in its last segment.
-    """
+    """Seconds to open a log whose process died with *total_bytes* of records in its last segment."""
     live, dead = directory / "live", directory / "dead"
     config = configured(segment_target_bytes=1 << 30, preallocate_segments=0)
     with AofManager.open(str(live), config) as manager:
@@ -188,9 +184,7 @@ def recovery_s(directory: Path, size: int, total_bytes: int) -> float:
 
 
 def sliding(directory: Path, count: int) -> Mapping[str, float]:
-    """
-    Appends a second of 1 KiB records: a new log with the default sizes, and one that begins with large segments.
-    """
+    """Appends a second of 1 KiB records: a new log with the default sizes, and one that begins with large segments."""
     found = {}
     batch = records_of(1024, 100)
     for name, config in (("default sizes", AofConfig(flush=LAZY)), ("large from the start", configured())):

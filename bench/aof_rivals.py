@@ -24,9 +24,7 @@ _KEY = struct.Struct(">Q")
 
 
 class Rival(Protocol):
-    """
-    A log of numbered records.
-    """
+    """A log of numbered records."""
 
     def append(self, records: Sequence[bytes]) -> None: ...
     def sync(self) -> None: ...
@@ -36,9 +34,7 @@ class Rival(Protocol):
 
 
 class BareLog:
-    """
-    The least a log can do: length, CRC-32 and bytes; one write for a batch; checksums verified when read.
-    """
+    """The least a log can do: length, CRC-32 and bytes; one write for a batch; checksums verified when read."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "log"
@@ -87,9 +83,7 @@ class BareLog:
 
 
 class LmdbLog:
-    """
-    Numbers as integer keys, appended; one transaction for a batch. Without sync until asked.
-    """
+    """Numbers as integer keys, appended; one transaction for a batch. Without sync until asked."""
 
     def __init__(self, directory: Path) -> None:
         self._env = lmdb.open(str(directory / "lmdb"), map_size=16 << 30, sync=False, metasync=False, writemap=True)
@@ -117,9 +111,7 @@ class LmdbLog:
 
 
 class RocksLog:
-    """
-    Numbers as raw keys; one write batch for a batch; the write-ahead log is flushed when a sync is asked for.
-    """
+    """Numbers as raw keys; one write batch for a batch; the write-ahead log is flushed when a sync is asked for."""
 
     def __init__(self, directory: Path) -> None:
         self._db = rocksdict.Rdict(str(directory / "rocks"), rocksdict.Options(raw_mode=True))
@@ -146,9 +138,7 @@ class RocksLog:
 
 
 class SqliteLog:
-    """
-    A table in WAL mode; one transaction for a batch; a sync is a full checkpoint of the log.
-    """
+    """A table in WAL mode; one transaction for a batch; a sync is a full checkpoint of the log."""
 
     def __init__(self, directory: Path) -> None:
         self._db = sqlite3.connect(directory / "queue.db", isolation_level=None)
@@ -179,9 +169,7 @@ class SqliteLog:
 
 
 class QueuelibLog:
-    """
-    A first-in first-out queue of chunk files; reading takes out; it has no numbers, and no sync of its own.
-    """
+    """A first-in first-out queue of chunk files; reading takes out; it has no numbers, and no sync of its own."""
 
     def __init__(self, directory: Path) -> None:
         self._queue = queuelib.queue.FifoDiskQueue(str(directory / "queue"))

@@ -1,6 +1,4 @@
-"""
-One performance goal: who is measured, what comes out, what it should be.
-"""
+"""One performance goal: who is measured, what comes out, what it should be."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ STORE = "Quiver"
 
 @dataclass(frozen=True)
 class Figure:
-    """
-    One figure that every contender returns under *key*.
-    """
+    """One figure that every contender returns under *key*."""
 
     key: str
     unit: str
@@ -28,9 +24,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Goal:
-    """
-    Contenders by name, each run in an empty directory; *floor* is the one that the ratios are to.
-    """
+    """Contenders by name, each run in an empty directory; *floor* is the one that the ratios are to."""
 
     key: str
     what: str
@@ -41,8 +35,6 @@ class Goal:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """
-    Return the value that *share* of the values do not exceed.
-    """
+    """Return the value that *share* of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

@@ -1,5 +1,6 @@
 """
-The goals of the way out: reading, replay, acknowledging, draining a backlog, what the buffer costs, bytes on disk.
+The goals of the way out: reading, replay, acknowledging, draining a backlog, what the buffer costs,
+bytes on disk.
 """
 
 from __future__ import annotations

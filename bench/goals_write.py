@@ -1,6 +1,4 @@
-"""
-The goals of the way in: durable appends, CPU per bundle, many producers, sealing.
-"""
+"""The goals of the way in: durable appends, CPU per bundle, many producers, sealing."""
 
 from __future__ import annotations
 

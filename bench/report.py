@@ -42,9 +42,7 @@ def warm_memory() -> None:
 
 @dataclass
 class Result:
-    """
-    Rates of one contender in one setting, one per round.
-    """
+    """Rates of one contender in one setting, one per round."""
 
     name: str
     rates: list[float] = field(default_factory=list)
@@ -73,9 +71,7 @@ def run_rounds(contenders: dict[str, Callable[[Path], float]], *, rounds: int, s
 def run_rounds_of_several(
     contenders: dict[str, Callable[[Path], Mapping[str, float]]], *, rounds: int, scratch: Path
 ) -> dict[str, dict[str, Result]]:
-    """
-    The same for contenders that return several figures at once: figure → contender → its values.
-    """
+    """The same for contenders that return several figures at once: figure → contender → its values."""
     found: dict[str, dict[str, Result]] = {}
     names = list(contenders)
     for turn in range(rounds + 1):
@@ -95,31 +91,23 @@ def run_rounds_of_several(
 
 
 def ratios(result: Result, floor: Result) -> tuple[float, float, float]:
-    """
-    Median, lowest and highest ratio to the floor, round by round.
-    """
+    """Median, lowest and highest ratio to the floor, round by round."""
     each = [rate / base for rate, base in zip(result.rates, floor.rates, strict=True)]
     return statistics.median(each), min(each), max(each)
 
 
 def noise(result: Result) -> float:
-    """
-    How far a contender's own rates lie apart: (highest - lowest) / median.
-    """
+    """How far a contender's own rates lie apart: (highest - lowest) / median."""
     return (max(result.rates) - min(result.rates)) / result.median
 
 
 def machine() -> str:
-    """
-    One line on where this ran.
-    """
+    """One line on where this ran."""
     return f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
 
 
 def write_section(page: Path, name: str, text: str) -> None:
-    """
-    Replace the section between ``<!-- name -->`` and ``<!-- end name -->`` of *page*, or append it.
-    """
+    """Replace the section between ``<!-- name -->`` and ``<!-- end name -->`` of *page*, or append it."""
     begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
     whole = page.read_text() if page.exists() else ""
     block = f"{begin}\n{text.strip()}\n{end}"
@@ -132,15 +120,14 @@ def write_section(page: Path, name: str, text: str) -> None:
 
 
 def as_json(results: dict[str, Result]) -> str:
-    """
-    All rates, for those who want to look closer.
-    """
+    """All rates, for those who want to look closer."""
     return json.dumps({name: result.rates for name, result in results.items()})
 
 
 def bench_parser(doc: str | None, *, rounds: int, quick: str) -> argparse.ArgumentParser:
     """
-    What every benchmark is asked for: how many rounds, all of it or little (*quick* says how little), and the page.
+    What every benchmark is asked for: how many rounds, all of it or little (*quick* says how
+    little), and the page.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds)
@@ -150,9 +137,7 @@ def bench_parser(doc: str | None, *, rounds: int, quick: str) -> argparse.Argume
 
 
 def show(lines: Sequence[str], name: str, page: Path | None) -> None:
-    """
-    Print the table, which follows two lines of introduction, and put both into section *name* of *page*.
-    """
+    """Print the table, which follows two lines of introduction, and put both into section *name* of *page*."""
     print("\n".join(lines[2:]))
     if page is not None:
         write_section(page, name, "\n".join(lines))

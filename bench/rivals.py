@@ -77,9 +77,7 @@ class BareLog:
 
 
 class GroupLog(BareLog):
-    """
-    The bare log for many producers: an append under a lock, and one sync for all who wait.
-    """
+    """The bare log for many producers: an append under a lock, and one sync for all who wait."""
 
     def __init__(self, directory: Path, *, zeroed_bytes: int = 0) -> None:
         super().__init__(directory, sync_each=True, zeroed_bytes=zeroed_bytes)
@@ -108,9 +106,7 @@ class GroupLog(BareLog):
 
 
 def replay_bare_log(path: Path, header_bytes: int) -> int:
-    """
-    Read a log of such entries the cheapest way: every checksum, every batch. Returns how many entries there were.
-    """
+    """Read a log of such entries the cheapest way: every checksum, every batch. Returns how many entries there were."""
     whole = memoryview(path.read_bytes())
     at, count = header_bytes, 0
     while at + _HEAD.size < len(whole) and (body_bytes := int.from_bytes(whole[at : at + 4], "little")):
@@ -124,9 +120,7 @@ def replay_bare_log(path: Path, header_bytes: int) -> int:
 
 
 def as_stream(batch: pa.RecordBatch) -> pa.Buffer:
-    """
-    Return *batch* as a whole Arrow stream, as people store it elsewhere.
-    """
+    """Return *batch* as a whole Arrow stream, as people store it elsewhere."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -134,9 +128,7 @@ def as_stream(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 class LmdbQueue:
-    """
-    LMDB, one transaction per bundle.
-    """
+    """LMDB, one transaction per bundle."""
 
     def __init__(self, directory: Path, *, sync_each: bool) -> None:
         self.env = lmdb.open(str(directory), map_size=4 << 30, sync=sync_each, metasync=sync_each)
@@ -153,9 +145,7 @@ class LmdbQueue:
 
 
 class RocksQueue:
-    """
-    RocksDB, one put per bundle; its own log is synced with each put, or not at all.
-    """
+    """RocksDB, one put per bundle; its own log is synced with each put, or not at all."""
 
     def __init__(self, directory: Path, *, sync_each: bool) -> None:
         self.db = rocksdict.Rdict(str(directory), rocksdict.Options(raw_mode=True))
@@ -173,9 +163,7 @@ class RocksQueue:
 
 
 class SqliteQueue:
-    """
-    A queue as people write it: a table in WAL mode, one transaction per bundle.
-    """
+    """A queue as people write it: a table in WAL mode, one transaction per bundle."""
 
     def __init__(self, directory: Path, *, sync_each: bool) -> None:
         self.db = sqlite3.connect(directory / "queue.db", isolation_level=None)

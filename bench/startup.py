@@ -41,9 +41,7 @@ HOUR_S = 3600.0
 
 
 class UnsyncedFile(RealFile):
-    """
-    A file whose syncs do nothing: a directory is made in seconds, and nobody pulls the plug.
-    """
+    """A file whose syncs do nothing: a directory is made in seconds, and nobody pulls the plug."""
 
     __slots__ = ()
 
@@ -55,9 +53,7 @@ class UnsyncedFile(RealFile):
 
 
 class UnsyncedFiles(RealFileSystem):
-    """
-    The real file system without its syncs.
-    """
+    """The real file system without its syncs."""
 
     def _open(self, path: str, flags: int, mode: int = 0o600) -> UnsyncedFile:
         fd = os.open(path, flags | os.O_CLOEXEC, mode)
@@ -69,9 +65,7 @@ class UnsyncedFiles(RealFileSystem):
 
 @dataclass(frozen=True)
 class Case:
-    """
-    One directory: how many of what, who makes it, and in how many seconds it should open.
-    """
+    """One directory: how many of what, who makes it, and in how many seconds it should open."""
 
     name: str
     count: int

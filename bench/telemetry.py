@@ -1,6 +1,4 @@
-"""
-Requests like those of a busy service, made from a seed: two resources, two scopes each, ten attributes a record.
-"""
+"""Requests like those of a busy service, made from a seed: two resources, two scopes each, ten attributes a record."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ ROWS = 1_000
 
 
 def log_request(seed: int, rows: int = ROWS) -> bytes:
-    """
-    An export request of *rows* log records, about 380 bytes each: mixed attributes, of which a few are nested.
-    """
+    """An export request of *rows* log records, about 380 bytes each: mixed attributes, of which a few are nested."""
     dice = random.Random(seed)
     request = ExportLogsServiceRequest()
     for resource_number in range(2):

@@ -37,7 +37,8 @@ START_S = 20.0
 
 class BareTopic:
     """
-    The least a topic can do: the very bytes of its frames, one write, a sync by interval and size or behind each write.
+    The least a topic can do: the very bytes of its frames, one write, a sync by interval and size or behind each
+    write.
     """
 
     def __init__(self, directory: Path, *, sync_each: bool) -> None:
@@ -107,9 +108,7 @@ def free_port() -> int:
 
 
 class Server:
-    """
-    A server process that is ready when its port answers.
-    """
+    """A server process that is ready when its port answers."""
 
     def __init__(self, command: list[str], port: int) -> None:
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -136,9 +135,7 @@ class Server:
 
 
 class RedisStream:
-    """
-    `XADD` to one stream of a Redis server with an append-only file.
-    """
+    """`XADD` to one stream of a Redis server with an append-only file."""
 
     def __init__(self, directory: Path, *, sync_each: bool) -> None:
         port = free_port()
@@ -179,9 +176,7 @@ class RedisStream:
 
 
 class NatsStream:
-    """
-    A JetStream stream on files; a batch is published without waiting in between, and then waited for.
-    """
+    """A JetStream stream on files; a batch is published without waiting in between, and then waited for."""
 
     def __init__(self, directory: Path, *, sync_each: bool) -> None:
         port = free_port()

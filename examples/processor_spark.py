@@ -31,7 +31,8 @@ from quiver.spark.processors.settings import (
 
 def with_hour(frame):
     """
-    One's own: any function from a frame to a frame. It must give the same for the same rows: a batch may come again.
+    One's own: any function from a frame to a frame. It must give the same for the same rows: a batch may come
+    again.
     """
     return frame.selectExpr("*", "hour(time) AS hour")
 

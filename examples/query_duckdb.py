@@ -29,9 +29,7 @@ def batch(hour: int, severities: list[str], **more: list[object]) -> pa.RecordBa
 
 
 def fill(store: quiver.Store) -> None:
-    """
-    Three producers that do not quite agree on their columns.
-    """
+    """Three producers that do not quite agree on their columns."""
     store.ingest(quiver.Bundle({"logs": batch(8, ["INFO", "WARN", "INFO"])}))
     store.ingest(quiver.Bundle({"logs": batch(9, ["ERROR", "INFO"], millis=[12, 700])}))
     store.flush()  # so far in a segment; what follows is only in the log

@@ -22,9 +22,7 @@ SENSORS = quiver.Adapter("sensors", {1: "metrics"})
 
 
 def fill(store: quiver.Store) -> None:
-    """
-    One producer counts in 16 bits and repeats its words; the next one has more to say.
-    """
+    """One producer counts in 16 bits and repeats its words; the next one has more to say."""
     words = pa.array(["oven", "oven", "freezer"]).dictionary_encode()
     early = pa.record_batch({"sensor": words, "celsius": pa.array([180, 200, -18], pa.int16())})
     late = pa.record_batch({"celsius": [181.5, -17.5], "sensor": ["oven", "freezer"], "battery": [0.5, None]})

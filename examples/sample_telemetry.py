@@ -1,6 +1,4 @@
-"""
-A small buffer of OpenTelemetry data for the examples: three services, a few traces, some errors.
-"""
+"""A small buffer of OpenTelemetry data for the examples: three services, a few traces, some errors."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ def spans_of(service: str, number: int) -> bytes:
 
 
 def fill(directory: str, orders: int = 12) -> None:
-    """
-    Make a buffer in *directory*, all of it sealed.
-    """
+    """Make a buffer in *directory*, all of it sealed."""
     with quiver.open(directory) as store:
         for number in range(1, orders + 1):
             service = SERVICES[number % len(SERVICES)]

@@ -16,9 +16,7 @@ from quiver.topics import TopicStore
 
 
 def main(directory: str) -> None:
-    """
-    Append some orders, write a line for each that is new, count the lines by customer.
-    """
+    """Append some orders, write a line for each that is new, count the lines by customer."""
     with TopicStore.open(f"{directory}/topics") as topics:
         orders = topics.topic("default/orders")
         for number in range(12):

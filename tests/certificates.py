@@ -1,6 +1,4 @@
-"""
-A certificate authority of our own, made with the `openssl` command: for servers and clients in tests.
-"""
+"""A certificate authority of our own, made with the `openssl` command: for servers and clients in tests."""
 
 import subprocess
 from pathlib import Path
@@ -15,9 +13,7 @@ def _key(path: Path) -> None:
 
 
 class Authority:
-    """
-    `cert` is its certificate; `issue` makes others, signed by it.
-    """
+    """`cert` is its certificate; `issue` makes others, signed by it."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.directory = directory
@@ -30,9 +26,7 @@ class Authority:
     def issue(
         self, name: str, *, subject: str | None = None, days: int = 2, hosts: str = "IP:127.0.0.1,DNS:localhost"
     ) -> tuple[Path, Path]:
-        """
-        Return the files of a certificate for *hosts* and of its key. With negative *days* it has expired.
-        """
+        """Return the files of a certificate for *hosts* and of its key. With negative *days* it has expired."""
         cert, key, request, more = (
             self.directory / f"{self.name}-{name}.{end}" for end in ("pem", "key", "csr", "ext")
         )
@@ -45,9 +39,7 @@ class Authority:
 
 
 def install(source: tuple[Path, Path], target: tuple[Path, Path]) -> None:
-    """
-    Put a certificate and its key in place of others, one file after the other.
-    """
+    """Put a certificate and its key in place of others, one file after the other."""
     for new, old in zip(source, target, strict=True):
         beside = old.with_suffix(".new")
         beside.write_bytes(new.read_bytes())

@@ -1,5 +1,6 @@
 """
-Real etcds for one test session, on ports of their own: an open one, and one with TLS, client certificates and users.
+Real etcds for one test session, on ports of their own: an open one, and one with TLS, client certificates and
+users.
 """
 
 from __future__ import annotations

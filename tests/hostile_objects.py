@@ -22,9 +22,7 @@ Change = Callable[[bytes, bytes], "bytes | Made"]
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """
-    An object of *size_bytes* whose bytes are *begin*, zeros and *end*; *gives* is how many bytes come at most.
-    """
+    """An object of *size_bytes* whose bytes are *begin*, zeros and *end*; *gives* is how many bytes come at most."""
 
     size_bytes: int
     begin: bytes = b""
@@ -68,9 +66,7 @@ CHANGES: dict[str, Change] = {
 
 
 class HostileObjects:
-    """
-    *inner*, and in the place of some of its objects others.
-    """
+    """*inner*, and in the place of some of its objects others."""
 
     def __init__(self, inner: ObjectTier) -> None:
         self._inner = inner

@@ -1,6 +1,4 @@
-"""
-The end of the line to a supervisor that children of a pipeline hold, for those that run in a thread of a test.
-"""
+"""The end of the line to a supervisor that children of a pipeline hold, for those that run in a thread of a test."""
 
 import threading
 

@@ -1,6 +1,4 @@
-"""
-A real S3 server for one test session: SeaweedFS, from its wheel, on ports of its own.
-"""
+"""A real S3 server for one test session: SeaweedFS, from its wheel, on ports of its own."""
 
 from __future__ import annotations
 

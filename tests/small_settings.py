@@ -1,6 +1,4 @@
-"""
-Settings of a store that is small enough for a test.
-"""
+"""Settings of a store that is small enough for a test."""
 
 from collections.abc import Mapping
 

@@ -1,6 +1,4 @@
-"""
-A real process that is stopped with SIGSTOP, for minutes by its own clock and for a moment by ours.
-"""
+"""A real process that is stopped with SIGSTOP, for minutes by its own clock and for a moment by ours."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ class StoppedProcess:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, expression: str) -> Any:
-        """
-        Return the value of *expression* in the process.
-        """
+        """Return the value of *expression* in the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{expression}\n")
@@ -65,24 +61,18 @@ class StoppedProcess:
         return ast.literal_eval(answer)
 
     def stop(self) -> None:
-        """
-        Return when the process does not run any more.
-        """
+        """Return when the process does not run any more."""
         os.kill(self._process.pid, signal.SIGSTOP)
         _, status = os.waitpid(self._process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
 
     def go_on_after(self, seconds: float) -> None:
-        """
-        Let the stopped process run again; for it, *seconds* have passed.
-        """
+        """Let the stopped process run again; for it, *seconds* have passed."""
         self._clock.write_bytes(struct.pack("d", seconds))
         os.kill(self._process.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """
-        End it, and wait for it.
-        """
+        """End it, and wait for it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

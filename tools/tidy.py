@@ -117,9 +117,7 @@ TEXT_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """
-    One broken rule: where, and the sentence that says what to do instead.
-    """
+    """One broken rule: where, and the sentence that says what to do instead."""
 
     path: str
     line: int
@@ -131,52 +129,38 @@ class Finding:
 
 @dataclass(frozen=True)
 class Module:
-    """
-    One Python file under `src/`, by its path from the repository's root.
-    """
+    """One Python file under `src/`, by its path from the repository's root."""
 
     path: str
     text: str
 
     @cached_property
     def tree(self) -> ast.Module:
-        """
-        The syntax tree.
-        """
+        """The syntax tree."""
         return ast.parse(self.text, self.path)
 
     @property
     def name(self) -> str:
-        """
-        The dotted name that imports it.
-        """
+        """The dotted name that imports it."""
         return module_name(self.path)
 
     @property
     def package(self) -> str:
-        """
-        The first folder or module below `quiver`.
-        """
+        """The first folder or module below `quiver`."""
         return package_of(self.name)
 
     def is_below(self, *places: str) -> bool:
-        """
-        Say whether the file is one of *places*, or in a folder of them.
-        """
+        """Say whether the file is one of *places*, or in a folder of them."""
         return self.path.startswith(places)
 
     @cached_property
     def imports(self) -> list[Import]:
-        """
-        Every import that runs: not those for type checkers only.
-        """
+        """Every import that runs: not those for type checkers only."""
         return list(_imports(self.tree, self.name, is_package=self.path.endswith("__init__.py")))
 
     @cached_property
     def lazy(self) -> dict[str, str]:
-        """
-        Names that type checkers see here, and the module that has each: those of `lazy_names`.
-        """
+        """Names that type checkers see here, and the module that has each: those of `lazy_names`."""
         blocks = [
             node for node in self.tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         ]
@@ -191,9 +175,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """
-    One imported module or name, absolute, and whether the statement stands inside a function.
-    """
+    """One imported module or name, absolute, and whether the statement stands inside a function."""
 
     target: str
     line: int
@@ -201,24 +183,18 @@ class Import:
 
     @property
     def root(self) -> str:
-        """
-        The top-level package.
-        """
+        """The top-level package."""
         return self.target.partition(".")[0]
 
 
 def module_name(path: str) -> str:
-    """
-    Return the dotted name of a file under `src/`.
-    """
+    """Return the dotted name of a file under `src/`."""
     parts = PurePosixPath(path).with_suffix("").parts[1:]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def package_of(name: str) -> str:
-    """
-    Return the part below `quiver` that a dotted name belongs to; empty for `quiver` itself.
-    """
+    """Return the part below `quiver` that a dotted name belongs to; empty for `quiver` itself."""
     parts = name.split(".")
     return parts[1] if parts[0] == "quiver" and len(parts) > 1 else ""
 
@@ -257,9 +233,7 @@ def _is(target: str, module: str) -> bool:
 
 
 def size_rules(module: Module) -> Iterator[Finding]:
-    """
-    A file has at most 600 lines, a function at most 70, its docstring included.
-    """
+    """A file has at most 600 lines, a function at most 70, its docstring included."""
     lines = module.text.count("\n")
     if lines > FILE_LINES_MAX:
         yield Finding(module.path, 1, f"{lines} lines; a file has at most {FILE_LINES_MAX}: split it by purpose")
@@ -272,9 +246,7 @@ def size_rules(module: Module) -> Iterator[Finding]:
 
 
 def is_pure(path: str) -> bool:
-    """
-    Say whether the file must be bytes in, values out.
-    """
+    """Say whether the file must be bytes in, values out."""
     if not path.startswith(SOURCE):
         return False
     parts = PurePosixPath(path).parts
@@ -285,9 +257,7 @@ def is_pure(path: str) -> bool:
 
 
 def import_rules(module: Module) -> Iterator[Finding]:
-    """
-    Who may import whom.
-    """
+    """Who may import whom."""
     for found in module.imports:
         for sentence in _import_sentences(module, found):
             yield Finding(module.path, found.line, f"{sentence} (imports {found.target})")
@@ -311,9 +281,7 @@ def _import_sentences(module: Module, found: Import) -> Iterator[str]:
 
 
 def call_rules(module: Module) -> Iterator[Finding]:
-    """
-    Statements and calls that belong to one package only.
-    """
+    """Statements and calls that belong to one package only."""
     for node in ast.walk(module.tree):
         sentence = _statement_sentence(module, node) or _call_sentence(module, node)
         if sentence:
@@ -353,9 +321,7 @@ def _call_sentence(module: Module, node: ast.AST) -> str | None:
 
 
 def name_rules(module: Module) -> Iterator[Finding]:
-    """
-    A module is named for the thing it holds.
-    """
+    """A module is named for the thing it holds."""
     if module.path.endswith(NAMED_BY_A_DOCUMENT):
         return
     for part in module.name.split("."):
@@ -364,9 +330,7 @@ def name_rules(module: Module) -> Iterator[Finding]:
 
 
 def text_rules(path: str, text: str) -> Iterator[Finding]:
-    """
-    Words that stay out of every text file.
-    """
+    """Words that stay out of every text file."""
     for pattern, sentence in TEXT_RULES:
         for match in pattern.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
@@ -413,9 +377,7 @@ def folder_rules(files: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def link_rules(files: Mapping[str, str]) -> Iterator[Finding]:
-    """
-    Every relative link in a Markdown page leads to a file or folder of the repository.
-    """
+    """Every relative link in a Markdown page leads to a file or folder of the repository."""
     folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
     for page, text in files.items():
         if not page.endswith(".md"):
@@ -428,9 +390,7 @@ def link_rules(files: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def test_name_rules(files: Mapping[str, str]) -> Iterator[Finding]:
-    """
-    Test modules have different base names: pytest imports them by those, and cannot collect two that are alike.
-    """
+    """Test modules have different base names: pytest imports them by those, and cannot collect two that are alike."""
     seen: dict[str, str] = {}
     for path in sorted(files):
         name = path.rpartition("/")[2]
@@ -441,9 +401,7 @@ def test_name_rules(files: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def worker_rules(modules: Mapping[str, Module]) -> Iterator[Finding]:
-    """
-    Nothing under `spark/` reaches the engine, however many imports away: a worker needs only a path.
-    """
+    """Nothing under `spark/` reaches the engine, however many imports away: a worker needs only a path."""
     by_name = {module.name: module for module in modules.values()}
     for module in modules.values():
         if module.package == "spark":
@@ -471,7 +429,8 @@ def _chain_to(start: Module, target: str, by_name: Mapping[str, Module]) -> list
 
 def circle_rules(modules: Mapping[str, Module]) -> Iterator[Finding]:
     """
-    No module imports itself by way of others, packages included: two threads that import for the first time deadlock.
+    No module imports itself by way of others, packages included: two threads that import for the first time
+    deadlock.
     """
     by_name = {module.name: module for module in modules.values()}
     after = {name: sorted(set(_imported_with(module, by_name))) for name, module in by_name.items()}
@@ -494,9 +453,7 @@ def circle_rules(modules: Mapping[str, Module]) -> Iterator[Finding]:
 
 
 def _imported_with(module: Module, by_name: Mapping[str, Module]) -> Iterator[str]:
-    """
-    Yield the modules that Python runs before *module* is complete, each package on the way to one included.
-    """
+    """Yield the modules that Python runs before *module* is complete, each package on the way to one included."""
     targets = {module.name}
     for found in module.imports:
         if not found.in_function:
@@ -512,9 +469,7 @@ def _imported_with(module: Module, by_name: Mapping[str, Module]) -> Iterator[st
 
 
 def dead_rules(modules: Mapping[str, Module], files: Mapping[str, str]) -> Iterator[Finding]:
-    """
-    Every module is imported, or named by a file that is no page: a test, a script, an entry point.
-    """
+    """Every module is imported, or named by a file that is no page: a test, a script, an entry point."""
     imported = {
         name
         for module in modules.values()
@@ -539,17 +494,13 @@ def _is_named(name: str, text: str) -> bool:
 
 
 def check_module(module: Module) -> list[Finding]:
-    """
-    Apply every rule that needs no other file than this one.
-    """
+    """Apply every rule that needs no other file than this one."""
     rules = (size_rules, import_rules, call_rules, name_rules)
     return [finding for rule in rules for finding in rule(module)]
 
 
 def check_tree(files: Mapping[str, str]) -> list[Finding]:
-    """
-    Apply every rule to *files*: path from the repository's root → text.
-    """
+    """Apply every rule to *files*: path from the repository's root → text."""
     modules = {
         path: Module(path, text) for path, text in files.items() if path.startswith(SOURCE) and path.endswith(".py")
     }
@@ -567,9 +518,7 @@ def check_tree(files: Mapping[str, str]) -> list[Finding]:
 
 
 def read_tree(root: Path) -> tuple[dict[str, str], list[Finding]]:
-    """
-    Return the text files that git tracks or would track, and a finding for each file that is too large.
-    """
+    """Return the text files that git tracks or would track, and a finding for each file that is too large."""
     listing = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=root, capture_output=True, check=True
     )
@@ -593,9 +542,7 @@ def read_tree(root: Path) -> tuple[dict[str, str], list[Finding]]:
 
 
 def main() -> int:
-    """
-    Print what breaks a rule; 1 when anything does.
-    """
+    """Print what breaks a rule; 1 when anything does."""
     files, findings = read_tree(ROOT)
     findings += check_tree(files)
     for finding in findings:

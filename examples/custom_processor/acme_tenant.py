@@ -1,6 +1,4 @@
-"""
-A processor of one's own: it keeps the rows of one tenant, and says in a column whose they are.
-"""
+"""A processor of one's own: it keeps the rows of one tenant, and says in a column whose they are."""
 
 from __future__ import annotations
 

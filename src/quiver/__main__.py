@@ -1,6 +1,4 @@
-"""
-`python -m quiver` is the command `quiver`, where that one is not on the search path.
-"""
+"""`python -m quiver` is the command `quiver`, where that one is not on the search path."""
 
 from quiver.cli.main import main
 

@@ -43,9 +43,7 @@ OTAP_CONFIG_HASH = b"QUIVER_SEGCFG\0\0\0"
 
 
 class BundleRef(NamedTuple):
-    """
-    Where a sealed bundle lies: segment number, and index within the segment.
-    """
+    """Where a sealed bundle lies: segment number, and index within the segment."""
 
     segment: int
     index: int  # type: ignore[assignment] # it hides a method of tuple that nobody calls on a place
@@ -82,9 +80,7 @@ class Adapter:
 
     @cached_property
     def by_name(self) -> Mapping[str, int]:
-        """
-        Slot name → slot id.
-        """
+        """Slot name → slot id."""
         return MappingProxyType({name: slot for slot, name in self.slots.items()})
 
     @cached_property
@@ -100,9 +96,7 @@ class Adapter:
         return blake3(contract.encode()).digest(length=16)
 
     def signals_of(self, slots: Iterable[int]) -> tuple[str, ...]:
-        """
-        Return the signals that *slots* belong to, in alphabetical order.
-        """
+        """Return the signals that *slots* belong to, in alphabetical order."""
         return tuple(sorted({self.signals[slot] for slot in slots if slot in self.signals}))
 
     def item_count(self, row_counts: Mapping[int, int]) -> int | None:
@@ -201,9 +195,7 @@ def schema_fingerprint(schema: pa.Schema) -> bytes:
 
 
 def has_unions(schema: pa.Schema) -> bool:
-    """
-    Return whether a column of *schema* is, or contains, a union.
-    """
+    """Return whether a column of *schema* is, or contains, a union."""
     return any(_contains_union(field.type) for field in schema)
 
 
@@ -216,9 +208,7 @@ def _contains_union(kind: pa.DataType) -> bool:
 
 
 def batch_bytes(batch: pa.RecordBatch) -> int:
-    """
-    Return the bytes of *batch*: of what it shows; with unions, of all that its buffers hold.
-    """
+    """Return the bytes of *batch*: of what it shows; with unions, of all that its buffers hold."""
     # Arrow leaves out the buffers of a union without rows when it reads one; `nbytes` looks into them and takes the
     # process down.
     size: int = batch.get_total_buffer_size() if has_unions(batch.schema) else batch.nbytes
@@ -270,7 +260,8 @@ class Bundle:
     @classmethod
     def of_read(cls, slots: dict[int, pa.RecordBatch], ingested_at_ns: int | None, adapter: Adapter) -> Self:
         """
-        Return what was read back from a store: slot ids, ascending. Nothing is checked again, and *slots* is kept.
+        Return what was read back from a store: slot ids, ascending. Nothing is checked again, and
+        *slots* is kept.
         """
         bundle = cls.__new__(cls)
         bundle._slots = slots  # noqa: SLF001 - its own class
@@ -282,25 +273,19 @@ class Bundle:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """
-        The slot ids present, ascending.
-        """
+        """The slot ids present, ascending."""
         return tuple(self._slots)
 
     @property
     def nbytes(self) -> int:
-        """
-        Bytes of Arrow data, as `batch_bytes` counts them.
-        """
+        """Bytes of Arrow data, as `batch_bytes` counts them."""
         if self._nbytes < 0:
             self._nbytes = sum(map(batch_bytes, self._slots.values()))
         return self._nbytes
 
     @property
     def batches(self) -> Mapping[int, pa.RecordBatch]:
-        """
-        Slot id → RecordBatch, ascending, read-only.
-        """
+        """Slot id → RecordBatch, ascending, read-only."""
         return MappingProxyType(self._slots)
 
     def __getitem__(self, key: int | str) -> pa.RecordBatch:

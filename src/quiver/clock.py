@@ -1,6 +1,4 @@
-"""
-Time, handed in. Nothing else in the library reads a clock or sleeps.
-"""
+"""Time, handed in. Nothing else in the library reads a clock or sleeps."""
 
 from __future__ import annotations
 
@@ -17,38 +15,26 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Clock(Protocol):
-    """
-    What the library needs to know about time.
-    """
+    """What the library needs to know about time."""
 
     def now_ns(self) -> int:
-        """
-        Wall clock, nanoseconds since the Unix epoch, UTC. May step back or forward.
-        """
+        """Wall clock, nanoseconds since the Unix epoch, UTC. May step back or forward."""
 
     def monotonic(self) -> float:
-        """
-        Seconds on a clock that never steps. Only differences mean anything.
-        """
+        """Seconds on a clock that never steps. Only differences mean anything."""
 
     def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
-        """
-        Wait on a held *condition*; False when *timeout_s* passed first.
-        """
+        """Wait on a held *condition*; False when *timeout_s* passed first."""
 
 
 class SystemClock:
-    """
-    The machine's own clocks.
-    """
+    """The machine's own clocks."""
 
     now_ns = staticmethod(time.time_ns)
     monotonic = staticmethod(time.monotonic)
 
     def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
-        """
-        Wait on a held *condition*; False when *timeout_s* passed first.
-        """
+        """Wait on a held *condition*; False when *timeout_s* passed first."""
         # Beyond what the platform can wait for, a lock raises OverflowError, and the thread that waits would end.
         return condition.wait(timeout_s if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
 
@@ -70,9 +56,7 @@ class SteadyTime:
         self.zero_ns = clock.now_ns() - round(clock.monotonic() * 1e9) if zero_ns is None else zero_ns
 
     def now_ns(self) -> int:
-        """
-        Nanoseconds since the Unix epoch, UTC. Never steps.
-        """
+        """Nanoseconds since the Unix epoch, UTC. Never steps."""
         return self.zero_ns + round(self._clock.monotonic() * 1e9)
 
     def step_ns(self) -> int:

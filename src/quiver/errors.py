@@ -75,15 +75,11 @@ __all__ = [
 
 
 class QuiverError(Exception):
-    """
-    The root of all errors raised on purpose.
-    """
+    """The root of all errors raised on purpose."""
 
 
 class RetryLater(QuiverError):
-    """
-    Nothing was kept. The same call may succeed later.
-    """
+    """Nothing was kept. The same call may succeed later."""
 
 
 class AtCapacity(RetryLater):
@@ -140,7 +136,8 @@ class WouldBlock(RetryLater):
 
 class ObjectsUnavailable(RetryLater):
     """
-    The object store failed, or did not answer in time: `operation` on `key`. Whether a write took effect is unknown.
+    The object store failed, or did not answer in time: `operation` on `key`. Whether a write took effect is
+    unknown.
     """
 
     def __init__(self, operation: str, key: str, reason: str) -> None:
@@ -152,38 +149,29 @@ class ObjectsUnavailable(RetryLater):
 
 class MetadataUnavailable(RetryLater):
     """
-    The metadata store failed, or did not answer in time. Whether a write took effect is unknown: read before repeating.
+    The metadata store failed, or did not answer in time. Whether a write took effect is unknown: read before
+    repeating.
     """
 
 
 class WrongUse(QuiverError):
-    """
-    The call cannot succeed as it is. Fix the call.
-    """
+    """The call cannot succeed as it is. Fix the call."""
 
 
 class SettingsInvalid(WrongUse):
-    """
-    A setting is out of range, unknown, or contradicts another.
-    """
+    """A setting is out of range, unknown, or contradicts another."""
 
 
 class BundleInvalid(WrongUse):
-    """
-    The bundle cannot be stored as it is; nothing was kept.
-    """
+    """The bundle cannot be stored as it is; nothing was kept."""
 
 
 class BundleTooLarge(BundleInvalid):
-    """
-    The bundle never fits, however long one waits; nothing was kept. Divide it.
-    """
+    """The bundle never fits, however long one waits; nothing was kept. Divide it."""
 
 
 class PipelineInvalid(WrongUse):
-    """
-    The pipeline file is wrong: `path`, `line` and what to write instead.
-    """
+    """The pipeline file is wrong: `path`, `line` and what to write instead."""
 
     def __init__(self, path: str, line: int, reason: str) -> None:
         super().__init__(f"{path}:{line}: {reason}")
@@ -193,33 +181,23 @@ class PipelineInvalid(WrongUse):
 
 
 class SubscriberUnknown(WrongUse):
-    """
-    No subscriber of that name is registered. Call `register` first.
-    """
+    """No subscriber of that name is registered. Call `register` first."""
 
 
 class BundleUnavailable(WrongUse):
-    """
-    The bundle is already resolved, claimed by someone else, or no longer on disk.
-    """
+    """The bundle is already resolved, claimed by someone else, or no longer on disk."""
 
 
 class RecordInvalid(WrongUse):
-    """
-    The record cannot be stored as it is: it is empty, or larger than a segment can hold. Nothing was written.
-    """
+    """The record cannot be stored as it is: it is empty, or larger than a segment can hold. Nothing was written."""
 
 
 class RecordUnknown(WrongUse):
-    """
-    No record begins at that id, or its segment was retired.
-    """
+    """No record begins at that id, or its segment was retired."""
 
 
 class ObjectMissing(WrongUse):
-    """
-    The object store has no object named `key`.
-    """
+    """The object store has no object named `key`."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"objects: there is no object {key}")
@@ -227,9 +205,7 @@ class ObjectMissing(WrongUse):
 
 
 class ObjectExists(WrongUse):
-    """
-    The object store has an object named `key` already, and the call was not to replace it.
-    """
+    """The object store has an object named `key` already, and the call was not to replace it."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"objects: there is an object {key} already")
@@ -245,9 +221,7 @@ class OpenedBeforeFork(WrongUse):
 
 
 class AccessRefused(WrongUse):
-    """
-    The object or metadata store does not take these credentials, or they may not do this. Give it others.
-    """
+    """The object or metadata store does not take these credentials, or they may not do this. Give it others."""
 
 
 class Damaged(QuiverError):
@@ -265,15 +239,11 @@ class Damaged(QuiverError):
 
 
 class FormatUnsupported(Damaged):
-    """
-    The file is sound but this version or this adapter cannot read it. Use the one that wrote it.
-    """
+    """The file is sound but this version or this adapter cannot read it. Use the one that wrote it."""
 
 
 class DataLoss(Damaged):
-    """
-    Data that a reader still needed is gone: deleted, expired or quarantined.
-    """
+    """Data that a reader still needed is gone: deleted, expired or quarantined."""
 
 
 class Fenced(QuiverError):
@@ -304,9 +274,7 @@ class NotYetDurable(QuiverError):
 
 
 class RolloverFailed(QuiverError):
-    """
-    The segment takes no more records, but it could not be sealed. Nothing is lost; asking again tries again.
-    """
+    """The segment takes no more records, but it could not be sealed. Nothing is lost; asking again tries again."""
 
 
 class PartlyKept(QuiverError):
@@ -340,9 +308,7 @@ class StoreFailed(QuiverError):
 
 
 class DeliveryHalted(QuiverError):
-    """
-    An exporter met a bundle that it may neither deliver nor give up: `on_exhausted` is `halt`. Nothing is lost.
-    """
+    """An exporter met a bundle that it may neither deliver nor give up: `on_exhausted` is `halt`. Nothing is lost."""
 
     def __init__(self, exporter: str, bundle: str, reason: str) -> None:
         super().__init__(f"{exporter} stopped at bundle {bundle}: {reason}")
@@ -352,6 +318,4 @@ class DeliveryHalted(QuiverError):
 
 
 class StoreClosed(QuiverError):
-    """
-    The object was closed. Open it again.
-    """
+    """The object was closed. Open it again."""

@@ -1,6 +1,4 @@
-"""
-The metrics of exporters: every exporter of a pipeline has those without `signal`, in whichever process it runs.
-"""
+"""The metrics of exporters: every exporter of a pipeline has those without `signal`, in whichever process it runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A time that a user gives to say where reading begins or ends.
-"""
+"""A time that a user gives to say where reading begins or ends."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class IngestedAt:
-    """
-    The first bundle, in the order of the store, that was ingested at this time or later.
-    """
+    """The first bundle, in the order of the store, that was ingested at this time or later."""
 
     time_ns: int
 

@@ -1,6 +1,4 @@
-"""
-What a metric is: its name, kind, unit and meaning, and how a gauge is read.
-"""
+"""What a metric is: its name, kind, unit and meaning, and how a gauge is read."""
 
 from __future__ import annotations
 
@@ -37,21 +35,15 @@ class Metric:
 
 
 def counter(name: str, unit: str, meaning: str, *attributes: str) -> Metric:
-    """
-    Return a counter that an observer is told of.
-    """
+    """Return a counter that an observer is told of."""
     return Metric(name, "counter", unit, meaning, attributes)
 
 
 def gauge(name: str, unit: str, meaning: str, read: Callable[[Figures], Reading], *attributes: str) -> Metric:
-    """
-    Return a gauge that *read* finds among figures.
-    """
+    """Return a gauge that *read* finds among figures."""
     return Metric(name, "gauge", unit, meaning, attributes, read)
 
 
 def counted(name: str, unit: str, meaning: str, read: Callable[[Figures], Reading], *attributes: str) -> Metric:
-    """
-    Return a counter that *read* finds among figures.
-    """
+    """Return a counter that *read* finds among figures."""
     return Metric(name, "counter", unit, meaning, attributes, read)

@@ -58,64 +58,42 @@ _LATER = {metric.name: metric for metric in LOG_METRICS}
 
 
 class ObservedStore(Protocol):
-    """
-    What is asked of a store, be it one or one of several cores.
-    """
+    """What is asked of a store, be it one or one of several cores."""
 
     @property
     def settings(self) -> Settings:
-        """
-        How it behaves.
-        """
+        """How it behaves."""
 
     def stats(self) -> dict[str, Any]:
-        """
-        Return figures of this moment.
-        """
+        """Return figures of this moment."""
 
 
 class ObservedTopics(Protocol):
-    """
-    What is asked of a `TopicStore`.
-    """
+    """What is asked of a `TopicStore`."""
 
     def stats(self) -> dict[str, Any]:
-        """
-        Return figures of this moment.
-        """
+        """Return figures of this moment."""
 
 
 class ObservedLogs(Protocol):
-    """
-    What is asked of an `AofManager`.
-    """
+    """What is asked of an `AofManager`."""
 
     def snapshot(self) -> Sequence[Any]:
-        """
-        Return what each open log says of itself, with its `name` and its `figures()`.
-        """
+        """Return what each open log says of itself, with its `name` and its `figures()`."""
 
 
 class ObservedExporters(Protocol):
-    """
-    What is asked of the exporters of a pipeline.
-    """
+    """What is asked of the exporters of a pipeline."""
 
     def figures(self) -> dict[str, Any]:
-        """
-        Return each exporter's figures of this moment.
-        """
+        """Return each exporter's figures of this moment."""
 
 
 class ObservedSender(Protocol):
-    """
-    What is asked of a `quiver.qwp.Sender`.
-    """
+    """What is asked of a `quiver.qwp.Sender`."""
 
     def stats(self) -> dict[str, Any]:
-        """
-        Return figures of this moment.
-        """
+        """Return figures of this moment."""
 
 
 class OpenTelemetryObserver:
@@ -146,9 +124,7 @@ class OpenTelemetryObserver:
                 )
 
     def count(self, name: str, amount: int = 1, **attributes: Value) -> None:
-        """
-        Add *amount* to the counter *name*.
-        """
+        """Add *amount* to the counter *name*."""
         counter = self._counters.get(name)
         if counter is None:
             with self._lock:
@@ -160,9 +136,7 @@ class OpenTelemetryObserver:
         counter.add(amount, _present(attributes))
 
     def record(self, name: str, value: float, **attributes: Value) -> None:
-        """
-        Take one value, in seconds, of the distribution *name*.
-        """
+        """Take one value, in seconds, of the distribution *name*."""
         histogram = self._histograms.get(name)
         if histogram is None:
             with self._lock:
@@ -178,9 +152,7 @@ class OpenTelemetryObserver:
         histogram.record(value, _present(attributes))
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
-        """
-        Log *name* with its attributes as ``key=value``.
-        """
+        """Log *name* with its attributes as ``key=value``."""
         log_event(name, level, attributes)
 
 
@@ -282,9 +254,7 @@ def _callback(
 
 
 class _Look(Generic[T]):
-    """
-    The figures of a store, taken once for all gauges of a collection.
-    """
+    """The figures of a store, taken once for all gauges of a collection."""
 
     def __init__(self, store: T, clock: Clock, take: Callable[[T], Figures], *, keeps: bool = False) -> None:
         self._store = weakref.ref(store)
@@ -296,9 +266,7 @@ class _Look(Generic[T]):
         self._figures: Figures | None = None
 
     def figures(self) -> Figures | None:
-        """
-        Return figures that are fresh enough; None when the store is gone.
-        """
+        """Return figures that are fresh enough; None when the store is gone."""
         store = self._store()
         if store is None:
             return None

@@ -22,64 +22,44 @@ Value = str | int | float | bool | None
 
 
 class Observer(Protocol):
-    """
-    Where counts, latencies and events go. Handed to each log when it is opened; must not raise.
-    """
+    """Where counts, latencies and events go. Handed to each log when it is opened; must not raise."""
 
     def count(self, name: str, amount: int = 1, **attributes: Value) -> None:
-        """
-        Add *amount* to the counter *name*.
-        """
+        """Add *amount* to the counter *name*."""
 
     def record(self, name: str, value: float, **attributes: Value) -> None:
-        """
-        Take one value, in seconds, of the distribution *name*. Nobody has to listen: the default keeps nothing.
-        """
+        """Take one value, in seconds, of the distribution *name*. Nobody has to listen: the default keeps nothing."""
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
-        """
-        Report one structured event.
-        """
+        """Report one structured event."""
 
 
 class InMemoryObserver:
-    """
-    Counts in memory (`counts`), events to the `quiver` logger.
-    """
+    """Counts in memory (`counts`), events to the `quiver` logger."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, tuple[tuple[str, Value], ...]]] = Counter()
         self._lock = threading.Lock()
 
     def count(self, name: str, amount: int = 1, **attributes: Value) -> None:
-        """
-        Add *amount* to the counter *name*.
-        """
+        """Add *amount* to the counter *name*."""
         with self._lock:
             self.counts[name, tuple(sorted(attributes.items()))] += amount
 
     def record(self, name: str, value: float, **attributes: Value) -> None:
-        """
-        Keep nothing: a distribution takes a meter (`quiver.metrics`).
-        """
+        """Keep nothing: a distribution takes a meter (`quiver.metrics`)."""
 
     def total(self, name: str) -> int:
-        """
-        Return the sum of the counter *name* over all attributes.
-        """
+        """Return the sum of the counter *name* over all attributes."""
         with self._lock:
             return sum(amount for (counted, _), amount in self.counts.items() if counted == name)
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
-        """
-        Log *name* with its attributes as ``key=value``.
-        """
+        """Log *name* with its attributes as ``key=value``."""
         log_event(name, level, attributes)
 
 
 def log_event(name: str, level: int, attributes: Mapping[str, Value]) -> None:
-    """
-    Log *name* to the `quiver` logger, with its attributes as ``key=value``.
-    """
+    """Log *name* to the `quiver` logger, with its attributes as ``key=value``."""
     if _log.isEnabledFor(level):
         _log.log(level, "%s %s", name, " ".join(f"{key}={value}" for key, value in attributes.items()))

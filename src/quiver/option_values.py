@@ -1,6 +1,4 @@
-"""
-What the options of all our formats have in common: words of Spark, which come as text under lower-case names.
-"""
+"""What the options of all our formats have in common: words of Spark, which come as text under lower-case names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-An AOF2 log behind the interface of the append-log contract, and settings small enough to meet every case.
-"""
+"""An AOF2 log behind the interface of the append-log contract, and settings small enough to meet every case."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-`quiver aof seal|flush|upload|segments|manifest`: logs that nobody has open, in order again.
-"""
+"""`quiver aof seal|flush|upload|segments|manifest`: logs that nobody has open, in order again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-Appending: it is written and has an id, or nothing was written; there is no third outcome. And what waits for what.
+Appending: it is written and has an id, or nothing was written; there is no third outcome. And what
+waits for what.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """
-A wall clock that is set back or forward: segments are sealed and expire in time, and no time of a record goes back.
+A wall clock that is set back or forward: segments are sealed and expire in time, and no time of a
+record goes back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""
-`quiver aof`: dump, inspect, verify, tail; beside a live writer, and over damage of any kind.
-"""
+"""`quiver aof`: dump, inspect, verify, tail; beside a live writer, and over damage of any kind."""
 
 from __future__ import annotations
 

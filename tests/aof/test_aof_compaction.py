@@ -1,6 +1,4 @@
-"""
-What leaves because nobody needs it any more, and segments packed into the archive.
-"""
+"""What leaves because nobody needs it any more, and segments packed into the archive."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Every setting: its default, what it does, and what it refuses. Sizes that slide, and what leaves.
-"""
+"""Every setting: its default, what it does, and what it refuses. Sizes that slide, and what leaves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-The log keeps the contract that every append log of this house keeps.
-"""
+"""The log keeps the contract that every append log of this house keeps."""
 
 from __future__ import annotations
 

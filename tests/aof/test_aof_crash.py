@@ -1,5 +1,6 @@
 """
-Crashes at every step of what the contract does not know: batches, reservations, retention, full disks, several logs.
+Crashes at every step of what the contract does not know: batches, reservations, retention, full disks, several
+logs.
 """
 
 from __future__ import annotations

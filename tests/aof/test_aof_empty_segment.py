@@ -1,6 +1,4 @@
-"""
-A segment that took no record gives its id to the next one, and is removed. A crash in between leaves both.
-"""
+"""A segment that took no record gives its id to the next one, and is removed. A crash in between leaves both."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-What went wrong once, each by what it cost: records that nobody wrote, records overwritten, threads that died or spun.
+What went wrong once, each by what it cost: records that nobody wrote, records overwritten, threads that died or
+spun.
 """
 
 from __future__ import annotations

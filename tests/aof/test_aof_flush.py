@@ -1,6 +1,4 @@
-"""
-Flushing: watermark, interval, limit, shared syncs, failures that are seen and pass by themselves.
-"""
+"""Flushing: watermark, interval, limit, shared syncs, failures that are seen and pass by themselves."""
 
 from __future__ import annotations
 

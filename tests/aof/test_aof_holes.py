@@ -1,5 +1,6 @@
 """
-What was appended later may survive a loss of power that what was appended before it does not: neither is there then.
+What was appended later may survive a loss of power that what was appended before it does not: neither is there
+then.
 """
 
 import logging

@@ -1,5 +1,6 @@
 """
-Objects of a log that somebody else replaced: the segment is lost as long as they are there, and nothing else ever.
+Objects of a log that somebody else replaced: the segment is lost as long as they are there, and
+nothing else ever.
 """
 
 from __future__ import annotations

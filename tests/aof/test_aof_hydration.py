@@ -1,6 +1,4 @@
-"""
-Readers that do not wait for a segment to be brought back: they are told, it is brought back, and they go on.
-"""
+"""Readers that do not wait for a segment to be brought back: they are told, it is brought back, and they go on."""
 
 from __future__ import annotations
 

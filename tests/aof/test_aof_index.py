@@ -1,5 +1,6 @@
 """
-Searching by time and by number: what an index answers is what a walk over all heads answers, whatever became of it.
+Searching by time and by number: what an index answers is what a walk over all heads answers,
+whatever became of it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""
-A real process on a real directory, killed at any moment: every record whose id it was told is there.
-"""
+"""A real process on a real directory, killed at any moment: every record whose id it was told is there."""
 
 from __future__ import annotations
 

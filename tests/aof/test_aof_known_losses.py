@@ -1,6 +1,4 @@
-"""
-What is known to go wrong in logs of this design, by name: each is a test that it does not happen here.
-"""
+"""What is known to go wrong in logs of this design, by name: each is a test that it does not happen here."""
 
 from __future__ import annotations
 

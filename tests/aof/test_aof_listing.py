@@ -1,6 +1,4 @@
-"""
-A listing that is made while segments are made: what it shows has no hole.
-"""
+"""A listing that is made while segments are made: what it shows has no hole."""
 
 import pytest
 from aof_as_log import ROOT, AofAsLog, open_manager

@@ -1,6 +1,4 @@
-"""
-One directory, one process, many logs, few threads.
-"""
+"""One directory, one process, many logs, few threads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-The manifest log: it says after a restart what it said before, whatever a crash or a flipped bit did to it.
-"""
+"""The manifest log: it says after a restart what it said before, whatever a crash or a flipped bit did to it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-Opening what crashes, damage and other programs left: nothing that a file holds makes it fail, nothing is invented.
+Opening what crashes, damage and other programs left: nothing that a file holds makes it fail,
+nothing is invented.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""
-A log made again from its objects: on another disk, or where its manifest was lost.
-"""
+"""A log made again from its objects: on another disk, or where its manifest was lost."""
 
 from __future__ import annotations
 

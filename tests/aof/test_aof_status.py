@@ -1,6 +1,4 @@
-"""
-What a writer has in memory alone, told to those beside it: whose it is, how old, and that it never harms.
-"""
+"""What a writer has in memory alone, told to those beside it: whose it is, how old, and that it never harms."""
 
 from __future__ import annotations
 

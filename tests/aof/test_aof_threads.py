@@ -1,6 +1,4 @@
-"""
-Many threads on one log and on many, while it flushes, seals, retires and is read: prefix, order, durability.
-"""
+"""Many threads on one log and on many, while it flushes, seals, retires and is read: prefix, order, durability."""
 
 from __future__ import annotations
 

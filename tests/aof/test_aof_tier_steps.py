@@ -1,5 +1,6 @@
 """
-Steps between tiers that a crash, an outage or a full disk cuts in two, where the next step is not the same one again.
+Steps between tiers that a crash, an outage or a full disk cuts in two, where the next step is not the same one
+again.
 """
 
 from __future__ import annotations

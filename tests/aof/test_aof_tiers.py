@@ -1,5 +1,6 @@
 """
-Tiers: what leaves is read as before, under the same ids; nothing ever loses its only copy; every step may be the last.
+Tiers: what leaves is read as before, under the same ids; nothing ever loses its only copy; every step may be the
+last.
 """
 
 from __future__ import annotations

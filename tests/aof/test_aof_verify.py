@@ -1,6 +1,4 @@
-"""
-`quiver aof verify`: what was read, what is damaged, and what nobody looked at.
-"""
+"""`quiver aof verify`: what was read, what is damaged, and what nobody looked at."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Rows of the manifest log that could be real.
-"""
+"""Rows of the manifest log that could be real."""
 
 from __future__ import annotations
 

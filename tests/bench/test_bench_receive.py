@@ -1,6 +1,4 @@
-"""
-The benchmarks of decoding and receiving run to their end on tiny sizes, and show every contender.
-"""
+"""The benchmarks of decoding and receiving run to their end on tiny sizes, and show every contender."""
 
 import pytest
 from test_bench_scripts import ROOT, column, run

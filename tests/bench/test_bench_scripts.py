@@ -1,6 +1,4 @@
-"""
-The benchmark scripts run to their end on tiny sizes, and say what they were asked.
-"""
+"""The benchmark scripts run to their end on tiny sizes, and say what they were asked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-The benchmark of topics runs to its end on tiny sizes, and shows what it was asked for.
-"""
+"""The benchmark of topics runs to its end on tiny sizes, and shows what it was asked for."""
 
 from __future__ import annotations
 

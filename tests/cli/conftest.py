@@ -1,5 +1,6 @@
 """
-Small stores on a real disk: sealed segments, a log with a rotated file, two subscribers; a single one, and two cores.
+Small stores on a real disk: sealed segments, a log with a rotated file, two subscribers; a single one, and two
+cores.
 """
 
 import shutil

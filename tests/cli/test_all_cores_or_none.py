@@ -1,6 +1,4 @@
-"""
-What is done to the files of all cores is begun in none of them when it cannot be done in one.
-"""
+"""What is done to the files of all cores is begun in none of them when it cannot be done in one."""
 
 import json
 import shutil

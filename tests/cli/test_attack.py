@@ -1,6 +1,4 @@
-"""
-Every command on everything that is no store, or hardly one: a sentence and an exit code, never a traceback.
-"""
+"""Every command on everything that is no store, or hardly one: a sentence and an exit code, never a traceback."""
 
 import errno
 import os

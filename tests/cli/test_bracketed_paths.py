@@ -1,6 +1,4 @@
-"""
-Brackets in a path are a path, not markup.
-"""
+"""Brackets in a path are a path, not markup."""
 
 import pytest
 

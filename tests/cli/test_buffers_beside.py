@@ -1,6 +1,4 @@
-"""
-Who has the directory of a pipeline's store finds what waits, failed or was given up in the buffers beside it.
-"""
+"""Who has the directory of a pipeline's store finds what waits, failed or was given up in the buffers beside it."""
 
 import json
 

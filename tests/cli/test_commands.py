@@ -1,6 +1,4 @@
-"""
-The sub-commands say what is there, in a table or as JSON, and how it went in the exit code.
-"""
+"""The sub-commands say what is there, in a table or as JSON, and how it went in the exit code."""
 
 import json
 import re

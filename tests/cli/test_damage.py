@@ -1,6 +1,4 @@
-"""
-Damaged files: an error that names path and offset, never a traceback, never a wrong answer.
-"""
+"""Damaged files: an error that names path and offset, never a traceback, never a wrong answer."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""
-`quiver dead-letters` and what `quiver subscribers` says of retries.
-"""
+"""`quiver dead-letters` and what `quiver subscribers` says of retries."""
 
 import json
 import re

@@ -1,6 +1,4 @@
-"""
-The demo's parts, and the demo itself at a small scale.
-"""
+"""The demo's parts, and the demo itself at a small scale."""
 
 import json
 import subprocess

@@ -1,6 +1,4 @@
-"""
-A directory or a pipe where a file of the store belongs: it is reported with what to do, and left alone.
-"""
+"""A directory or a pipe where a file of the store belongs: it is reported with what to do, and left alone."""
 
 import os
 import shutil

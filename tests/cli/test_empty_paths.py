@@ -1,6 +1,4 @@
-"""
-An empty path on the command line, as an unset variable of a shell makes it, never means the working directory.
-"""
+"""An empty path on the command line, as an unset variable of a shell makes it, never means the working directory."""
 
 from pathlib import Path
 from typing import get_args, get_type_hints

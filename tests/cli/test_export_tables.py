@@ -1,6 +1,4 @@
-"""
-`quiver export --table`: the rows of one table that a QuestDB client sent.
-"""
+"""`quiver export --table`: the rows of one table that a QuestDB client sent."""
 
 import json
 

@@ -1,5 +1,6 @@
 """
-What an exporter reported, in `quiver subscribers` and `quiver top`: its last success, its last error while it lasts.
+What an exporter reported, in `quiver subscribers` and `quiver top`: its last success, its last error while it
+lasts.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""
-Looking again and again, a word while it takes long, what the disk is like, and how fast ingest is on it.
-"""
+"""Looking again and again, a word while it takes long, what the disk is like, and how fast ingest is on it."""
 
 import io
 import json

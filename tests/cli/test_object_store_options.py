@@ -1,6 +1,4 @@
-"""
-An S3 server over plain http, reached from the command line: by environment variables, and by `--option`.
-"""
+"""An S3 server over plain http, reached from the command line: by environment variables, and by `--option`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-What docs/howto/operate.md tells people to type exists, and every command that it should name is named.
-"""
+"""What docs/howto/operate.md tells people to type exists, and every command that it should name is named."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""
-What an operator does to a directory: on a single store and on one of two cores, read back through the library.
-"""
+"""What an operator does to a directory: on a single store and on one of two cores, read back through the library."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""
-`quiver subscribers … rewind --to`: what it says is what happens, in both directions; what is skipped is recorded.
-"""
+"""`quiver subscribers … rewind --to`: what it says is what happens, in both directions; what is skipped is recorded."""
 
 import json
 import shutil

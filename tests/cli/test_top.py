@@ -1,6 +1,4 @@
-"""
-What `quiver top` shows: the metrics port of a real store, its directory, the state and the logs of its pipeline.
-"""
+"""What `quiver top` shows: the metrics port of a real store, its directory, the state and the logs of its pipeline."""
 
 import http.server
 import json

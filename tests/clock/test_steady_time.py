@@ -1,6 +1,4 @@
-"""
-Time and ages that a step of the wall clock does not change.
-"""
+"""Time and ages that a step of the wall clock does not change."""
 
 from __future__ import annotations
 

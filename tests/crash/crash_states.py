@@ -49,9 +49,7 @@ SETTINGS = Settings(
 
 @dataclass(frozen=True)
 class Variant:
-    """
-    One way to run a store, or several as one.
-    """
+    """One way to run a store, or several as one."""
 
     settings: Settings
     cores: int | None = None
@@ -115,9 +113,7 @@ def number_of(bundle: Bundle) -> int:
 
 @dataclass(frozen=True)
 class Promises:
-    """
-    What had been promised at one moment.
-    """
+    """What had been promised at one moment."""
 
     attempted: int = 0
     """Numbers below this were tried."""
@@ -135,9 +131,7 @@ class Promises:
 
 @dataclass(frozen=True)
 class State:
-    """
-    One disk that a crash may leave, and what had been promised by then.
-    """
+    """One disk that a crash may leave, and what had been promised by then."""
 
     label: str
     files: CrashFileSystem
@@ -146,9 +140,7 @@ class State:
 
 
 class Workload:
-    """
-    A few dozen calls in an order of chance, on a disk that is looked at before each step.
-    """
+    """A few dozen calls in an order of chance, on a disk that is looked at before each step."""
 
     def __init__(self, seed: int, share: float = 1.0) -> None:
         self.seed = seed
@@ -255,9 +247,7 @@ class Workload:
 
 
 class _Drops(InMemoryObserver):
-    """
-    Tells what a store says it gave up: which store, the segment, and its bundles.
-    """
+    """Tells what a store says it gave up: which store, the segment, and its bundles."""
 
     def __init__(self, tell: Callable[[str, int, int], None]) -> None:
         super().__init__()
@@ -273,9 +263,7 @@ class _Drops(InMemoryObserver):
 
 @dataclass(frozen=True)
 class Found:
-    """
-    What recovery made of a disk.
-    """
+    """What recovery made of a disk."""
 
     sealed: tuple[tuple[int, ...], ...]
     """By core."""
@@ -387,9 +375,7 @@ def judge(found: Found, promises: Promises, stores: list[str], *, power_cut: boo
 
 @dataclass
 class Explored:
-    """
-    How much was looked at.
-    """
+    """How much was looked at."""
 
     workloads: int = 0
     states: int = 0

@@ -1,5 +1,6 @@
 """
-A store at its limits with three subscribers: one that reads, one that never does, one that another process works for.
+A store at its limits with three subscribers: one that reads, one that never does, one that another process works
+for.
 """
 
 from __future__ import annotations

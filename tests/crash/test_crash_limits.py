@@ -1,6 +1,4 @@
-"""
-A crash at every step of a drop: nobody is left with a gap that cannot fill, and what was lost is counted once.
-"""
+"""A crash at every step of a drop: nobody is left with a gap that cannot fill, and what was lost is counted once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Recovery of a directory that is damaged everywhere at once, and cut off at each of its own steps.
-"""
+"""Recovery of a directory that is damaged everywhere at once, and cut off at each of its own steps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-`repair` on a store with damage of every kind: what is sound stays, what is damaged is kept aside, crash or not.
-"""
+"""`repair` on a store with damage of every kind: what is sound stays, what is damaged is kept aside, crash or not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-Each file of a store damaged in turn: `verify` names it, `repair` mends it, and nothing that was not in it is lost.
+Each file of a store damaged in turn: `verify` names it, `repair` mends it, and nothing that was not
+in it is lost.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """
-`migrate` between profiles and slot tables: data and progress stay, a crash at any step is finished by the next call.
+`migrate` between profiles and slot tables: data and progress stay, a crash at any step is finished by the next
+call.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """
-`snapshot` beside a writer that goes on between any two of its calls, `restore`, and a crash at every step of both.
+`snapshot` beside a writer that goes on between any two of its calls, `restore`, and a crash at
+every step of both.
 """
 
 from __future__ import annotations
@@ -43,9 +44,7 @@ def bundle_of(number: int) -> Bundle:
 
 
 class Work:
-    """
-    A store at work: ingests, seals, acknowledges and deletes, one thing a call.
-    """
+    """A store at work: ingests, seals, acknowledges and deletes, one thing a call."""
 
     def __init__(self, files: CrashFileSystem, settings: Settings = SETTINGS) -> None:
         self.files = files
@@ -77,9 +76,7 @@ class Work:
 
 
 class Between:
-    """
-    A file system that lets the writer do something before every so many calls of somebody else.
-    """
+    """A file system that lets the writer do something before every so many calls of somebody else."""
 
     def __init__(self, files: CrashFileSystem, work: Work, *, every: int, first: int) -> None:
         self._files = files
@@ -185,9 +182,7 @@ def test_beside_a_writer_nothing_is_missing(every: int) -> None:
 
 
 class SinkWork(Work):
-    """
-    A Spark sink commits batches meanwhile, which the store imports with its maintenance.
-    """
+    """A Spark sink commits batches meanwhile, which the store imports with its maintenance."""
 
     def step(self) -> None:
         if self._random.random() < 0.3:
@@ -230,9 +225,7 @@ def test_beside_a_store_that_imports_batches_nothing_is_missing(every: int) -> N
 
 
 class Once(Between):
-    """
-    Lets the writer do a lot at once, right before the drop ledger is looked at: when all segments are copied.
-    """
+    """Lets the writer do a lot at once, right before the drop ledger is looked at: when all segments are copied."""
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._files, name)

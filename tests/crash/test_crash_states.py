@@ -1,5 +1,6 @@
 """
-A million crash states, and a few hundred of them in every run: whatever a crash leaves, what was promised is there.
+A million crash states, and a few hundred of them in every run: whatever a crash leaves, what was
+promised is there.
 """
 
 from __future__ import annotations
@@ -27,9 +28,7 @@ def one_workload(seed: int) -> Explored:
 
 
 def explored_in_turn(first_seed: int, workers: int) -> Iterator[Explored]:
-    """
-    Yield what became of one workload after the other, as they end; that one fails is known at once.
-    """
+    """Yield what became of one workload after the other, as they end; that one fails is known at once."""
     seeds = itertools.count(first_seed)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(one_workload, seed) for seed in itertools.islice(seeds, workers)}

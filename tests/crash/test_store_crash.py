@@ -1,6 +1,4 @@
-"""
-A crash at every step of a run that does all a store does: nothing acknowledged is lost, nothing is invented.
-"""
+"""A crash at every step of a run that does all a store does: nothing acknowledged is lost, nothing is invented."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ def number_of(bundle: Bundle) -> int:
 
 
 class Run:
-    """
-    One run against a file system, and what the caller was told at each moment.
-    """
+    """One run against a file system, and what the caller was told at each moment."""
 
     def __init__(self, files: CrashFileSystem) -> None:
         self.files = files
@@ -109,9 +105,7 @@ class Run:
 
 @dataclass(frozen=True)
 class CrashState:
-    """
-    The disk as it was just before one step, and what had been promised by then.
-    """
+    """The disk as it was just before one step, and what had been promised by then."""
 
     label: str
     after_power_loss: dict[int, CrashFileSystem]
@@ -148,9 +142,7 @@ def crash_states() -> list[CrashState]:
 
 
 def check(state: CrashState, label: str, files: CrashFileSystem, promised: int) -> None:
-    """
-    What must hold after the crash, for a reader beside no writer and for a store that recovers.
-    """
+    """What must hold after the crash, for a reader beside no writer and for a store that recovers."""
     survivors = read_numbers(files)
     assert survivors == sorted(set(survivors)), f"{label}: a reader sees {survivors}"
     assert all(number < state.attempted for number in survivors), f"{label}: invented {survivors}"

@@ -1,6 +1,4 @@
-"""
-Every call to the disk fails once, and a crash meets what an earlier crash left: nothing acknowledged is lost.
-"""
+"""Every call to the disk fails once, and a crash meets what an earlier crash left: nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ def taken(subscriber: Subscriber, most: int = 10_000) -> list[int]:
 
 
 class Run:
-    """
-    A run that goes on after every error a caller may see; any other error ends the test.
-    """
+    """A run that goes on after every error a caller may see; any other error ends the test."""
 
     def __init__(self, files: FileSystem, *, files_fail_for_ever: bool = False) -> None:
         self.files = files

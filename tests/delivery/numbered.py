@@ -1,6 +1,4 @@
-"""
-Bundles that carry a number, and the way back.
-"""
+"""Bundles that carry a number, and the way back."""
 
 import pyarrow as pa
 

@@ -1,6 +1,4 @@
-"""
-Dead letters: kept durably with the reason, each once, readable beside the exporter, gone when a person says so.
-"""
+"""Dead letters: kept durably with the reason, each once, readable beside the exporter, gone when a person says so."""
 
 import pytest
 from numbered import bundle_of, number_of

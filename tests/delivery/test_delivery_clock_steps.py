@@ -1,6 +1,4 @@
-"""
-A wall clock that is set back or forward: retries come when they are due, and nothing is given up early.
-"""
+"""A wall clock that is set back or forward: retries come when they are due, and nothing is given up early."""
 
 from __future__ import annotations
 

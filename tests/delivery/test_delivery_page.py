@@ -1,6 +1,4 @@
-"""
-docs/howto/delivery.md: its pipeline is one, and it names every key and every word.
-"""
+"""docs/howto/delivery.md: its pipeline is one, and it names every key and every word."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,6 @@
 """
-What an exporter delivered and how it failed: the counts, and the report that outlives it, whatever lies in its place.
+What an exporter delivered and how it failed: the counts, and the report that outlives it, whatever lies in its
+place.
 """
 
 import errno

@@ -1,6 +1,4 @@
-"""
-The bytes of a retry set: golden, whole, cut anywhere, flipped anywhere, with junk behind, from a later version.
-"""
+"""The bytes of a retry set: golden, whole, cut anywhere, flipped anywhere, with junk behind, from a later version."""
 
 import struct
 

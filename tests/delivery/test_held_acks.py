@@ -1,5 +1,6 @@
 """
-Acknowledging up to a position and leaving out what is held, against a set of numbers; over restarts, in both profiles.
+Acknowledging up to a position and leaving out what is held, against a set of numbers; over restarts, in both
+profiles.
 """
 
 from hypothesis import given

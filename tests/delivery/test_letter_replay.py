@@ -1,6 +1,4 @@
-"""
-Dead letters have a cap and an age of their own, and come back by themselves when their exporter works again.
-"""
+"""Dead letters have a cap and an age of their own, and come back by themselves when their exporter works again."""
 
 from random import Random
 

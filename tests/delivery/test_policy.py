@@ -1,6 +1,4 @@
-"""
-Delivered, again later, or given up: the rules, without a clock.
-"""
+"""Delivered, again later, or given up: the rules, without a clock."""
 
 from random import Random
 

@@ -1,6 +1,4 @@
-"""
-The durable retry set: what was saved survives anything, what was not is tried once more; nobody else changes it.
-"""
+"""The durable retry set: what was saved survives anything, what was not is tried once more; nobody else changes it."""
 
 import pytest
 

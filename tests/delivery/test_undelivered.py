@@ -1,6 +1,4 @@
-"""
-What becomes of a bundle that was not delivered: it waits, it is kept aside, it is dropped, or all stops.
-"""
+"""What becomes of a bundle that was not delivered: it waits, it is kept aside, it is dropped, or all stops."""
 
 from random import Random
 

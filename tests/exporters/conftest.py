@@ -1,6 +1,4 @@
-"""
-Certificates that the TLS tests of both senders share; making them takes a while.
-"""
+"""Certificates that the TLS tests of both senders share; making them takes a while."""
 
 import pytest
 

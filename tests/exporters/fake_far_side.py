@@ -1,6 +1,4 @@
-"""
-A subscriber, a sender and a far side that do what a test says.
-"""
+"""A subscriber, a sender and a far side that do what a test says."""
 
 import threading
 from collections import deque
@@ -54,9 +52,7 @@ class FakeHandle:
 
 
 class FakeSource:
-    """
-    Bundles in a queue, oldest first; a deferred one comes again when the clock has passed its time.
-    """
+    """Bundles in a queue, oldest first; a deferred one comes again when the clock has passed its time."""
 
     id = "out"
 
@@ -106,9 +102,7 @@ class FakeSource:
 
 
 class FakeSender:
-    """
-    Answers what `answer(signal, request)` says; all is confirmed while that is None.
-    """
+    """Answers what `answer(signal, request)` says; all is confirmed while that is None."""
 
     def __init__(self, answer=None) -> None:
         self.answer = answer

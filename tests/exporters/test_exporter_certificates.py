@@ -1,6 +1,4 @@
-"""
-Certificate files of exporters that are none are said when a sender is made, in words that name the file.
-"""
+"""Certificate files of exporters that are none are said when a sender is made, in words that name the file."""
 
 import subprocess
 

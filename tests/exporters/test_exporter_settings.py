@@ -1,6 +1,4 @@
-"""
-What an exporter is told, and what it refuses to be told.
-"""
+"""What an exporter is told, and what it refuses to be told."""
 
 import pytest
 

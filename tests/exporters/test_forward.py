@@ -1,5 +1,6 @@
 """
-Each bundle is acknowledged when the far side has it, deferred when it cannot take it now, rejected when it never will.
+Each bundle is acknowledged when the far side has it, deferred when it cannot take it now, rejected when it never
+will.
 """
 
 import threading

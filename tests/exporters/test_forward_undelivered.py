@@ -1,6 +1,4 @@
-"""
-A forwarder with a policy: attempts outlive it, what is given up is kept aside, one exporter's stop is its own.
-"""
+"""A forwarder with a policy: attempts outlive it, what is given up is kept aside, one exporter's stop is its own."""
 
 import threading
 from random import Random

@@ -1,5 +1,6 @@
 """
-OTLP/gRPC as a client, against real servers: every code, compression, headers, TLS, a far side that comes and goes.
+OTLP/gRPC as a client, against real servers: every code, compression, headers, TLS, a far side that
+comes and goes.
 """
 
 import socket

@@ -1,6 +1,4 @@
-"""
-OTLP/HTTP as a client, against real servers: every status, compression, headers, TLS, connections that are kept.
-"""
+"""OTLP/HTTP as a client, against real servers: every status, compression, headers, TLS, connections that are kept."""
 
 import gzip
 import socket

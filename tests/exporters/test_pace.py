@@ -1,6 +1,4 @@
-"""
-One sick bundle does not make the far side count as down; several in a row do, and then it is tried one by one.
-"""
+"""One sick bundle does not make the far side count as down; several in a row do, and then it is tried one by one."""
 
 from random import Random
 

@@ -1,6 +1,4 @@
-"""
-What each answer of a far side means, read from bytes that the official messages make.
-"""
+"""What each answer of a far side means, read from bytes that the official messages make."""
 
 import pytest
 from google.rpc.error_details_pb2 import DebugInfo, RetryInfo

@@ -1,6 +1,4 @@
-"""
-What the pages tell people to type is true.
-"""
+"""What the pages tell people to type is true."""
 
 from __future__ import annotations
 

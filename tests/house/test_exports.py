@@ -1,6 +1,4 @@
-"""
-The public surface is small, complete, typed, and cheap to import.
-"""
+"""The public surface is small, complete, typed, and cheap to import."""
 
 from __future__ import annotations
 

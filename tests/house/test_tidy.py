@@ -1,6 +1,4 @@
-"""
-The repository keeps its own rules, and each rule fires on what breaks it.
-"""
+"""The repository keeps its own rules, and each rule fires on what breaks it."""
 
 from __future__ import annotations
 

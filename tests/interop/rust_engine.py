@@ -1,6 +1,4 @@
-"""
-Talks to the driver of the Rust engine: bundles in, bundles out.
-"""
+"""Talks to the driver of the Rust engine: bundles in, bundles out."""
 
 from __future__ import annotations
 

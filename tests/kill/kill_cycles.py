@@ -57,9 +57,7 @@ _KEPT = 2
 
 
 class Tally:
-    """
-    What a child tried and what it was told, in memory that survives its death.
-    """
+    """What a child tried and what it was told, in memory that survives its death."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 64 + (len(NAMES) + 2) * NUMBERS_MAX)
@@ -157,9 +155,7 @@ def number_of(bundle: Bundle) -> int:
 
 
 class Listener(InMemoryObserver):
-    """
-    Writes down which segments the store says it gave up.
-    """
+    """Writes down which segments the store says it gave up."""
 
     def __init__(self, tally: Tally) -> None:
         super().__init__()
@@ -171,9 +167,7 @@ class Listener(InMemoryObserver):
 
 
 class Child:
-    """
-    Ingests, delivers, acknowledges, seals, deletes, closes and opens again, in an order of chance, until killed.
-    """
+    """Ingests, delivers, acknowledges, seals, deletes, closes and opens again, in an order of chance, until killed."""
 
     def __init__(self, directory: Path, tally: Tally, seed: int, settings: Settings) -> None:
         self.directory = directory
@@ -356,9 +350,7 @@ def read_ledger(directory: Path, tally: Tally) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """
-    What the children of a series do, and what is held against their promises.
-    """
+    """What the children of a series do, and what is held against their promises."""
 
     settings: Settings = SETTINGS
     child: type[Child] = Child
@@ -367,9 +359,7 @@ class Scenario:
 
 @dataclass
 class Outcome:
-    """
-    What a series of cycles did, so that a test can say that it was not idle.
-    """
+    """What a series of cycles did, so that a test can say that it was not idle."""
 
     cycles: int = 0
     checks: int = 0

@@ -1,6 +1,4 @@
-"""
-What children do beside the plain walk before they are killed: drop, expire, rewind, share a cap, migrate, copy.
-"""
+"""What children do beside the plain walk before they are killed: drop, expire, rewind, share a cap, migrate, copy."""
 
 from __future__ import annotations
 
@@ -43,27 +41,21 @@ Steps = list[tuple[int, Callable[[], None]]]
 
 
 class Hoarder(Child):
-    """
-    Acknowledges less than comes in, so that the policy has something to drop.
-    """
+    """Acknowledges less than comes in, so that the policy has something to drop."""
 
     def steps(self) -> Steps:
         return [(20, self.ingest), (1, self.deliver), (3, self.maintain), (1, self.flush), (1, self.reopen)]
 
 
 class Aging(Hoarder):
-    """
-    Stamps its bundles with the clock, by which they expire.
-    """
+    """Stamps its bundles with the clock, by which they expire."""
 
     def bundle(self, number: int) -> Bundle:
         return Bundle({30: numbered(number)[30]}, ingested_at_ns=time.time_ns())
 
 
 class Rewinding(Child):
-    """
-    Goes back, to the beginning or to some bundle.
-    """
+    """Goes back, to the beginning or to some bundle."""
 
     def steps(self) -> Steps:
         return [*super().steps(), (2, self.rewind)]
@@ -86,9 +78,7 @@ class Rewinding(Child):
 
 
 class Sharded(Child):
-    """
-    One to three cores under one cap, another number whenever it opens.
-    """
+    """One to three cores under one cap, another number whenever it opens."""
 
     def open_store(self) -> Any:
         cores = self.chance.randint(1, CORES_MAX)
@@ -96,9 +86,7 @@ class Sharded(Child):
 
 
 class ShardedHoarder(Hoarder, Sharded):
-    """
-    Cores that drop, of their own and of each other's.
-    """
+    """Cores that drop, of their own and of each other's."""
 
 
 def check_cores(directory: Path, tally: Tally, settings: Settings, label: str) -> None:
@@ -121,9 +109,7 @@ def check_cores(directory: Path, tally: Tally, settings: Settings, label: str) -
 
 
 class Migrating(Child):
-    """
-    Changes the profile of the closed store now and then, also as the first thing.
-    """
+    """Changes the profile of the closed store now and then, also as the first thing."""
 
     def open_store(self) -> Any:
         if self.chance.random() < 0.5 and (self.directory / "quiver.id").exists():
@@ -153,9 +139,7 @@ SCENARIOS = {
 
 
 class Copying(Child):
-    """
-    Takes a snapshot beside its own work; what had been promised then stands in a tally of its own.
-    """
+    """Takes a snapshot beside its own work; what had been promised then stands in a tally of its own."""
 
     promised: Tally
     """As of the snapshot that there is, or that is being made."""

@@ -57,9 +57,7 @@ _PR_SET_PTRACER = 0x59616D61
 
 
 class _Dies(Listener):
-    """
-    Ends the process once it is written down what is to be dropped, and before anything of it is gone.
-    """
+    """Ends the process once it is written down what is to be dropped, and before anything of it is gone."""
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
         super().event(name, level=level, **attributes)
@@ -68,9 +66,7 @@ class _Dies(Listener):
 
 
 class Script:
-    """
-    Append, finalize, deliver, acknowledge, free, close, recover; a call that fails is passed over, as callers do.
-    """
+    """Append, finalize, deliver, acknowledge, free, close, recover; a call that fails is passed over, as callers do."""
 
     def __init__(self, directory: Path, tally: Tally, settings: Settings = SETTINGS) -> None:
         self.directory = directory
@@ -235,9 +231,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Ended:
-    """
-    How a traced run ended, and what `strace` wrote about it.
-    """
+    """How a traced run ended, and what `strace` wrote about it."""
 
     status: int
     trace: str

@@ -1,6 +1,4 @@
-"""
-The receiving process under load, killed with SIGKILL: what was confirmed is there, and nothing half of it.
-"""
+"""The receiving process under load, killed with SIGKILL: what was confirmed is there, and nothing half of it."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ def free_port() -> int:
 
 
 class Load:
-    """
-    Requests from several threads over both protocols, until the other side is gone.
-    """
+    """Requests from several threads over both protocols, until the other side is gone."""
 
     def __init__(self) -> None:
         self.numbers = itertools.count()
@@ -101,9 +97,7 @@ class Load:
 
 
 def cycles(directory: Path, *, count: int, handling: str, ack: str = "synced") -> Load:
-    """
-    Start, load and kill *count* times; return what was sent and confirmed.
-    """
+    """Start, load and kill *count* times; return what was sent and confirmed."""
     load = Load()
     ports = {"grpc": free_port(), "http": free_port()}
     run = directory / "run"

@@ -1,6 +1,4 @@
-"""
-Real processes, real files, real kill -9: what a process was promised before its death is there afterwards.
-"""
+"""Real processes, real files, real kill -9: what a process was promised before its death is there afterwards."""
 
 from __future__ import annotations
 

@@ -71,9 +71,7 @@ PHASES: dict[str, tuple[str, Settings, str | None]] = {
 
 
 class Phase:
-    """
-    One part of the script on one directory, made anew for every run.
-    """
+    """One part of the script on one directory, made anew for every run."""
 
     def __init__(self, base: Path, name: str) -> None:
         self.directory = base / "store"
@@ -123,9 +121,7 @@ def test_each_phase_does_what_it_is_named_after(base: Path) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_fault_at_every_system_call(base: Path, phase: str, fault: str, request: pytest.FixtureRequest) -> None:
-    """
-    Whatever single call is answered so, the process goes on, refuses in words or dies; what it promised is there.
-    """
+    """Whatever single call is answered so, the process goes on, refuses in words or dies; what it promised is there."""
     reason = may_trace(base / "trace")
     if reason is not None:
         pytest.skip(reason)
@@ -177,9 +173,7 @@ def test_short_writes_at_a_file_size_limit(base: Path) -> None:
 
 
 class ShortPlatform:
-    """
-    The real platform, each of whose writes takes at most *most* bytes of what it is given.
-    """
+    """The real platform, each of whose writes takes at most *most* bytes of what it is given."""
 
     def __init__(self, most: int) -> None:
         self.most = most

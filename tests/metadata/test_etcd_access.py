@@ -1,6 +1,4 @@
-"""
-An etcd with TLS, client certificates and users: how it is reached, and what is never printed.
-"""
+"""An etcd with TLS, client certificates and users: how it is reached, and what is never printed."""
 
 from __future__ import annotations
 

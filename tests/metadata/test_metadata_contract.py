@@ -1,6 +1,4 @@
-"""
-Every metadata store keeps the contract: a dictionary, a file, and a real etcd.
-"""
+"""Every metadata store keeps the contract: a dictionary, a file, and a real etcd."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-What is particular to each metadata store: processes, outages, damage, words.
-"""
+"""What is particular to each metadata store: processes, outages, damage, words."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-One owner at a time: the loser is fenced, and told so.
-"""
+"""One owner at a time: the loser is fenced, and told so."""
 
 from __future__ import annotations
 

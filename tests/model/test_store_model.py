@@ -1,6 +1,4 @@
-"""
-The store against the dullest possible model: a list of numbers, and a set of them per subscriber.
-"""
+"""The store against the dullest possible model: a list of numbers, and a set of them per subscriber."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ SETTINGS = Settings(segment_bytes_max=1_500, wal_rotate_bytes=1_200, wal_bytes_m
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """
-    Ingest, deliver, resolve, seal, delete; close, kill and cut the power at any moment in between.
-    """
+    """Ingest, deliver, resolve, seal, delete; close, kill and cut the power at any moment in between."""
 
     def __init__(self) -> None:
         super().__init__()

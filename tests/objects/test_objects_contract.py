@@ -1,6 +1,4 @@
-"""
-Every tier keeps the contract: in memory, on a disk, and in the buckets of real servers.
-"""
+"""Every tier keeps the contract: in memory, on a disk, and in the buckets of real servers."""
 
 from __future__ import annotations
 

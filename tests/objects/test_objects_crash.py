@@ -1,6 +1,4 @@
-"""
-Objects on a disk survive a power cut at any step, whole or not at all.
-"""
+"""Objects on a disk survive a power cut at any step, whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Where objects are: what people write, and what nobody ever prints.
-"""
+"""Where objects are: what people write, and what nobody ever prints."""
 
 from __future__ import annotations
 

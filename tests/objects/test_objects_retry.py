@@ -1,6 +1,4 @@
-"""
-Calls that fail are tried again, and a lost answer is not taken for somebody else's object.
-"""
+"""Calls that fail are tried again, and a lost answer is not taken for somebody else's object."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A store that keeps tables in memory, and a client of one OTAP stream that says when it sends and what it reads.
-"""
+"""A store that keeps tables in memory, and a client of one OTAP stream that says when it sends and what it reads."""
 
 import queue
 import threading

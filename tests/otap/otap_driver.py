@@ -1,6 +1,4 @@
-"""
-Talks to the driver of the Rust crates for OTAP: messages in, messages out, and streams over gRPC.
-"""
+"""Talks to the driver of the Rust crates for OTAP: messages in, messages out, and streams over gRPC."""
 
 from __future__ import annotations
 

@@ -73,9 +73,7 @@ def _pruned(inner: Any, losses: frozenset[str]) -> Any:
 
 
 def merged(message: Any, losses: frozenset[str]) -> Any:
-    """
-    The same without the nesting: every record with all that its resource and its scope say, in no order.
-    """
+    """The same without the nesting: every record with all that its resource and its scope say, in no order."""
     rows = []
     for _, resources in said(message, ordered=False, losses=losses):
         for resource in resources:

@@ -1,6 +1,4 @@
-"""
-The views once more, slowly: plain Python over protobuf objects, row by row, sharing no code with the library.
-"""
+"""The views once more, slowly: plain Python over protobuf objects, row by row, sharing no code with the library."""
 
 import base64
 import json

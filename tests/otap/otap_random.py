@@ -1,6 +1,4 @@
-"""
-Random export requests: fields set or left out by a seeded generator, directly through protobuf reflection.
-"""
+"""Random export requests: fields set or left out by a seeded generator, directly through protobuf reflection."""
 
 import random
 

@@ -1,6 +1,4 @@
-"""
-Hypothesis: export requests of any shape that the protobuf schema allows and OTAP has room for.
-"""
+"""Hypothesis: export requests of any shape that the protobuf schema allows and OTAP has room for."""
 
 from functools import cache
 from typing import Any

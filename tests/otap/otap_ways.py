@@ -1,6 +1,4 @@
-"""
-The ways that a request may take through OTAP, and back.
-"""
+"""The ways that a request may take through OTAP, and back."""
 
 import gzip
 import json

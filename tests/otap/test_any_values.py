@@ -1,6 +1,4 @@
-"""
-Attributes and values are read from the wire as protobuf reads them, or are said to be odd; never otherwise.
-"""
+"""Attributes and values are read from the wire as protobuf reads them, or are said to be odd; never otherwise."""
 
 import random
 

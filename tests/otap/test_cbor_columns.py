@@ -1,5 +1,6 @@
 """
-Flat arrays and maps are counted a column at a time as one by one, and nothing that is refused there is counted here.
+Flat arrays and maps are counted a column at a time as one by one, and nothing that is refused there is counted
+here.
 """
 
 import random

@@ -1,6 +1,4 @@
-"""
-The columnar decoder gives the very rows that protobuf objects give, or says that it cannot.
-"""
+"""The columnar decoder gives the very rows that protobuf objects give, or says that it cannot."""
 
 import sys
 

@@ -1,5 +1,6 @@
 """
-Requests become the same tables whether an object per record is made for it or not, down to dictionaries and metadata.
+Requests become the same tables whether an object per record is made for it or not, down to dictionaries and
+metadata.
 """
 
 import sys

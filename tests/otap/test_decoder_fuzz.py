@@ -1,6 +1,4 @@
-"""
-Broken inputs for every decoder of OTLP and OTAP: each gets an answer, in bounded memory, and the answers agree.
-"""
+"""Broken inputs for every decoder of OTLP and OTAP: each gets an answer, in bounded memory, and the answers agree."""
 
 import random
 

@@ -1,5 +1,6 @@
 """
-Many streams, garbage, and kill -9: what was confirmed is there, and what was not said wholly is not stored by half.
+Many streams, garbage, and kill -9: what was confirmed is there, and what was not said wholly is not
+stored by half.
 """
 
 import random

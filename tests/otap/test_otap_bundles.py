@@ -1,6 +1,4 @@
-"""
-Requests become bundles of tables, go through a store, and come back.
-"""
+"""Requests become bundles of tables, go through a store, and come back."""
 
 import inspect
 

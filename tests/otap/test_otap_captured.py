@@ -1,5 +1,6 @@
 """
-`capture_headers` holds for OTAP streams too: what is stored says what an OTLP request with these headers would say.
+`capture_headers` holds for OTAP streams too: what is stored says what an OTLP request with these
+headers would say.
 """
 
 import pytest

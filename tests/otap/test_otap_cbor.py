@@ -1,6 +1,4 @@
-"""
-CBOR of nested values: the bytes of the standard, both ways, and a refusal for all else.
-"""
+"""CBOR of nested values: the bytes of the standard, both ways, and a refusal for all else."""
 
 import math
 import struct

@@ -1,6 +1,4 @@
-"""
-OTLP → OTAP tables → OTLP gives the same request, in the same order, and what tables cannot say is counted.
-"""
+"""OTLP → OTAP tables → OTLP gives the same request, in the same order, and what tables cannot say is counted."""
 
 import math
 import random

@@ -1,6 +1,4 @@
-"""
-OTAP streams over real connections: one status a batch, after durability, and what becomes of broken streams.
-"""
+"""OTAP streams over real connections: one status a batch, after durability, and what becomes of broken streams."""
 
 import socket
 import struct

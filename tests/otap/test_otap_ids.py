@@ -1,6 +1,4 @@
-"""
-Ids as they travel: each rule beside a slow version of itself, row by row.
-"""
+"""Ids as they travel: each rule beside a slow version of itself, row by row."""
 
 import math
 

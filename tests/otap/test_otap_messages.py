@@ -1,6 +1,4 @@
-"""
-The protobuf messages of a stream, as bytes, and the IPC messages inside, before Arrow sees them.
-"""
+"""The protobuf messages of a stream, as bytes, and the IPC messages inside, before Arrow sees them."""
 
 import pyarrow as pa
 import pytest

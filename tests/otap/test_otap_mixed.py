@@ -1,6 +1,4 @@
-"""
-One read of a view sees whole requests and tables, in the order in which they were stored.
-"""
+"""One read of a view sees whole requests and tables, in the order in which they were stored."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,6 +1,4 @@
-"""
-The page docs/formats/otap.md says what the code does.
-"""
+"""The page docs/formats/otap.md says what the code does."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""
-What is sent as OTAP arrives once it is confirmed, whatever becomes of streams on the way.
-"""
+"""What is sent as OTAP arrives once it is confirmed, whatever becomes of streams on the way."""
 
 import threading
 from collections.abc import Callable

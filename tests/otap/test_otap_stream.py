@@ -1,6 +1,4 @@
-"""
-Our own streams: what an encoder sends is what exporters must send, and dictionaries grow as values demand.
-"""
+"""Our own streams: what an encoder sends is what exporters must send, and dictionaries grow as values demand."""
 
 import pyarrow as pa
 import pytest

@@ -1,6 +1,4 @@
-"""
-Streams recorded from other implementations decode to the requests they were made from.
-"""
+"""Streams recorded from other implementations decode to the requests they were made from."""
 
 import pyarrow as pa
 import pytest

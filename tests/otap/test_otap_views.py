@@ -1,6 +1,4 @@
-"""
-The views against hand-made requests, stored requests of real programs, and a slow second implementation.
-"""
+"""The views against hand-made requests, stored requests of real programs, and a slow second implementation."""
 
 from pathlib import Path
 

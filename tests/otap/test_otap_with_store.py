@@ -1,6 +1,4 @@
-"""
-A store between OTAP streams: in by the receiver, out by the sender, read as views, with nothing lost on the way.
-"""
+"""A store between OTAP streams: in by the receiver, out by the sender, read as views, with nothing lost on the way."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""
-A request divided between records: the parts hold the same records in the same order, and what surrounds each.
-"""
+"""A request divided between records: the parts hold the same records in the same order, and what surrounds each."""
 
 import pytest
 from hypothesis import given

@@ -1,6 +1,4 @@
-"""
-Tables that pass the check become a request and rows; what is refused later is refused by the check.
-"""
+"""Tables that pass the check become a request and rows; what is refused later is refused by the check."""
 
 import pyarrow as pa
 import pytest

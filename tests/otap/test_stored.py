@@ -1,6 +1,4 @@
-"""
-Whole requests and tables in a store's slots give the same rows of a view.
-"""
+"""Whole requests and tables in a store's slots give the same rows of a view."""
 
 import pyarrow as pa
 import pytest

@@ -1,6 +1,4 @@
-"""
-Dictionaries of a stream: every value is validated, whatever comes of it, and a batch keeps what it uses.
-"""
+"""Dictionaries of a stream: every value is validated, whatever comes of it, and a batch keeps what it uses."""
 
 import pyarrow as pa
 import pytest

@@ -1,6 +1,4 @@
-"""
-Tables are known by what they say: not by dictionaries, columns of defaults, slices, or how their ids are written.
-"""
+"""Tables are known by what they say: not by dictionaries, columns of defaults, slices, or how their ids are written."""
 
 import pyarrow as pa
 import pytest

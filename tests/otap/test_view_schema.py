@@ -1,6 +1,4 @@
-"""
-The views have only types that every Arrow reader takes, Spark's Python data sources without a cast.
-"""
+"""The views have only types that every Arrow reader takes, Spark's Python data sources without a cast."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""
-A far side made of our own receivers and a store, and what arrived there.
-"""
+"""A far side made of our own receivers and a store, and what arrived there."""
 
 from contextlib import contextmanager
 

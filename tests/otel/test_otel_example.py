@@ -1,6 +1,4 @@
-"""
-The example runs as it is: with a far side that is there, and with one that is not.
-"""
+"""The example runs as it is: with a far side that is there, and with one that is not."""
 
 import re
 import subprocess

@@ -1,5 +1,6 @@
 """
-The real SDK, through a store, to our own receivers: what was recorded is there, whatever the far side did meanwhile.
+The real SDK, through a store, to our own receivers: what was recorded is there, whatever the far side did
+meanwhile.
 """
 
 import logging

@@ -1,5 +1,6 @@
 """
-The application is killed by SIGKILL in the middle: what the SDK's force_flush confirmed is at the far side at the end.
+The application is killed by SIGKILL in the middle: what the SDK's force_flush confirmed is at the far side at the
+end.
 """
 
 import signal

@@ -1,5 +1,6 @@
 """
-The example pipeline beside a real application with the SDK: it forwards from a directory that the application has open.
+The example pipeline beside a real application with the SDK: it forwards from a directory that the application has
+open.
 """
 
 import itertools

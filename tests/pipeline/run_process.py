@@ -1,6 +1,4 @@
-"""
-`quiver run` as a process, for tests: started on a file, fed over HTTP, stopped, and what it said.
-"""
+"""`quiver run` as a process, for tests: started on a file, fed over HTTP, stopped, and what it said."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""
-What the Spark process counts is told by the ingest process, once, whichever of them dies in between.
-"""
+"""What the Spark process counts is told by the ingest process, once, whichever of them dies in between."""
 
 import pytest
 

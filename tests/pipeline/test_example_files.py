@@ -1,6 +1,4 @@
-"""
-Every pipeline file in examples/ is valid, can be drawn, and says what it will do.
-"""
+"""Every pipeline file in examples/ is valid, can be drawn, and says what it will do."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""
-A query that failed is started again; one that halted is not.
-"""
+"""A query that failed is started again; one that halted is not."""
 
 from functools import partial
 from types import SimpleNamespace

@@ -1,6 +1,4 @@
-"""
-An exporter that cannot start is tried again; the Spark process, and with it the others, goes on.
-"""
+"""An exporter that cannot start is tried again; the Spark process, and with it the others, goes on."""
 
 from functools import partial
 from types import SimpleNamespace

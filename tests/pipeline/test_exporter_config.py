@@ -1,6 +1,4 @@
-"""
-What exporters are told: compression in its two places, the retry policy in its two spellings.
-"""
+"""What exporters are told: compression in its two places, the retry policy in its two spellings."""
 
 import pytest
 from pydantic import ValidationError

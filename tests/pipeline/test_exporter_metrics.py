@@ -1,6 +1,4 @@
-"""
-Every exporter has the same metrics, whatever it sends to, in whichever process; they are right from the start.
-"""
+"""Every exporter has the same metrics, whatever it sends to, in whichever process; they are right from the start."""
 
 import threading
 import urllib.request

@@ -1,6 +1,4 @@
-"""
-Which buffers a graph of nodes becomes, and which routes lead out of each.
-"""
+"""Which buffers a graph of nodes becomes, and which routes lead out of each."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""
-The OTLP exporter of a pipeline: from the ingest process to a real receiver, through outages and SIGKILL.
-"""
+"""The OTLP exporter of a pipeline: from the ingest process to a real receiver, through outages and SIGKILL."""
 
 import contextlib
 import gzip

@@ -1,6 +1,4 @@
-"""
-What is wrong with a pipeline is said before anything starts: the line, and what to write instead.
-"""
+"""What is wrong with a pipeline is said before anything starts: the line, and what to write instead."""
 
 from pathlib import Path
 

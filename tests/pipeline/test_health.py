@@ -1,6 +1,4 @@
-"""
-Readiness of a running pipeline: over HTTP, by `grpc.health.v1`, and to systemd.
-"""
+"""Readiness of a running pipeline: over HTTP, by `grpc.health.v1`, and to systemd."""
 
 import os
 import signal

@@ -1,5 +1,6 @@
 """
-The ingest process by itself: registers first, then listens; comes back after SIGKILL; never outlives its supervisor.
+The ingest process by itself: registers first, then listens; comes back after SIGKILL; never outlives its
+supervisor.
 """
 
 import json

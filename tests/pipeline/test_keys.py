@@ -1,5 +1,6 @@
 """
-No key of a pipeline file is without effect: each that is accepted changes what a part of the running system is told.
+No key of a pipeline file is without effect: each that is accepted changes what a part of the running system is
+told.
 """
 
 import copy

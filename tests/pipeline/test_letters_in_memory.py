@@ -1,5 +1,6 @@
 """
-Dead letters of a pipeline without a persistence node end with it: that is said before, and how many they were after.
+Dead letters of a pipeline without a persistence node end with it: that is said before, and how many they were
+after.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""
-A child's log is put aside when it is long, while the child goes on appending; the oldest go.
-"""
+"""A child's log is put aside when it is long, while the child goes on appending; the oldest go."""
 
 import sys
 import threading

@@ -1,6 +1,4 @@
-"""
-The port of a running pipeline that answers Prometheus.
-"""
+"""The port of a running pipeline that answers Prometheus."""
 
 import urllib.error
 import urllib.request

@@ -1,6 +1,4 @@
-"""
-YAML text becomes plain values that know their lines.
-"""
+"""YAML text becomes plain values that know their lines."""
 
 import pytest
 

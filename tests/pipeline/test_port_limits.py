@@ -1,6 +1,4 @@
-"""
-The connections of all ports fit into the files that a process may open, and a store that failed ends its process.
-"""
+"""The connections of all ports fit into the files that a process may open, and a store that failed ends its process."""
 
 import resource
 import socket

@@ -1,6 +1,4 @@
-"""
-How much a query of a pipeline takes at a time.
-"""
+"""How much a query of a pipeline takes at a time."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""
-A pipeline that listens for QWP: from the file to rows in its store.
-"""
+"""A pipeline that listens for QWP: from the file to rows in its store."""
 
 import socket
 import threading

@@ -1,6 +1,4 @@
-"""
-What a pipeline file says about its ports: read in full, and what is wrong is told with its line.
-"""
+"""What a pipeline file says about its ports: read in full, and what is wrong is told with its line."""
 
 import re
 from pathlib import Path
@@ -132,9 +130,7 @@ PAGE = (Path(__file__).parents[2] / "docs/howto/otlp.md").read_text(encoding="ut
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> set[str]:
-    """
-    Return every key that *model* reads, those inside others with dots.
-    """
+    """Return every key that *model* reads, those inside others with dots."""
     found: set[str] = set()
     for name, field in model.model_fields.items():
         inner = [

@@ -1,6 +1,4 @@
-"""
-What a changed file asks for: exporters, processors and the level of the log can change; what is held open cannot.
-"""
+"""What a changed file asks for: exporters, processors and the level of the log can change; what is held open cannot."""
 
 import pytest
 

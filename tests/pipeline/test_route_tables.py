@@ -1,5 +1,6 @@
 """
-A processor for a table that never comes would do nothing, and an exporter of one would write nothing: both are refused.
+A processor for a table that never comes would do nothing, and an exporter of one would write nothing: both are
+refused.
 """
 
 from itertools import pairwise

@@ -1,6 +1,4 @@
-"""
-`quiver run` as a process: it says what it does in its state file, and leaves nothing behind.
-"""
+"""`quiver run` as a process: it says what it does in its state file, and leaves nothing behind."""
 
 import errno
 import json

@@ -1,5 +1,6 @@
 """
-Whole pipelines as they run: those of the documents as printed, in memory, on several cores, changed while they run.
+Whole pipelines as they run: those of the documents as printed, in memory, on several cores, changed
+while they run.
 """
 
 import contextlib

@@ -1,6 +1,4 @@
-"""
-The place of Spark's own files is gone when the run is, or when the next one begins; nothing else is removed.
-"""
+"""The place of Spark's own files is gone when the run is, or when the next one begins; nothing else is removed."""
 
 import tempfile
 

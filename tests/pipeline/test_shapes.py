@@ -1,6 +1,4 @@
-"""
-A file may have either shape; both become the same pipeline, and a mistake in either has its line.
-"""
+"""A file may have either shape; both become the same pipeline, and a mistake in either has its line."""
 
 import pytest
 

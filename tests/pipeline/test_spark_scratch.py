@@ -1,6 +1,4 @@
-"""
-What Spark keeps in the temporary directory goes with the pipeline, however that ends.
-"""
+"""What Spark keeps in the temporary directory goes with the pipeline, however that ends."""
 
 import os
 import signal

@@ -1,6 +1,4 @@
-"""
-The exporters of an ingest process while cores come and go below it.
-"""
+"""The exporters of an ingest process while cores come and go below it."""
 
 import contextlib
 from types import SimpleNamespace

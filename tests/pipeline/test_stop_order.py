@@ -1,6 +1,4 @@
-"""
-A pipeline stops in the order of its graph, within one deadline.
-"""
+"""A pipeline stops in the order of its graph, within one deadline."""
 
 import errno
 import json

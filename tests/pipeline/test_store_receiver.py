@@ -1,5 +1,6 @@
 """
-The store of another program as the source of a pipeline: what is sealed there comes here, each bundle at least once.
+The store of another program as the source of a pipeline: what is sealed there comes here, each bundle at least
+once.
 """
 
 import shutil

@@ -1,6 +1,4 @@
-"""
-Children are started, restarted and stopped; nothing outlives the supervisor.
-"""
+"""Children are started, restarted and stopped; nothing outlives the supervisor."""
 
 import os
 import signal

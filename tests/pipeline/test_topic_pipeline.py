@@ -1,6 +1,4 @@
-"""
-A topic as the source of a pipeline: from the file to requests in its store, each at least once.
-"""
+"""A topic as the source of a pipeline: from the file to requests in its store, each at least once."""
 
 import threading
 

@@ -1,6 +1,4 @@
-"""
-A processor that another package brings is found by its URN, and told the keys of its node.
-"""
+"""A processor that another package brings is found by its URN, and told the keys of its node."""
 
 import pytest
 import yaml

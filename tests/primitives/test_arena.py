@@ -1,6 +1,4 @@
-"""
-Arenas: regions do not overlap, blocks are used again.
-"""
+"""Arenas: regions do not overlap, blocks are used again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A crash at any step of a replacement leaves the old file or the new one, whole.
-"""
+"""A crash at any step of a replacement leaves the old file or the new one, whole."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ SEEDS = range(24)
 
 @pytest.fixture
 def disk():
-    """
-    A disk with the old file, durable.
-    """
+    """A disk with the old file, durable."""
     disk = CrashFileSystem()
     disk.make_dirs("/d")
     replace_file(disk, "/d/f", OLD)
@@ -30,9 +26,7 @@ def disk():
 
 @pytest.mark.parametrize("left_over", [False, True])
 def test_a_crash_leaves_the_old_file_or_the_new(disk, left_over):
-    """
-    At every step and with any choice of what survives: never neither, never a mixture, and new once it returned.
-    """
+    """At every step and with any choice of what survives: never neither, never a mixture, and new once it returned."""
     if left_over:
         disk.create("/d/f.tmp").pwrite(b"half a file of an earlier run", 0)
     states = []
@@ -50,7 +44,8 @@ def test_a_crash_leaves_the_old_file_or_the_new(disk, left_over):
 
 def test_a_kill_leaves_an_advisory_file_whole(disk):
     """
-    At every step a reader sees the old file or the new. Nothing waits for the disk: a loss of power may leave neither.
+    At every step a reader sees the old file or the new. Nothing waits for the disk: a loss of power may leave
+    neither.
     """
     states, steps = [], []
     disk.on_step = lambda op, path: (steps.append(op), states.append(disk.clone_after_kill()))
@@ -65,9 +60,7 @@ def test_a_kill_leaves_an_advisory_file_whole(disk):
 
 @pytest.mark.parametrize("step", ["create", "pwrite", "rename"])
 def test_an_advisory_file_that_cannot_be_replaced_stays(disk, step):
-    """
-    EIO goes up, and the next replacement works.
-    """
+    """EIO goes up, and the next replacement works."""
     failing = FaultFileSystem(disk, {step: 1}, short_write=10)
     with pytest.raises(OSError, match="f"):
         replace_advisory_file(failing, "/d/f", NEW)
@@ -78,9 +71,7 @@ def test_an_advisory_file_that_cannot_be_replaced_stays(disk, step):
 
 
 def test_without_the_sync_there_is_a_third_state(disk):
-    """
-    The suite would notice: rename without fsync leaves, for some choice, neither the old bytes nor the new.
-    """
+    """The suite would notice: rename without fsync leaves, for some choice, neither the old bytes nor the new."""
     file = disk.create("/d/f.tmp")
     file.pwrite(NEW, 0)
     disk.rename("/d/f.tmp", "/d/f")
@@ -92,9 +83,7 @@ def test_without_the_sync_there_is_a_third_state(disk):
 
 
 def test_without_the_directory_sync_the_old_file_may_return(disk):
-    """
-    The suite would notice this one, too.
-    """
+    """The suite would notice this one, too."""
     file = disk.create("/d/f.tmp")
     file.pwrite(NEW, 0)
     file.sync_data()
@@ -106,9 +95,7 @@ def test_without_the_directory_sync_the_old_file_may_return(disk):
 @pytest.mark.parametrize("replace", [replace_file, replace_advisory_file])
 @pytest.mark.parametrize("removes", [True, False])
 def test_what_the_disk_refused_takes_no_room(disk, replace, removes):
-    """
-    A full disk has no blocks to spare for half a file. That it cannot be removed either hides nothing.
-    """
+    """A full disk has no blocks to spare for half a file. That it cannot be removed either hides nothing."""
     fails = {"pwrite": 1} if removes else {"pwrite": 1, "remove": 1}
     failing = FaultFileSystem(disk, fails, error=errno.ENOSPC, short_write=10)
     with pytest.raises(OSError) as caught:
@@ -121,9 +108,7 @@ def test_what_the_disk_refused_takes_no_room(disk, replace, removes):
 
 @pytest.mark.parametrize("step", ["create", "pwrite", "sync", "rename", "sync_dir"])
 def test_a_failing_step_is_reported(disk, step):
-    """
-    EIO goes up; readers see one of the two files; the next replacement works.
-    """
+    """EIO goes up; readers see one of the two files; the next replacement works."""
     failing = FaultFileSystem(disk, {step: 1}, short_write=10)
     with pytest.raises(OSError) as caught:
         replace_file(failing, "/d/f", NEW)
@@ -135,9 +120,7 @@ def test_a_failing_step_is_reported(disk, step):
 
 
 def test_the_mode_is_the_callers(tmp_path):
-    """
-    On the real disk: contents, mode, and no temporary file left.
-    """
+    """On the real disk: contents, mode, and no temporary file left."""
     path = str(tmp_path / "f")
     replace_file(REAL_FILES, path, memoryview(b"one"), mode=0o640)
     replace_file(REAL_FILES, path, bytearray(b"three"), mode=0o600)
@@ -148,9 +131,7 @@ def test_the_mode_is_the_callers(tmp_path):
 
 
 def test_a_bare_name_is_in_the_current_directory(tmp_path, monkeypatch):
-    """
-    No directory in the path is the current one.
-    """
+    """No directory in the path is the current one."""
     monkeypatch.chdir(tmp_path)
     replace_file(REAL_FILES, "f", b"x")
     remove_durably(REAL_FILES, ["f"])
@@ -159,9 +140,7 @@ def test_a_bare_name_is_in_the_current_directory(tmp_path, monkeypatch):
 
 
 def test_removed_names_stay_gone():
-    """
-    Each directory is synced once, after all its names; a name that is missing already is fine.
-    """
+    """Each directory is synced once, after all its names; a name that is missing already is fine."""
     disk = CrashFileSystem()
     for path in ("/a", "/b"):
         disk.make_dirs(path)
@@ -178,9 +157,7 @@ def test_removed_names_stay_gone():
 
 
 def test_a_removal_that_an_earlier_run_began_is_made_durable():
-    """
-    The run was killed between its unlink and its sync; the next one finds nothing and syncs all the same.
-    """
+    """The run was killed between its unlink and its sync; the next one finds nothing and syncs all the same."""
     disk = CrashFileSystem()
     replace_file(disk, "/f", b"x")
     disk.remove("/f")
@@ -192,9 +169,7 @@ def test_a_removal_that_an_earlier_run_began_is_made_durable():
 
 
 def test_a_removal_that_fails_is_reported():
-    """
-    EIO is not "missing".
-    """
+    """EIO is not "missing"."""
     disk = CrashFileSystem()
     replace_file(disk, "/f", b"x")
     with pytest.raises(OSError):

@@ -1,6 +1,4 @@
-"""
-Delays grow, stay under their cap, and depend on nothing but the chance that was handed in.
-"""
+"""Delays grow, stay under their cap, and depend on nothing but the chance that was handed in."""
 
 from __future__ import annotations
 
@@ -15,18 +13,14 @@ from quiver.primitives.backoff import Backoff
 
 
 def test_delays_double_up_to_the_cap():
-    """
-    Without jitter they are exactly first, first times factor, … cap, cap.
-    """
+    """Without jitter they are exactly first, first times factor, … cap, cap."""
     delays = Backoff(first_s=0.1, cap_s=1.0, factor=2, jitter=0).delays(Random(1))
 
     assert list(itertools.islice(delays, 6)) == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
 
 
 def test_jitter_only_shortens():
-    """
-    Each delay lies between its share and its whole, and one seed gives one sequence.
-    """
+    """Each delay lies between its share and its whole, and one seed gives one sequence."""
     backoff = Backoff(first_s=1, cap_s=8, factor=2, jitter=0.25)
     plain = [1, 2, 4, 8, 8, 8]
     first, second = (list(itertools.islice(backoff.delays(Random(5)), 6)) for _ in range(2))
@@ -37,9 +31,7 @@ def test_jitter_only_shortens():
 
 
 def test_many_failures_do_not_overflow():
-    """
-    The ten-thousandth delay is the cap.
-    """
+    """The ten-thousandth delay is the cap."""
     delays = Backoff(first_s=0.1, cap_s=30, factor=10, jitter=0).delays(Random(1))
 
     assert next(itertools.islice(delays, 10_000, None)) == 30
@@ -53,8 +45,6 @@ def test_many_failures_do_not_overflow():
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(wrong):
-    """
-    A backoff that could not work cannot be made.
-    """
+    """A backoff that could not work cannot be made."""
     with pytest.raises(SettingsInvalid):
         Backoff(**wrong)

@@ -1,6 +1,4 @@
-"""
-A byte budget never lends more than it has, and says who holds it.
-"""
+"""A byte budget never lends more than it has, and says who holds it."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from quiver.testing.clock import ManualClock
 
 
 def test_reserve_and_release_balance():
-    """
-    The cap itself can be reached, not passed; what comes back is free again.
-    """
+    """The cap itself can be reached, not passed; what comes back is free again."""
     budget = ByteBudget("open segment", 100)
     budget.reserve(60, holder="a")
     budget.reserve(40, holder="b")
@@ -35,9 +31,7 @@ def test_reserve_and_release_balance():
 
 
 def test_nobody_is_named_when_nobody_gave_a_name():
-    """
-    Bytes without a holder are held by nobody in particular.
-    """
+    """Bytes without a holder are held by nobody in particular."""
     budget = ByteBudget("cap", 1)
     budget.reserve(1)
 
@@ -48,18 +42,14 @@ def test_nobody_is_named_when_nobody_gave_a_name():
 
 @pytest.mark.parametrize("size", [-1, 101])
 def test_what_can_never_fit_is_wrong_use(size):
-    """
-    Waiting would not help, so it is not AtCapacity.
-    """
+    """Waiting would not help, so it is not AtCapacity."""
     with pytest.raises(WrongUse):
         ByteBudget("cap", 100).reserve(size, timeout_s=1000)
 
 
 @pytest.mark.parametrize(("holder", "size"), [("a", 11), ("a", -1), ("b", 1)])
 def test_nobody_returns_what_he_does_not_have(holder, size):
-    """
-    A release that does not match is refused and changes nothing.
-    """
+    """A release that does not match is refused and changes nothing."""
     budget = ByteBudget("cap", 100)
     budget.reserve(10, holder="a")
 
@@ -69,9 +59,7 @@ def test_nobody_returns_what_he_does_not_have(holder, size):
 
 
 def test_a_block_that_fails_gives_its_bytes_back():
-    """
-    `reserving` keeps the bytes only when its block ends well.
-    """
+    """`reserving` keeps the bytes only when its block ends well."""
     budget = ByteBudget("cap", 100)
     with budget.reserving(10, holder="a"):
         pass
@@ -82,9 +70,7 @@ def test_a_block_that_fails_gives_its_bytes_back():
 
 
 def test_the_deadline_is_kept():
-    """
-    Without room a caller waits as long as it said, and not longer.
-    """
+    """Without room a caller waits as long as it said, and not longer."""
     clock = ManualClock()
     budget = ByteBudget("cap", 100, clock=clock)
     budget.reserve(100, holder="slow")
@@ -96,9 +82,7 @@ def test_the_deadline_is_kept():
 
 
 def test_waiters_are_served_in_order():
-    """
-    A large request that came first is not starved by a small one that would fit.
-    """
+    """A large request that came first is not starved by a small one that would fit."""
     clock = ManualClock(waits="hold")
     budget = ByteBudget("cap", 100, clock=clock)
     budget.reserve(50, holder="old")
@@ -126,9 +110,7 @@ def test_waiters_are_served_in_order():
 
 
 def test_a_waiter_that_gives_up_lets_the_next_one_go():
-    """
-    The second in line takes what is free as soon as the first has passed its deadline.
-    """
+    """The second in line takes what is free as soon as the first has passed its deadline."""
     clock = ManualClock(waits="hold")
     budget = ByteBudget("cap", 100, clock=clock)
     budget.reserve(50, holder="old")
@@ -154,9 +136,7 @@ def test_a_waiter_that_gives_up_lets_the_next_one_go():
 
 
 def test_many_threads_never_pass_the_cap():
-    """
-    Whatever the interleaving, the sum stays under the cap and ends at nothing.
-    """
+    """Whatever the interleaving, the sum stays under the cap and ends at nothing."""
     budget = ByteBudget("cap", 10)
     seen = []
 

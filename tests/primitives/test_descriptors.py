@@ -1,6 +1,4 @@
-"""
-A process that may open no more files still has a few descriptors for its logs.
-"""
+"""A process that may open no more files still has a few descriptors for its logs."""
 
 import errno
 import os

@@ -1,6 +1,4 @@
-"""
-What names the directory of a log.
-"""
+"""What names the directory of a log."""
 
 import pytest
 

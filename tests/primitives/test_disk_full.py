@@ -1,6 +1,4 @@
-"""
-What is refused before a disk is full, and what the error says.
-"""
+"""What is refused before a disk is full, and what the error says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-What a forked child inherits of an open log refuses in words, and the parent's goes on as if nothing had been.
-"""
+"""What a forked child inherits of an open log refuses in words, and the parent's goes on as if nothing had been."""
 
 from __future__ import annotations
 

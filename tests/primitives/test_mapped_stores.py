@@ -1,6 +1,4 @@
-"""
-A store through a mapping is in the file at once, however large it is.
-"""
+"""A store through a mapping is in the file at once, however large it is."""
 
 import errno
 import mmap

@@ -1,6 +1,4 @@
-"""
-A mapping lives as long as anybody looks at it.
-"""
+"""A mapping lives as long as anybody looks at it."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ def maps_of(path):
 
 
 def test_arrow_buffers_outlive_close_and_unlink(path):
-    """
-    A slice of a buffer of a view keeps the pages; when the last one goes, so does the map.
-    """
+    """A slice of a buffer of a view keeps the pages; when the last one goes, so does the map."""
     mapping = REAL_FILES.map_read(path)
     buffer = pa.py_buffer(mapping.view()[256:])
     Path(path).unlink()
@@ -47,9 +43,7 @@ def test_arrow_buffers_outlive_close_and_unlink(path):
 
 
 def test_a_closed_mapping_gives_no_new_views(path):
-    """
-    Views from before stay; `close` twice is fine.
-    """
+    """Views from before stay; `close` twice is fine."""
     mapping = REAL_FILES.map_read(path)
     view = mapping.view()
     mapping.close()
@@ -61,9 +55,7 @@ def test_a_closed_mapping_gives_no_new_views(path):
 
 
 def test_nobody_writes_through_a_view(path):
-    """
-    Views are read-only, whatever the file's mode.
-    """
+    """Views are read-only, whatever the file's mode."""
     mapping = REAL_FILES.map_read(path)
 
     assert mapping.view().readonly
@@ -72,9 +64,7 @@ def test_nobody_writes_through_a_view(path):
 
 
 def test_the_descriptor_may_close_at_once(path):
-    """
-    The map needs the pages, not the caller's descriptor; what cannot be mapped is an OSError.
-    """
+    """The map needs the pages, not the caller's descriptor; what cannot be mapped is an OSError."""
     fd = os.open(path, os.O_RDONLY)
     mapping = map_descriptor(fd, len(DATA))
     os.close(fd)
@@ -85,18 +75,14 @@ def test_the_descriptor_may_close_at_once(path):
 
 
 def test_what_cannot_be_mapped_names_the_file(tmp_path):
-    """
-    A directory opens, and does not map.
-    """
+    """A directory opens, and does not map."""
     with pytest.raises(OSError) as caught:
         REAL_FILES.map_read(str(tmp_path))
     assert caught.value.filename == str(tmp_path)
 
 
 def test_pages_that_were_let_go_are_read_again(path):
-    """
-    The view stays valid; of bytes in memory there is nothing to give back.
-    """
+    """The view stays valid; of bytes in memory there is nothing to give back."""
     view = REAL_FILES.map_read(path).view()
     assert view == DATA
     let_pages_go(view[256:])

@@ -1,6 +1,4 @@
-"""
-Every number of every settings class is a number, or is refused by its name.
-"""
+"""Every number of every settings class is a number, or is refused by its name."""
 
 from __future__ import annotations
 

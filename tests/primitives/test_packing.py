@@ -1,6 +1,4 @@
-"""
-A cursor never leaves its view.
-"""
+"""A cursor never leaves its view."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ HEAD = struct.Struct("<HI")
 
 
 def test_fields_are_taken_in_order():
-    """
-    Each step returns its field and moves behind it.
-    """
+    """Each step returns its field and moves behind it."""
     cursor = Cursor(HEAD.pack(1, 2) + b"name" + bytes(6) + b"!")
 
     assert cursor.take(HEAD) == (1, 2)
@@ -32,9 +28,7 @@ def test_fields_are_taken_in_order():
 
 @pytest.mark.parametrize("length", range(13))
 def test_every_prefix_is_short_by_what_is_missing(length):
-    """
-    A record cut at any byte raises Shortage, says how much is missing, and leaves the cursor where it was.
-    """
+    """A record cut at any byte raises Shortage, says how much is missing, and leaves the cursor where it was."""
     whole = HEAD.pack(1, 2) + b"payload"
     cursor = Cursor(whole[:length])
 
@@ -51,9 +45,7 @@ def test_every_prefix_is_short_by_what_is_missing(length):
 
 @pytest.mark.parametrize("size", [-1, 5, 2**64])
 def test_sizes_from_disk_lead_nowhere_else(size):
-    """
-    Neither a negative nor an enormous size moves the cursor or allocates anything.
-    """
+    """Neither a negative nor an enormous size moves the cursor or allocates anything."""
     cursor = Cursor(b"1234")
 
     for step in (cursor.skip, cursor.view):
@@ -63,9 +55,7 @@ def test_sizes_from_disk_lead_nowhere_else(size):
 
 
 def test_views_are_read_only_and_not_copied():
-    """
-    A view shares the buffer's memory and cannot write to it.
-    """
+    """A view shares the buffer's memory and cannot write to it."""
     data = bytearray(b"abcd")
     view = Cursor(data, 1).view(2)
     data[1] = ord("B")
@@ -77,16 +67,12 @@ def test_views_are_read_only_and_not_copied():
 
 
 def test_wide_buffers_count_in_bytes():
-    """
-    A buffer of 8-byte items has eight bytes an item.
-    """
+    """A buffer of 8-byte items has eight bytes an item."""
     assert Cursor(memoryview(bytes(16)).cast("Q")).remaining == 16
 
 
 def test_padding_must_be_zero_and_present():
-    """
-    A byte that is not zero is reported; a view that ends in the padding is short.
-    """
+    """A byte that is not zero is reported; a view that ends in the padding is short."""
     assert not Cursor(b"x\0\0\1", 1).skip_padding(4)
     with pytest.raises(Shortage):
         Cursor(b"x\0\0", 1).skip_padding(4)
@@ -94,17 +80,13 @@ def test_padding_must_be_zero_and_present():
 
 @pytest.mark.parametrize(("size", "missing"), [(0, 0), (1, 63), (63, 1), (64, 0), (65, 63)])
 def test_padding_to_64(size, missing):
-    """
-    What is aligned stays; everything else goes up to the next multiple.
-    """
+    """What is aligned stays; everything else goes up to the next multiple."""
     assert padding(size, 64) == missing
     assert align_up(size, 64) == size + missing
 
 
 def test_answers_are_values():
-    """
-    The three answers of a decoder compare by contents and cannot be changed.
-    """
+    """The three answers of a decoder compare by contents and cannot be changed."""
     assert Frame(1, 2) == Frame(value=1, end=2)
     assert NeedMore(3) != NeedMore(4)
     assert Damage(5, "why") == Damage(offset=5, reason="why")

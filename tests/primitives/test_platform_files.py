@@ -1,6 +1,4 @@
-"""
-What other systems do, by substituting their modules: none of it ran on them.
-"""
+"""What other systems do, by substituting their modules: none of it ran on them."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ def fd(tmp_path):
 
 
 def test_each_system_gets_its_own(monkeypatch):
-    """
-    The name of the system decides, and only its own module is imported.
-    """
+    """The name of the system decides, and only its own module is imported."""
     monkeypatch.setitem(sys.modules, "msvcrt", types.ModuleType("msvcrt"))
 
     assert type(choose_platform("linux")) is LinuxFiles
@@ -37,9 +33,7 @@ def test_each_system_gets_its_own(monkeypatch):
 
 
 def test_a_system_without_fork_needs_no_handlers(monkeypatch):
-    """
-    Where there is no fork there is nothing to register.
-    """
+    """Where there is no fork there is nothing to register."""
     registered = []
     monkeypatch.setattr(os, "register_at_fork", lambda **functions: registered.append(functions))
     platform_files.call_at_fork(before=print)
@@ -50,9 +44,7 @@ def test_a_system_without_fork_needs_no_handlers(monkeypatch):
 
 
 class FakeFcntl:
-    """
-    macOS' requests, written down.
-    """
+    """macOS' requests, written down."""
 
     def __init__(self, error=None):
         self.error = error
@@ -65,9 +57,7 @@ class FakeFcntl:
 
 
 def test_macos_syncs_through_the_drive(fd, monkeypatch):
-    """
-    Both kinds of sync are F_FULLFSYNC; plain fsync is not called.
-    """
+    """Both kinds of sync are F_FULLFSYNC; plain fsync is not called."""
     monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("fsync does not reach the platter there"))
     system = FakeFcntl()
     mac = MacFiles(system)
@@ -79,9 +69,7 @@ def test_macos_syncs_through_the_drive(fd, monkeypatch):
 
 @pytest.mark.parametrize("refusal", [errno.ENOTSUP, errno.EINVAL, errno.ENOTTY])
 def test_macos_falls_back_where_the_request_is_unknown(fd, monkeypatch, refusal):
-    """
-    A network volume does not know F_FULLFSYNC; fsync is the best there is.
-    """
+    """A network volume does not know F_FULLFSYNC; fsync is the best there is."""
     synced = []
     monkeypatch.setattr(os, "fsync", synced.append)
     MacFiles(FakeFcntl(refusal)).sync(fd)
@@ -90,9 +78,7 @@ def test_macos_falls_back_where_the_request_is_unknown(fd, monkeypatch, refusal)
 
 
 def test_macos_never_retries_a_failed_sync(fd, monkeypatch):
-    """
-    EIO is final: a second call could succeed and would be a lie.
-    """
+    """EIO is final: a second call could succeed and would be a lie."""
     monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("retried"))
     with pytest.raises(OSError) as caught:
         MacFiles(FakeFcntl(errno.EIO)).sync(fd)
@@ -100,9 +86,7 @@ def test_macos_never_retries_a_failed_sync(fd, monkeypatch):
 
 
 def test_macos_reserves_behind_the_end(fd):
-    """
-    The request has the layout of fstore_t, asks for what is missing only, and the file grows.
-    """
+    """The request has the layout of fstore_t, asks for what is missing only, and the file grows."""
     os.ftruncate(fd, 100)
     system = FakeFcntl()
     mac = MacFiles(system)
@@ -115,9 +99,7 @@ def test_macos_reserves_behind_the_end(fd):
 
 
 def test_linux_locks_report_other_errors(fd):
-    """
-    Only "another holds it" is an answer; everything else is an error.
-    """
+    """Only "another holds it" is an answer; everything else is an error."""
 
     def refuse(fd, operation):
         raise OSError(errno.ENOLCK, "no locks available")
@@ -129,9 +111,7 @@ def test_linux_locks_report_other_errors(fd):
 
 
 def test_linux_syncs_data_without_metadata(fd, monkeypatch):
-    """
-    `sync_data` is fdatasync, `sync` is fsync.
-    """
+    """`sync_data` is fdatasync, `sync` is fsync."""
     calls = []
     monkeypatch.setattr(os, "fdatasync", lambda fd: calls.append("fdatasync"))
     monkeypatch.setattr(os, "fsync", lambda fd: calls.append("fsync"))
@@ -156,9 +136,7 @@ class FakeMsvcrt:
 
 
 def test_windows_locks_a_byte_beyond_the_end(fd):
-    """
-    Range locks are mandatory there, so the note at the start stays readable; the file does not grow.
-    """
+    """Range locks are mandatory there, so the note at the start stays readable; the file does not grow."""
     system = FakeMsvcrt()
     windows = WindowsFiles(system)
 
@@ -170,9 +148,7 @@ def test_windows_locks_a_byte_beyond_the_end(fd):
 
 @pytest.mark.parametrize(("error", "held"), [(errno.EACCES, True), (errno.EDEADLK, True), (errno.EIO, False)])
 def test_windows_tells_held_from_broken(fd, error, held):
-    """
-    EACCES and EDEADLK mean that another holds the byte; anything else goes up.
-    """
+    """EACCES and EDEADLK mean that another holds the byte; anything else goes up."""
     windows = WindowsFiles(FakeMsvcrt(error))
     if held:
         assert windows.lock(fd) is False
@@ -182,9 +158,7 @@ def test_windows_tells_held_from_broken(fd, error, held):
 
 
 def test_windows_replaces_and_removes_read_only_files(tmp_path, monkeypatch):
-    """
-    The attribute is taken off first; a target that is missing is no error, a file to remove is one.
-    """
+    """The attribute is taken off first; a target that is missing is no error, a file to remove is one."""
     modes = []
     real_chmod = os.chmod
     monkeypatch.setattr(os, "chmod", lambda path, mode: (modes.append((str(path), mode)), real_chmod(path, mode)))
@@ -202,18 +176,14 @@ def test_windows_replaces_and_removes_read_only_files(tmp_path, monkeypatch):
 
 
 def test_windows_refuses_to_reserve(fd):
-    """
-    The caller decides between raising and writing zeros.
-    """
+    """The caller decides between raising and writing zeros."""
     with pytest.raises(OSError) as caught:
         WindowsFiles(FakeMsvcrt()).reserve(fd, 0, 10)
     assert caught.value.errno == errno.ENOTSUP
 
 
 def test_windows_syncs_files_and_not_directories(fd, tmp_path, monkeypatch):
-    """
-    A file is flushed by `os.fsync`; a directory cannot be opened there.
-    """
+    """A file is flushed by `os.fsync`; a directory cannot be opened there."""
     synced = []
     monkeypatch.setattr(os, "fsync", synced.append)
     windows = WindowsFiles(FakeMsvcrt())

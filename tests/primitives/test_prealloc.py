@@ -1,6 +1,4 @@
-"""
-Room is really there, or the caller hears that it is not.
-"""
+"""Room is really there, or the caller hears that it is not."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ from quiver.testing.faultfs import FaultFileSystem
 
 
 class Refusing(LinuxFiles):
-    """
-    A system whose reservations fail.
-    """
+    """A system whose reservations fail."""
 
     def __init__(self, error):
         super().__init__(PLATFORM._fcntl)
@@ -32,9 +28,7 @@ class Refusing(LinuxFiles):
 
 @pytest.fixture
 def opened():
-    """
-    Open files that are closed in the end.
-    """
+    """Open files that are closed in the end."""
     files = []
     yield lambda file: files.append(file) or file
     for file in files:
@@ -47,9 +41,7 @@ def blocks_bytes(path):
 
 @pytest.mark.parametrize("files", [REAL_FILES, RealFileSystem(Refusing(errno.EOPNOTSUPP))], ids=["reserves", "writes"])
 def test_reserved_blocks_are_on_the_disk(tmp_path, opened, files):
-    """
-    The file has as many blocks as bytes, holes inside it filled, whichever way they came.
-    """
+    """The file has as many blocks as bytes, holes inside it filled, whichever way they came."""
     path = str(tmp_path / "f")
     file = opened(files.create(path))
     file.pwrite(b"head", 0)
@@ -65,9 +57,7 @@ def test_reserved_blocks_are_on_the_disk(tmp_path, opened, files):
 
 @pytest.mark.parametrize("error", [errno.ENOTSUP, errno.ENOSYS, errno.EINVAL])
 def test_unsupported_is_the_callers_choice(tmp_path, opened, error):
-    """
-    ``raise`` passes the error on, with the path, and leaves the file as it was.
-    """
+    """``raise`` passes the error on, with the path, and leaves the file as it was."""
     path = str(tmp_path / "f")
     file = opened(RealFileSystem(Refusing(error)).create(path))
     with pytest.raises(OSError) as caught:
@@ -80,9 +70,7 @@ def test_unsupported_is_the_callers_choice(tmp_path, opened, error):
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EFBIG, errno.EIO])
 def test_a_full_disk_is_an_error_either_way(tmp_path, opened, error):
-    """
-    ENOSPC is not "unsupported": writing zeros could not help.
-    """
+    """ENOSPC is not "unsupported": writing zeros could not help."""
     path = str(tmp_path / "f")
     file = opened(RealFileSystem(Refusing(error)).create(path))
     for choice in ("raise", "zeros"):
@@ -92,9 +80,7 @@ def test_a_full_disk_is_an_error_either_way(tmp_path, opened, error):
 
 
 def test_nothing_is_reserved_for_nothing(tmp_path, opened):
-    """
-    A length of zero does nothing, where the system would call it invalid.
-    """
+    """A length of zero does nothing, where the system would call it invalid."""
     file = opened(REAL_FILES.create(str(tmp_path / "f")))
     reserve_blocks(file, 1000, 0, on_unsupported="raise")
 
@@ -102,9 +88,7 @@ def test_nothing_is_reserved_for_nothing(tmp_path, opened):
 
 
 def test_any_file_can_be_filled(opened):
-    """
-    A file that knows no reservation is unsupported; zeros are always possible, and may fail half way.
-    """
+    """A file that knows no reservation is unsupported; zeros are always possible, and may fail half way."""
 
     class Plain:
         def __init__(self, inner):
@@ -131,9 +115,7 @@ def test_any_file_can_be_filled(opened):
 
 @pytest.mark.parametrize("length", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
 def test_zeros_are_exactly_where_asked(length):
-    """
-    The byte before and the byte behind stay.
-    """
+    """The byte before and the byte behind stay."""
     file = CrashFileSystem().create("/f")
     file.pwrite(b"x" * (length + 2), 0)
     zero_fill(file, 1, length)

@@ -1,6 +1,4 @@
-"""
-Directories whose files are nobody's any more: what goes, what stays, and what is an error all the same.
-"""
+"""Directories whose files are nobody's any more: what goes, what stays, and what is an error all the same."""
 
 import errno
 

@@ -1,6 +1,4 @@
-"""
-What all decoders share.
-"""
+"""What all decoders share."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ PIECE = 64 * 1024
 
 @pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE])
 def test_zeros_are_told_from_anything_else(size):
-    """
-    One byte that is not zero is seen wherever it stands from the offset on; before it, it does not count.
-    """
+    """One byte that is not zero is seen wherever it stands from the offset on; before it, it does not count."""
     data = bytearray(size + 1)
     assert is_zero(memoryview(data))
     for at in {0, size // 2, size}:
@@ -26,8 +22,6 @@ def test_zeros_are_told_from_anything_else(size):
 
 
 def test_behind_the_end_there_is_nothing():
-    """
-    No bytes are zeros, too.
-    """
+    """No bytes are zeros, too."""
     assert is_zero(memoryview(b"x"), 1)
     assert is_zero(memoryview(b""))

@@ -1,6 +1,4 @@
-"""
-Batches that many stage and one takes over: names, notes, and what is removed.
-"""
+"""Batches that many stage and one takes over: names, notes, and what is removed."""
 
 import pytest
 

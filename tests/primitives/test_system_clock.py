@@ -1,6 +1,4 @@
-"""
-The machine's clock waits for any time that a caller names.
-"""
+"""The machine's clock waits for any time that a caller names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A background thread has turns when it is due or woken, ends when told, and never dies in silence.
-"""
+"""A background thread has turns when it is due or woken, ends when told, and never dies in silence."""
 
 import queue
 import threading

@@ -1,6 +1,4 @@
-"""
-A producer that is going to be killed: it sends numbers, and writes down each that was kept.
-"""
+"""A producer that is going to be killed: it sends numbers, and writes down each that was kept."""
 
 import sys
 

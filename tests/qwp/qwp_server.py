@@ -1,6 +1,4 @@
-"""
-A QWP server in the test's own process, on a real socket, that does what the test says.
-"""
+"""A QWP server in the test's own process, on a real socket, that does what the test says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Data frames become Arrow tables column by column, as `pyarrow.Table.from_pandas` makes them, but for what NaN is.
-"""
+"""Data frames become Arrow tables column by column, as `pyarrow.Table.from_pandas` makes them, but for what NaN is."""
 
 from __future__ import annotations
 

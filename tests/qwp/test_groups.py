@@ -1,6 +1,4 @@
-"""
-Groups of messages: each goes into its slot once, however often it is sent and wherever it was broken off.
-"""
+"""Groups of messages: each goes into its slot once, however often it is sent and wherever it was broken off."""
 
 import subprocess
 import sys

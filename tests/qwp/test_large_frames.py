@@ -1,6 +1,4 @@
-"""
-Frames that are larger than a server takes: not built where that can be helped, and cut where they are there.
-"""
+"""Frames that are larger than a server takes: not built where that can be helped, and cut where they are there."""
 
 from __future__ import annotations
 

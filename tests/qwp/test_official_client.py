@@ -1,5 +1,6 @@
 """
-The official Python client: it sends to our decoder, writes the same frames, and drains our slots; we drain its slots.
+The official Python client: it sends to our decoder, writes the same frames, and drains our slots; we drain its
+slots.
 """
 
 from __future__ import annotations

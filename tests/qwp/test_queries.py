@@ -1,6 +1,4 @@
-"""
-The bytes of queries, as far as a server needs them that answers none.
-"""
+"""The bytes of queries, as far as a server needs them that answers none."""
 
 import pytest
 

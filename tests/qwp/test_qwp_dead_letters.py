@@ -1,6 +1,4 @@
-"""
-Dead letters: kept in constant time, bounded, read although some are damaged, sent again, exported, removed.
-"""
+"""Dead letters: kept in constant time, bounded, read although some are damaged, sent again, exported, removed."""
 
 from __future__ import annotations
 

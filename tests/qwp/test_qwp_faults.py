@@ -1,6 +1,4 @@
-"""
-What went wrong once, each by what it cost: frames passed over, slots held for ever, threads that died.
-"""
+"""What went wrong once, each by what it cost: frames passed over, slots held for ever, threads that died."""
 
 from __future__ import annotations
 

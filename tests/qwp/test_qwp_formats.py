@@ -1,6 +1,4 @@
-"""
-The files of a slot: golden bytes, what real clients left, and whatever a broken disk may make of them.
-"""
+"""The files of a slot: golden bytes, what real clients left, and whatever a broken disk may make of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Producers killed while the server flaps: every row that was kept arrives, in order, repeated only where it may be.
-"""
+"""Producers killed while the server flaps: every row that was kept arrives, in order, repeated only where it may be."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-The sender as its users call it: over real sockets, to a server that may be slow, gone, or somebody else.
-"""
+"""The sender as its users call it: over real sockets, to a server that may be slow, gone, or somebody else."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-docs/howto/qwp.md says what the sender does: every key with its default, every property, every category.
-"""
+"""docs/howto/qwp.md says what the sender does: every key with its default, every property, every category."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-`quiver sf`: what waits in slots, and how it gets out. `quiver inspect` on the files of one.
-"""
+"""`quiver sf`: what waits in slots, and how it gets out. `quiver inspect` on the files of one."""
 
 import contextlib
 import json

@@ -1,6 +1,4 @@
-"""
-A slot keeps the contract that every append log of this house keeps.
-"""
+"""A slot keeps the contract that every append log of this house keeps."""
 
 from __future__ import annotations
 

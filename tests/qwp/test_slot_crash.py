@@ -1,6 +1,4 @@
-"""
-A slot over its whole life, confirmations and trims included, crashed at every step and against the dullest model.
-"""
+"""A slot over its whole life, confirmations and trims included, crashed at every step and against the dullest model."""
 
 from __future__ import annotations
 

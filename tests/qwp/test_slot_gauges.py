@@ -1,6 +1,4 @@
-"""
-What a program and an operator can see of a slot: how much waits, for how long, and why.
-"""
+"""What a program and an operator can see of a slot: how much waits, for how long, and why."""
 
 from __future__ import annotations
 

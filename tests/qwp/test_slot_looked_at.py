@@ -1,6 +1,4 @@
-"""
-Looking at a slot while its sender goes on: what is said is what was there, and never a problem that is none.
-"""
+"""Looking at a slot while its sender goes on: what is said is what was there, and never a problem that is none."""
 
 import pytest
 

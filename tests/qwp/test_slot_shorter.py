@@ -1,6 +1,4 @@
-"""
-The oldest segment of a slot is made shorter when most of it is confirmed; nobody who reads the slot notices more.
-"""
+"""The oldest segment of a slot is made shorter when most of it is confirmed; nobody who reads the slot notices more."""
 
 from __future__ import annotations
 
@@ -47,7 +45,8 @@ def _filled(slot: Slot, frames: int = 3 * PER_SEGMENT) -> Slot:
 
 def _as_the_document_says(fs: FileSystem) -> dict[int, bytes]:
     """
-    Read the slot as any client may: every segment from its start, in the order of their bases, without a watermark.
+    Read the slot as any client may: every segment from its start, in the order of their bases,
+    without a watermark.
     """
     frames: dict[int, bytes] = {}
     segments = []

@@ -1,6 +1,4 @@
-"""
-Symbols of Arrow columns get their ids in the order of their first rows, whatever their dictionaries look like.
-"""
+"""Symbols of Arrow columns get their ids in the order of their first rows, whatever their dictionaries look like."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Roots behind a password: what `keytool` wrote is read, and a server is believed because of it.
-"""
+"""Roots behind a password: what `keytool` wrote is read, and a server is believed because of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Messages, against what the official client wrote: decoded cell by cell, and written byte for byte.
-"""
+"""Messages, against what the official client wrote: decoded cell by cell, and written byte for byte."""
 
 from __future__ import annotations
 

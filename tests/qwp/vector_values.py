@@ -1,6 +1,4 @@
-"""
-The recorded vectors: what was handed to the official client, as values of ours.
-"""
+"""The recorded vectors: what was handed to the official client, as values of ours."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A receiver on a given port with a store of its own, to be killed: says that it listens, then serves until then.
-"""
+"""A receiver on a given port with a store of its own, to be killed: says that it listens, then serves until then."""
 
 import sys
 import threading

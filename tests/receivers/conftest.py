@@ -1,6 +1,4 @@
-"""
-What several tests of receivers stand on.
-"""
+"""What several tests of receivers stand on."""
 
 import pytest
 

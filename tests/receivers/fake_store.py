@@ -1,6 +1,4 @@
-"""
-A store that keeps bundles in a list and fails when told to.
-"""
+"""A store that keeps bundles in a list and fails when told to."""
 
 import threading
 from collections import deque

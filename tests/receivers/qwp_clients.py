@@ -1,5 +1,6 @@
 """
-What tests of the QWP receiver share: messages, plain clients, stored rows, and a proxy that loses what is answered.
+What tests of the QWP receiver share: messages, plain clients, stored rows, and a proxy that loses
+what is answered.
 """
 
 import socket

@@ -1,6 +1,4 @@
-"""
-Chosen headers are attributes of every resource; nobody else can say what they were.
-"""
+"""Chosen headers are attributes of every resource; nobody else can say what they were."""
 
 import urllib.request
 

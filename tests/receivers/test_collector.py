@@ -1,5 +1,6 @@
 """
-A real Collector between our exporters and our receivers: what it takes from the one arrives at the other, kills or not.
+A real Collector between our exporters and our receivers: what it takes from the one arrives at the other, kills or
+not.
 """
 
 import contextlib

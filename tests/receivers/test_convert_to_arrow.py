@@ -1,6 +1,4 @@
-"""
-Requests kept as OTAP tables: they say what the requests said, and what tables cannot say is told to the sender.
-"""
+"""Requests kept as OTAP tables: they say what the requests said, and what tables cannot say is told to the sender."""
 
 import json
 import urllib.request
@@ -64,9 +62,7 @@ def test_a_request_is_kept_as_tables_that_say_the_same(tmp_path, signal):
 
 
 class Spy:
-    """
-    Counts what would be kept, and which of it is waited for.
-    """
+    """Counts what would be kept, and which of it is waited for."""
 
     def __init__(self) -> None:
         self.bundles, self.durable, self.failures = [], [], []
@@ -78,9 +74,7 @@ class Spy:
         self.durable.append(durable)
 
     def sync(self):
-        """
-        Nothing is ever open.
-        """
+        """Nothing is ever open."""
 
     def recent_wal_entries(self):
         return iter(())

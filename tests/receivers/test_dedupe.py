@@ -1,6 +1,4 @@
-"""
-The window knows what was stored a short while ago, across threads and restarts, within bounded memory.
-"""
+"""The window knows what was stored a short while ago, across threads and restarts, within bounded memory."""
 
 import threading
 
@@ -64,9 +62,7 @@ def test_what_is_older_than_the_window_takes_no_memory():
 
 
 def concurrent(*, stored: bool) -> list[bool]:
-    """
-    Return what `begin` says in a thread that came while the first was busy, after the first ended so.
-    """
+    """Return what `begin` says in a thread that came while the first was busy, after the first ended so."""
     clock = ManualClock(waits="hold")
     window = DedupeWindow(10, clock=clock)
     (digest,) = digests(1)

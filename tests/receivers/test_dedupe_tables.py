@@ -1,6 +1,4 @@
-"""
-What was stored as tables is known when it is sent again: on another stream, in another process, in part.
-"""
+"""What was stored as tables is known when it is sent again: on another stream, in another process, in part."""
 
 from dataclasses import replace
 

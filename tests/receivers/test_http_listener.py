@@ -1,6 +1,4 @@
-"""
-The listening socket: whoever arrives while it closes is not left waiting.
-"""
+"""The listening socket: whoever arrives while it closes is not left waiting."""
 
 import asyncio
 import errno

@@ -1,6 +1,4 @@
-"""
-gzip is inflated within a limit, whatever it holds.
-"""
+"""gzip is inflated within a limit, whatever it holds."""
 
 import gzip
 import random

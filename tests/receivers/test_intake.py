@@ -1,6 +1,4 @@
-"""
-A request is stored as it came and confirmed only then; whatever else happens has its own answer.
-"""
+"""A request is stored as it came and confirmed only then; whatever else happens has its own answer."""
 
 import gzip
 import threading

@@ -1,6 +1,4 @@
-"""
-OTLP/gRPC: exact codes, details and limits, over a real connection.
-"""
+"""OTLP/gRPC: exact codes, details and limits, over a real connection."""
 
 import threading
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""
-OTLP/HTTP: exact codes, headers, bodies and limits, over a real connection.
-"""
+"""OTLP/HTTP: exact codes, headers, bodies and limits, over a real connection."""
 
 import gzip
 import http.client
@@ -34,9 +32,7 @@ def receiver(store):
 
 
 def post(receiver, data, *, path="/v1/logs", method="POST", **headers):
-    """
-    Return status, headers and body; keyword `content_type` stands for Content-Type, and so on.
-    """
+    """Return status, headers and body; keyword `content_type` stands for Content-Type, and so on."""
     sent = {"Content-Type": PROTOBUF}
     sent |= {name.replace("_", "-").title(): value for name, value in headers.items()}
     connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=30)

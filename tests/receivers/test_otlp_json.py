@@ -1,6 +1,4 @@
-"""
-OTLP in JSON becomes the protobuf that says the same, by the rules of the OTLP specification.
-"""
+"""OTLP in JSON becomes the protobuf that says the same, by the rules of the OTLP specification."""
 
 import json
 import tracemalloc

@@ -1,6 +1,4 @@
-"""
-Silent and slow clients keep nobody out: not with calls, streams or bodies, and not from several addresses.
-"""
+"""Silent and slow clients keep nobody out: not with calls, streams or bodies, and not from several addresses."""
 
 import asyncio
 import contextlib

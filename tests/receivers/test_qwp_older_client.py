@@ -1,6 +1,4 @@
-"""
-The official client 5.0, in a process of its own, beside the newer one that the other tests use.
-"""
+"""The official client 5.0, in a process of its own, beside the newer one that the other tests use."""
 
 import json
 import subprocess

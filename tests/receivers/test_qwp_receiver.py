@@ -1,6 +1,4 @@
-"""
-QuestDB clients, ours and the official one, on a real socket in front of a real store.
-"""
+"""QuestDB clients, ours and the official one, on a real socket in front of a real store."""
 
 import shutil
 import socket

@@ -1,6 +1,4 @@
-"""
-What a QWP client sends again is stored once, and what another client says, too, is stored for each of them.
-"""
+"""What a QWP client sends again is stored once, and what another client says, too, is stored for each of them."""
 
 import shutil
 import sqlite3

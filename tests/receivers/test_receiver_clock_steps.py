@@ -1,6 +1,4 @@
-"""
-A wall clock that is set back or forward: what clients send again is known for as long as it should be.
-"""
+"""A wall clock that is set back or forward: what clients send again is known for as long as it should be."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A million broken inputs for each decoder that stands at a port: an answer for every one, in bounded memory.
-"""
+"""A million broken inputs for each decoder that stands at a port: an answer for every one, in bounded memory."""
 
 import gzip
 import json

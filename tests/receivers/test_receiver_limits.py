@@ -1,6 +1,4 @@
-"""
-Clients that are slow, many, silent or endless take nothing from the others.
-"""
+"""Clients that are slow, many, silent or endless take nothing from the others."""
 
 import contextlib
 import errno
@@ -47,9 +45,7 @@ def post(receiver) -> int:
 
 
 def ended(client) -> bytes:
-    """
-    Return what is said before the other side closes.
-    """
+    """Return what is said before the other side closes."""
     said = b""
     with contextlib.suppress(ConnectionError):
         while part := client.recv(65536):

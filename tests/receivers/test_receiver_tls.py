@@ -30,9 +30,7 @@ RECEIVERS = {"grpc": OtlpGrpcReceiver, "http": OtlpHttpReceiver}
 
 @pytest.fixture(autouse=True)
 def _no_other_trust(monkeypatch):
-    """
-    `requests` would trust these in place of what the exporter was given.
-    """
+    """`requests` would trust these in place of what the exporter was given."""
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -54,9 +52,7 @@ def settings(server_files, *, client_ca=None, auth=None, **limits) -> OtlpSettin
 
 
 def exporter(protocol, receiver, ca, *, client=None, headers=None):
-    """
-    Return the SDK's exporter, which trusts *ca*.
-    """
+    """Return the SDK's exporter, which trusts *ca*."""
     if protocol == "grpc":
         files = [None, None] if client is None else [client[1].read_bytes(), client[0].read_bytes()]
         credentials = grpc.ssl_channel_credentials(ca.read_bytes(), *files)
@@ -85,9 +81,7 @@ def bodies(store) -> list[str]:
 
 
 def export_raw(protocol, receiver, ca, *, client=None, authorization=None) -> str:
-    """
-    Send one request; return "" when it was taken, otherwise how it was refused.
-    """
+    """Send one request; return "" when it was taken, otherwise how it was refused."""
     metadata = [] if authorization is None else [("authorization", authorization)]
     if protocol == "grpc":
         files = [None, None] if client is None else [client[1].read_bytes(), client[0].read_bytes()]

@@ -1,6 +1,4 @@
-"""
-Receivers in front of a real store on a real disk: what was confirmed is there, once, after whatever happened.
-"""
+"""Receivers in front of a real store on a real disk: what was confirmed is there, once, after whatever happened."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

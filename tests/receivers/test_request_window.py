@@ -1,5 +1,6 @@
 """
-A request is stored once within the window: by whichever core, after restarts and crashes, however much came since.
+A request is stored once within the window: by whichever core, after restarts and crashes, however
+much came since.
 """
 
 from __future__ import annotations

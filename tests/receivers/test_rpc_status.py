@@ -1,6 +1,4 @@
-"""
-Statuses are those that the official messages read.
-"""
+"""Statuses are those that the official messages read."""
 
 import pytest
 from google.rpc.error_details_pb2 import RetryInfo

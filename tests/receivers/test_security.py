@@ -1,6 +1,4 @@
-"""
-A port that others can reach is closed to strangers; credentials are compared whole, and follow their files.
-"""
+"""A port that others can reach is closed to strangers; credentials are compared whole, and follow their files."""
 
 import base64
 import hmac
@@ -32,9 +30,7 @@ AUTH = AuthSettings(tokens=("t0ken",))
 
 
 class Events(InMemoryObserver):
-    """
-    Keeps events, too.
-    """
+    """Keeps events, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,9 +243,7 @@ def test_files_that_are_no_certificate_and_its_key_are_refused(tmp_path, authori
 
 
 def handshake(context: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
-    """
-    Return the server's certificate as the client saw it.
-    """
+    """Return the server's certificate as the client saw it."""
     pipes = [ssl.MemoryBIO() for _ in range(4)]
     server_side = context.wrap_bio(pipes[0], pipes[1], server_side=True)
     client_side = client.wrap_bio(pipes[2], pipes[3], server_hostname="localhost")

@@ -1,6 +1,4 @@
-"""
-Several processes may listen on one port, when that is meant; and clients are asked for new connections.
-"""
+"""Several processes may listen on one port, when that is meant; and clients are asked for new connections."""
 
 import http.client
 

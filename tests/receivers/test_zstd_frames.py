@@ -1,6 +1,4 @@
-"""
-zstd is inflated within a limit, whatever it holds, and its frames are measured before that.
-"""
+"""zstd is inflated within a limit, whatever it holds, and its frames are measured before that."""
 
 import random
 import resource
@@ -21,9 +19,7 @@ def pack(data: bytes) -> bytes:
 
 
 def stream(data: bytes) -> bytes:
-    """
-    Return a frame that does not say how much it holds.
-    """
+    """Return a frame that does not say how much it holds."""
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as out:
         out.write(data)
@@ -31,9 +27,7 @@ def stream(data: bytes) -> bytes:
 
 
 def rle(blocks: int, *, window: int = 0x40) -> bytes:
-    """
-    Return a frame of so many blocks, each of 128 KiB of one byte.
-    """
+    """Return a frame of so many blocks, each of 128 KiB of one byte."""
     block = (128 * 1024 << 3 | 1 << 1).to_bytes(3, "little") + b"a"
     return ZSTD_MAGIC + bytes([0, window]) + block * blocks + b"\x01\x00\x00"
 

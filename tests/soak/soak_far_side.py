@@ -1,6 +1,4 @@
-"""
-Producers and a far side for the soak of deliveries: who was told what, and what arrived.
-"""
+"""Producers and a far side for the soak of deliveries: who was told what, and what arrived."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-The pipeline of the soak of deliveries: files, a far side, and files behind a processor that fails on some records.
+The pipeline of the soak of deliveries: files, a far side, and files behind a processor that fails
+on some records.
 """
 
 from __future__ import annotations

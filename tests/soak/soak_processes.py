@@ -53,9 +53,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Board:
-    """
-    What all processes see at once: whether to stop, and which numbers each producer has used.
-    """
+    """What all processes see at once: whether to stop, and which numbers each producer has used."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 4096)
@@ -98,9 +96,7 @@ class Board:
 
 @dataclass(frozen=True)
 class Place:
-    """
-    Where one soak runs.
-    """
+    """Where one soak runs."""
 
     base: Path
     settings: Settings
@@ -179,9 +175,7 @@ def open_journal(path: Path) -> int:
 
 
 class DropsWritten(InMemoryObserver):
-    """
-    Writes down which segments the store counts as given up, by itself or by another core.
-    """
+    """Writes down which segments the store counts as given up, by itself or by another core."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -251,9 +245,7 @@ def take(store: Any, connection: socket.socket) -> None:
 
 
 def deliver(place: Place, subscriber: Any, ending: threading.Event, core: int) -> None:
-    """
-    Write down each bundle, acknowledge it, or now and then put it off; until there is nothing more at the end.
-    """
+    """Write down each bundle, acknowledge it, or now and then put it off; until there is nothing more at the end."""
     try:
         journal = open_journal(place.journal(f"{subscriber.id}-{core}"))
         chance = random.Random()

@@ -73,9 +73,7 @@ def base(tmp_path: Path) -> Iterator[Path]:
 
 @dataclass
 class Conductor:
-    """
-    Starts the processes, kills them at random and starts them again, and watches the disk meanwhile.
-    """
+    """Starts the processes, kills them at random and starts them again, and watches the disk meanwhile."""
 
     place: Place
     chance: random.Random

@@ -1,5 +1,6 @@
 """
-The same pipeline in other weather: parts that are restarted in any order, a far side that comes late, a full disk.
+The same pipeline in other weather: parts that are restarted in any order, a far side that comes
+late, a full disk.
 """
 
 import contextlib
@@ -99,7 +100,8 @@ def test_parts_restart_in_any_order(tmp_path, seed):
 @pytest.mark.parametrize("part", ["spark", "ingest"])
 def test_a_part_that_stands_still_for_minutes_goes_on(tmp_path, part):
     """
-    A process that is stopped is alive and answers nobody: nothing is lost, and nothing is exported twice, afterwards.
+    A process that is stopped is alive and answers nobody: nothing is lost, and nothing is exported twice,
+    afterwards.
     """
     far = FarSide()
     with Pipeline(tmp_path, far.port) as pipeline:

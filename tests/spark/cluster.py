@@ -1,6 +1,4 @@
-"""
-A Spark cluster on loopback: one master, two workers, each a process of its own.
-"""
+"""A Spark cluster on loopback: one master, two workers, each a process of its own."""
 
 from __future__ import annotations
 

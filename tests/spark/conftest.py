@@ -1,6 +1,4 @@
-"""
-One Spark session per run, and stores made of sealed segments.
-"""
+"""One Spark session per run, and stores made of sealed segments."""
 
 import contextlib
 

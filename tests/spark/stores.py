@@ -1,6 +1,4 @@
-"""
-Directories that look like a store, made without one: sealed segments of known bundles.
-"""
+"""Directories that look like a store, made without one: sealed segments of known bundles."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ INGESTED_NS = 1_700_000_000_000_000_000
 
 
 class StoreMaker:
-    """
-    Writes segment after segment below *root*; rows carry numbers from one sequence.
-    """
+    """Writes segment after segment below *root*; rows carry numbers from one sequence."""
 
     def __init__(self, root: Path, identity: str | None = "5c0f0000-0000-0000-0000-000000000001") -> None:
         self.root = str(root)

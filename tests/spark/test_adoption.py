@@ -1,5 +1,6 @@
 """
-What a Spark sink staged and committed becomes part of the store once, whole, and whatever step a crash cuts short.
+What a Spark sink staged and committed becomes part of the store once, whole, and whatever step a
+crash cuts short.
 """
 
 import json

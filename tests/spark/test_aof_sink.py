@@ -1,6 +1,4 @@
-"""
-`format("quiver-aof")` as a sink: each batch once, nothing before it is committed, columns as a read gives them.
-"""
+"""`format("quiver-aof")` as a sink: each batch once, nothing before it is committed, columns as a read gives them."""
 
 import pyarrow as pa
 import pytest

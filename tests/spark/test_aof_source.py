@@ -1,6 +1,4 @@
-"""
-The data source `quiver-aof`: without Spark what Spark's processes call, and a few reads with it.
-"""
+"""The data source `quiver-aof`: without Spark what Spark's processes call, and a few reads with it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-How many bundles a batch of an exporter may have.
-"""
+"""How many bundles a batch of an exporter may have."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""
-The cast layer: whatever Arrow type was stored, the batch that leaves equals the schema Spark checks.
-"""
+"""The cast layer: whatever Arrow type was stored, the batch that leaves equals the schema Spark checks."""
 
 import datetime as dt
 import decimal

@@ -1,6 +1,4 @@
-"""
-A checkpoint on a local disk: synced before what it says is acknowledged, and repaired after a power loss.
-"""
+"""A checkpoint on a local disk: synced before what it says is acknowledged, and repaired after a power loss."""
 
 import pytest
 

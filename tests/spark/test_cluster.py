@@ -1,5 +1,6 @@
 """
-On a cluster: tasks in processes of their own, on two workers, over one shared directory. Run by `make test-cluster`.
+On a cluster: tasks in processes of their own, on two workers, over one shared directory. Run by `make
+test-cluster`.
 """
 
 import subprocess

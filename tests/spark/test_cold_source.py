@@ -1,6 +1,4 @@
-"""
-A Spark query reads segments that only the object tier has, where a plain read of the files would find nothing.
-"""
+"""A Spark query reads segments that only the object tier has, where a plain read of the files would find nothing."""
 
 from __future__ import annotations
 

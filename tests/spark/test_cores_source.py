@@ -1,6 +1,4 @@
-"""
-A store on several cores is one stream: offsets hold a position for each, and cores come and go. No Spark here.
-"""
+"""A store on several cores is one stream: offsets hold a position for each, and cores come and go. No Spark here."""
 
 import json
 import shutil

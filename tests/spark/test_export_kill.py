@@ -1,6 +1,4 @@
-"""
-The exporter's driver, its JVM and its tasks killed while data flows: every row is exported once.
-"""
+"""The exporter's driver, its JVM and its tasks killed while data flows: every row is exported once."""
 
 import os
 import random

@@ -1,6 +1,4 @@
-"""
-Every exporter on Spark says how much it delivered, and a failure becomes one of a few types.
-"""
+"""Every exporter on Spark says how much it delivered, and a failure becomes one of a few types."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""
-Who may read what exporters write: as the umask says, or as a setting does. Tasks only; no Spark session here.
-"""
+"""Who may read what exporters write: as the umask says, or as a setting does. Tasks only; no Spark session here."""
 
 import os
 import stat

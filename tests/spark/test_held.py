@@ -1,5 +1,6 @@
 """
-What an exporter's processors failed on is tried again by itself, until it passes or its policy has enough. No Spark.
+What an exporter's processors failed on is tried again by itself, until it passes or its policy has enough. No
+Spark.
 """
 
 import threading

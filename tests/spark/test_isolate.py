@@ -1,6 +1,4 @@
-"""
-What makes a batch fail is found by halving, with few probes, and nothing is blamed for nothing.
-"""
+"""What makes a batch fail is found by halving, with few probes, and nothing is blamed for nothing."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,6 +1,4 @@
-"""
-Finding a Java, on machines with one, with an old one, with the wheel only, and with none.
-"""
+"""Finding a Java, on machines with one, with an old one, with the wheel only, and with none."""
 
 import importlib.util
 import os

@@ -1,6 +1,4 @@
-"""
-Positions in a store, and how they stand in a checkpoint.
-"""
+"""Positions in a store, and how they stand in a checkpoint."""
 
 import json
 

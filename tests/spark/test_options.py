@@ -1,6 +1,4 @@
-"""
-The options of one load: read once, refused early.
-"""
+"""The options of one load: read once, refused early."""
 
 import pytest
 from pyspark.sql.types import StructType

@@ -1,6 +1,4 @@
-"""
-Rows of a view become a request again that shows the same rows.
-"""
+"""Rows of a view become a request again that shows the same rows."""
 
 import json
 from collections import Counter

@@ -1,6 +1,4 @@
-"""
-Parquet files become visible whole, once, and stay so, whatever step a crash cuts short.
-"""
+"""Parquet files become visible whole, once, and stay so, whatever step a crash cuts short."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""
-Which bundles a batch takes, and how they are shared out.
-"""
+"""Which bundles a batch takes, and how they are shared out."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,5 +1,6 @@
 """
-One bundle that a processor fails on stops nothing else: it is found, held, tried again, exported once or a letter.
+One bundle that a processor fails on stops nothing else: it is found, held, tried again, exported
+once or a letter.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""
-Processors on frames: what goes on, what is changed, and that the same rows always give the same.
-"""
+"""Processors on frames: what goes on, what is changed, and that the same rows always give the same."""
 
 import hashlib
 

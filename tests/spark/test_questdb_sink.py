@@ -1,6 +1,4 @@
-"""
-The sink `questdb`: rows of a frame in a QWP server, here our own receiver in front of a store.
-"""
+"""The sink `questdb`: rows of a frame in a QWP server, here our own receiver in front of a store."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,6 +1,4 @@
-"""
-Tables that came over QWP, read by name.
-"""
+"""Tables that came over QWP, read by name."""
 
 from datetime import UTC, datetime
 from decimal import Decimal

@@ -1,6 +1,4 @@
-"""
-Nothing of what matches is left in a batch, at any depth; everything else is as it was.
-"""
+"""Nothing of what matches is left in a batch, at any depth; everything else is as it was."""
 
 import base64
 import pickle

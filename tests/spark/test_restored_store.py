@@ -1,6 +1,4 @@
-"""
-A checkpoint that is newer than the copy its store was restored from: nothing new is skipped. No Spark here.
-"""
+"""A checkpoint that is newer than the copy its store was restored from: nothing new is skipped. No Spark here."""
 
 import shutil
 

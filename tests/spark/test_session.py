@@ -1,6 +1,4 @@
-"""
-Settings of the session that need no session.
-"""
+"""Settings of the session that need no session."""
 
 from pathlib import Path
 

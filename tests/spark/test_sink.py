@@ -1,6 +1,4 @@
-"""
-`format("quiver")` as a sink: each batch once, nothing before it is committed, types as they were.
-"""
+"""`format("quiver")` as a sink: each batch once, nothing before it is committed, types as they were."""
 
 import threading
 

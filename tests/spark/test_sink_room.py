@@ -1,5 +1,6 @@
 """
-A sink keeps to the cap of the store it writes to: it waits for room like any producer, or fails and leaves nothing.
+A sink keeps to the cap of the store it writes to: it waits for room like any producer, or fails and
+leaves nothing.
 """
 
 import os

@@ -1,6 +1,4 @@
-"""
-The data source without Spark: what Spark's processes call, called directly.
-"""
+"""The data source without Spark: what Spark's processes call, called directly."""
 
 import pickle
 from pathlib import Path

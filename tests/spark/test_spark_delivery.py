@@ -1,6 +1,4 @@
-"""
-A query that delivers to a far side of one's own, and exporters that meet what they cannot decode.
-"""
+"""A query that delivers to a far side of one's own, and exporters that meet what they cannot decode."""
 
 import shutil
 import threading

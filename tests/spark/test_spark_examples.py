@@ -1,6 +1,4 @@
-"""
-The examples run as they stand.
-"""
+"""The examples run as they stand."""
 
 import os
 import subprocess

@@ -1,6 +1,4 @@
-"""
-The Parquet exporter in a real Spark session, read back with pyarrow.
-"""
+"""The Parquet exporter in a real Spark session, read back with pyarrow."""
 
 import pathlib
 import shutil

@@ -1,6 +1,4 @@
-"""
-`quiver dead-letters replay --pipeline` for an exporter on Spark: through the processors as the file has them now.
-"""
+"""`quiver dead-letters replay --pipeline` for an exporter on Spark: through the processors as the file has them now."""
 
 import json
 

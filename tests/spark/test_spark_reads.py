@@ -1,6 +1,4 @@
-"""
-Batch and streaming reads in a real Spark session.
-"""
+"""Batch and streaming reads in a real Spark session."""
 
 import pathlib
 import shutil

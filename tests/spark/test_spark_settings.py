@@ -1,6 +1,4 @@
-"""
-What processors and exporters are told is checked when it is made, without Spark.
-"""
+"""What processors and exporters are told is checked when it is made, without Spark."""
 
 import subprocess
 import sys

@@ -1,6 +1,4 @@
-"""
-A streaming query as a subscriber: what is durable when, and what is refused. No Spark here.
-"""
+"""A streaming query as a subscriber: what is durable when, and what is refused. No Spark here."""
 
 import os
 import pathlib

@@ -1,5 +1,6 @@
 """
-A streaming query whose bundles a policy dropped: it is told once, counts them, and goes on or stops. No Spark here.
+A streaming query whose bundles a policy dropped: it is told once, counts them, and goes on or
+stops. No Spark here.
 """
 
 import errno

@@ -1,6 +1,4 @@
-"""
-What an exporter could not deliver yet is never acknowledged, however far its query has come. No Spark here.
-"""
+"""What an exporter could not deliver yet is never acknowledged, however far its query has come. No Spark here."""
 
 import pytest
 

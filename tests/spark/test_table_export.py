@@ -1,6 +1,4 @@
-"""
-From a store through processors to an exporter: every row once, over restarts, and in the right place.
-"""
+"""From a store through processors to an exporter: every row once, over restarts, and in the right place."""
 
 import gzip
 import io

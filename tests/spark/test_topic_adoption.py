@@ -1,6 +1,4 @@
-"""
-What a Spark sink staged and committed becomes messages of topics once, whole, whatever step a crash cuts short.
-"""
+"""What a Spark sink staged and committed becomes messages of topics once, whole, whatever step a crash cuts short."""
 
 import pytest
 

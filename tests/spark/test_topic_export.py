@@ -1,5 +1,6 @@
 """
-A topic at the end of a route: from a store through processors to messages, each batch once; another one receives them.
+A topic at the end of a route: from a store through processors to messages, each batch once; another one receives
+them.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""
-Offsets, options and ranges of topics for Spark: pure, and refused early.
-"""
+"""Offsets, options and ranges of topics for Spark: pure, and refused early."""
 
 import json
 import re

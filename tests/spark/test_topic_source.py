@@ -1,5 +1,6 @@
 """
-`format("quiver-topic")` as a source: each message once, from files and objects, over restarts, beside a live writer.
+`format("quiver-topic")` as a source: each message once, from files and objects, over restarts, beside a live
+writer.
 """
 
 import itertools

@@ -1,6 +1,4 @@
-"""
-The source beside a live store: what it confirms is deleted, what it has not is kept.
-"""
+"""The source beside a live store: what it confirms is deleted, what it has not is kept."""
 
 import os
 import subprocess

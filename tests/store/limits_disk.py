@@ -1,6 +1,4 @@
-"""
-A disk of a few kilobytes: what does not fit is refused, part of it written, as file systems do.
-"""
+"""A disk of a few kilobytes: what does not fit is refused, part of it written, as file systems do."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ BLOCK = 16
 
 
 class SmallDisk(FaultFileSystem):
-    """
-    `inner` with room for `capacity` bytes. What is removed is free at once.
-    """
+    """`inner` with room for `capacity` bytes. What is removed is free at once."""
 
     def __init__(self, capacity: int) -> None:
         self.inner = CrashFileSystem()

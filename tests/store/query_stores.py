@@ -1,6 +1,4 @@
-"""
-Stores on a disk in memory for the tests of queries, and how to see what of it is read.
-"""
+"""Stores on a disk in memory for the tests of queries, and how to see what of it is read."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ LOGS = 30
 
 
 class CountingFiles:
-    """
-    A file system that counts which segment files are opened, by number.
-    """
+    """A file system that counts which segment files are opened, by number."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

@@ -1,6 +1,4 @@
-"""
-One budget over several stores: what each may have is what the others leave, and some is reserved for each.
-"""
+"""One budget over several stores: what each may have is what the others leave, and some is reserved for each."""
 
 import os
 

@@ -1,6 +1,4 @@
-"""
-A store without a log keeps durable calls waiting until their bundles are in a sealed segment, which they share.
-"""
+"""A store without a log keeps durable calls waiting until their bundles are in a sealed segment, which they share."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ def test_an_otlp_confirmation_survives_a_power_loss() -> None:
 
 
 class Gate:
-    """
-    A file system in which the first segment waits before it gets its name.
-    """
+    """A file system in which the first segment waits before it gets its name."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()

@@ -1,6 +1,4 @@
-"""
-Bundles of one large slot: they stay in the log until their segment is written, and come out as they went in.
-"""
+"""Bundles of one large slot: they stay in the log until their segment is written, and come out as they went in."""
 
 from __future__ import annotations
 

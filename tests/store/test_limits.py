@@ -1,6 +1,4 @@
-"""
-What a store does at its limits: the size cap, the caps of the log, age, headroom and grace, and in which order.
-"""
+"""What a store does at its limits: the size cap, the caps of the log, age, headroom and grace, and in which order."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A full disk: what was taken stays, acknowledgements and shutdown go on, and ingest does when there is room.
-"""
+"""A full disk: what was taken stays, acknowledgements and shutdown go on, and ingest does when there is room."""
 
 from __future__ import annotations
 

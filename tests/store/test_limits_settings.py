@@ -1,6 +1,4 @@
-"""
-Settings that cannot work together are refused in words; those that change between two runs are taken.
-"""
+"""Settings that cannot work together are refused in words; those that change between two runs are taken."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-A disk that is smaller than the settings want: the log leaves room for the segment, so that the data flows through.
+A disk that is smaller than the settings want: the log leaves room for the segment, so that the data
+flows through.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""
-Memory stays bounded: the open segment, the one being written, and a fixed rest, however much goes through.
-"""
+"""Memory stays bounded: the open segment, the one being written, and a fixed rest, however much goes through."""
 
 from __future__ import annotations
 

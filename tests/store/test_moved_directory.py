@@ -1,5 +1,6 @@
 """
-A directory that is renamed under an open store: the store notices, says so, and writes nothing where another one is.
+A directory that is renamed under an open store: the store notices, says so, and writes nothing where another one
+is.
 """
 
 from __future__ import annotations

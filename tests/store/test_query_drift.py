@@ -1,6 +1,4 @@
-"""
-One slot as a table, whatever its schemas did: against the dullest model there is.
-"""
+"""One slot as a table, whatever its schemas did: against the dullest model there is."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-Other engines query the buffer in place: DuckDB and Polars through the Arrow C stream, and the examples that show it.
+Other engines query the buffer in place: DuckDB and Polars through the Arrow C stream, and the examples that show
+it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""
-Ranges of time: the rows that lie in them and no others, and nothing read that cannot have any.
-"""
+"""Ranges of time: the rows that lie in them and no others, and nothing read that cannot have any."""
 
 from __future__ import annotations
 
@@ -161,9 +159,7 @@ BOUND = st.none() | st.integers(-60, 60).flatmap(lambda n: st.sampled_from([n, n
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(stores(), BOUND, BOUND)
 def test_the_rows_of_a_range_are_those_that_lie_in_it(parts, start, end):
-    """
-    Exactly, for each unit; a row without a time, and a bundle without the column, lie in no range with a bound.
-    """
+    """Exactly, for each unit; a row without a time, and a bundle without the column, lie in no range with a bound."""
     store, disk = filled(parts)
     expected = []
     has_column = any("time" in one.schema.names for part in parts for one in part)

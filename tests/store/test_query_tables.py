@@ -1,6 +1,4 @@
-"""
-Tables that came over QWP: one slot holds all of them, and a query has one.
-"""
+"""Tables that came over QWP: one slot holds all of them, and a query has one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-Reading a directory beside a live writer: every bundle once, in order, whatever happens meanwhile; damage is named.
+Reading a directory beside a live writer: every bundle once, in order, whatever happens meanwhile;
+damage is named.
 """
 
 import os
@@ -29,9 +30,7 @@ def _number(bundle: Bundle) -> int:
 
 
 class Writer:
-    """
-    A store on a disk in memory, driven by hand. Every action can be called at any time.
-    """
+    """A store on a disk in memory, driven by hand. Every action can be called at any time."""
 
     def __init__(self, *, rotate_bytes=1200, subscriber=True):
         self.disk = CrashFileSystem()
@@ -192,9 +191,7 @@ def test_a_scan_yields_one_slot_with_the_columns_asked_for(writer):
 
 
 class Interrupted:
-    """
-    A file system whose n-th reading call is preceded by *action*.
-    """
+    """A file system whose n-th reading call is preceded by *action*."""
 
     def __init__(self, inner, at, action):
         self._inner, self._left, self._action = inner, at, action

@@ -1,6 +1,4 @@
-"""
-Replay takes over what the log has as it is; only what is laid out otherwise is decoded and serialised anew.
-"""
+"""Replay takes over what the log has as it is; only what is laid out otherwise is decoded and serialised anew."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Which segments may go: a truth table, with time as an argument.
-"""
+"""Which segments may go: a truth table, with time as an argument."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""
-A listing that is made while segments get their names: what it shows has no hole.
-"""
+"""A listing that is made while segments get their names: what it shows has no hole."""
 
 from __future__ import annotations
 

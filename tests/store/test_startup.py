@@ -1,6 +1,4 @@
-"""
-What opening a store reads, and what it leaves for later: counted at the file system, never timed.
-"""
+"""What opening a store reads, and what it leaves for later: counted at the file system, never timed."""
 
 import re
 from collections import Counter

@@ -1,6 +1,4 @@
-"""
-The store as its caller sees it: ingest, seal, deliver, delete, refuse, close.
-"""
+"""The store as its caller sees it: ingest, seal, deliver, delete, refuse, close."""
 
 from __future__ import annotations
 

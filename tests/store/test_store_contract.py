@@ -1,6 +1,4 @@
-"""
-The store keeps the contract that every append log of this house keeps.
-"""
+"""The store keeps the contract that every append log of this house keeps."""
 
 from __future__ import annotations
 

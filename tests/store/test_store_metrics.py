@@ -1,6 +1,4 @@
-"""
-The metrics: one table, a page that says the same, code that emits each, and figures that are true.
-"""
+"""The metrics: one table, a page that says the same, code that emits each, and figures that are true."""
 
 import ast
 import gc

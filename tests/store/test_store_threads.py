@@ -1,6 +1,4 @@
-"""
-Many threads at once, on a real disk: ingest, delivery, upkeep, registration and closing all race each other.
-"""
+"""Many threads at once, on a real disk: ingest, delivery, upkeep, registration and closing all race each other."""
 
 from __future__ import annotations
 

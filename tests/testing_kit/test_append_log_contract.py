@@ -1,6 +1,4 @@
-"""
-The smallest log that keeps the contract of append logs; each way to be careless is found out.
-"""
+"""The smallest log that keeps the contract of append logs; each way to be careless is found out."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ PATH = "/log/data"
 
 
 class SmallLog:
-    """
-    One file of length, checksum, record.
-    """
+    """One file of length, checksum, record."""
 
     retries_syncs = False
     syncs_on_open = True
@@ -110,9 +106,7 @@ class SmallLogContract(AppendLogContract):
 
 
 class TestSmallLog(SmallLogContract):
-    """
-    It keeps every promise.
-    """
+    """It keeps every promise."""
 
 
 @pytest.mark.parametrize(
@@ -126,9 +120,7 @@ class TestSmallLog(SmallLogContract):
     ],
 )
 def test_carelessness_is_found(carelessness, test, words):
-    """
-    The test that guards a promise fails when the promise is broken, and says which it was.
-    """
+    """The test that guards a promise fails when the promise is broken, and says which it was."""
     careless = type("Careless", (SmallLog,), {carelessness: not getattr(SmallLog, carelessness)})
     contract = type("Contract", (SmallLogContract,), {"log": careless})()
     with pytest.raises(AssertionError, match=f"broken promise: .*{words}"):

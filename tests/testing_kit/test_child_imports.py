@@ -1,6 +1,4 @@
-"""
-Programs that tests start test the same tree as the tests.
-"""
+"""Programs that tests start test the same tree as the tests."""
 
 import subprocess
 import sys

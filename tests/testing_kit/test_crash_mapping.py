@@ -1,6 +1,4 @@
-"""
-Mappings in the file system that crashes: a store is visible at once, durable after a sync, torn by the block.
-"""
+"""Mappings in the file system that crashes: a store is visible at once, durable after a sync, torn by the block."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""
-The crash file system keeps what was synced, loses nothing else by mistake, and invents nothing.
-"""
+"""The crash file system keeps what was synced, loses nothing else by mistake, and invents nothing."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ def durable(disk, path, data):
 
 
 def tree(disk, path=""):
-    """
-    Path → contents of every file, path → None of every directory.
-    """
+    """Path → contents of every file, path → None of every directory."""
     found = {}
     for name in disk.list_dir(path):
         below = f"{path}/{name}"
@@ -54,9 +50,7 @@ def outcomes(disk, path):
 
 
 def test_a_synced_file_without_a_synced_name_is_lost(disk):
-    """
-    fsync of a file does nothing for its name.
-    """
+    """fsync of a file does nothing for its name."""
     file = disk.create("/f")
     file.pwrite(b"x", 0)
     file.sync()
@@ -66,9 +60,7 @@ def test_a_synced_file_without_a_synced_name_is_lost(disk):
 
 
 def test_a_synced_name_without_synced_contents_is_empty(disk):
-    """
-    fsync of a directory does nothing for its files.
-    """
+    """fsync of a directory does nothing for its files."""
     disk.create("/f").pwrite(b"x", 0)
     disk.sync_dir("/")
 
@@ -77,9 +69,7 @@ def test_a_synced_name_without_synced_contents_is_empty(disk):
 
 
 def test_each_block_survives_on_its_own(disk):
-    """
-    Overwritten blocks are old or new, each of them, and never a mixture.
-    """
+    """Overwritten blocks are old or new, each of them, and never a mixture."""
     file = durable(disk, "/f", b"o" * 3 * BLOCK)
     file.pwrite(b"n" * 3 * BLOCK, 0)
 
@@ -93,9 +83,7 @@ def test_each_block_survives_on_its_own(disk):
 
 
 def test_a_length_may_survive_without_its_blocks(disk):
-    """
-    An append that was not synced: nothing, some of it, all of it, or zeros where it should be.
-    """
+    """An append that was not synced: nothing, some of it, all of it, or zeros where it should be."""
     file = durable(disk, "/f", b"o" * 100)
     file.pwrite(b"n" * 2 * BLOCK, 100)
     seen = outcomes(disk, "/f")
@@ -108,9 +96,7 @@ def test_a_length_may_survive_without_its_blocks(disk):
 
 
 def test_a_sync_keeps_contents_and_length(disk):
-    """
-    After `sync_data` every choice gives the same file.
-    """
+    """After `sync_data` every choice gives the same file."""
     file = durable(disk, "/f", b"x" * 10_000)
     file.pwrite(b"yy", 5000)
     file.truncate(9000)
@@ -120,9 +106,7 @@ def test_a_sync_keeps_contents_and_length(disk):
 
 
 def test_a_cut_is_undone_whole_or_not_at_all(disk):
-    """
-    Before the sync the old length may come back, then with the old bytes; never old bytes at the new length.
-    """
+    """Before the sync the old length may come back, then with the old bytes; never old bytes at the new length."""
     file = durable(disk, "/f", b"o" * 2 * BLOCK)
     file.truncate(10)
     assert outcomes(disk, "/f") == {b"o" * 2 * BLOCK, b"o" * 10}
@@ -134,9 +118,7 @@ def test_a_cut_is_undone_whole_or_not_at_all(disk):
 
 
 def test_a_file_emptied_and_written_again(disk):
-    """
-    The old file, the empty one, or some of the new: never the old bytes cut to the new length.
-    """
+    """The old file, the empty one, or some of the new: never the old bytes cut to the new length."""
     durable(disk, "/f", b"o" * 100)
     disk.create_or_truncate("/f").pwrite(b"n" * 50, 0)
 
@@ -144,9 +126,7 @@ def test_a_file_emptied_and_written_again(disk):
 
 
 def test_a_mode_is_metadata(disk):
-    """
-    `sync_data` does not keep it, `sync` does.
-    """
+    """`sync_data` does not keep it, `sync` does."""
     file = durable(disk, "/f", b"x")
     file.set_mode(0o440)
     file.sync_data()
@@ -157,9 +137,7 @@ def test_a_mode_is_metadata(disk):
 
 
 def test_lost_blocks_stay_lost_through_a_cut(disk):
-    """
-    What a failed sync lost is not on the disk, also when the file is then cut and grows again.
-    """
+    """What a failed sync lost is not on the disk, also when the file is then cut and grows again."""
     file = durable(disk, "/f", b"o" * 10)
     file.pwrite(b"n" * 10, 0)
     file.lose_unsynced()
@@ -176,9 +154,7 @@ def test_lost_blocks_stay_lost_through_a_cut(disk):
 
 
 def test_an_unsynced_rename_never_loses_both(disk):
-    """
-    The file is under its old name or its new one; what it replaced is whole as long as it is there.
-    """
+    """The file is under its old name or its new one; what it replaced is whole as long as it is there."""
     durable(disk, "/old", b"mine")
     durable(disk, "/target", b"theirs")
     disk.rename("/old", "/target")
@@ -188,9 +164,7 @@ def test_an_unsynced_rename_never_loses_both(disk):
 
 
 def test_a_rename_between_directories_never_loses_both(disk):
-    """
-    Syncing where it went may leave the old name; syncing where it left makes it whole.
-    """
+    """Syncing where it went may leave the old name; syncing where it left makes it whole."""
     disk.make_dirs("/a")
     disk.make_dirs("/b")
     durable(disk, "/a/f", b"x")
@@ -211,9 +185,7 @@ def test_a_rename_between_directories_never_loses_both(disk):
 
 
 def test_a_move_over_a_younger_name_stays(disk):
-    """
-    What a sync of the directory that was left made durable is not undone by an older, unsynced creation.
-    """
+    """What a sync of the directory that was left made durable is not undone by an older, unsynced creation."""
     disk.make_dirs("/a")
     disk.make_dirs("/b")
     durable(disk, "/a/f", b"moved")
@@ -225,9 +197,7 @@ def test_a_move_over_a_younger_name_stays(disk):
 
 
 def test_names_survive_independently(disk):
-    """
-    Creations and removals that were not synced: each happened or did not.
-    """
+    """Creations and removals that were not synced: each happened or did not."""
     durable(disk, "/gone", b"x")
     disk.create("/new")
     disk.remove("/gone")
@@ -242,9 +212,7 @@ def test_names_survive_independently(disk):
 
 
 def test_a_lost_directory_takes_its_files_along(disk):
-    """
-    What was made durable below a name that was not is out of reach.
-    """
+    """What was made durable below a name that was not is out of reach."""
     disk.make_dirs("/a/b")
     durable(disk, "/a/b/f", b"x")
     disk.rename("/a/b", "/a/c")
@@ -254,9 +222,7 @@ def test_a_lost_directory_takes_its_files_along(disk):
 
 
 def test_made_directories_are_durable(disk):
-    """
-    Every ancestor, on return; and each step of it can be the last.
-    """
+    """Every ancestor, on return; and each step of it can be the last."""
     steps = []
     disk.on_step = lambda op, path: steps.append((op, path, tree(disk.clone_after_crash(0))))
     disk.make_dirs("/a/b")
@@ -269,9 +235,7 @@ def test_made_directories_are_durable(disk):
 
 
 def test_two_may_make_one_directory(disk):
-    """
-    When another makes it between the look and the act, it is as good.
-    """
+    """When another makes it between the look and the act, it is as good."""
 
     def other(op, path):
         disk.on_step = None
@@ -285,9 +249,7 @@ def test_two_may_make_one_directory(disk):
 
 
 def test_a_removed_file_that_comes_back_has_its_contents(disk):
-    """
-    An unlink that was not synced is undone with all that was durable in the file.
-    """
+    """An unlink that was not synced is undone with all that was durable in the file."""
     file = durable(disk, "/f", b"old")
     file.pwrite(b"new", 0)
     disk.remove("/f")
@@ -300,9 +262,7 @@ def test_a_removed_file_that_comes_back_has_its_contents(disk):
 
 
 def test_a_kill_keeps_what_was_visible_and_no_more_durable(disk):
-    """
-    The next process sees everything; a power cut after that takes what it would have taken before.
-    """
+    """The next process sees everything; a power cut after that takes what it would have taken before."""
     durable(disk, "/old", b"o" * 5000)
     file = disk.open_write("/old")
     file.pwrite(b"n" * 10, 0)
@@ -319,9 +279,7 @@ def test_a_kill_keeps_what_was_visible_and_no_more_durable(disk):
 
 
 def test_clones_are_apart(disk):
-    """
-    What happens in one is not seen in the other.
-    """
+    """What happens in one is not seen in the other."""
     durable(disk, "/f", b"x" * 10)
     clone = disk.clone_after_crash(0)
     clone.open_write("/f").pwrite(b"clone", 0)
@@ -335,9 +293,7 @@ def test_clones_are_apart(disk):
 
 
 def test_a_seed_is_an_outcome(disk):
-    """
-    The same state and seed give the same survivor.
-    """
+    """The same state and seed give the same survivor."""
     file = durable(disk, "/f", bytes(20 * BLOCK))
     file.pwrite(b"x" * 20 * BLOCK, 0)
 
@@ -349,9 +305,7 @@ def test_a_seed_is_an_outcome(disk):
 
 
 def test_each_change_is_one_step_before_it_happens(disk):
-    """
-    `on_step` sees the state before; raising in it stops the operation; reading is no step.
-    """
+    """`on_step` sees the state before; raising in it stops the operation; reading is no step."""
     disk.make_dirs("/d")
     names = []
     disk.on_step = lambda op, path: names.append(f"{op} {path}")
@@ -388,9 +342,7 @@ def test_each_change_is_one_step_before_it_happens(disk):
 
 
 def test_the_disk_is_open_while_a_step_is_held(disk):
-    """
-    A thread may be stopped in the middle of its sync while another writes.
-    """
+    """A thread may be stopped in the middle of its sync while another writes."""
     file = durable(disk, "/f", b"x")
     reached, go = threading.Event(), threading.Event()
 
@@ -414,9 +366,7 @@ def test_the_disk_is_open_while_a_step_is_held(disk):
 
 
 def test_sealed_files_cannot_be_opened_for_writing(disk):
-    """
-    Even root is refused here: a store must not depend on being root.
-    """
+    """Even root is refused here: a store must not depend on being root."""
     disk.create("/f", mode=0o440).close()
     for call in (disk.open_write, disk.create_or_truncate):
         with pytest.raises(PermissionError):
@@ -425,9 +375,7 @@ def test_sealed_files_cannot_be_opened_for_writing(disk):
 
 
 def test_directories_are_not_files(disk):
-    """
-    EISDIR, with the path.
-    """
+    """EISDIR, with the path."""
     disk.make_dirs("/d")
     disk.create("/f")
     for call in (disk.open_read, disk.remove, disk.map_read, lambda path: disk.rename("/f", path)):
@@ -437,9 +385,7 @@ def test_directories_are_not_files(disk):
 
 
 def test_time_is_the_clocks():
-    """
-    Modification times come from the clock that was handed in.
-    """
+    """Modification times come from the clock that was handed in."""
     clock = ManualClock(now_ns=5)
     disk = CrashFileSystem(clock=clock)
     file = disk.create("/f")
@@ -451,9 +397,7 @@ def test_time_is_the_clocks():
 
 
 def test_free_space_is_whatever_the_test_says(disk):
-    """
-    It never fills up by itself.
-    """
+    """It never fills up by itself."""
     disk.free = 17
 
     assert disk.free_bytes("/") == 17
@@ -473,9 +417,7 @@ STEP = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(STEP, max_size=12), seed=st.integers(2, 1 << 30))
 def test_contents_against_a_bytearray(steps, seed):
-    """
-    Reads equal a bytearray's; seed 0 equals its last sync, seed 1 its end; others hold bytes of one version each.
-    """
+    """Reads equal a bytearray's; seed 0 equals its last sync, seed 1 its end; others hold bytes of one version each."""
     disk = CrashFileSystem()
     file = disk.create("/f")
     disk.sync_dir("/")
@@ -511,9 +453,7 @@ def test_contents_against_a_bytearray(steps, seed):
 
 
 def test_names_against_a_model():
-    """
-    Synced names are the directory's; a rename keeps every durable file reachable, whatever was chosen.
-    """
+    """Synced names are the directory's; a rename keeps every durable file reachable, whatever was chosen."""
     for round_number in range(60):
         random = Random(round_number)
         disk = CrashFileSystem()
@@ -537,9 +477,7 @@ def test_names_against_a_model():
 
 
 def test_clones_share_their_blocks(disk):
-    """
-    Crash suites take thousands of clones: only what differs takes memory.
-    """
+    """Crash suites take thousands of clones: only what differs takes memory."""
     random = Random(1)
     durable(disk, "/f", random.randbytes(100 * BLOCK))
     disk.open_write("/f").pwrite(random.randbytes(BLOCK), 0)

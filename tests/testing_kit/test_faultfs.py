@@ -1,6 +1,4 @@
-"""
-What was chosen fails, as often as was chosen, and nothing else.
-"""
+"""What was chosen fails, as often as was chosen, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ def disk():
 
 
 def every_operation(files):
-    """
-    One call each; `OPERATIONS` names them.
-    """
+    """One call each; `OPERATIONS` names them."""
     file = files.open_write("/f")
     return {
         "open": [lambda: files.open_read("/f"), lambda: files.open_write("/f")],
@@ -59,9 +55,7 @@ def contents(disk):
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
 def test_every_operation_can_fail(disk, op):
-    """
-    It raises the chosen errno with the path, changes nothing, and works the next time.
-    """
+    """It raises the chosen errno with the path, changes nothing, and works the next time."""
     files = FaultFileSystem(disk, error=errno.ENOSPC)
     calls = every_operation(files)
     assert set(calls) == OPERATIONS
@@ -77,9 +71,7 @@ def test_every_operation_can_fail(disk, op):
 
 
 def test_only_the_chosen_call_fails(disk):
-    """
-    The calls before and behind it pass; all are counted.
-    """
+    """The calls before and behind it pass; all are counted."""
     file = FaultFileSystem(disk, {"sync": 2, "pwrite": 1}).open_write("/f")
     with pytest.raises(OSError):
         file.pwrite(b"x", 0)
@@ -92,9 +84,7 @@ def test_only_the_chosen_call_fails(disk):
 
 
 def test_a_broken_disk_stays_broken_until_it_heals(disk):
-    """
-    ``forever`` fails the chosen call and every later one.
-    """
+    """``forever`` fails the chosen call and every later one."""
     files = FaultFileSystem(disk, {"pread": 2}, forever=True)
     file = files.open_read("/f")
     file.pread(1, 0)
@@ -107,9 +97,7 @@ def test_a_broken_disk_stays_broken_until_it_heals(disk):
 
 
 def test_only_matching_paths_count(disk):
-    """
-    Calls on other paths neither fail nor move the count.
-    """
+    """Calls on other paths neither fail nor move the count."""
     files = FaultFileSystem(disk, {"create": 2}, path_part=".qseg")
     for name in ("a", "b.qseg", "c"):
         files.create(f"/{name}")
@@ -122,9 +110,7 @@ def test_only_matching_paths_count(disk):
 @pytest.mark.parametrize("gathered", [False, True])
 @pytest.mark.parametrize("short_write", [0, 2, 99])
 def test_a_prefix_may_land(disk, short_write, gathered):
-    """
-    A failing write leaves what the disk took before it failed.
-    """
+    """A failing write leaves what the disk took before it failed."""
     file = FaultFileSystem(disk, {"pwrite": 1}, short_write=short_write).open_write("/f")
     with pytest.raises(OSError):
         file.pwritev([b"a", b"bc"], 0) if gathered else file.pwrite(b"abc", 0)
@@ -133,9 +119,7 @@ def test_a_prefix_may_land(disk, short_write, gathered):
 
 
 def test_a_failed_sync_loses_what_was_not_synced(disk):
-    """
-    The next sync succeeds, as kernels have it, and the bytes are not on the disk all the same.
-    """
+    """The next sync succeeds, as kernels have it, and the bytes are not on the disk all the same."""
     file = FaultFileSystem(disk, {"sync": 1}).open_write("/f")
     file.pwrite(b"ABCD", 0)
     with pytest.raises(OSError):
@@ -151,9 +135,7 @@ def test_a_failed_sync_loses_what_was_not_synced(disk):
 
 
 def test_a_file_without_a_crash_model_just_fails(tmp_path):
-    """
-    Over the real disk a failed sync is an error and no more.
-    """
+    """Over the real disk a failed sync is an error and no more."""
     from quiver.primitives.disk.real_files import REAL_FILES
 
     file = FaultFileSystem(REAL_FILES, {"sync": 1}).create(str(tmp_path / "f"))
@@ -168,8 +150,6 @@ def test_a_file_without_a_crash_model_just_fails(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"fsync": 1}, {"sync": 0}])
 def test_misspelled_faults_are_refused(wrong):
-    """
-    A fault that could never happen would make a test pass for nothing.
-    """
+    """A fault that could never happen would make a test pass for nothing."""
     with pytest.raises(WrongUse):
         FaultFileSystem(CrashFileSystem(), wrong)

@@ -1,6 +1,4 @@
-"""
-The real disk, the disk that crashes and the disk that fails keep one contract.
-"""
+"""The real disk, the disk that crashes and the disk that fails keep one contract."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ class TestRealFiles(FileSystemContract):
 
 
 class _SystemLocks:
-    """
-    The locking half of `msvcrt`, by the locks of this machine.
-    """
+    """The locking half of `msvcrt`, by the locks of this machine."""
 
     LK_NBLCK, LK_UNLCK = 2, 0
 
@@ -49,9 +45,7 @@ class _SystemLocks:
 
 
 class TestRealFilesByWindowsCalls(FileSystemContract):
-    """
-    Seek and write under a lock, joined parts, no directory sync: the same promises but two.
-    """
+    """Seek and write under a lock, joined parts, no directory sync: the same promises but two."""
 
     @pytest.fixture
     def files(self):
@@ -94,9 +88,7 @@ class TestFaultFilesOverRealFiles(FileSystemContract):
 
 
 class Careless(CrashFileSystem):
-    """
-    It opens what it should create, and says another name.
-    """
+    """It opens what it should create, and says another name."""
 
     def create(self, path, *, mode=0o600):
         return self.create_or_truncate(path, mode=mode)
@@ -113,8 +105,6 @@ class Careless(CrashFileSystem):
     ],
 )
 def test_a_broken_promise_is_named(promise, words):
-    """
-    The suite fails, and says which promise it was.
-    """
+    """The suite fails, and says which promise it was."""
     with pytest.raises(AssertionError, match=f"broken promise: {words}"):
         promise(FileSystemContract(), Careless(), "")

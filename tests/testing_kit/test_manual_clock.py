@@ -1,6 +1,4 @@
-"""
-A manual clock moves when told and never otherwise.
-"""
+"""A manual clock moves when told and never otherwise."""
 
 from __future__ import annotations
 
@@ -10,9 +8,7 @@ from quiver.testing.clock import ManualClock
 
 
 def test_both_clocks_advance_together():
-    """
-    `advance` moves the wall clock and the steady clock by the same amount.
-    """
+    """`advance` moves the wall clock and the steady clock by the same amount."""
     clock = ManualClock(now_ns=1_000)
     clock.advance(2.5)
 
@@ -20,9 +16,7 @@ def test_both_clocks_advance_together():
 
 
 def test_the_wall_clock_steps_alone():
-    """
-    Setting it back or forward is not noticed by the steady clock.
-    """
+    """Setting it back or forward is not noticed by the steady clock."""
     clock = ManualClock()
     clock.set_wall_ns(5)
 
@@ -30,9 +24,7 @@ def test_the_wall_clock_steps_alone():
 
 
 def test_skipping_waits_end_at_once():
-    """
-    Time passes as if it had been waited for; without a time-out the answer is a spurious wake-up.
-    """
+    """Time passes as if it had been waited for; without a time-out the answer is a spurious wake-up."""
     clock = ManualClock()
     condition = threading.Condition()
     with condition:
@@ -43,9 +35,7 @@ def test_skipping_waits_end_at_once():
 
 
 def test_held_waits_end_by_notification():
-    """
-    A notified wait is True, however little time has passed.
-    """
+    """A notified wait is True, however little time has passed."""
     clock = ManualClock(waits="hold")
     condition = threading.Condition()
     answers = []
@@ -67,9 +57,7 @@ def test_held_waits_end_by_notification():
 
 
 def test_held_waits_end_by_their_deadline():
-    """
-    `advance` past the deadline ends the wait with False; a wait of no time at all does not stop the thread.
-    """
+    """`advance` past the deadline ends the wait with False; a wait of no time at all does not stop the thread."""
     clock = ManualClock(waits="hold")
     condition = threading.Condition()
     answers = []

@@ -1,6 +1,4 @@
-"""
-A consumer that is stopped for minutes: its deliveries time out, its late answers count, and nothing is lost.
-"""
+"""A consumer that is stopped for minutes: its deliveries time out, its late answers count, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Topics that are truncated and deleted, by a crash at any step too.
-"""
+"""Topics that are truncated and deleted, by a crash at any step too."""
 
 from __future__ import annotations
 

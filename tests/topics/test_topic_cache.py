@@ -1,6 +1,4 @@
-"""
-The cache: the newest messages without a gap, never more than it may hold.
-"""
+"""The cache: the newest messages without a gap, never more than it may hold."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-`quiver topic`: list, inspect, verify, tail, produce, subscriptions.
-"""
+"""`quiver topic`: list, inspect, verify, tail, produce, subscriptions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A wall clock that is set back or forward: topics keep what they should, and deliveries time out when they should.
-"""
+"""A wall clock that is set back or forward: topics keep what they should, and deliveries time out when they should."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A topic keeps the contract that every append log of this house keeps.
-"""
+"""A topic keeps the contract that every append log of this house keeps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A crash at every step of a life with rotation, deletion, subscriptions and a seal: kills and power losses.
-"""
+"""A crash at every step of a life with rotation, deletion, subscriptions and a seal: kills and power losses."""
 
 from __future__ import annotations
 

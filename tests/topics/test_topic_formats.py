@@ -1,6 +1,4 @@
-"""
-The bytes of frames, messages, checkpoints, saved subscriptions and watches, and the names of files.
-"""
+"""The bytes of frames, messages, checkpoints, saved subscriptions and watches, and the names of files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Callers, files and names that nobody expects.
-"""
+"""Callers, files and names that nobody expects."""
 
 from __future__ import annotations
 

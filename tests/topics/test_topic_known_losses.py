@@ -1,6 +1,4 @@
-"""
-What a log of this design has lost elsewhere, or promised without keeping it: each stays a test.
-"""
+"""What a log of this design has lost elsewhere, or promised without keeping it: each stays a test."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A topic against a list: appends, reads, rotation, release, kills, power losses and reopening in any order.
-"""
+"""A topic against a list: appends, reads, rotation, release, kills, power losses and reopening in any order."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ logging.getLogger("quiver").addHandler(logging.NullHandler())
 
 
 class TopicModel(RuleBasedStateMachine):
-    """
-    `messages` is what the topic holds from `start` on; `durable` how much of it a power loss may not take.
-    """
+    """`messages` is what the topic holds from `start` on; `durable` how much of it a power loss may not take."""
 
     @initialize(rotate=st.sampled_from([None, 150, 600]), cache=st.sampled_from([1, 4, 1024]))
     def begin(self, rotate: int | None, cache: int) -> None:

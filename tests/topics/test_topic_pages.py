@@ -1,6 +1,4 @@
-"""
-The pages of topics in docs/formats say what the code does: offsets, sizes, limits, examples.
-"""
+"""The pages of topics in docs/formats say what the code does: offsets, sizes, limits, examples."""
 
 from __future__ import annotations
 

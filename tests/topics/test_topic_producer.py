@@ -1,6 +1,4 @@
-"""
-Producers that number their messages: what is sent again is appended once, whatever stops in between.
-"""
+"""Producers that number their messages: what is sent again is appended once, whatever stops in between."""
 
 from __future__ import annotations
 

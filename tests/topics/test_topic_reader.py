@@ -1,6 +1,4 @@
-"""
-Readers: ordered, no gap, no message twice, whatever happens to memory and files meanwhile.
-"""
+"""Readers: ordered, no gap, no message twice, whatever happens to memory and files meanwhile."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-What a topic's directory looks like after trouble, and what comes out of it.
-"""
+"""What a topic's directory looks like after trouble, and what comes out of it."""
 
 from __future__ import annotations
 

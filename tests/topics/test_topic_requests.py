@@ -1,6 +1,4 @@
-"""
-Administration beside the process that has the topics open, and without one.
-"""
+"""Administration beside the process that has the topics open, and without one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Topics without objects: what goes by age and size, and what of the settings does nothing and is refused.
-"""
+"""Topics without objects: what goes by age and size, and what of the settings does nothing and is refused."""
 
 from __future__ import annotations
 

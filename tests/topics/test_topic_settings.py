@@ -1,6 +1,4 @@
-"""
-The broker's file as the document prints it: each key, its default, and what it does.
-"""
+"""The broker's file as the document prints it: each key, its default, and what it does."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-What a `TopicStore` hands out, counts and closes; and a process that is killed while it appends.
-"""
+"""What a `TopicStore` hands out, counts and closes; and a process that is killed while it appends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-What lies beside topics and is none, such as the ``lost+found`` of a disk, which nobody but root may look into.
-"""
+"""What lies beside topics and is none, such as the ``lost+found`` of a disk, which nobody but root may look into."""
 
 from __future__ import annotations
 

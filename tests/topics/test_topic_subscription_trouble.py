@@ -1,6 +1,4 @@
-"""
-Subscriptions while something beside them is slow, full, away or wrong.
-"""
+"""Subscriptions while something beside them is slow, full, away or wrong."""
 
 from __future__ import annotations
 

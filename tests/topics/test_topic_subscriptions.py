@@ -1,6 +1,4 @@
-"""
-Subscriptions: who gets which message, until it is acknowledged, whatever stops in between.
-"""
+"""Subscriptions: who gets which message, until it is acknowledged, whatever stops in between."""
 
 from __future__ import annotations
 
@@ -338,9 +336,7 @@ def test_progress_min_offset_delta():
 
 
 def test_progress_is_never_ahead_of_what_is_synced():
-    """
-    A message that a power loss takes back was acknowledged before; the one that gets its offset is delivered.
-    """
+    """A message that a power loss takes back was acknowledged before; the one that gets its offset is delivered."""
     rig = Rig(progress_flush_interval_seconds=0)
     rig.fill(2)
     subscription = rig.subscribe()

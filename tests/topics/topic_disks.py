@@ -1,6 +1,4 @@
-"""
-What tests of topics share: a store on a disk in memory, and what is in its files.
-"""
+"""What tests of topics share: a store on a disk in memory, and what is in its files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A topic with its cold tier, on disks and stores that crash, fail and go away when told.
-"""
+"""A topic with its cold tier, on disks and stores that crash, fail and go away when told."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Topics with objects that are uploaded, truncated and deleted.
-"""
+"""Topics with objects that are uploaded, truncated and deleted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A task that gives up while its message is on the way from the object store.
-"""
+"""A task that gives up while its message is on the way from the object store."""
 
 from __future__ import annotations
 

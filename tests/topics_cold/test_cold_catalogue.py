@@ -1,6 +1,4 @@
-"""
-The catalogue of a topic with very many objects: few numbers in memory, an index only of what is being read.
-"""
+"""The catalogue of a topic with very many objects: few numbers in memory, an index only of what is being read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-What the document claims and its first program did not do, one test for each; the names are the claims.
-"""
+"""What the document claims and its first program did not do, one test for each; the names are the claims."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A wall clock that is set back or forward: objects and uploaded files go in time, and no lease ends early.
-"""
+"""A wall clock that is set back or forward: objects and uploaded files go in time, and no lease ends early."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-`quiver topic rebuild-catalogue` from the command line, and `verify` of a topic whose messages are partly in objects.
+`quiver topic rebuild-catalogue` from the command line, and `verify` of a topic whose messages are partly in
+objects.
 """
 
 from __future__ import annotations

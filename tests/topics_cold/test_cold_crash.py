@@ -1,5 +1,6 @@
 """
-A crash at any step of upload, finalize, descriptor, checkpoint, delete and seal loses nothing and repeats nothing.
+A crash at any step of upload, finalize, descriptor, checkpoint, delete and seal loses nothing and
+repeats nothing.
 """
 
 from __future__ import annotations

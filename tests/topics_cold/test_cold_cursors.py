@@ -1,6 +1,4 @@
-"""
-Subscriptions go where their topic goes.
-"""
+"""Subscriptions go where their topic goes."""
 
 from __future__ import annotations
 

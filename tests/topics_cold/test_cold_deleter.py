@@ -1,6 +1,4 @@
-"""
-What goes, when, and never before it is safe.
-"""
+"""What goes, when, and never before it is safe."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Messages that are in the object store when their append returns.
-"""
+"""Messages that are in the object store when their append returns."""
 
 from __future__ import annotations
 

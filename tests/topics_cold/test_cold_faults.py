@@ -1,6 +1,4 @@
-"""
-Stores that fail, lose answers, cut short, deliver twice and go away: nothing is lost, and appends go on.
-"""
+"""Stores that fail, lose answers, cut short, deliver twice and go away: nothing is lost, and appends go on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Closing a store hands its topics over: another machine goes on where this one stopped, with nothing left behind.
-"""
+"""Closing a store hands its topics over: another machine goes on where this one stopped, with nothing left behind."""
 
 from __future__ import annotations
 

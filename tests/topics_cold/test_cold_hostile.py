@@ -1,5 +1,6 @@
 """
-Objects of a topic that somebody else replaced: their messages are lost as long as they are there, and no others ever.
+Objects of a topic that somebody else replaced: their messages are lost as long as they are there, and no others
+ever.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""
-Real processes, really killed, with the tier's threads at work.
-"""
+"""Real processes, really killed, with the tier's threads at work."""
 
 from __future__ import annotations
 

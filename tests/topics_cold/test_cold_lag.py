@@ -1,6 +1,4 @@
-"""
-How far the objects are behind the log, and what else the gauges of topics say.
-"""
+"""How far the objects are behind the log, and what else the gauges of topics say."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Two processes never both write a topic; moving one loses and repeats nothing.
-"""
+"""Two processes never both write a topic; moving one loses and repeats nothing."""
 
 from __future__ import annotations
 

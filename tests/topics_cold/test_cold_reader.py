@@ -1,5 +1,6 @@
 """
-Objects read from any offset on: by the index, in pieces, verified; what is wrong is said with name, byte and offsets.
+Objects read from any offset on: by the index, in pieces, verified; what is wrong is said with name, byte and
+offsets.
 """
 
 from __future__ import annotations

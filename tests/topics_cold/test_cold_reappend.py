@@ -1,6 +1,4 @@
-"""
-Messages that another owner's have replaced come back into their topic: each of them, once.
-"""
+"""Messages that another owner's have replaced come back into their topic: each of them, once."""
 
 from __future__ import annotations
 

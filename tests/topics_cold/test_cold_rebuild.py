@@ -1,6 +1,4 @@
-"""
-The catalogue made anew from the objects alone.
-"""
+"""The catalogue made anew from the objects alone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-What one process had not uploaded when another took its topic over, and what is done about it when it comes back.
-"""
+"""What one process had not uploaded when another took its topic over, and what is done about it when it comes back."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-The whole tier on real stores: a directory and a file by default, a bucket of a real S3 server, a real etcd.
-"""
+"""The whole tier on real stores: a directory and a file by default, a bucket of a real S3 server, a real etcd."""
 
 from __future__ import annotations
 

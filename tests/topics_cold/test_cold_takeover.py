@@ -1,6 +1,4 @@
-"""
-A process under a supervisor takes over from a machine that died, however often it is restarted meanwhile.
-"""
+"""A process under a supervisor takes over from a machine that died, however often it is restarted meanwhile."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Descriptors, keys and names of objects: exactly the document's, and nothing else is taken for one.
-"""
+"""Descriptors, keys and names of objects: exactly the document's, and nothing else is taken for one."""
 
 from __future__ import annotations
 

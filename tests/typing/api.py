@@ -1,6 +1,4 @@
-"""
-The public API as a user writes it. Never run: mypy reads it, and an ignore that is not needed is an error.
-"""
+"""The public API as a user writes it. Never run: mypy reads it, and an ignore that is not needed is an error."""
 
 from __future__ import annotations
 

@@ -22,9 +22,7 @@ __all__ = ["ColdSegment", "CompactionHook", "HeadTrim"]
 
 @dataclass(frozen=True, slots=True)
 class ColdSegment:
-    """
-    A sealed segment, as its header and footer tell of it; times are nanoseconds since 1970.
-    """
+    """A sealed segment, as its header and footer tell of it; times are nanoseconds since 1970."""
 
     log: str
     segment_id: int
@@ -59,21 +57,15 @@ class HeadTrim:
 
     @property
     def asks(self) -> bool:
-        """
-        Whether there is a hook, whose answers change by themselves.
-        """
+        """Whether there is a hook, whose answers change by themselves."""
         return self._hook is not None
 
     def before(self, record_id: int) -> None:
-        """
-        Take note that no record before that one is needed. It never goes back.
-        """
+        """Take note that no record before that one is needed. It never goes back."""
         self._before = max(self._before, record_id)
 
     def leaving(self, segments: Sequence[SealedSegment]) -> list[int]:
-        """
-        Return the ids of those of *segments*, oldest first, that nobody needs. The newest stays in any case.
-        """
+        """Return the ids of those of *segments*, oldest first, that nobody needs. The newest stays in any case."""
         found = []
         for one in segments[:-1]:
             if one.footer.last_record_id >= self._before and not self._unneeded(one):

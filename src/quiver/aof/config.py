@@ -1,6 +1,4 @@
-"""
-Settings of a log: the document's keys, frozen, checked and rounded when they are made.
-"""
+"""Settings of a log: the document's keys, frozen, checked and rounded when they are made."""
 
 from __future__ import annotations
 
@@ -200,16 +198,12 @@ class AofConfig:
 
     @property
     def tiered(self) -> bool:
-        """
-        Whether sealed segments are anywhere but in their files.
-        """
+        """Whether sealed segments are anywhere but in their files."""
         return self.tiers is not None or self.compression != "none"
 
     @property
     def retires(self) -> bool:
-        """
-        Whether sealed segments leave the log.
-        """
+        """Whether sealed segments leave the log."""
         return self.retention.policy != "keep_all" or self.compaction != "disabled"
 
     def _require_kinds(self) -> None:

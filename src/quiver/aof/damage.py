@@ -1,6 +1,4 @@
-"""
-What is left of a segment whose header is damaged, or records in its middle. Bytes only.
-"""
+"""What is left of a segment whose header is damaged, or records in its middle. Bytes only."""
 
 from __future__ import annotations
 

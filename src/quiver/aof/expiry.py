@@ -1,6 +1,4 @@
-"""
-Which sealed segments of one log leave by now.
-"""
+"""Which sealed segments of one log leave by now."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ class Leaving:
         self._held(catalog.all())
 
     def segments(self) -> list[SealedSegment]:
-        """
-        Return those that leave, oldest first.
-        """
+        """Return those that leave, oldest first."""
         segments = self._catalog.all()
         leaving = {
             *choose_leaving(self._retention, self._held(segments), self._now_ns()), *self._trim.leaving(segments)
@@ -50,9 +46,7 @@ class Leaving:
         return [one for one in segments if one.segment_id in leaving]
 
     def newest_is_expired(self) -> bool:
-        """
-        Say whether retention by time no longer keeps the newest segment.
-        """
+        """Say whether retention by time no longer keeps the newest segment."""
         if self._retention.policy != "time":
             return False
         newest = self._held(self._catalog.all())[-1:]

@@ -1,6 +1,4 @@
-"""
-Following a log as it grows.
-"""
+"""Following a log as it grows."""
 
 from __future__ import annotations
 
@@ -76,9 +74,7 @@ class TailFollower:
         return found
 
     def _end_of(self, segment_id: int) -> int | None:
-        """
-        Return how many bytes the log has up to the end of a sealed segment; None where that is not known.
-        """
+        """Return how many bytes the log has up to the end of a sealed segment; None where that is not known."""
         extent = self._sources.extent(segment_id)
         return None if extent is None or extent.end is None else extent.base_offset + extent.end
 
@@ -106,8 +102,6 @@ class TailFollower:
             self._notifier.wait("records", seen, left)
 
     def __iter__(self) -> Iterator[Record]:
-        """
-        Yield records as they come, until the log is closed. Raises as `next`.
-        """
+        """Yield records as they come, until the log is closed. Raises as `next`."""
         while (record := self.next()) is not None:
             yield record

@@ -160,9 +160,7 @@ class Aof(LogWriting, LogReading):
         return tuple(found)
 
     def poison(self, reason: str) -> StoreFailed:
-        """
-        Refuse everything from now on; return the error that says so. Called by the manager's threads.
-        """
+        """Refuse everything from now on; return the error that says so. Called by the manager's threads."""
         message = f"the log {self.name} failed: {reason}; open it again to recover"
         self._tail.refuse(lambda: StoreFailed(message))
         self._observer.event("aof.failed", level=logging.ERROR, log=self.name, reason=reason)
@@ -200,15 +198,14 @@ class Aof(LogWriting, LogReading):
 
     @property
     def closed(self) -> bool:
-        """
-        Whether it was closed.
-        """
+        """Whether it was closed."""
         return self._closed
 
     @property
     def coordinator_watermark(self) -> int:
         """
-        How far an upstream operation log was taken over, after opening as the sealed segments say. Go on behind it.
+        How far an upstream operation log was taken over, after opening as the sealed segments say.
+        Go on behind it.
         """
         return self._tail.coordinator_watermark
 
@@ -226,16 +223,12 @@ class Aof(LogWriting, LogReading):
             self._tail.coordinator_watermark = max(self._tail.coordinator_watermark, watermark)
 
     def last_ext_id(self) -> int:
-        """
-        Return the `ext_id` of the newest record that is here; 0 when there is none.
-        """
+        """Return the `ext_id` of the newest record that is here; 0 when there is none."""
         last = self.find_record_number(self._tail.record_total - 1)
         return 0 if last is None else self.read_record(last).ext_id
 
     def set_current_ext_id(self, ext_id: int) -> None:
-        """
-        Give the records to come, and the segments to come, this id of an external cohort: a number of 64 bits.
-        """
+        """Give the records to come, and the segments to come, this id of an external cohort: a number of 64 bits."""
         self._tail.set_ext_id(ext_id)
 
     def is_durable(self, record_id: int) -> bool:
@@ -252,15 +245,11 @@ class Aof(LogWriting, LogReading):
         return self._durability.is_durable(record_id)
 
     def segment_snapshot(self) -> tuple[SegmentSnapshot, ...]:
-        """
-        Return all segments, oldest first.
-        """
+        """Return all segments, oldest first."""
         return segment_snapshots(self._catalog, self._tail)
 
     def snapshot(self) -> LogSnapshot:
-        """
-        Return what the log says of itself now.
-        """
+        """Return what the log says of itself now."""
         return log_snapshot(
             self.name, self.stream_id, self._catalog, self._tail, flush=self.flush_metrics, began_at=self._began_at,
             truncated_bytes=self._recovered.truncated_bytes, quarantined=self._recovered.quarantined,
@@ -270,39 +259,29 @@ class Aof(LogWriting, LogReading):
     # ---- for the workers, and the end
 
     def run_flush(self) -> None:
-        """
-        Make durable what is written. Called by the manager's threads.
-        """
+        """Make durable what is written. Called by the manager's threads."""
         self._flusher.run()
 
     def run_upkeep(self) -> None:
-        """
-        Seal, make spares, retire. Called by the manager's threads.
-        """
+        """Seal, make spares, retire. Called by the manager's threads."""
         self._upkeep.run()
         if self._tiers is not None or self._upkeep.packages:
             self._workers.ask_tiers(self)
 
     def run_tiers(self) -> None:
-        """
-        Move segments between tiers, if there are any, or pack those that leave. Called by the manager's threads.
-        """
+        """Move segments between tiers, if there are any, or pack those that leave. Called by the manager's threads."""
         if self._tiers is not None:
             self._tiers.run()
         else:
             self._upkeep.package_old()
 
     def run_sinks(self) -> None:
-        """
-        Look again soon for what Spark sinks committed, and append what is there. Called by the manager's threads.
-        """
+        """Look again soon for what Spark sinks committed, and append what is there. Called by the manager's threads."""
         self.adopt()
         self._workers.ask_sinks(self, _SINKS_S)
 
     def run_status(self) -> None:
-        """
-        Tell those beside this process how the log does, if that is new. Called by the manager's threads.
-        """
+        """Tell those beside this process how the log does, if that is new. Called by the manager's threads."""
         self._workers.ask_status(self, STATUS_AFTER_S)
         refusal = self._tail.refusal
         failed = refusal is not None and isinstance(refusal(), StoreFailed)

@@ -1,6 +1,4 @@
-"""
-The reading half of an open log: readers, followers, and searches for one record.
-"""
+"""The reading half of an open log: readers, followers, and searches for one record."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ __all__ = ["LogReading"]
 
 
 class LogReading:
-    """
-    What programs read from a log with. `Aof` inherits it and makes the parts.
-    """
+    """What programs read from a log with. `Aof` inherits it and makes the parts."""
 
     _tail: Tail
     _catalog: Catalog

@@ -149,9 +149,7 @@ class Upkeep:
         self._observer.event("aof.upkeep.failed", level=logging.WARNING, problem=str(error))
 
     def _note_full(self) -> None:
-        """
-        Have appends that are refused say whether the disk is full, and report when that begins and ends.
-        """
+        """Have appends that are refused say whether the disk is full, and report when that begins and ends."""
         with self._tail.lock:
             before, self._tail.disk_full = self._tail.disk_full, self._full
         if self._full and not before:
@@ -160,9 +158,7 @@ class Upkeep:
             self._observer.event("aof.disk_has_room", level=logging.INFO)
 
     def _retire_early(self) -> None:
-        """
-        Have the segment that takes records sealed when it is old enough, or when somebody waits for its upload.
-        """
+        """Have the segment that takes records sealed when it is old enough, or when somebody waits for its upload."""
         segment, age_max_s = self._tail.segment, self._config.max_segment_age_s
         if segment is None:
             return
@@ -372,9 +368,7 @@ class Upkeep:
 
     @property
     def packages(self) -> bool:
-        """
-        Whether segments that leave are packed into the archive.
-        """
+        """Whether segments that leave are packed into the archive."""
         return self.retires and self._config.retires and self._config.retention.action == "package"
 
     def package_old(self) -> None:
@@ -410,9 +404,7 @@ class Upkeep:
             self._done(lambda: self.release(remove=True))
 
     def release(self, *, remove: bool) -> None:
-        """
-        Let go of all files; with *remove* the empty ones are deleted.
-        """
+        """Let go of all files; with *remove* the empty ones are deleted."""
         with self._lock:
             with self._tail.lock:
                 tail = self._tail

@@ -1,6 +1,4 @@
-"""
-The manager: one directory of logs, one process, and the threads that all its logs share.
-"""
+"""The manager: one directory of logs, one process, and the threads that all its logs share."""
 
 from __future__ import annotations
 
@@ -176,9 +174,7 @@ class AofManager:
         return lambda: open_objects(parsed, fs=self._files, clock=self._clock, observer=self._observer)
 
     def _identity(self, path: str) -> int:
-        """
-        Return the number of the log, which it keeps for ever: names of files and objects are made of it.
-        """
+        """Return the number of the log, which it keeps for ever: names of files and objects are made of it."""
         if self._files.exists(path):
             file = self._files.open_read(path)
             try:
@@ -198,23 +194,17 @@ class AofManager:
         return number
 
     def logs(self) -> list[str]:
-        """
-        Return the names of all logs in the directory, open or not.
-        """
+        """Return the names of all logs in the directory, open or not."""
         names = self._files.list_dir(self.path)
         return [name for name in names if is_log_directory(self._files, f"{self.path}/{name}")]
 
     def snapshot(self) -> tuple[LogSnapshot, ...]:
-        """
-        Return what each open log says of itself.
-        """
+        """Return what each open log says of itself."""
         with self._guard:
             return tuple(log.snapshot() for log in self._logs.values() if not log.closed)
 
     def maintain(self) -> None:
-        """
-        Do by hand, in this thread, what the threads would do now: flush what is due, seal, make segments, retire.
-        """
+        """Do by hand, in this thread, what the threads would do now: flush what is due, seal, make segments, retire."""
         with self._guard:
             logs = [log for log in self._logs.values() if not log.closed]
         for log in logs:

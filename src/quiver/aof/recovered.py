@@ -1,6 +1,4 @@
-"""
-What opening a log found, and made of it.
-"""
+"""What opening a log found, and made of it."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ class Recovered:
 
     @property
     def below(self) -> int:
-        """
-        The id of the first segment that is not sealed.
-        """
+        """The id of the first segment that is not sealed."""
         return self.next_segment_id if self.tail is None else self.tail.segment_id
 
     def behind(self, segments: Sequence[SealedSegment]) -> tuple[int, int]:

@@ -180,9 +180,7 @@ class _Recovery:
         self._fs.sync_dir(self._segments)
 
     def _archived(self) -> dict[int, int]:
-        """
-        Return the inode of each segment that is in the archive.
-        """
+        """Return the inode of each segment that is in the archive."""
         inodes: dict[int, int] = {}
         for name in self._fs.list_dir(self._archive):
             parsed = parse_archive_name(name)
@@ -294,9 +292,7 @@ class _Recovery:
         return answer.value
 
     def _rebuilt(self, path: str, name: SegmentName, reason: str, found: list[_Found]) -> SegmentHeader | None:
-        """
-        Return the header of a segment whose own is damaged, after writing it again; None where nobody knows it.
-        """
+        """Return the header of a segment whose own is damaged, after writing it again; None where nobody knows it."""
         size = self._fs.stat(path).size_bytes
         if not HEADER_BYTES + FOOTER_BYTES < size <= SEGMENT_BYTES_MAX:
             return None
@@ -319,9 +315,7 @@ class _Recovery:
         return header
 
     def _end_of(self, found: _Found) -> tuple[int, int]:
-        """
-        Return base offset and base record count of the segment behind that one.
-        """
+        """Return base offset and base record count of the segment behind that one."""
         header, footer = found.header, found.footer
         if footer is not None:
             return footer.durable_bytes + FOOTER_BYTES, header.base_record_count + footer.record_count
@@ -329,9 +323,7 @@ class _Recovery:
         return header.base_offset + records.end + FOOTER_BYTES, header.base_record_count + records.record_count
 
     def _set_aside(self, path: str, reason: str) -> None:
-        """
-        Remove a file with nothing in it; move any other to the quarantine.
-        """
+        """Remove a file with nothing in it; move any other to the quarantine."""
         if is_zero(self._fs.map_read(path).view()):
             name, pointer = parse_segment_name(path.rpartition("/")[2]), self.result.pointer
             if name is not None and pointer is not None and name.segment_id <= pointer.segment_id:
@@ -364,9 +356,7 @@ class _Recovery:
     # ---- 4
 
     def settle_sealed(self, found: _Found) -> bool:
-        """
-        Take a segment as sealed if its footer counts; False when its records must decide.
-        """
+        """Take a segment as sealed if its footer counts; False when its records must decide."""
         footer = found.footer
         if footer is None:
             return False
@@ -390,9 +380,7 @@ class _Recovery:
         return found.records
 
     def _write_again(self, found: _Found, end: int) -> None:
-        """
-        Write what is there once more and sync it, from where it is not known to be durable.
-        """
+        """Write what is there once more and sync it, from where it is not known to be durable."""
         file = self._fs.open_write(found.path)
         try:
             _rewrite(file, min(self._durable.get(found.name.segment_id, 0), end), end)
@@ -442,15 +430,14 @@ class _Recovery:
         return follows or found.name.segment_id <= pointer.segment_id
 
     def is_newest(self, found: _Found) -> bool:
-        """
-        Say whether no other segment comes behind that one, and none that was durable did.
-        """
+        """Say whether no other segment comes behind that one, and none that was durable did."""
         others = {one.segment_id for one in self.result.sealed} | self._durable.keys()
         return found.name.segment_id >= max(others, default=-1) and found.footer is None
 
     def _durable_end(self, found: _Found) -> int:
         """
-        Return the offset up to which the segment's records are known to have been durable; 0 where nothing is known.
+        Return the offset up to which the segment's records are known to have been durable; 0 where nothing is
+        known.
         """
         header, pointer, segment_id = found.header, self.result.pointer, found.name.segment_id
         end = self._durable.get(segment_id, 0)
@@ -464,9 +451,7 @@ class _Recovery:
         return end if HEADER_BYTES < end <= header.max_size - FOOTER_BYTES else 0
 
     def _settle_damaged(self, found: _Found, durable_end: int) -> None:
-        """
-        Seal a segment of which records were lost that had been durable. It is not cut: what comes behind is read.
-        """
+        """Seal a segment of which records were lost that had been durable. It is not cut: what comes behind is read."""
         records, header = self._scan(found), found.header
         reason = records.damage.reason if records.damage else "zeros"
         self._tell("damaged", found.path, f"damaged at {records.end}, durable up to {durable_end}: {reason}")
@@ -484,7 +469,8 @@ class _Recovery:
 
     def settle_unsealed(self, found: _Found, *, is_last: bool, now_s: float) -> None:
         """
-        Cut a segment behind its last whole record. The last segment of all goes on as the tail, others are sealed.
+        Cut a segment behind its last whole record. The last segment of all goes on as the tail,
+        others are sealed.
         """
         records = self._scan(found)
         pointer = self.result.pointer
@@ -555,9 +541,7 @@ class _Recovery:
         return footer
 
     def count_on(self) -> None:
-        """
-        Say where the next segment goes: ids and offsets are never used twice.
-        """
+        """Say where the next segment goes: ids and offsets are never used twice."""
         result = self.result
         result.next_segment_id = self._highest_id + 1
         if result.sealed:
@@ -572,7 +556,8 @@ class _Recovery:
 
     def _count_gone(self) -> None:
         """
-        Go on behind segments that were durable and are gone. The pointer keeps their place: the snapshot forgets them.
+        Go on behind segments that were durable and are gone. The pointer keeps their place: the snapshot forgets
+        them.
         """
         result = self.result
         here = {one.segment_id for one in result.sealed} | ({result.tail.segment_id} if result.tail else set())

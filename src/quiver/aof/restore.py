@@ -90,16 +90,12 @@ class RestoredLog:
 
     @property
     def records(self) -> int:
-        """
-        Records in the segments.
-        """
+        """Records in the segments."""
         return sum(one.footer.record_count for one in self.segments)
 
     @property
     def is_whole(self) -> bool:
-        """
-        Whether nothing is damaged or missing.
-        """
+        """Whether nothing is damaged or missing."""
         return not self.damaged and not self.missing
 
 
@@ -231,17 +227,13 @@ def take_over_objects(
 
 
 class _Held:
-    """
-    The lock of a directory of logs.
-    """
+    """The lock of a directory of logs."""
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         self._lock = hold(fs, path, owner="quiver aof restore")
 
     def close(self) -> None:
-        """
-        Release it.
-        """
+        """Release it."""
         self._lock.release()
 
 
@@ -275,9 +267,7 @@ def _holes(segments: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _clear(fs: FileSystem, partial: str) -> None:
-    """
-    Remove what an earlier call left, which a crash cut off.
-    """
+    """Remove what an earlier call left, which a crash cut off."""
     if not fs.exists(partial):
         return
     for name in fs.list_dir(partial):
@@ -316,9 +306,7 @@ def _build(
 def _seal_empty(
     fs: FileSystem, partial: str, newest: TierEntry, segment_id: int, watermark: int, *, now_ns: int
 ) -> int:
-    """
-    Make the file of a sealed segment without records behind *newest*; return the log's durable bytes with it.
-    """
+    """Make the file of a sealed segment without records behind *newest*; return the log's durable bytes with it."""
     before = SealedSegment("", newest.header, newest.footer)
     header = SegmentHeader(
         segment_index=segment_id,

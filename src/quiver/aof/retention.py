@@ -1,6 +1,4 @@
-"""
-Which sealed segments leave `segments/`. Pure: a policy, what there is, and the time.
-"""
+"""Which sealed segments leave `segments/`. Pure: a policy, what there is, and the time."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """
-    A sealed segment: when it was sealed, by the clock that *now_ns* is of, and what it takes of the disk.
-    """
+    """A sealed segment: when it was sealed, by the clock that *now_ns* is of, and what it takes of the disk."""
 
     segment_id: int
     sealed_at: int
@@ -26,9 +22,7 @@ class Held:
 
 
 def is_expired(retention: Retention, sealed_at: int, now_ns: int) -> bool:
-    """
-    Say whether retention by time no longer keeps what was sealed then.
-    """
+    """Say whether retention by time no longer keeps what was sealed then."""
     if retention.policy != "time" or retention.ttl_s is None:
         return False
     return sealed_at <= now_ns - round(retention.ttl_s * _NS)

@@ -40,9 +40,7 @@ class OpenSegments:
         self.tiers: Tiers | None = None
 
     def without_waiting(self) -> OpenSegments:
-        """
-        Return the same segments for readers that do not wait until one is brought back.
-        """
+        """Return the same segments for readers that do not wait until one is brought back."""
         found = OpenSegments(self.directory, self._tail, self._catalog, self._indexes)
         found.tiers = self.tiers
         found._waits = False
@@ -88,9 +86,7 @@ class OpenSegments:
         )  # fmt: skip
 
     def extent(self, segment_id: int) -> Extent | None:
-        """
-        Return where the segment with that id lies in the log; None when there is none.
-        """
+        """Return where the segment with that id lies in the log; None when there is none."""
         with self._tail.lock:
             for one in self._tail.unsealed():
                 if one.segment_id == segment_id:
@@ -104,25 +100,19 @@ class OpenSegments:
         return Extent(one.base_offset, None if is_growing else one.size, one.base_record_count, count)
 
     def next_segment_id(self, segment_id: int) -> int | None:
-        """
-        Return the lowest id above *segment_id* that a segment has.
-        """
+        """Return the lowest id above *segment_id* that a segment has."""
         with self._tail.lock:
             unsealed = [one.segment_id for one in self._tail.unsealed() if one.segment_id > segment_id]
         sealed = self.next_sealed_segment_id(segment_id)
         return min([*unsealed, *([] if sealed is None else [sealed])], default=None)
 
     def next_sealed_segment_id(self, segment_id: int) -> int | None:
-        """
-        Return the lowest id above *segment_id* that a sealed segment has.
-        """
+        """Return the lowest id above *segment_id* that a sealed segment has."""
         sealed = self._catalog.after(segment_id)
         return None if sealed is None else sealed.segment_id
 
     def last_timestamp(self, segment_id: int) -> int | None:
-        """
-        Return the timestamp of the last record of a sealed segment; None for any other.
-        """
+        """Return the timestamp of the last record of a sealed segment; None for any other."""
         sealed = self._catalog.get(segment_id)
         return None if sealed is None else sealed.footer.last_timestamp
 
@@ -143,15 +133,11 @@ class OpenSegments:
         return found or ()
 
     def stretch(self, segment_id: int, _start: int, _end: int | None) -> Source | None:
-        """
-        Return the segment with that id; all of it, because it is mapped.
-        """
+        """Return the segment with that id; all of it, because it is mapped."""
         return self.source(segment_id, durable_only=False)
 
     def end_place(self) -> Place:
-        """
-        Return the place of the next record, if it goes into the segment that takes records now.
-        """
+        """Return the place of the next record, if it goes into the segment that takes records now."""
         tail = self._tail
         with tail.lock:
             one = tail.segment
@@ -163,7 +149,8 @@ class OpenSegments:
 
     def nth(self, number: int) -> int | None:
         """
-        Return the id of the record that was appended as the log's *number*-th, counted from 0; None: it is not here.
+        Return the id of the record that was appended as the log's *number*-th, counted from 0; None: it is not
+        here.
         """
         with self._tail.lock:
             spans = [(one.segment_id, one.base_record_count, one.record_count) for one in self._tail.unsealed()]

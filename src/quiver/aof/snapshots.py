@@ -1,6 +1,4 @@
-"""
-What a log says of itself at a moment: for metrics, for people and for tests.
-"""
+"""What a log says of itself at a moment: for metrics, for people and for tests."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ __all__ = ["LogSnapshot", "SegmentSnapshot", "end_of", "log_snapshot", "missing_
 
 @dataclass(frozen=True, slots=True)
 class SegmentSnapshot:
-    """
-    One segment: `current_size` and `durable_size` count from the beginning of its file.
-    """
+    """One segment: `current_size` and `durable_size` count from the beginning of its file."""
 
     segment_id: int
     state: str
@@ -69,9 +65,7 @@ class LogSnapshot:
     missing: tuple[tuple[int, int], ...] = ()
 
     def figures(self) -> dict[str, Any]:
-        """
-        Return what its gauges show.
-        """
+        """Return what its gauges show."""
         told: dict[str, Any] = {
             "backlog": self.backlog_bytes, "records": self.record_count, "would_block": self.would_block,
             "appended_records": self.appended_records, "appended_bytes": self.appended_bytes,
@@ -104,9 +98,7 @@ def end_of(segments: Sequence[SegmentSnapshot], tail: Tail) -> tuple[int, int]:
 
 
 def segment_snapshots(catalog: Catalog, tail: Tail) -> tuple[SegmentSnapshot, ...]:
-    """
-    Return all segments of a log, oldest first, each once.
-    """
+    """Return all segments of a log, oldest first, each once."""
     sealed = [
         SegmentSnapshot(
             one.segment_id, "sealed", one.header.base_offset, one.header.base_record_count, one.footer.record_count,
@@ -138,9 +130,7 @@ def log_snapshot(
     missing: tuple[tuple[int, int], ...],
     tiers: TierSnapshot | None,
 ) -> LogSnapshot:
-    """
-    Return what a log says of itself now; *began_at* is what `end_of` said when it was opened.
-    """
+    """Return what a log says of itself now; *began_at* is what `end_of` said when it was opened."""
     segments = segment_snapshots(catalog, tail)
     with tail.lock:
         backlog, spares, ext_id = tail.backlog, len(tail.spares), tail.ext_id

@@ -67,9 +67,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Step:
-    """
-    Records on their way into the log, and how far they are.
-    """
+    """Records on their way into the log, and how far they are."""
 
     path: str
     place: BatchStep
@@ -215,9 +213,7 @@ class SinkAdoption:
         self._places.pop(path, None)
 
     def _advance(self) -> None:
-        """
-        Bring the records of the step, if there is one, into the log, from where it is.
-        """
+        """Bring the records of the step, if there is one, into the log, from where it is."""
         step = self._step
         if step is None:
             return
@@ -281,9 +277,7 @@ def _valued(path: str, data: bytes, answer: Answer[T]) -> T:
 
 @dataclass(slots=True)
 class _Piece:
-    """
-    Records of a part that follow one another; *index* is the place of the first.
-    """
+    """Records of a part that follow one another; *index* is the place of the first."""
 
     index: int
     payloads: list[memoryview]
@@ -345,9 +339,7 @@ def _piece(file: File, position: int, size_bytes: int, size_max: int) -> tuple[_
 
 
 def _is_cut(data: memoryview, at: int, left: int) -> bool:
-    """
-    Say whether the record at *at* only ends behind *data*, which is not the end of the part.
-    """
+    """Say whether the record at *at* only ends behind *data*, which is not the end of the part."""
     if len(data) >= left:
         return False
     if at + RECORD_HEAD_BYTES > len(data):

@@ -53,9 +53,7 @@ class StatusFile:
                 fs.remove(path)
 
     def publish(self, snapshot: LogSnapshot, state: WriterState) -> None:
-        """
-        Replace the file if there is something new to tell.
-        """
+        """Replace the file if there is something new to tell."""
         told = (state, _figures(snapshot))
         with self._lock:
             if not self._enabled or told == self._told:
@@ -115,9 +113,7 @@ class StatusRead:
     holder: str
 
     def as_dict(self, now_ns: int) -> dict[str, Any]:
-        """
-        Return the same as plain values, with its age and a sentence on what to make of it.
-        """
+        """Return the same as plain values, with its age and a sentence on what to make of it."""
         status = self.status
         return {
             "said": self._said(),

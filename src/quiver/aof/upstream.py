@@ -1,6 +1,4 @@
-"""
-Taking over an upstream operation log: each of its entries once, also after a crash.
-"""
+"""Taking over an upstream operation log: each of its entries once, also after a crash."""
 
 from __future__ import annotations
 

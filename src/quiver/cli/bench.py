@@ -1,6 +1,4 @@
-"""
-`quiver bench [DIR]`.
-"""
+"""`quiver bench [DIR]`."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ _NOTE = "ratio: the store's rate over that of a bare log, in turns, with the sam
 
 
 class ModeName(StrEnum):
-    """
-    What is measured.
-    """
+    """What is measured."""
 
     synced = "synced"
     shared = "shared"

@@ -1,6 +1,4 @@
-"""
-`quiver restore --cold URL DIR`: a store made again from its object tier.
-"""
+"""`quiver restore --cold URL DIR`: a store made again from its object tier."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="With --cold: show what 
 def restore_cold(
     target: Path, url: str, option: list[str] | None, stores: list[str] | None, *, dry_run: bool, as_json: bool
 ) -> None:
-    """
-    Make the store *target* from the objects at *url*, or show what is there.
-    """
+    """Make the store *target* from the objects at *url*, or show what is there."""
     from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.objects import ObjectLocation, open_objects  # noqa: PLC0415

@@ -1,6 +1,4 @@
-"""
-`quiver dead-letters DIR list|show|replay|drop`.
-"""
+"""`quiver dead-letters DIR list|show|replay|drop`."""
 
 from __future__ import annotations
 
@@ -33,7 +31,8 @@ _Deliver = Callable[[str, "DeadLetter"], "Outcome"]
 @dataclass(slots=True)
 class _Look:
     """
-    What was found: letters, what of them is damaged, each with its store and exporter, and files set aside before.
+    What was found: letters, what of them is damaged, each with its store and exporter, and files
+    set aside before.
     """
 
     letters: _Found = field(default_factory=list)
@@ -42,9 +41,7 @@ class _Look:
 
 
 class Action(StrEnum):
-    """
-    What to do.
-    """
+    """What to do."""
 
     list = "list"
     show = "show"
@@ -96,9 +93,7 @@ def dead_letters(
 
 
 def _tell_of_damage(look: _Look, *, is_told: bool) -> None:
-    """
-    Say which files of dead letters are damaged, unless *is_told*, and exit with 1 if there are any.
-    """
+    """Say which files of dead letters are damaged, unless *is_told*, and exit with 1 if there are any."""
     for root, name, damage in () if is_told else look.damage:
         typer.echo(
             f"damaged: dead letters of {name}: {damage}; the letters in it are not shown; stop the pipeline, then: "
@@ -221,9 +216,7 @@ def _moment(at_ns: int | None) -> str | None:
 
 
 def _content(bundle: Bundle) -> dict[str, Any]:
-    """
-    Return what can be shown of a bundle: its records as rows, or the bytes of what cannot be decoded.
-    """
+    """Return what can be shown of a bundle: its records as rows, or the bytes of what cannot be decoded."""
     from quiver.errors import BundleInvalid, Damaged  # noqa: PLC0415
     from quiver.otap import VIEWS, view  # noqa: PLC0415
 
@@ -262,9 +255,7 @@ def _drop(found: _Found, *, as_json: bool) -> None:
 
 @contextmanager
 def _way_out(exporter: str, pipeline: Path | None, assignments: list[str], endpoint: str | None) -> Iterator[_Deliver]:
-    """
-    Yield what delivers a letter of a store: as the pipeline file says, or to an endpoint.
-    """
+    """Yield what delivers a letter of a store: as the pipeline file says, or to an endpoint."""
     import os  # noqa: PLC0415 - here only: the library reads no environment
 
     from quiver.exporters.once import send_once  # noqa: PLC0415

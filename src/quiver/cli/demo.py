@@ -1,6 +1,4 @@
-"""
-`quiver demo`.
-"""
+"""`quiver demo`."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ def demo(
 
 
 def _prepare(directory: Path) -> Path:
-    """
-    Return the demo's own copy of the pipeline file in a fresh *directory*.
-    """
+    """Return the demo's own copy of the pipeline file in a fresh *directory*."""
     if directory.exists():
         if not directory.is_dir() or (any(directory.iterdir()) and not (directory / MARKER).exists()):
             raise WrongUse(f"{directory} exists and is not from an earlier demo; name another directory")
@@ -104,9 +100,7 @@ def _require_idle(run_dir: Path) -> None:
 
 
 def _watch(course: Conductor, console: Console) -> bool:
-    """
-    Show the progress until all is exported; False when nothing moved for too long.
-    """
+    """Show the progress until all is exported; False when nothing moved for too long."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
 
     from quiver.demo.names import SIGNALS  # noqa: PLC0415
@@ -181,9 +175,7 @@ def _say_end(directory: Path, problems: list[str], how: str) -> None:
 
 
 def _command(name: str) -> str:
-    """
-    Return what to type for *name* of this very environment: it may not be the one on the search path.
-    """
+    """Return what to type for *name* of this very environment: it may not be the one on the search path."""
     here = Path(sys.executable).parent / name
     found = shutil.which(name)
     if found is not None and (not here.exists() or Path(found).resolve() == here.resolve()):

@@ -1,6 +1,4 @@
-"""
-Files described to people: read no further than their kind can be long.
-"""
+"""Files described to people: read no further than their kind can be long."""
 
 from __future__ import annotations
 

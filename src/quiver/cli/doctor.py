@@ -1,6 +1,4 @@
-"""
-`quiver doctor DIR`.
-"""
+"""`quiver doctor DIR`."""
 
 from __future__ import annotations
 

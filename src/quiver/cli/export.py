@@ -1,6 +1,4 @@
-"""
-`quiver export DIR --slot … --to FILE`.
-"""
+"""`quiver export DIR --slot … --to FILE`."""
 
 from __future__ import annotations
 
@@ -149,9 +147,7 @@ def _sealed(slots: Sequence[int]) -> str:
 def _rows_of_view(
     reader: StoreReader, view: str, columns: Sequence[str] | None, span: Span, problems: list[str]
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """
-    Return the view's schema and rows; requests that cannot be read are told in *problems*.
-    """
+    """Return the view's schema and rows; requests that cannot be read are told in *problems*."""
     from quiver.otap.stored import slots_of_view, stored_requests  # noqa: PLC0415
     from quiver.otap.views.schemas import projected_schema, view_name  # noqa: PLC0415
     from quiver.otap.views.view import decode_groups  # noqa: PLC0415

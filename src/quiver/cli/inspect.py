@@ -1,6 +1,4 @@
-"""
-`quiver inspect FILE|DIR`.
-"""
+"""`quiver inspect FILE|DIR`."""
 
 from __future__ import annotations
 
@@ -91,9 +89,7 @@ def _described(root: Path, progress: Progress) -> Iterator[Description]:
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
-    """
-    Yield every file below *directory*, in order of names; not beyond links to other directories.
-    """
+    """Yield every file below *directory*, in order of names; not beyond links to other directories."""
     for path in sorted(directory.iterdir()):
         if path.is_dir():
             if not path.is_symlink():
@@ -140,9 +136,7 @@ def _print_file(one: Description) -> None:
 
 
 def _short(key: str, value: object) -> object:
-    """
-    Return *value* as a person reads it; JSON has it whole.
-    """
+    """Return *value* as a person reads it; JSON has it whole."""
     if key == "fingerprint":
         return f"{str(value)[:FINGERPRINT_DIGITS]}…"
     if key.endswith("_ns") and isinstance(value, int):

@@ -1,6 +1,4 @@
-"""
-The entry point `quiver`.
-"""
+"""The entry point `quiver`."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ __all__ = ["build_app", "main"]
 
 
 def main() -> None:
-    """
-    Run the command line and exit.
-    """
+    """Run the command line and exit."""
     try:
         app = build_app()
     except ModuleNotFoundError as error:
@@ -40,9 +36,7 @@ def build_app() -> typer.Typer:
     from quiver.cli.console.paths import refuse_empty_paths  # noqa: PLC0415
 
     class Commands(TyperGroup):
-        """
-        Turns errors raised on purpose into one sentence and an exit code.
-        """
+        """Turns errors raised on purpose into one sentence and an exit code."""
 
         def invoke(self, ctx: Any) -> Any:
             try:
@@ -112,9 +106,7 @@ def _add_commands(app: typer.Typer) -> None:
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """
-    Return the sentence and the exit code of an error raised on purpose, or by the disk; raise any other again.
-    """
+    """Return the sentence and the exit code of an error raised on purpose, or by the disk; raise any other again."""
     from quiver.errors import QuiverError, WrongUse  # noqa: PLC0415 - keeps `--help` quick
 
     if isinstance(error, WrongUse):

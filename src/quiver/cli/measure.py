@@ -77,9 +77,7 @@ class Measured:
     log_fsyncs_per_ack: float
 
     def as_dict(self) -> dict[str, Any]:
-        """
-        Return all of it as plain values.
-        """
+        """Return all of it as plain values."""
         return asdict(self)
 
 
@@ -103,24 +101,18 @@ class _Run:
 
 
 class _CountsSyncs(InMemoryObserver):
-    """
-    Counts the syncs of the log and logs nothing.
-    """
+    """Counts the syncs of the log and logs nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self.syncs = 0
 
     def record(self, name: str, value: float, **attributes: Any) -> None:  # noqa: ARG002
-        """
-        Count a sync.
-        """
+        """Count a sync."""
         self.syncs += name == _SYNC_METRIC
 
     def event(self, name: str, *, level: int = 0, **attributes: Any) -> None:
-        """
-        Take no note.
-        """
+        """Take no note."""
 
 
 def measure(
@@ -242,9 +234,7 @@ def _opened(log: _BareLog) -> Iterator[_BareLog]:
 
 
 class _BareLog:
-    """
-    The least that keeps the promise; see the module's own text.
-    """
+    """The least that keeps the promise; see the module's own text."""
 
     def __init__(self, file: File, batch: pa.RecordBatch, clock: Clock, *, waits: bool) -> None:
         self._file = file

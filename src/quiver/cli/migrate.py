@@ -1,6 +1,4 @@
-"""
-`quiver migrate DIR --profile otap|spec`.
-"""
+"""`quiver migrate DIR --profile otap|spec`."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ _ADAPTER_FORM = 'write {"name": "weather", "slots": {"1": "stations"}}'
 
 
 class ProfileName(StrEnum):
-    """
-    The format profiles.
-    """
+    """The format profiles."""
 
     spec = "spec"
     otap = "otap"
@@ -71,9 +67,7 @@ def migrate(
 
 
 def _read_adapter(named: str) -> Adapter:
-    """
-    Return the slot table that *named*, a name or a file, stands for.
-    """
+    """Return the slot table that *named*, a name or a file, stands for."""
     from quiver.bundle import OTAP, Adapter  # noqa: PLC0415
 
     if named == OTAP.name:

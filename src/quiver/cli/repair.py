@@ -1,6 +1,4 @@
-"""
-`quiver repair DIR`.
-"""
+"""`quiver repair DIR`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-How the last attempts of an exporter ended, as its reports say.
-"""
+"""How the last attempts of an exporter ended, as its reports say."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ class LastError:
     is_over: bool
 
     def in_words(self, now_ns: int) -> str:
-        """
-        Return it as a line.
-        """
+        """Return it as a line."""
         return f"{self.type}, {human_age(max(now_ns - self.at_ns, 0) / 1e9)} ago: {self.message}"
 
 
@@ -57,9 +53,7 @@ class Reported:
 
     @property
     def error(self) -> LastError | None:
-        """
-        The last failure, unless it is over.
-        """
+        """The last failure, unless it is over."""
         return None if self.last_error is None or self.last_error.is_over else self.last_error
 
 
@@ -92,8 +86,6 @@ def reported(fs: FileSystem, roots: Sequence[str], exporter: str) -> Reported:
 
 
 def since_success(one: Reported, now_ns: int) -> str | None:
-    """
-    Return in words how long ago something was delivered; None when never.
-    """
+    """Return in words how long ago something was delivered; None when never."""
     at_ns = one.last_success_at_ns
     return None if at_ns is None else human_age(max(now_ns - at_ns, 0) / 1e9)

@@ -1,6 +1,4 @@
-"""
-`quiver run PIPELINE.yaml`.
-"""
+"""`quiver run PIPELINE.yaml`."""
 
 from __future__ import annotations
 
@@ -92,9 +90,7 @@ def _tell_briefly(checked: Any, described: dict[str, Any]) -> None:
 
 
 def _tell(checked: Any, described: dict[str, Any]) -> None:
-    """
-    Print the graph, and what each node will do.
-    """
+    """Print the graph, and what each node will do."""
     from quiver.pipeline.diagram import as_text  # noqa: PLC0415
 
     typer.echo(as_text(checked))

@@ -1,6 +1,4 @@
-"""
-`quiver snapshot DIR|PIPELINE.yaml TO`, `quiver restore FROM TO|PIPELINE.yaml` and `quiver restore --cold URL TO`.
-"""
+"""`quiver snapshot DIR|PIPELINE.yaml TO`, `quiver restore FROM TO|PIPELINE.yaml` and `quiver restore --cold URL TO`."""
 
 from __future__ import annotations
 

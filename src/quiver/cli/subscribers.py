@@ -1,6 +1,4 @@
-"""
-`quiver subscribers DIR list|drop|rewind`.
-"""
+"""`quiver subscribers DIR list|drop|rewind`."""
 
 from __future__ import annotations
 
@@ -111,18 +109,14 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
 
 
 def as_dict(one: Standing) -> dict[str, Any]:
-    """
-    Return a standing as plain values.
-    """
+    """Return a standing as plain values."""
     from dataclasses import asdict  # noqa: PLC0415
 
     return asdict(one)
 
 
 def row(one: Standing) -> dict[str, Any]:
-    """
-    Return a standing as a line of a table.
-    """
+    """Return a standing as a line of a table."""
     return {
         "subscriber": one.subscriber,
         "lag_bundles": one.lag_bundles,
@@ -136,9 +130,7 @@ def row(one: Standing) -> dict[str, Any]:
 
 
 def _retries(root: str, subscriber: str, now_ns: int) -> dict[str, Any]:
-    """
-    Return what an exporter has to try again, and how many bundles it gave up.
-    """
+    """Return what an exporter has to try again, and how many bundles it gave up."""
     from dataclasses import asdict  # noqa: PLC0415
 
     from quiver.cli.stats.waiting import waiting_of  # noqa: PLC0415
@@ -211,9 +203,7 @@ def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, An
 
 
 def _forget_retries(root: str, subscriber: str, rewound: Rewound) -> None:
-    """
-    Take what was skipped out of the exporter's retry set: it would be tried again from there.
-    """
+    """Take what was skipped out of the exporter's retry set: it would be tried again from there."""
     from quiver.bundle import BundleRef  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import retry_set_name  # noqa: PLC0415

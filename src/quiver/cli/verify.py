@@ -1,6 +1,4 @@
-"""
-`quiver verify DIR|PIPELINE.yaml`.
-"""
+"""`quiver verify DIR|PIPELINE.yaml`."""
 
 from __future__ import annotations
 
@@ -74,9 +72,7 @@ def verify(
 
 
 def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) -> tuple[list[str], list[Finding]]:
-    """
-    Return the directories of the stores to read, and what there is to say of anything else.
-    """
+    """Return the directories of the stores to read, and what there is to say of anything else."""
     from quiver.pipeline.companion_stores import stores_beside  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
@@ -100,9 +96,7 @@ def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) 
 
 
 def _against_list(directory: Path) -> list[str]:
-    """
-    Return what is not as the list of a snapshot says; nothing where *directory* is none.
-    """
+    """Return what is not as the list of a snapshot says; nothing where *directory* is none."""
     from quiver.errors import Damaged  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415
@@ -118,9 +112,7 @@ def _against_list(directory: Path) -> list[str]:
 
 
 def _as_dict(directory: Path, reports: list[StoreReport], missed: list[str], *, damaged: bool) -> dict[str, Any]:
-    """
-    Return one report as it is; of several cores the sums, all findings, and each core's report.
-    """
+    """Return one report as it is; of several cores the sums, all findings, and each core's report."""
     cores = [report.as_dict() for report in reports]
     if len(cores) == 1 and not missed:
         return cores[0]

@@ -1,6 +1,4 @@
-"""
-`quiver --version`.
-"""
+"""`quiver --version`."""
 
 from __future__ import annotations
 
@@ -30,6 +28,4 @@ def options(
         bool, typer.Option("--version", help="Say which version this is, and stop.", callback=_tell, is_eager=True)
     ] = False,
 ) -> None:
-    """
-    Take what stands before a command.
-    """
+    """Take what stands before a command."""

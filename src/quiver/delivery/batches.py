@@ -79,9 +79,7 @@ class BatchDelivery:
         self._drain = threading.Lock()
 
     def try_one(self, ref: BundleRef) -> Outcome | None:
-        """
-        Read and send one bundle; None when it is gone, by policy: there is nothing left to deliver.
-        """
+        """Read and send one bundle; None when it is gone, by policy: there is nothing left to deliver."""
         try:
             return self._deliver(ref, read_stored(self._fs, self._root, ref, adapter=self._adapter))
         except BundleUnavailable:
@@ -90,9 +88,7 @@ class BatchDelivery:
             return outcome_of_error(error)
 
     def is_held(self, ref: BundleRef) -> bool:
-        """
-        Say whether the retry set has *ref*: then its batch, which is run again, passes it over.
-        """
+        """Say whether the retry set has *ref*: then its batch, which is run again, passes it over."""
         return ref in self._undelivered.retries
 
     def settle(self, outcomes: Iterable[tuple[BundleRef, Outcome]]) -> None:
@@ -159,7 +155,5 @@ class BatchDelivery:
         return left
 
     def close(self) -> None:
-        """
-        Let go of the retry set and the dead letters. Idempotent.
-        """
+        """Let go of the retry set and the dead letters. Idempotent."""
         self._undelivered.close()

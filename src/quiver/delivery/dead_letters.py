@@ -110,9 +110,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """
-    A letter and where it lies in the store of letters. The place of one that is not sealed yet is not final.
-    """
+    """A letter and where it lies in the store of letters. The place of one that is not sealed yet is not final."""
 
     letter: DeadLetter
     place: BundleRef
@@ -300,9 +298,7 @@ class DeadLetters:
 
 
 class _LetterObserver:
-    """
-    Of what a store of letters counts, the letters that its cap or their age dropped; all of its events.
-    """
+    """Of what a store of letters counts, the letters that its cap or their age dropped; all of its events."""
 
     def __init__(self, observer: Observer, exporter: str) -> None:
         self._observer = observer
@@ -316,9 +312,7 @@ class _LetterObserver:
             )
 
     def record(self, name: str, value: float, **attributes: Value) -> None:
-        """
-        Take nothing: its latencies would be taken for those of the buffer.
-        """
+        """Take nothing: its latencies would be taken for those of the buffer."""
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
         self._observer.event(name, level=level, **attributes)
@@ -328,9 +322,7 @@ class _LetterObserver:
 
 
 def exporters_with_letters(fs: FileSystem, root: str) -> list[str]:
-    """
-    Return the exporters of the store at *root* that have a store of letters, sorted; it may be empty.
-    """
+    """Return the exporters of the store at *root* that have a store of letters, sorted; it may be empty."""
     directory = f"{root}/{DEAD_LETTER_DIR}"
     names = fs.list_dir(directory) if fs.exists(directory) else []
     return sorted(name for name in names if fs.exists(f"{directory}/{name}/{SEGMENTS_DIR}"))
@@ -428,9 +420,7 @@ def _letter_of(bundle: Bundle, adapter: Adapter) -> DeadLetter | None:
 
 
 class LetterBox:
-    """
-    The letters of one exporter, open for dropping: nobody else drops any meanwhile. Made by `open_letters`.
-    """
+    """The letters of one exporter, open for dropping: nobody else drops any meanwhile. Made by `open_letters`."""
 
     def __init__(self, file: SubscriberFile, found: Sequence[_Found], counts: Mapping[int, int], path: str) -> None:
         self._file = file
@@ -439,15 +429,11 @@ class LetterBox:
         self._path = path
 
     def letters(self) -> list[DeadLetter]:
-        """
-        Return the letters that there were when it was opened, the oldest first, each once.
-        """
+        """Return the letters that there were when it was opened, the oldest first, each once."""
         return _each_once(self._found)
 
     def sealed_letters(self) -> list[DeadLetter]:
-        """
-        Return those of them that can be dropped: the others are still being written.
-        """
+        """Return those of them that can be dropped: the others are still being written."""
         return _each_once(one for one in self._found if one.place.index < self._counts.get(one.place.segment, 0))
 
     def drop(self, refs: Collection[BundleRef] | None = None) -> int:
@@ -512,9 +498,7 @@ def _box(fs: FileSystem, path: str, adapter: Adapter) -> Iterator[LetterBox]:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """
-    What became of one letter: the outcome says whether it is delivered, and gone from the letters, or why not.
-    """
+    """What became of one letter: the outcome says whether it is delivered, and gone from the letters, or why not."""
 
     letter: DeadLetter
     outcome: Outcome

@@ -42,7 +42,8 @@ once."""
 
 def begin_counts(observer: Observer, exporter: str) -> None:
     """
-    Let every counter of *exporter* begin at 0: a rate over one that appears with its first event does not see that.
+    Let every counter of *exporter* begin at 0: a rate over one that appears with its first event
+    does not see that.
     """
     observer.count("quiver.exporter.batches_total", 0, exporter=exporter)
     observer.count("quiver.exporter.rows_total", 0, exporter=exporter)
@@ -121,15 +122,11 @@ class ExporterStats:
 
     @property
     def report(self) -> ExporterReport:
-        """
-        How the last attempts ended, those of earlier processes included.
-        """
+        """How the last attempts ended, those of earlier processes included."""
         return self._report
 
     def delivered(self, rows: int, size_bytes: int) -> None:
-        """
-        Count one batch that was delivered.
-        """
+        """Count one batch that was delivered."""
         self._observer.count("quiver.exporter.batches_total", exporter=self.exporter)
         self._observer.count("quiver.exporter.rows_total", rows, exporter=self.exporter)
         self._observer.count("quiver.exporter.bytes_total", size_bytes, exporter=self.exporter)
@@ -140,9 +137,7 @@ class ExporterStats:
             self._report = ExporterReport(now_ns, failure)
 
     def failed(self, kind: FailureType, message: str) -> None:
-        """
-        Count one attempt that failed; *message* says why, for people.
-        """
+        """Count one attempt that failed; *message* says why, for people."""
         self._observer.count("quiver.exporter.failures_total", exporter=self.exporter, type=kind)
         with self._lock:
             success_ns = self._report.last_success_at_ns

@@ -1,6 +1,4 @@
-"""
-How much room an exporter's dead letters have, how long they stay, and who replays them.
-"""
+"""How much room an exporter's dead letters have, how long they stay, and who replays them."""
 
 from __future__ import annotations
 

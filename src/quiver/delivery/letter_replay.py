@@ -65,9 +65,7 @@ class LetterReplay:
         self._next_at_s = clock.monotonic()
 
     def works_again(self) -> None:
-        """
-        Let the next pass begin at once: the exporter failed, and delivers again.
-        """
+        """Let the next pass begin at once: the exporter failed, and delivers again."""
         self._delays = BACKOFF.delays(self._random)
         self._next_at_s = self._clock.monotonic()
 

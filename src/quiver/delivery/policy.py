@@ -50,9 +50,7 @@ PROCESSOR_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """
-    The far side has it.
-    """
+    """The far side has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +107,12 @@ def outcome_of_error(error: Exception) -> Transient | Permanent:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """
-    The bundle is resolved.
-    """
+    """The bundle is resolved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """
-    The bundle is tried again after `delay_s` seconds.
-    """
+    """The bundle is tried again after `delay_s` seconds."""
 
     delay_s: float
 
@@ -179,9 +173,7 @@ class RetryPolicy:
 
     @property
     def backoff(self) -> Backoff:
-        """
-        The delays alone.
-        """
+        """The delays alone."""
         return Backoff(self.initial_interval_s, self.max_interval_s, self.multiplier, self.jitter)
 
     def delay_s(self, attempts: int, random: Random) -> float:
@@ -207,9 +199,7 @@ class RetryPolicy:
 
     @classmethod
     def of_backoff(cls, backoff: Backoff, *, on_exhausted: OnExhausted = "dead_letter") -> RetryPolicy:
-        """
-        Return the policy that waits as *backoff* says, and never has enough of it.
-        """
+        """Return the policy that waits as *backoff* says, and never has enough of it."""
         return cls(
             initial_interval_s=backoff.first_s,
             max_interval_s=backoff.cap_s,

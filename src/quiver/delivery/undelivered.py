@@ -135,9 +135,7 @@ class Undelivered:
         content: Callable[[], Bundle | None],
         attempts: int,
     ) -> str | None:
-        """
-        Keep the letter, if one is to be kept, and count; return what went wrong with it.
-        """
+        """Keep the letter, if one is to be kept, and count; return what went wrong with it."""
         if verdict.how == "dead_letter" and self._letters is not None:
             known = self.retries.get(ref)
             first_ns = 0 if known is None else known.first_failed_at_ns
@@ -196,9 +194,7 @@ class Undelivered:
         self.retries.save()
 
     def close(self) -> None:
-        """
-        Write what changed, and let go of the retry set and the dead letters. Idempotent.
-        """
+        """Write what changed, and let go of the retry set and the dead letters. Idempotent."""
         # Neither failure loses anything: what is not written is tried, or given up, once more.
         with contextlib.suppress(OSError):
             self.retries.close()

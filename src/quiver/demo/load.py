@@ -46,9 +46,7 @@ POINTS_PER_EXPORT = 500
 
 
 class CountingExporter:
-    """
-    An exporter as it is, and the ids of what it reported as delivered.
-    """
+    """An exporter as it is, and the ids of what it reported as delivered."""
 
     def __init__(self, inner: Any, ids_of: Callable[[Any], Iterable[int]]) -> None:
         self._inner = inner
@@ -57,9 +55,7 @@ class CountingExporter:
         self.failed = 0
 
     def export(self, batch: Any, **options: Any) -> Any:
-        """
-        Hand *batch* on, and note its ids when the answer is SUCCESS.
-        """
+        """Hand *batch* on, and note its ids when the answer is SUCCESS."""
         result = self._inner.export(batch, **options)
         ids = list(self._ids_of(batch))
         if result.name == "SUCCESS":
@@ -124,9 +120,7 @@ def _exporters(protocol: str, endpoint: str) -> dict[str, CountingExporter]:
 
 
 class _Worker:
-    """
-    Sends its share at an even pace; a slow receiver makes the SDK queue, never drop.
-    """
+    """Sends its share at an even pace; a slow receiver makes the SDK queue, never drop."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.totals = {signal: getattr(arguments, signal) for signal in SIGNALS}
@@ -223,9 +217,7 @@ class _Worker:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """
-    Send the share given on the command line; return 0 when all of it was sent, confirmed or not.
-    """
+    """Send the share given on the command line; return 0 when all of it was sent, confirmed or not."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--worker", type=int, required=True)
     parser.add_argument("--protocol", choices=("grpc", "http"), required=True)

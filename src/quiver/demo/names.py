@@ -1,6 +1,4 @@
-"""
-What load and account agree on.
-"""
+"""What load and account agree on."""
 
 from __future__ import annotations
 
@@ -15,7 +13,5 @@ IDS_PER_WORKER = 100_000_000
 
 
 def ids_path(worker: int | str, signal: str) -> str:
-    """
-    Return the name of the file with the confirmed ids of *signal*, eight bytes each in this machine's order.
-    """
+    """Return the name of the file with the confirmed ids of *signal*, eight bytes each in this machine's order."""
     return f"{worker}.{signal}.ids"

@@ -45,9 +45,7 @@ class SignalAccount:
 
     @property
     def right(self) -> bool:
-        """
-        Say whether every confirmed record is there, exactly once.
-        """
+        """Say whether every confirmed record is there, exactly once."""
         return self.confirmed > 0 and self.missing == 0 and self.duplicated == 0
 
 
@@ -57,16 +55,12 @@ def _files(output: Path, signal: str) -> list[Path]:
 
 
 def exported_rows(output: Path) -> dict[str, int]:
-    """
-    Return the number of rows by signal, from the files' footers alone.
-    """
+    """Return the number of rows by signal, from the files' footers alone."""
     return {signal: sum(pq.read_metadata(path).num_rows for path in _files(output, signal)) for signal in SIGNALS}
 
 
 def exported_ids(output: Path, signal: str) -> Any:
-    """
-    Return the ids of all rows of *signal*, as one Int64Array; a row without an id is null.
-    """
+    """Return the ids of all rows of *signal*, as one Int64Array; a row without an id is null."""
     found: list[Any] = []
     for path in _files(output, signal):
         with pq.ParquetFile(path) as file:
@@ -80,17 +74,13 @@ def _ids(attributes: Any) -> Any:
 
 
 def confirmed_ids(directory: Path, signal: str) -> Any:
-    """
-    Return the ids that the load processes noted as confirmed.
-    """
+    """Return the ids that the load processes noted as confirmed."""
     data = b"".join(path.read_bytes() for path in sorted(directory.glob(ids_path("*", signal))))
     return pa.Array.from_buffers(pa.int64(), len(data) // 8, [None, pa.py_buffer(data)])
 
 
 def settle(output: Path, load_dir: Path, sent: Mapping[str, int]) -> list[SignalAccount]:
-    """
-    Return the account of every signal.
-    """
+    """Return the account of every signal."""
     rows: list[SignalAccount] = []
     for signal in SIGNALS:
         confirmed = confirmed_ids(load_dir, signal)

@@ -57,17 +57,13 @@ class DemoPlan:
     patience_s: float = 90.0
 
     def total(self, signal_name: str) -> int:
-        """
-        Return how many records of a signal are sent.
-        """
+        """Return how many records of a signal are sent."""
         return int(getattr(self, signal_name))
 
 
 @dataclass(slots=True)
 class Progress:
-    """
-    Records by signal: handed to the SDK, reported as delivered, given up by the SDK, and in the Parquet files.
-    """
+    """Records by signal: handed to the SDK, reported as delivered, given up by the SDK, and in the Parquet files."""
 
     sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIGNALS, 0))
     confirmed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIGNALS, 0))
@@ -76,9 +72,7 @@ class Progress:
 
 
 class _Loader:
-    """
-    One load process and its last report.
-    """
+    """One load process and its last report."""
 
     def __init__(self, number: int, protocol: str, process: subprocess.Popen[str]) -> None:
         self.number = number
@@ -139,30 +133,22 @@ class Conductor:
 
     @property
     def elapsed_s(self) -> float:
-        """
-        Seconds since the demo began.
-        """
+        """Seconds since the demo began."""
         return SYSTEM_CLOCK.monotonic() - self._began
 
     @property
     def stalled_s(self) -> float:
-        """
-        Seconds since something was confirmed or exported, or a process was ready again.
-        """
+        """Seconds since something was confirmed or exported, or a process was ready again."""
         return SYSTEM_CLOCK.monotonic() - self._moved
 
     @property
     def load_ended(self) -> bool:
-        """
-        Whether every load process has ended.
-        """
+        """Whether every load process has ended."""
         return all(loader.finished() for loader in self._loaders)
 
     @property
     def kills_left(self) -> list[tuple[float, str]]:
-        """
-        What is still to die.
-        """
+        """What is still to die."""
         return list(self.plan.kills[len(self._killed) :])
 
     def start_pipeline(self) -> None:
@@ -192,9 +178,7 @@ class Conductor:
         self._say(f"ports open, Spark runs after {self.elapsed_s:.1f} s")
 
     def start_load(self) -> None:
-        """
-        Start the load processes.
-        """
+        """Start the load processes."""
         plan = self.plan
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
         for number in range(plan.workers):
@@ -238,9 +222,7 @@ class Conductor:
         return not (self.load_ended and all(progress.exported[name] >= progress.confirmed[name] for name in SIGNALS))
 
     def stop_pipeline(self) -> int | None:
-        """
-        Stop `quiver run` cleanly; return its exit code. What it had not exported by then, it exports on its way.
-        """
+        """Stop `quiver run` cleanly; return its exit code. What it had not exported by then, it exports on its way."""
         process, self._supervisor = self._supervisor, None
         if process is None:
             return None

@@ -1,6 +1,4 @@
-"""
-What a forwarder knows of the bundles that it tried to send and that are not resolved.
-"""
+"""What a forwarder knows of the bundles that it tried to send and that are not resolved."""
 
 from __future__ import annotations
 
@@ -35,15 +33,11 @@ class Attempts:
     troubles: int = 0
 
     def of(self, number: int) -> RequestProgress:
-        """
-        Return what is settled of a request.
-        """
+        """Return what is settled of a request."""
         return self.requests.setdefault(number, RequestProgress())
 
     def forget_denials(self) -> None:
-        """
-        Let requests be sent again that were refused for who sent them, or where to.
-        """
+        """Let requests be sent again that were refused for who sent them, or where to."""
         for progress in self.requests.values():
             if progress.why is not None and not progress.why.is_of_data:
                 progress.refused.clear()
@@ -75,23 +69,17 @@ class AttemptTable:
             return ref in self._known
 
     def get(self, ref: BundleRef) -> Attempts:
-        """
-        Return the attempts of a bundle, which are new when it was not tried; they are not kept by that.
-        """
+        """Return the attempts of a bundle, which are new when it was not tried; they are not kept by that."""
         with self._lock:
             return self._known.get(ref) or Attempts()
 
     def keep(self, ref: BundleRef, attempts: Attempts) -> None:
-        """
-        Keep the attempts of a bundle until it is resolved.
-        """
+        """Keep the attempts of a bundle until it is resolved."""
         with self._lock:
             self._known[ref] = attempts
 
     def put_off(self, handle: ForwardedHandle) -> bool:
-        """
-        Give a bundle back whose time has not come: an earlier process was told to wait with it.
-        """
+        """Give a bundle back whose time has not come: an earlier process was told to wait with it."""
         wait_s = self._undelivered.retries.wait_s(handle.ref)
         if wait_s <= SOON_S:
             return False
@@ -101,9 +89,7 @@ class AttemptTable:
         return True
 
     def forget(self, ref: BundleRef) -> None:
-        """
-        Forget a bundle that is resolved.
-        """
+        """Forget a bundle that is resolved."""
         with self._lock:
             self._known.pop(ref, None)
         try:
@@ -112,9 +98,7 @@ class AttemptTable:
             self._on_trouble(str(error))
 
     def forget_resolved(self) -> None:
-        """
-        Take out of the retry set what an earlier process resolved and was killed before it took it out.
-        """
+        """Take out of the retry set what an earlier process resolved and was killed before it took it out."""
         with contextlib.suppress(StoreClosed, SubscriberUnknown, OSError):
             entries = self._undelivered.retries.entries()
             for segment in sorted({entry.ref.segment for entry in entries}):
@@ -124,9 +108,7 @@ class AttemptTable:
                         self._undelivered.resolved(entry.ref)
 
     def forget_dropped(self) -> None:
-        """
-        Forget bundles that policy dropped while they waited: they never come again.
-        """
+        """Forget bundles that policy dropped while they waited: they never come again."""
         oldest = self._source.oldest_incomplete_segment()
         with self._lock:
             dropped = [ref for ref in self._known if oldest is None or ref.segment < oldest]
@@ -134,9 +116,7 @@ class AttemptTable:
             self.forget(ref)
 
     def save(self) -> None:
-        """
-        Write the retry set, if it changed.
-        """
+        """Write the retry set, if it changed."""
         try:
             self._undelivered.save()
         except OSError as error:

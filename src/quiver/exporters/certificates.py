@@ -18,9 +18,7 @@ __all__ = ["PemFiles", "client_context", "pem_files"]
 
 @dataclass(frozen=True, slots=True)
 class PemFiles:
-    """
-    What the files hold, in PEM; None where no file was named.
-    """
+    """What the files hold, in PEM; None where no file was named."""
 
     ca: bytes | None
     cert: bytes | None

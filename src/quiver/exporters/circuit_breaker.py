@@ -36,28 +36,20 @@ class Pace:
 
     @property
     def is_down(self) -> bool:
-        """
-        Whether the far side counts as down.
-        """
+        """Whether the far side counts as down."""
         return self._delays is not None
 
     def wait_s(self, now_s: float) -> float:
-        """
-        Return the seconds until a bundle may be tried, 0 when one may now.
-        """
+        """Return the seconds until a bundle may be tried, 0 when one may now."""
         return max(0.0, self._try_at_s - now_s) if self.is_down else 0.0
 
     def probing(self, now_s: float) -> None:
-        """
-        Take note that a bundle is tried now: while the far side is down, the next one has to wait.
-        """
+        """Take note that a bundle is tried now: while the far side is down, the next one has to wait."""
         if self._delays is not None:
             self._try_at_s = now_s + next(self._delays)
 
     def succeeded(self) -> bool:
-        """
-        Take note that the far side answered well; True when it counted as down until now.
-        """
+        """Take note that the far side answered well; True when it counted as down until now."""
         was_down = self.is_down
         self._failed.clear()
         self._delays = None

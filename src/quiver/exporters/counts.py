@@ -1,6 +1,4 @@
-"""
-What an exporter counts and reports. Every loss is counted; one for the same reason is reported once a minute.
-"""
+"""What an exporter counts and reports. Every loss is counted; one for the same reason is reported once a minute."""
 
 from __future__ import annotations
 
@@ -42,15 +40,11 @@ class ExporterCounts:
         self._trouble = ""
 
     def requests(self, outcome: str) -> int:
-        """
-        Return how many requests ended with *outcome*.
-        """
+        """Return how many requests ended with *outcome*."""
         return self._requests[outcome]
 
     def answered(self, signal: str, request: bytes, reply: Reply) -> None:
-        """
-        Count a request by its reply.
-        """
+        """Count a request by its reply."""
         if reply.outcome == "retry":
             self._count("retried", signal, reply.reason)
             if reply.reason != "CLOSED":  # it was broken off here, which is no attempt
@@ -66,16 +60,12 @@ class ExporterCounts:
             self._stats.failed("denied" if reply.is_denied else "refused", _words(reply.reason, reply.message))
 
     def unsendable(self, reason: str, message: str) -> None:
-        """
-        Count a bundle that is damaged, or no request that could be sent.
-        """
+        """Count a bundle that is damaged, or no request that could be sent."""
         self._refused("", reason, message)
         self._stats.failed("data", _words(reason, message))
 
     def unread(self, reason: str, message: str) -> None:
-        """
-        Count an attempt that failed on this side: the bundle could not be read.
-        """
+        """Count an attempt that failed on this side: the bundle could not be read."""
         self._stats.failed("storage", _words(reason, message))
 
     def _refused(self, signal: str, reason: str, message: str) -> None:
@@ -105,9 +95,7 @@ class ExporterCounts:
         )
 
     def trouble(self, problem: str) -> None:
-        """
-        Report a problem on this side, unless it is the last one again.
-        """
+        """Report a problem on this side, unless it is the last one again."""
         if problem != self._trouble:
             self._trouble = problem
             self.event("quiver.exporter.trouble", level=logging.ERROR, problem=problem)
@@ -122,9 +110,7 @@ class ExporterCounts:
         self.event(name, reason=reason, signal=signal, message=message)
 
     def event(self, name: str, *, level: int = logging.WARNING, **attributes: str | int) -> None:
-        """
-        Report an event of this exporter.
-        """
+        """Report an event of this exporter."""
         self._observer.event(name, level=level, exporter=self._exporter, **attributes)
 
 

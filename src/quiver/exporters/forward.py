@@ -220,9 +220,7 @@ class BundleForwarder:
         self.stop()
 
     def state(self) -> ForwardState:
-        """
-        Return what it is at.
-        """
+        """Return what it is at."""
         with self._condition:
             return ForwardState(
                 self._counts.requests("confirmed"),
@@ -255,9 +253,7 @@ class BundleForwarder:
         return FINISHED
 
     def _fail(self, died: WorkerDied) -> None:
-        """
-        Send nothing more: a part of the bundles would no longer be sent.
-        """
+        """Send nothing more: a part of the bundles would no longer be sent."""
         with self._condition:
             self.died = died
             self._halted = self._problem = str(died)
@@ -281,9 +277,7 @@ class BundleForwarder:
         return bool(bundles)
 
     def _next(self) -> list[TakenBundle]:
-        """
-        Return what to send next, when there is something; nothing when it is time to end.
-        """
+        """Return what to send next, when there is something; nothing when it is time to end."""
         while self._await_pace():
             timeout_s = 0.0 if self._draining else LOOK_S
             try:
@@ -305,9 +299,7 @@ class BundleForwarder:
         return []
 
     def _await_pace(self) -> bool:
-        """
-        Wait until a bundle may be tried; False when it is time to end.
-        """
+        """Wait until a bundle may be tried; False when it is time to end."""
         with self._condition:
             while not self._stopped:
                 wait_s = LOOK_S if self._halted else self._pace.wait_s(self._clock.monotonic())
@@ -319,9 +311,7 @@ class BundleForwarder:
         return False
 
     def _take_some(self, timeout_s: float) -> list[TakenBundle]:
-        """
-        Take a bundle; when small ones are combined, so many that they make a batch, or that come in its time.
-        """
+        """Take a bundle; when small ones are combined, so many that they make a batch, or that come in its time."""
         first = self._take(timeout_s)
         if first is None:
             return []
@@ -345,9 +335,7 @@ class BundleForwarder:
         return bundles
 
     def _take(self, timeout_s: float, *, only_new: bool = False) -> TakenBundle | None:
-        """
-        Take one bundle whose time has come; with *only_new* one that was not tried before.
-        """
+        """Take one bundle whose time has come; with *only_new* one that was not tried before."""
         with self._condition:
             # While the far side is down a single bundle decides whether it is up again: that should not be one that
             # failed for reasons of its own, as long as there is another.
@@ -490,15 +478,11 @@ class BundleForwarder:
 
     @staticmethod
     def _left_of(bundle: TakenBundle) -> Bundle:
-        """
-        Return what the far side did not confirm of a bundle.
-        """
+        """Return what the far side did not confirm of a bundle."""
         return bundle_of(bundle.handle.bundle, bundle.requests or (), bundle.attempts.requests)
 
     def _answered(self, signal: str, request: bytes, reply: Reply) -> None:
-        """
-        Take note of an answer that settles a request, one way or the other. Either way the far side is up.
-        """
+        """Take note of an answer that settles a request, one way or the other. Either way the far side is up."""
         self._counts.answered(signal, request, reply)
         with self._condition:
             self._problem = ""
@@ -539,9 +523,7 @@ class BundleForwarder:
         *,
         save: bool = True,
     ) -> float:
-        """
-        Give the bundle back for later, or give it up; return for how long.
-        """
+        """Give the bundle back for later, or give it up; return for how long."""
         try:
             verdict = self._undelivered.failed(handle.ref, outcome, content=content, save=save)
         except (AtCapacity, OSError) as error:
@@ -565,9 +547,7 @@ class BundleForwarder:
         self._attempts.forget(handle.ref)
 
     def _defer_unread(self, bundle: TakenBundle, reason: str, error: Exception) -> None:
-        """
-        Give a bundle back that could not be read: that is no failure of the far side, and uses nothing up.
-        """
+        """Give a bundle back that could not be read: that is no failure of the far side, and uses nothing up."""
         self._counts.unread(reason, str(error))
         self._attempts.keep(bundle.handle.ref, bundle.attempts)
         with self._condition:

@@ -1,6 +1,4 @@
-"""
-What a forwarder tells of itself.
-"""
+"""What a forwarder tells of itself."""
 
 from __future__ import annotations
 

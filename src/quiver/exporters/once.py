@@ -1,6 +1,4 @@
-"""
-A bundle sent once, by hand: no retry, no thread, one outcome.
-"""
+"""A bundle sent once, by hand: no retry, no thread, one outcome."""
 
 from __future__ import annotations
 

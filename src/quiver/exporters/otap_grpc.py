@@ -97,7 +97,8 @@ class OtapGrpcSender:
 
     def _send(self, signal: str, progress: _Progress, deadline: float) -> Reply | _Again:
         """
-        Send what is waiting, taking from it what is settled; return the reply, or that the rest is to be sent anew.
+        Send what is waiting, taking from it what is settled; return the reply, or that the rest is
+        to be sent anew.
         """
         stream = self._stream(signal)
         if stream is None:
@@ -121,9 +122,7 @@ class OtapGrpcSender:
         return again or progress.refusal or Reply("confirmed")
 
     def _answer(self, stream: _Stream, batches: Sequence[_Waiting], deadline: float) -> Reply | _Again:
-        """
-        Wait for the statuses of a set of tables; return what they say of it.
-        """
+        """Wait for the statuses of a set of tables; return what they say of it."""
         for batch in batches:
             answer = stream.wait(batch, deadline)
             if isinstance(answer, _Again):
@@ -163,9 +162,7 @@ class OtapGrpcSender:
             return stream
 
     def close(self) -> None:
-        """
-        Close the connections; requests on their way end as to be sent again. Idempotent.
-        """
+        """Close the connections; requests on their way end as to be sent again. Idempotent."""
         with self._lock:
             self._closed = True
             streams = list(self._open)
@@ -191,9 +188,7 @@ class _Again:
 
 @dataclass(slots=True, eq=False)
 class _Progress:
-    """
-    What of a request has no status yet, and why a part of it was refused.
-    """
+    """What of a request has no status yet, and why a part of it was refused."""
 
     waiting: list[Any]
     refusal: Reply | None = None
@@ -201,18 +196,14 @@ class _Progress:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """
-    A batch on its way, how long its message is, and what its status said.
-    """
+    """A batch on its way, how long its message is, and what its status said."""
 
     size_bytes: int = 0
     answer: Reply | _Again | None = None
 
 
 class _Stream:
-    """
-    One stream: its encoder, what was sent on it and has no status, and the thread that reads statuses.
-    """
+    """One stream: its encoder, what was sent on it and has no status, and the thread that reads statuses."""
 
     def __init__(
         self, channel: Any, signal: str, settings: ExporterSettings, otap: OtapSenderSettings, clock: Clock
@@ -247,15 +238,14 @@ class _Stream:
         self._reader.start()
 
     def is_usable(self) -> bool:
-        """
-        Whether a further batch may be sent on it.
-        """
+        """Whether a further batch may be sent on it."""
         with self._changed:
             return not (self.ended or self._retired or self._clock.monotonic() >= self._until)
 
     def put(self, sets: Sequence[Mapping[int, pa.RecordBatch]]) -> list[list[_Waiting]] | Damage:
         """
-        Send sets of tables, each in as many batches as it takes, or none of them; return what to wait for, of each set.
+        Send sets of tables, each in as many batches as it takes, or none of them; return what to wait for, of each
+        set.
         """
         with self._changed:
             if self.ended or self._retired:
@@ -274,7 +264,8 @@ class _Stream:
 
     def wait(self, batch: _Waiting, deadline: float) -> Reply | _Again:
         """
-        Return what became of a batch; without a status in time it counts as to be sent again, and so does the stream.
+        Return what became of a batch; without a status in time it counts as to be sent again, and so does the
+        stream.
         """
         with self._changed:
             while batch.answer is None:
@@ -288,25 +279,19 @@ class _Stream:
         return Reply("retry", "DEADLINE_EXCEEDED", f"no status within {self._settings.timeout_s:g} s")
 
     def retire(self) -> None:
-        """
-        Send nothing more on it; statuses on their way are still read.
-        """
+        """Send nothing more on it; statuses on their way are still read."""
         with self._changed:
             if not self._retired:
                 self._retired = True
                 self._outbox.put(None)
 
     def cancel(self) -> None:
-        """
-        End it now.
-        """
+        """End it now."""
         self.retire()
         self._call.cancel()
 
     def join(self) -> None:
-        """
-        Wait for its thread, which has nothing to wait for once the call has ended.
-        """
+        """Wait for its thread, which has nothing to wait for once the call has ended."""
         self._reader.join(5.0)
 
     # ── the reading thread ───────────────────────────────────────────────────────────────────────────
@@ -332,9 +317,7 @@ class _Stream:
         return FINISHED
 
     def _fail(self, died: WorkerDied) -> None:
-        """
-        End the stream: what has no status yet is sent again, on another one.
-        """
+        """End the stream: what has no status yet is sent again, on another one."""
         self._call.cancel()
         self._end(_INTERNAL, str(died), None)
 
@@ -347,9 +330,7 @@ class _Stream:
         return grpc_reply(code, message, None, denied=self._settings.denied)
 
     def _end(self, code: int, message: str, details: bytes | None) -> None:
-        """
-        Answer everything without a status by how the stream ended.
-        """
+        """Answer everything without a status by how the stream ended."""
         with self._changed:
             self.ended = True
             left, self._pending = self._pending, {}

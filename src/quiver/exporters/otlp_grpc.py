@@ -1,6 +1,4 @@
-"""
-OTLP over gRPC, as a client: one channel, requests sent as they are stored.
-"""
+"""OTLP over gRPC, as a client: one channel, requests sent as they are stored."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ class OtlpGrpcSender:
         self._closed = threading.Event()
 
     def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:
-        """
-        Send one request and wait for the answer, at most `timeout_s` seconds.
-        """
+        """Send one request and wait for the answer, at most `timeout_s` seconds."""
         metadata = (*self._metadata, (BATCH_ID_HEADER, batch_id)) if batch_id else self._metadata
         try:
             response = self._methods[signal](
@@ -79,9 +75,7 @@ class OtlpGrpcSender:
         return grpc_reply(error.code().value[0], error.details() or "", details, denied=self.settings.denied)
 
     def close(self) -> None:
-        """
-        Close the connection; requests on their way end as to be sent again. Idempotent.
-        """
+        """Close the connection; requests on their way end as to be sent again. Idempotent."""
         self._closed.set()
         self._channel.close()
 

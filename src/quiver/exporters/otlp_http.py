@@ -1,6 +1,4 @@
-"""
-OTLP over HTTP, as a client: protobuf, a few kept connections, requests sent as they are stored.
-"""
+"""OTLP over HTTP, as a client: protobuf, a few kept connections, requests sent as they are stored."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ class OtlpHttpSender:
         self._closed = False
 
     def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:
-        """
-        Send one request and wait for the answer, about `timeout_s` seconds.
-        """
+        """Send one request and wait for the answer, about `timeout_s` seconds."""
         headers = {**self._headers, _BATCH_ID_HEADER: batch_id} if batch_id else self._headers
         body = request
         if self.settings.compression_method == "gzip":
@@ -106,9 +102,7 @@ class OtlpHttpSender:
         return http_reply(response.status, content, retry_after, now_ns=now_ns, denied=self.settings.denied)
 
     def _read(self, connection: _Connection, response: http.client.HTTPResponse, deadline: float) -> bytes:
-        """
-        Return the body, cut at the limit. A far side that drips it byte by byte runs into the deadline.
-        """
+        """Return the body, cut at the limit. A far side that drips it byte by byte runs into the deadline."""
         content = b""
         while len(content) < _RESPONSE_BYTES_MAX:
             self._limit(connection, deadline)
@@ -157,9 +151,7 @@ class OtlpHttpSender:
         connection.close()
 
     def close(self) -> None:
-        """
-        Close all connections; requests on their way end as to be sent again. Idempotent.
-        """
+        """Close all connections; requests on their way end as to be sent again. Idempotent."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

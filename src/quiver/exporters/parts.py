@@ -46,28 +46,20 @@ class RequestProgress:
 
     @property
     def is_untouched(self) -> bool:
-        """
-        Whether nothing of the request is settled.
-        """
+        """Whether nothing of the request is settled."""
         return not (self.confirmed or self.refused)
 
     @property
     def is_whole(self) -> bool:
-        """
-        Whether the request was settled as a whole.
-        """
+        """Whether the request was settled as a whole."""
         return (0, ALL_RECORDS) in (*self.confirmed, *self.refused)
 
     def open_ranges(self, records: int) -> list[Range]:
-        """
-        Return what is not settled of a request with so many *records*, ascending.
-        """
+        """Return what is not settled of a request with so many *records*, ascending."""
         return _gaps((*self.confirmed, *self.refused), records)
 
     def settle(self, start: int, stop: int, why: Permanent | None = None) -> None:
-        """
-        Record that the receiver has a range, or with *why* that it never takes it.
-        """
+        """Record that the receiver has a range, or with *why* that it never takes it."""
         if why is None:
             self.confirmed.append((start, stop))
         else:
@@ -150,9 +142,7 @@ class PartSender:
 
 
 def unconfirmed(signal: str, request: bytes, progress: RequestProgress) -> bytes:
-    """
-    Return *request* with only the records that the receiver did not confirm; empty when it has them all.
-    """
+    """Return *request* with only the records that the receiver did not confirm; empty when it has them all."""
     if not progress.confirmed:
         return request
     if progress.is_whole:

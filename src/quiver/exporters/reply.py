@@ -173,9 +173,7 @@ def _limit_bytes(message: str) -> int | None:
 
 
 def retry_delay_s(details: bytes) -> float | None:
-    """
-    Return the delay of the RetryInfo in a google.rpc.Status; None when there is none, or when it is not readable.
-    """
+    """Return the delay of the RetryInfo in a google.rpc.Status; None when there is none, or when it is not readable."""
     if len(details) > DETAILS_BYTES_MAX:
         return None
     for field, value in _fields(details):
@@ -231,9 +229,7 @@ def _retry_after_s(header: str | None, *, now_ns: int) -> float | None:
 
 
 def _fields(data: int | bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """
-    Yield number and value of each field of a protobuf message, as far as it can be read.
-    """
+    """Yield number and value of each field of a protobuf message, as far as it can be read."""
     if isinstance(data, int):
         return
     view = memoryview(data)
@@ -259,9 +255,7 @@ def _fields(data: int | bytes | memoryview) -> Iterator[tuple[int, int | memoryv
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """
-    Return a number and where it ends: beyond the end of *view* when it is cut off or too long.
-    """
+    """Return a number and where it ends: beyond the end of *view* when it is cut off or too long."""
     value = shift = 0
     while at < len(view) and shift < 64:
         byte = view[at]

@@ -1,6 +1,4 @@
-"""
-A bundle's OTLP requests: those it holds as they came, and those made of its OTAP tables; and the way back. Pure.
-"""
+"""A bundle's OTLP requests: those it holds as they came, and those made of its OTAP tables; and the way back. Pure."""
 
 from __future__ import annotations
 

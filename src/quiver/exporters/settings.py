@@ -1,6 +1,4 @@
-"""
-Settings of the OTLP exporters, and of what sends OTAP.
-"""
+"""Settings of the OTLP exporters, and of what sends OTAP."""
 
 from __future__ import annotations
 
@@ -60,16 +58,12 @@ class Target:
 
     @property
     def address(self) -> str:
-        """
-        Return ``host:port``, an IPv6 address in brackets.
-        """
+        """Return ``host:port``, an IPv6 address in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def shown(address: str) -> str:
-    """
-    Return *address* as it may be shown and logged: without the name and the password that stand before its host.
-    """
+    """Return *address* as it may be shown and logged: without the name and the password that stand before its host."""
     return re.sub(r"(?:(?<=://)|^)[^/@\s]*@", "…@", address)
 
 
@@ -96,9 +90,7 @@ def split_endpoint(endpoint: str, *, protocol: Protocol) -> Target:
 
 
 def _can_be_asked(text: str, parts: SplitResult) -> bool:
-    """
-    Say whether *text* has a host that can be looked up, and nothing that HTTP cannot say.
-    """
+    """Say whether *text* has a host that can be looked up, and nothing that HTTP cannot say."""
     try:
         host = (parts.hostname or "").encode("idna")
     except UnicodeError:
@@ -177,9 +169,7 @@ class ExporterSettings:
 
     @property
     def target(self) -> Target:
-        """
-        The endpoint taken apart, `insecure` taken into account.
-        """
+        """The endpoint taken apart, `insecure` taken into account."""
         target = split_endpoint(self.endpoint, protocol=self.protocol)
         return Target(target.host, target.port, target.path, target.tls and not self.insecure)
 

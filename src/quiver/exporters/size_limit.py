@@ -1,6 +1,4 @@
-"""
-How large a request to one receiver may be: as set, or less once the receiver refused one for its size.
-"""
+"""How large a request to one receiver may be: as set, or less once the receiver refused one for its size."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ class SizeLimit:
 
     @property
     def bytes_max(self) -> int:
-        """
-        The most that a request should have.
-        """
+        """The most that a request should have."""
         return self._bytes_max
 
     def refused(self, size_bytes: int, limit_bytes: int | None) -> bool:
@@ -55,17 +51,13 @@ class SizeLimit:
             return True
 
     def accepted(self, size_bytes: int) -> None:
-        """
-        Record that a request of *size_bytes* was accepted: a guess that is not much larger was right.
-        """
+        """Record that a request of *size_bytes* was accepted: a guess that is not much larger was right."""
         if self._before_guesses is not None and 2 * size_bytes > self._bytes_max:
             with self._lock:
                 self._before_guesses = None
 
     def not_the_reason(self) -> None:
-        """
-        Take guesses back: the smallest request was refused like the large ones.
-        """
+        """Take guesses back: the smallest request was refused like the large ones."""
         with self._lock:
             if self._before_guesses is not None:
                 self._bytes_max, self._before_guesses = self._before_guesses, None

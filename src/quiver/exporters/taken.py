@@ -36,9 +36,7 @@ class TakenBundle:
 
     @property
     def nbytes(self) -> int:
-        """
-        Bytes of its requests; 0 when they are not known.
-        """
+        """Bytes of its requests; 0 when they are not known."""
         return sum(len(request) for _, request in self.requests or ())
 
 
@@ -59,9 +57,7 @@ class CombinedRequest:
 
     @property
     def batch_id(self) -> str:
-        """
-        Return an id that only the same requests have, combined in the same way.
-        """
+        """Return an id that only the same requests have, combined in the same way."""
         names = ",".join(f"{taken.handle.ref}/{number}" for taken, number in self.members)
         return f"combined/{blake3(names.encode()).hexdigest(16)}"
 

@@ -131,7 +131,8 @@ class EtcdMetadata:
 
     def _ask(self, endpoint: str, path: str, request: Mapping[str, object]) -> Any:
         """
-        Return the answer of one member. A request without a valid token was not carried out, so it can be repeated.
+        Return the answer of one member. A request without a valid token was not carried out, so it
+        can be repeated.
         """
         token = self._token
         if self._access.user is not None and token is None:
@@ -194,9 +195,7 @@ class EtcdMetadata:
         return masked(" ".join(text.split()), secrets)[:_ANSWER_CHARS_MAX]
 
     def _renew_certificates(self) -> None:
-        """
-        Take certificates that were renewed in their files, after a failure that an expired one may have caused.
-        """
+        """Take certificates that were renewed in their files, after a failure that an expired one may have caused."""
         with self._guard:
             stamp = _stamp(self._access)
             if stamp == self._files or self._client is None:
@@ -208,16 +207,12 @@ class EtcdMetadata:
                 self._client, self._files = fresh, stamp
 
     def get(self, key: str) -> Entry | None:
-        """
-        Return the entry *key*, or None.
-        """
+        """Return the entry *key*, or None."""
         found = self._call("kv/range", {"key": _encoded(key)}, _entries)
         return found[0] if found else None
 
     def range(self, prefix: str, *, start: str = "", limit: int = 1000) -> list[Entry]:
-        """
-        Return the first *limit* entries below *prefix* and not below *start*.
-        """
+        """Return the first *limit* entries below *prefix* and not below *start*."""
         check_limit(limit)
         first = max(prefix.encode(), start.encode())
         end = end_of_prefix(prefix.encode())
@@ -228,9 +223,7 @@ class EtcdMetadata:
         return self._call("kv/range", request, _entries)
 
     def commit(self, changes: Mapping[str, bytes | None], *, expect: Mapping[str, int] | None = None) -> int | None:
-        """
-        Write and remove all of *changes*, durably, or nothing.
-        """
+        """Write and remove all of *changes*, durably, or nothing."""
         check_commit(changes, expect or {})
         operations: list[dict[str, object]] = []
         for key, value in changes.items():
@@ -248,9 +241,7 @@ class EtcdMetadata:
         return self._call("kv/txn", request, _revision)
 
     def close(self) -> None:
-        """
-        Close the connections. Idempotent.
-        """
+        """Close the connections. Idempotent."""
         with self._guard:
             clients, self._client = [*self._retired, self._client], None
             self._retired.clear()
@@ -277,9 +268,7 @@ def _context(access: EtcdAccess) -> ssl.SSLContext:
 
 
 def _stamp(access: EtcdAccess) -> list[tuple[int, int] | None]:
-    """
-    Return what changes when a certificate file is replaced.
-    """
+    """Return what changes when a certificate file is replaced."""
     found: list[tuple[int, int] | None] = []
     for path in (access.ca_file, access.cert_file, access.key_file):
         try:

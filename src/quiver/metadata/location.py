@@ -34,9 +34,7 @@ _SCHEMES = ("etcd://host:port", "etcds://host:port", "sqlite:///path", "memory:/
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """
-    How an etcd is asked. Printing it shows no secret. The table above has the attributes.
-    """
+    """How an etcd is asked. Printing it shows no secret. The table above has the attributes."""
 
     ca_file: str | None = None
     cert_file: str | None = None

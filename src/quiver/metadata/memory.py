@@ -1,6 +1,4 @@
-"""
-Facts in a dictionary: for tests and for logs that live in memory. They go with the process.
-"""
+"""Facts in a dictionary: for tests and for logs that live in memory. They go with the process."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ __all__ = ["MemoryMetadata"]
 
 
 class MemoryMetadata:
-    """
-    A `MetadataStore` in memory.
-    """
+    """A `MetadataStore` in memory."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -23,9 +19,7 @@ class MemoryMetadata:
         self._revision = 0
 
     def clone(self) -> MemoryMetadata:
-        """
-        Return a store that holds what this one holds now, and goes its own way from here.
-        """
+        """Return a store that holds what this one holds now, and goes its own way from here."""
         other = MemoryMetadata()
         with self._guard:
             other._entries = dict(self._entries)
@@ -33,15 +27,11 @@ class MemoryMetadata:
         return other
 
     def get(self, key: str) -> Entry | None:
-        """
-        Return the entry *key*, or None.
-        """
+        """Return the entry *key*, or None."""
         return self._entries.get(key)
 
     def range(self, prefix: str, *, start: str = "", limit: int = 1000) -> list[Entry]:
-        """
-        Return the first *limit* entries below *prefix* and not below *start*.
-        """
+        """Return the first *limit* entries below *prefix* and not below *start*."""
         check_limit(limit)
         with self._guard:
             entries = list(self._entries.values())
@@ -50,9 +40,7 @@ class MemoryMetadata:
         return sorted(found, key=lambda one: one.key.encode())[:limit]
 
     def commit(self, changes: Mapping[str, bytes | None], *, expect: Mapping[str, int] | None = None) -> int | None:
-        """
-        Write and remove all of *changes*, or nothing.
-        """
+        """Write and remove all of *changes*, or nothing."""
         check_commit(changes, expect or {})
         with self._guard:
             for key, revision in (expect or {}).items():
@@ -68,6 +56,4 @@ class MemoryMetadata:
             return self._revision
 
     def close(self) -> None:
-        """
-        Nothing is open.
-        """
+        """Nothing is open."""

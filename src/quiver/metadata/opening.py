@@ -1,6 +1,4 @@
-"""
-From a location to a metadata store.
-"""
+"""From a location to a metadata store."""
 
 from __future__ import annotations
 

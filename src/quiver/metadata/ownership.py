@@ -78,9 +78,7 @@ class Watch:
     checksum: int = 0
 
     def see(self, found: Entry | None, now_s: float) -> None:
-        """
-        Take note of the record as it is now; the watch begins again when it has changed.
-        """
+        """Take note of the record as it is now; the watch begins again when it has changed."""
         seen = (found.revision, crc32(found.value)) if found else (0, 0)
         if (self.revision, self.checksum) != seen:
             (self.revision, self.checksum), self.since_s = seen, now_s
@@ -177,9 +175,7 @@ class Ownership:
 
     @property
     def renew_every_s(self) -> float:
-        """
-        How often to call `renew`.
-        """
+        """How often to call `renew`."""
         return self._record.ttl_s / 3
 
     def check(self) -> None:

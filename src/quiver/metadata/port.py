@@ -27,9 +27,7 @@ LIMIT_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """
-    A key, its value, and the revision that wrote it last.
-    """
+    """A key, its value, and the revision that wrote it last."""
 
     key: str
     value: bytes
@@ -44,14 +42,10 @@ class MetadataStore(Protocol):
     """
 
     def get(self, key: str) -> Entry | None:
-        """
-        Return the entry *key*, or None.
-        """
+        """Return the entry *key*, or None."""
 
     def range(self, prefix: str, *, start: str = "", limit: int = 1000) -> list[Entry]:
-        """
-        Return the first *limit* entries whose keys begin with *prefix* and are not below *start*, in their order.
-        """
+        """Return the first *limit* entries whose keys begin with *prefix* and are not below *start*, in their order."""
 
     def commit(self, changes: Mapping[str, bytes | None], *, expect: Mapping[str, int] | None = None) -> int | None:
         """
@@ -69,9 +63,7 @@ class MetadataStore(Protocol):
         """
 
     def close(self) -> None:
-        """
-        Let go of connections. Idempotent.
-        """
+        """Let go of connections. Idempotent."""
 
 
 def check_commit(changes: Mapping[str, bytes | None], expect: Mapping[str, int]) -> None:
@@ -103,8 +95,6 @@ def check_limit(limit: int) -> None:
 
 
 def end_of_prefix(prefix: bytes) -> bytes:
-    """
-    Return the first key behind all that begin with *prefix*, or nothing when there is none.
-    """
+    """Return the first key behind all that begin with *prefix*, or nothing when there is none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""

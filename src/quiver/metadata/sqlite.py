@@ -75,17 +75,13 @@ class SqliteMetadata:
                 yield self._connection
 
     def get(self, key: str) -> Entry | None:
-        """
-        Return the entry *key*, or None.
-        """
+        """Return the entry *key*, or None."""
         with self._connected() as connection:
             row = connection.execute("SELECT key, value, revision FROM entries WHERE key = ?", (key,)).fetchone()
         return Entry(*row) if row else None
 
     def range(self, prefix: str, *, start: str = "", limit: int = 1000) -> list[Entry]:
-        """
-        Return the first *limit* entries below *prefix* and not below *start*.
-        """
+        """Return the first *limit* entries below *prefix* and not below *start*."""
         check_limit(limit)
         # Keys are compared by their bytes. No character is above U+10FFFF, so this is behind all with the prefix.
         query = "SELECT key, value, revision FROM entries WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
@@ -95,9 +91,7 @@ class SqliteMetadata:
         return [Entry(*row) for row in rows]
 
     def commit(self, changes: Mapping[str, bytes | None], *, expect: Mapping[str, int] | None = None) -> int | None:
-        """
-        Write and remove all of *changes*, durably, or nothing.
-        """
+        """Write and remove all of *changes*, durably, or nothing."""
         check_commit(changes, expect or {})
         with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -128,9 +122,7 @@ class SqliteMetadata:
         return next_revision
 
     def close(self) -> None:
-        """
-        Close the file. Idempotent.
-        """
+        """Close the file. Idempotent."""
         with self._guard:
             connection, self._connection = self._connection, None
         if connection is not None:

@@ -193,9 +193,7 @@ class DirectoryObjects:
         return ObjectInfo(key, stat.size_bytes, etag, stat.modified_ns)
 
     def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """
-        Yield the objects below *prefix* and behind *after*, in the order of their keys.
-        """
+        """Yield the objects below *prefix* and behind *after*, in the order of their keys."""
         folder = check_prefix(prefix)
         return self._walk(f"{folder}/" if folder else "", after)
 
@@ -248,6 +246,4 @@ class DirectoryObjects:
             file.close()
 
     def close(self) -> None:
-        """
-        Nothing stays open.
-        """
+        """Nothing stays open."""

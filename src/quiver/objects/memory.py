@@ -1,6 +1,4 @@
-"""
-Objects in a dictionary: for tests, and for trying things out. They go with the process.
-"""
+"""Objects in a dictionary: for tests, and for trying things out. They go with the process."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ class MemoryObjects:
         self._writes = 0
 
     def clone(self) -> MemoryObjects:
-        """
-        Return a tier that holds what this one holds now, and goes its own way from here.
-        """
+        """Return a tier that holds what this one holds now, and goes its own way from here."""
         other = MemoryObjects(clock=self._clock)
         with self._guard:
             other._objects = dict(self._objects)
@@ -57,9 +53,7 @@ class MemoryObjects:
             return info
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:  # noqa: ARG002
-        """
-        Make *key* hold all of *parts* one behind the other.
-        """
+        """Make *key* hold all of *parts* one behind the other."""
         return self.put(key, b"".join(parts()))
 
     def _find(self, key: str) -> tuple[bytes, ObjectInfo]:
@@ -110,9 +104,7 @@ class MemoryObjects:
         return self._find(key)[1]
 
     def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """
-        Yield the objects below *prefix* and behind *after*, in the order of their keys.
-        """
+        """Yield the objects below *prefix* and behind *after*, in the order of their keys."""
         folder = check_prefix(prefix)
         start = f"{folder}/" if folder else ""
         with self._guard:
@@ -121,9 +113,7 @@ class MemoryObjects:
         return iter(sorted(found, key=lambda info: info.key))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """
-        Remove *keys*; one that is missing already is fine.
-        """
+        """Remove *keys*; one that is missing already is fine."""
         checked = [check_key(key) for key in keys]
         with self._guard:
             for key in checked:
@@ -140,6 +130,4 @@ class MemoryObjects:
         return self.put(target, self._find(source)[0], if_absent=if_absent)
 
     def close(self) -> None:
-        """
-        Nothing is open.
-        """
+        """Nothing is open."""

@@ -1,6 +1,4 @@
-"""
-From a location to a tier that works: built, proved, retried.
-"""
+"""From a location to a tier that works: built, proved, retried."""
 
 from __future__ import annotations
 

@@ -114,9 +114,7 @@ class ObjectTier(Protocol):
         """
 
     def delete(self, keys: Iterable[str]) -> None:
-        """
-        Remove *keys*, durably on return; one that is missing already is fine. After an error some may be gone.
-        """
+        """Remove *keys*, durably on return; one that is missing already is fine. After an error some may be gone."""
 
     def copy(self, source: str, target: str, *, if_absent: bool = False) -> ObjectInfo:
         """
@@ -128,9 +126,7 @@ class ObjectTier(Protocol):
         """
 
     def close(self) -> None:
-        """
-        Let go of connections. Idempotent.
-        """
+        """Let go of connections. Idempotent."""
 
 
 def check_key(key: str) -> str:

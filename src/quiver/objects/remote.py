@@ -123,9 +123,7 @@ def _problem(error: BaseException, secrets: Iterable[str]) -> str:
 
 
 class _Given:
-    """
-    Parts on their way to the client library, and what went wrong with them: that is no error of the object store.
-    """
+    """Parts on their way to the client library, and what went wrong with them: that is no error of the object store."""
 
     def __init__(self, parts: Iterator[Buffer]) -> None:
         self._parts = parts
@@ -277,9 +275,7 @@ class RemoteObjects:
             return _info(self._calls.head(self._store, key))
 
     def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """
-        Yield the objects below *prefix* and behind *after*, in the order of their keys.
-        """
+        """Yield the objects below *prefix* and behind *after*, in the order of their keys."""
         folder = check_prefix(prefix)
         found: list[ObjectInfo] = []
         with self._translating("list", folder):
@@ -290,9 +286,7 @@ class RemoteObjects:
         yield from sorted(found, key=lambda info: info.key)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """
-        Remove *keys*; one that is missing already is fine.
-        """
+        """Remove *keys*; one that is missing already is fine."""
         rest = list(dict.fromkeys(check_key(key) for key in keys))
         for start in range(0, len(rest), _DELETE_KEYS_MAX):
             some = rest[start : start + _DELETE_KEYS_MAX]
@@ -328,9 +322,7 @@ class RemoteObjects:
         return self.head(target)
 
     def close(self) -> None:
-        """
-        Let go of the client.
-        """
+        """Let go of the client."""
         self._store = None
 
     def _translating(self, operation: str, key: str) -> Any:

@@ -101,9 +101,7 @@ class RetryingObjects:
         )
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:
-        """
-        Make *key* hold all of *parts*; each try asks for them from the beginning.
-        """
+        """Make *key* hold all of *parts*; each try asks for them from the beginning."""
         return self._tried(lambda _: self._inner.put_parts(key, parts, part_bytes=part_bytes, parallel=parallel))
 
     def get(self, key: str, *, size_max: int) -> bytes:
@@ -144,15 +142,11 @@ class RetryingObjects:
         return self._tried(lambda _: self._inner.head(key))
 
     def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """
-        Yield the objects below *prefix* and behind *after*; a list that breaks off is begun again.
-        """
+        """Yield the objects below *prefix* and behind *after*; a list that breaks off is begun again."""
         yield from self._tried(lambda _: list(self._inner.list_below(prefix, after=after)))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """
-        Remove *keys*, durably on return; one that is missing already is fine.
-        """
+        """Remove *keys*, durably on return; one that is missing already is fine."""
         every = list(keys)
         self._tried(lambda _: self._inner.delete(every))
 
@@ -183,9 +177,7 @@ class RetryingObjects:
         )
 
     def close(self) -> None:
-        """
-        Let go of connections; a call that waits for its next try gives up. Idempotent.
-        """
+        """Let go of connections; a call that waits for its next try gives up. Idempotent."""
         with self._waiting:
             self._closed = True
             self._waiting.notify_all()

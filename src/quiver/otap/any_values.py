@@ -50,9 +50,7 @@ for _arm, _kind in KINDS.items():
 
 
 class Wire:
-    """
-    The bytes that all messages of a column lie in, with zeros behind, so that a look ahead stays inside.
-    """
+    """The bytes that all messages of a column lie in, with zeros behind, so that a look ahead stays inside."""
 
     def __init__(self, messages: pa.Array) -> None:
         offsets, data = messages.buffers()[1:]
@@ -65,9 +63,7 @@ class Wire:
         self.starts, self.ends = places[:-1].astype(np.int64), places[1:].astype(np.int64)
 
     def lengths(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """
-        Return the lengths written at these places, and where what they measure begins.
-        """
+        """Return the lengths written at these places, and where what they measure begins."""
         first = self.raw.take(at).astype(np.int64)
         if not len(first) or int(first.max()) < _CONTINUES:
             return first, at + 1
@@ -124,9 +120,7 @@ class AnyValues:
         return len(self.kinds)
 
     def has(self, name: str) -> bool:
-        """
-        Say whether any value has this arm.
-        """
+        """Say whether any value has this arm."""
         return bool(self._counts[KINDS[name]])
 
     def field(self, name: str) -> pa.Array:

@@ -42,25 +42,19 @@ _HEX = np.frombuffer("".join(f"{value:02x}" for value in range(256)).encode(), n
 
 
 class Odd(Exception):
-    """
-    These bytes need the careful decoder. Never leaves this package.
-    """
+    """These bytes need the careful decoder. Never leaves this package."""
 
 
 # -- counting ----------------------------------------------------------------------------------------------
 
 
 def counts_of(lists: pa.Array) -> np.ndarray:
-    """
-    Return how many elements each list has.
-    """
+    """Return how many elements each list has."""
     return np.diff(np.asarray(lists.offsets))
 
 
 def repeated(counts: np.ndarray) -> np.ndarray:
-    """
-    Return for each element of lists with these lengths the index of its list.
-    """
+    """Return for each element of lists with these lengths the index of its list."""
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 
@@ -71,17 +65,13 @@ def _bits(bitmap: pa.Buffer, array: pa.Array) -> np.ndarray:
 
 
 def validity(array: pa.Array) -> np.ndarray:
-    """
-    Return where the array is not null, as booleans. Arrow's own way to numpy takes them one by one.
-    """
+    """Return where the array is not null, as booleans. Arrow's own way to numpy takes them one by one."""
     bitmap = array.buffers()[0] if array.null_count else None
     return np.ones(len(array), np.bool_) if bitmap is None else _bits(bitmap, array)
 
 
 def truths(array: pa.Array) -> np.ndarray:
-    """
-    Return booleans; under a null stands either.
-    """
+    """Return booleans; under a null stands either."""
     return _bits(array.buffers()[1], array) if len(array) else np.zeros(0, np.bool_)
 
 
@@ -103,9 +93,7 @@ def require_one_arm(arms: Sequence[pa.Array]) -> None:
 
 
 def placed(values: pa.Array, there: np.ndarray) -> pa.Array:
-    """
-    Put texts or bytes, in order, where something is *there*; null elsewhere.
-    """
+    """Put texts or bytes, in order, where something is *there*; null elsewhere."""
     if len(values) == len(there):
         return values
     _, own, data = values.buffers()
@@ -126,18 +114,14 @@ def _nulls_where(empty: np.ndarray) -> pa.Buffer | None:
 
 
 def texts(values: pa.Array) -> pa.Array:
-    """
-    Return strings; the empty string, which OTLP cannot tell from unset, is null.
-    """
+    """Return strings; the empty string, which OTLP cannot tell from unset, is null."""
     _, offsets, data = values.buffers()
     empty = counts_of_binary(values) == 0
     return pa.Array.from_buffers(pa.string(), len(values), [_nulls_where(empty), offsets, data], offset=values.offset)
 
 
 def counts_of_binary(values: pa.Array) -> np.ndarray:
-    """
-    Return the length in bytes of each string.
-    """
+    """Return the length in bytes of each string."""
     if len(values) == 0:
         return np.zeros(0, np.int32)
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
@@ -145,9 +129,7 @@ def counts_of_binary(values: pa.Array) -> np.ndarray:
 
 
 def hex_ids(values: pa.Array) -> pa.Array:
-    """
-    Return ids as lower-case hex, whatever their length; an id that is empty, or all zeros, is null.
-    """
+    """Return ids as lower-case hex, whatever their length; an id that is empty, or all zeros, is null."""
     if len(values) == 0:
         return pa.array([], pa.string())
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
@@ -164,9 +146,7 @@ def hex_ids(values: pa.Array) -> pa.Array:
 
 
 def _without_bits(raw: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """
-    Return which of the strings in *raw* are empty or zeros only.
-    """
+    """Return which of the strings in *raw* are empty or zeros only."""
     unset: np.ndarray = np.diff(offsets) == 0
     starts = offsets[:-1][~unset]
     if len(starts):  # empty ones take no bytes: what is left stands side by side
@@ -175,9 +155,7 @@ def _without_bits(raw: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def signed(values: pa.Array) -> pa.Array:
-    """
-    Return unsigned 64-bit numbers as int64; what does not fit is null.
-    """
+    """Return unsigned 64-bit numbers as int64; what does not fit is null."""
     numbers = np.asarray(values)
     if len(numbers) and int(numbers.max()) > _INT64_MAX:
         return pa.array(numbers.view(np.int64), pa.int64(), mask=numbers > _INT64_MAX)
@@ -189,9 +167,7 @@ nanoseconds = signed
 
 
 def times(values: pa.Array) -> pa.Array:
-    """
-    Return nanoseconds since the epoch as timestamps, cut to the microsecond; 0 (unknown) is null.
-    """
+    """Return nanoseconds since the epoch as timestamps, cut to the microsecond; 0 (unknown) is null."""
     numbers = np.asarray(values)
     micros = (numbers // np.uint64(1000)).view(np.int64)
     unknown = numbers == 0
@@ -199,16 +175,12 @@ def times(values: pa.Array) -> pa.Array:
 
 
 def widened(values: pa.Array) -> pa.Array:
-    """
-    Return 32-bit numbers as int64.
-    """
+    """Return 32-bit numbers as int64."""
     return values.cast(pa.int64())
 
 
 def codes(values: pa.Array, names: Sequence[str]) -> pa.Array:
-    """
-    Return the names of enumeration numbers; a number without a name is written in digits.
-    """
+    """Return the names of enumeration numbers; a number without a name is written in digits."""
     numbers = np.asarray(values)
     if not len(numbers) or (int(numbers.min()) >= 0 and int(numbers.max()) < len(names)):
         return pa.array(names, pa.string()).take(values)
@@ -218,9 +190,7 @@ def codes(values: pa.Array, names: Sequence[str]) -> pa.Array:
 
 
 def relist(lists: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """
-    Return lists as long as *lists* over other *values*.
-    """
+    """Return lists as long as *lists* over other *values*."""
     return pa.ListArray.from_arrays(lists.offsets, values, type=kind)
 
 

@@ -1,6 +1,4 @@
-"""
-How the conversion between OTLP and OTAP gives up: one exception inside the package, one answer outside of it.
-"""
+"""How the conversion between OTLP and OTAP gives up: one exception inside the package, one answer outside of it."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ _T = TypeVar("_T")
 
 
 class Refused(Exception):
-    """
-    These bytes or tables are not what they should be; the text says why. Never leaves this package.
-    """
+    """These bytes or tables are not what they should be; the text says why. Never leaves this package."""
 
 
 def or_raise(found: _T | Damage) -> _T:

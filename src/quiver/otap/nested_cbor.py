@@ -1,6 +1,4 @@
-"""
-Arrays and maps inside AnyValues → CBOR, as `cbor.encode_value` writes it for one value.
-"""
+"""Arrays and maps inside AnyValues → CBOR, as `cbor.encode_value` writes it for one value."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ def cbor_values(values: Any) -> pa.Array:
 
 
 def _heads(major: int, numbers: np.ndarray) -> pa.Array:
-    """
-    Return the heads of items of one major type with these numbers or lengths.
-    """
+    """Return the heads of items of one major type with these numbers or lengths."""
     if not len(numbers) or int(numbers.max()) < _SHORT:
         short = (numbers.astype(np.uint8) | np.uint8(major << 5)).tobytes()
         offsets = pa.py_buffer(np.arange(len(numbers) + 1, dtype=np.int32))

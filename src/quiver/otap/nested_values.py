@@ -135,9 +135,7 @@ def _depth(value: Any) -> int:
 
 
 def _values(values: Any, notation: Notation, depth: int) -> pa.Array:
-    """
-    Write each arm for the rows that have it, and bring the rows back into order.
-    """
+    """Write each arm for the rows that have it, and bring the rows back into order."""
     parts: list[pa.Array] = []
     places: list[np.ndarray] = []
     for arm, kind in KINDS.items():

@@ -32,9 +32,7 @@ _HEAD_BYTES_MAX = 6
 
 @dataclass(slots=True, eq=False)
 class _Around:
-    """
-    A message that holds records: its field number, its bytes without them, and the number behind its last record.
-    """
+    """A message that holds records: its field number, its bytes without them, and the number behind its last record."""
 
     field: int
     content: bytes
@@ -47,9 +45,7 @@ class _Around:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """
-    A record: its field number, its bytes, and the messages around it, the outermost first.
-    """
+    """A record: its field number, its bytes, and the messages around it, the outermost first."""
 
     field: int
     content: memoryview
@@ -61,15 +57,11 @@ class _Record:
 
 
 class _MalformedError(Exception):
-    """
-    These bytes are no protobuf message that can be taken apart.
-    """
+    """These bytes are no protobuf message that can be taken apart."""
 
 
 class SplitRequest:
-    """
-    A request whose records are known. Made by `split_request`.
-    """
+    """A request whose records are known. Made by `split_request`."""
 
     def __init__(self, content: bytes, records: Sequence[_Record]) -> None:
         self._content = content
@@ -107,9 +99,7 @@ class SplitRequest:
         return self._built(self._records[start:end]), end
 
     def select(self, ranges: Sequence[tuple[int, int]]) -> bytes:
-        """
-        Return the request with the records of *ranges* only, which ascend.
-        """
+        """Return the request with the records of *ranges* only, which ascend."""
         return self._built([record for start, stop in ranges for record in self._records[start:stop]])
 
     def _built(self, records: Sequence[_Record]) -> bytes:
@@ -165,9 +155,7 @@ def split_request(request: bytes, signal: str) -> SplitRequest | Damage:
 
 
 def _divided(message: memoryview, field: int) -> tuple[bytes, list[memoryview]]:
-    """
-    Return *message* without its messages in *field*, and these.
-    """
+    """Return *message* without its messages in *field*, and these."""
     rest: list[memoryview] = []
     found: list[memoryview] = []
     for number, value, raw in _fields(message):
@@ -179,9 +167,7 @@ def _divided(message: memoryview, field: int) -> tuple[bytes, list[memoryview]]:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | None, memoryview]]:
-    """
-    Yield number, content (None unless its length is written before it) and all bytes of each field of *message*.
-    """
+    """Yield number, content (None unless its length is written before it) and all bytes of each field of *message*."""
     at, size = 0, len(message)
     while at < size:
         start = at
@@ -216,9 +202,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def _pieces(records: Sequence[_Record], depth: int) -> Iterator[bytes | memoryview]:
-    """
-    Yield the bytes of *records*, which share what surrounds them up to *depth*.
-    """
+    """Yield the bytes of *records*, which share what surrounds them up to *depth*."""
     begins = [
         number
         for number, record in enumerate(records)

@@ -54,9 +54,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """
-    A request whose nesting was parsed: how many rows it has, and about what they take as Arrow.
-    """
+    """A request whose nesting was parsed: how many rows it has, and about what they take as Arrow."""
 
     rows: int
     rows_bytes: int
@@ -119,9 +117,7 @@ def _byte_size(message: Any) -> int:
 
 
 def _largest_part(message: Any) -> int:
-    """
-    Return the length of the largest part that a shell parse left as bytes.
-    """
+    """Return the length of the largest part that a shell parse left as bytes."""
     largest = 0
     for field, value in message.ListFields():
         parts = value if field.is_repeated else (value,)
@@ -133,9 +129,7 @@ def _largest_part(message: Any) -> int:
 
 
 def _measure(message: Any, view: str, size_of: Callable[[Any], int]) -> tuple[int, int]:
-    """
-    Return how many rows a request has, and the bytes of what is repeated on them.
-    """
+    """Return how many rows a request has, and the bytes of what is repeated on them."""
     shape = SHAPES[view]
     rows = 0
     repeated = 0

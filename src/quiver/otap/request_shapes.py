@@ -1,6 +1,4 @@
-"""
-How an OTLP export request nests, per view.
-"""
+"""How an OTLP export request nests, per view."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-What a store holds of a signal: whole export requests as they came, and tables, each to be seen as a view.
-"""
+"""What a store holds of a signal: whole export requests as they came, and tables, each to be seen as a view."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ class StoredTables:
     signal: str
 
     def try_request(self) -> bytes | Damage:
-        """
-        Return them as an export request, or why there is none.
-        """
+        """Return them as an export request, or why there is none."""
         restored = request_of_tables(self.tables, self.signal)
         return restored if isinstance(restored, Damage) else restored.data
 
@@ -87,9 +83,7 @@ def stored_requests(batches: Mapping[int, pa.RecordBatch], view: str) -> Iterato
 def split_stored(
     batches: Mapping[int, pa.RecordBatch],
 ) -> tuple[dict[str, list[bytes | StoredTables | Damage]], dict[int, pa.RecordBatch]]:
-    """
-    Return by view what it shows of a bundle's slots, and the slots that no view shows.
-    """
+    """Return by view what it shows of a bundle's slots, and the slots that no view shows."""
     shown: dict[str, list[bytes | StoredTables | Damage]] = {}
     rest = dict(batches)
     for view, raw in VIEW_SLOTS.items():

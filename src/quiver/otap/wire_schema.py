@@ -74,9 +74,7 @@ def nested_handler(message: str) -> Any:
 
 @cache
 def shell_class(view: str) -> Any:
-    """
-    Return the message class that parses only the nesting of a request of *view*.
-    """
+    """Return the message class that parses only the nesting of a request of *view*."""
     return message_factory.GetMessageClass(_derived(view, _shell))
 
 
@@ -92,9 +90,7 @@ def _derived(view: str, cut: Callable[[DescriptorProto], None]) -> Any:
 
 
 def _files(file: Any, found: dict[str, FileDescriptorProto]) -> dict[str, FileDescriptorProto]:
-    """
-    Return *file* and all it depends on by name, those that others depend on first.
-    """
+    """Return *file* and all it depends on by name, those that others depend on first."""
     for dependency in file.dependencies:
         _files(dependency, found)
     if file.name not in found:

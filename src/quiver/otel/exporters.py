@@ -57,9 +57,7 @@ class _Message(Protocol):
 
 
 class _Intake:
-    """
-    What the three exporters have in common: the store, and the account of what it did not take.
-    """
+    """What the three exporters have in common: the store, and the account of what it did not take."""
 
     def __init__(
         self, signal: str, path: StorePath, settings: Settings | None, *, timeout_s: float, durable: bool
@@ -125,9 +123,7 @@ class _Intake:
             _log.warning("%s are being dropped: %s", self.signal, problem)
 
     def flush(self) -> bool:
-        """
-        Make what was kept durable; False when that was not possible.
-        """
+        """Make what was kept durable; False when that was not possible."""
         if self._durable or self._is_shut:
             return True
         if not self._lease.is_ours:
@@ -139,15 +135,11 @@ class _Intake:
         return True
 
     def dropped(self) -> dict[str, int]:
-        """
-        Return the dropped items by reason.
-        """
+        """Return the dropped items by reason."""
         return dict(self._dropped)
 
     def shut(self) -> None:
-        """
-        Give the store back. Idempotent.
-        """
+        """Give the store back. Idempotent."""
         self._is_shut = True
         try:
             self._lease.release()
@@ -177,9 +169,7 @@ def _split(items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message], un
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """
-    A data point, and all that it is in.
-    """
+    """A data point, and all that it is in."""
 
     resource: ResourceMetrics
     scope: ScopeMetrics
@@ -198,9 +188,7 @@ def _points(data: MetricsData) -> list[_Point]:
 
 
 def _metrics_data(points: Sequence[_Point]) -> MetricsData:
-    """
-    Return *points*, which stand in their order, as what the SDK would have exported of them alone.
-    """
+    """Return *points*, which stand in their order, as what the SDK would have exported of them alone."""
     resources = []
     for _, in_resource in groupby(points, key=lambda one: id(one.resource)):
         scopes = []
@@ -216,9 +204,7 @@ def _metrics_data(points: Sequence[_Point]) -> MetricsData:
 
 
 class _Keeping:
-    """
-    What the SDK asks of every exporter, and the account of what was not kept.
-    """
+    """What the SDK asks of every exporter, and the account of what was not kept."""
 
     _signal: ClassVar[str]
 
@@ -241,15 +227,11 @@ class _Keeping:
         return self._intake.dropped()
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:  # noqa: ARG002 - the SDK's signature
-        """
-        Make what was exported durable. It is not waited for the far side.
-        """
+        """Make what was exported durable. It is not waited for the far side."""
         return self._intake.flush()
 
     def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:  # noqa: ARG002 - the SDK's signature
-        """
-        Give the store back; the last user closes it.
-        """
+        """Give the store back; the last user closes it."""
         self._intake.shut()
 
 
@@ -285,9 +267,7 @@ class QuiverSpanExporter(_Keeping, SpanExporter):
 
 
 class QuiverLogExporter(_Keeping, LogRecordExporter):
-    """
-    Keeps log records in a store; for a `BatchLogRecordProcessor`. Otherwise as `QuiverSpanExporter`.
-    """
+    """Keeps log records in a store; for a `BatchLogRecordProcessor`. Otherwise as `QuiverSpanExporter`."""
 
     _signal = "logs"
 

@@ -1,6 +1,4 @@
-"""
-Out of an application's store to an OTLP endpoint, in threads of the application or of any other process.
-"""
+"""Out of an application's store to an OTLP endpoint, in threads of the application or of any other process."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ STOP_S = 5.0
 
 
 class _Unseen:
-    """
-    A sender whose requests no instrumentation of gRPC or HTTP sees: each would be a span to be sent.
-    """
+    """A sender whose requests no instrumentation of gRPC or HTTP sees: each would be a span to be sent."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -100,9 +96,7 @@ class Forwarder:
         atexit.register(self.stop)
 
     def state(self) -> ForwardState:
-        """
-        Return what it is at: confirmed, retrying, whether the far side is down, the last problem.
-        """
+        """Return what it is at: confirmed, retrying, whether the far side is down, the last problem."""
         return self._forwarder.state()
 
     def drain(self, timeout_s: float) -> bool:

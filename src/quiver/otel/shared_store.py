@@ -39,17 +39,13 @@ class _WarningsOnly(InMemoryObserver):
     """
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
-        """
-        Log *name* if it is a warning or worse.
-        """
+        """Log *name* if it is a warning or worse."""
         if level >= logging.WARNING:
             super().event(name, level=level, **attributes)
 
 
 class _Shared:
-    """
-    An open store and how many leases there are on it.
-    """
+    """An open store and how many leases there are on it."""
 
     def __init__(self, store: Store, observer: InMemoryObserver) -> None:
         self.store = store
@@ -58,9 +54,7 @@ class _Shared:
 
 
 class _Shelf:
-    """
-    The open stores of this process, by directory.
-    """
+    """The open stores of this process, by directory."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -80,9 +74,7 @@ call_at_fork(after_in_child=_after_fork)
 
 
 class Lease:
-    """
-    The use of a store until `release`. Thread-safe.
-    """
+    """The use of a store until `release`. Thread-safe."""
 
     def __init__(self, path: str, shared: _Shared) -> None:
         self.store = shared.store
@@ -95,9 +87,7 @@ class Lease:
 
     @property
     def is_ours(self) -> bool:
-        """
-        Whether this process opened the store. A forked child did not, and must not touch it.
-        """
+        """Whether this process opened the store. A forked child did not, and must not touch it."""
         return self._pid == os.getpid()
 
     def release(self) -> None:

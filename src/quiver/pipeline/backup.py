@@ -168,9 +168,7 @@ def check_checkpoints(fs: FileSystem, pipeline: Pipeline, run_dir: Path) -> list
 
 
 def _buffers(pipeline: Pipeline) -> list[tuple[Buffer, str]]:
-    """
-    Return the buffers in the order of the flow, each with its place in a snapshot.
-    """
+    """Return the buffers in the order of the flow, each with its place in a snapshot."""
     if not pipeline.is_durable:
         raise WrongUse(
             f"{pipeline.source} has no persistence node: what waits is in memory, and there is nothing to copy"

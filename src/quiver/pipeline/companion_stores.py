@@ -1,6 +1,4 @@
-"""
-What a pipeline keeps beside the directory of a store: `<store>.run`, and the buffers that stand in no file.
-"""
+"""What a pipeline keeps beside the directory of a store: `<store>.run`, and the buffers that stand in no file."""
 
 from __future__ import annotations
 

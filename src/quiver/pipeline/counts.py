@@ -55,9 +55,7 @@ class CountsWritten:
 
 
 class CountsRead:
-    """
-    The reading end: hands what came since the last look to *observer*.
-    """
+    """The reading end: hands what came since the last look to *observer*."""
 
     def __init__(self, run_dir: Path, observer: Observer) -> None:
         self._path = str(run_dir / SPARK_COUNTS)
@@ -66,9 +64,7 @@ class CountsRead:
         self._told: dict[_Key, int] = {}
 
     def look(self) -> None:
-        """
-        Count what the other process counted since. A file that is missing or cannot be read says nothing.
-        """
+        """Count what the other process counted since. A file that is missing or cannot be read says nothing."""
         try:
             said = json.loads(REAL_FILES.read_all(self._path, size_max=COUNTS_BYTES_MAX))
             pid = said["pid"]

@@ -1,6 +1,4 @@
-"""
-The graph of a pipeline, drawn: as text, and for Mermaid.
-"""
+"""The graph of a pipeline, drawn: as text, and for Mermaid."""
 
 from __future__ import annotations
 
@@ -17,7 +15,8 @@ _SHAPES = {"receiver": ("([", "])"), "buffer": ("[(", ")]"), "processor": ("[", 
 
 def as_text(pipeline: Pipeline) -> str:
     """
-    Return the graph as lines of text: each buffer with what fills it on the left, and under it the routes out of it.
+    Return the graph as lines of text: each buffer with what fills it on the left, and under it the routes out of
+    it.
     """
     fed: dict[str, list[str]] = {}
     for buffer in pipeline.buffers:
@@ -48,9 +47,7 @@ def _stations(route: Route) -> list[str]:
 
 
 def as_mermaid(pipeline: Pipeline) -> str:
-    """
-    Return the graph as a Mermaid flowchart.
-    """
+    """Return the graph as a Mermaid flowchart."""
     lines = ["flowchart LR"]
     seen: set[str] = set()
 

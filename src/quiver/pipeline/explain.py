@@ -1,6 +1,4 @@
-"""
-What a checked pipeline will do, in plain values and in words: what `quiver run --check` says.
-"""
+"""What a checked pipeline will do, in plain values and in words: what `quiver run --check` says."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ _WHEN_FULL = {"drop_oldest": "the oldest goes", "backpressure": "senders are tol
 
 
 def describe(pipeline: Pipeline, *, cores: int | None = None) -> dict[str, Any]:
-    """
-    Return what would run, as plain values: nodes in flow order, what each does, and what each exporter receives.
-    """
+    """Return what would run, as plain values: nodes in flow order, what each does, and what each exporter receives."""
     main = pipeline.main
     return {
         "receivers": [
@@ -54,9 +50,7 @@ def describe(pipeline: Pipeline, *, cores: int | None = None) -> dict[str, Any]:
 
 
 def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
-    """
-    Return in sentences what can be relied on, and what cannot.
-    """
+    """Return in sentences what can be relied on, and what cannot."""
     said = []
     exporters = [route for buffer in pipeline.buffers for route in buffer.routes if route.into is None]
     if not exporters:
@@ -108,9 +102,7 @@ def _keeps_letters_in_memory(buffer: Buffer) -> bool:
 
 
 def _exposed(pipeline: Pipeline) -> list[str]:
-    """
-    Return which ports others can reach although something that protects them is missing.
-    """
+    """Return which ports others can reach although something that protects them is missing."""
     ports = [
         (name, address, config.security.missing())
         for name, config in pipeline.receivers
@@ -132,9 +124,7 @@ def _too_many(pipeline: Pipeline) -> list[str]:
 
 
 def _unlogged(pipeline: Pipeline) -> list[str]:
-    """
-    Return which receivers confirm what is in memory only.
-    """
+    """Return which receivers confirm what is in memory only."""
     return [
         f"{node.name} confirms requests that are in memory only (ack: logged), because {buffer.name} keeps no log "
         "(durability: segment_only): a crash loses them until their segment is sealed."
@@ -147,7 +137,8 @@ def _unlogged(pipeline: Pipeline) -> list[str]:
 
 def _loops(pipeline: Pipeline) -> list[str]:
     """
-    Return which exporters send to a port or a topic of this very pipeline: what they send comes in again, without end.
+    Return which exporters send to a port or a topic of this very pipeline: what they send comes in again, without
+    end.
     """
     ports: dict[int, str] = {}
     for name, config in pipeline.receivers:
@@ -288,9 +279,7 @@ def _retry(buffer: Buffer, route: Route) -> str:
 
 
 def _retry_words(policy: RetryPolicy, where: str) -> str:
-    """
-    Return a policy in a phrase, with *where* its dead letters are.
-    """
+    """Return a policy in a phrase, with *where* its dead letters are."""
     bounds = []
     if policy.max_attempts is not None:
         bounds.append(f"{policy.max_attempts} attempts")

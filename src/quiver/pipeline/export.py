@@ -52,9 +52,7 @@ _log = logging.getLogger("quiver.pipeline")
 
 
 class _Export:
-    """
-    One exporter and its query, which may be between two lives.
-    """
+    """One exporter and its query, which may be between two lives."""
 
     def __init__(self, spark: SparkSession, plan: QueryPlan, observer: Observer | None = None) -> None:
         self.name = plan.name
@@ -79,9 +77,7 @@ class _Export:
 
     @property
     def is_starting(self) -> bool:
-        """
-        Whether the Python process of its query is still to come up.
-        """
+        """Whether the Python process of its query is still to come up."""
         if self._running is None or self._is_up or SYSTEM_CLOCK.monotonic() >= self._started_at + STARTING_S:
             return False
         query = self._running.query
@@ -139,9 +135,7 @@ class _Export:
         self.stats.failed(failure_type(text), text)
 
     def save_report(self, *, is_last: bool = False) -> None:
-        """
-        Write how the last attempts ended, when it is due.
-        """
+        """Write how the last attempts ended, when it is due."""
         # No room for it: the report is late, and no exporter need stop for that.
         with contextlib.suppress(OSError):
             self.stats.save(is_last=is_last)
@@ -174,9 +168,7 @@ class _Export:
                 _log.error("%s replays no dead letters: %s", self.name, _in_short(problem))
 
     def _works(self) -> bool:
-        """
-        Say whether the query runs, and is not about to fail or to begin.
-        """
+        """Say whether the query runs, and is not about to fail or to begin."""
         running = self._running
         return running is not None and self._is_up and not self._is_halted and running.query.isActive
 
@@ -185,9 +177,7 @@ class _Export:
             self._replay.stop()
 
     def leads_to(self, other: _Export) -> bool:
-        """
-        Say whether it writes into the buffer that *other* reads.
-        """
+        """Say whether it writes into the buffer that *other* reads."""
         route = self._plan.route
         return route.into is not None and str(Path(route.config.destination).absolute()) == other._plan.store_path
 
@@ -219,9 +209,7 @@ class _Export:
         self._running.query.awaitTermination(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
 
     def stop(self, timeout_s: float = STOP_S) -> None:
-        """
-        Stop the query between two batches, if there is such a moment in *timeout_s* seconds.
-        """
+        """Stop the query between two batches, if there is such a moment in *timeout_s* seconds."""
         from quiver.spark.bundle_query import stop_query  # noqa: PLC0415 - an extra
 
         self._stop_replay()
@@ -234,18 +222,14 @@ class _Export:
 
 
 def linked(exports: list[_Export]) -> list[_Export]:
-    """
-    Return *exports*, each told who writes into the buffer that it reads.
-    """
+    """Return *exports*, each told who writes into the buffer that it reads."""
     for one in exports:
         one.before = [other for other in exports if other.leads_to(one)]
     return exports
 
 
 def look_at_all(exports: Sequence[_Export]) -> None:
-    """
-    Look at each of *exports*. So many queries start at once, and the others when these are up or have failed.
-    """
+    """Look at each of *exports*. So many queries start at once, and the others when these are up or have failed."""
     starting = sum(one.is_starting for one in exports)
     for one in exports:
         was_starting = one.is_starting
@@ -320,9 +304,7 @@ def _write(counts: CountsWritten) -> None:
 
 
 def _await_registration(context: ChildContext, plans: Sequence[QueryPlan]) -> bool:
-    """
-    Wait until the ingest process has registered every query's exporter; False when asked to stop before that.
-    """
+    """Wait until the ingest process has registered every query's exporter; False when asked to stop before that."""
     waiting = [path for plan in plans for path in plan.registrations]
     while waiting:
         waiting = [path for path in waiting if not os.path.exists(path)]  # noqa: PTH110
@@ -338,9 +320,7 @@ def _drain(exports: list[_Export], drain_s: float) -> None:
 
 
 def _await_taken_over(path: str, deadline: float) -> None:
-    """
-    Wait until the store at *path* has made segments of all that was committed to it.
-    """
+    """Wait until the store at *path* has made segments of all that was committed to it."""
     from quiver.spark.store.sink_stage import sink_root  # noqa: PLC0415 - an extra
     from quiver.store.staged_import import awaits_adoption  # noqa: PLC0415
 
@@ -351,9 +331,7 @@ def _await_taken_over(path: str, deadline: float) -> None:
 
 
 def _at_once(what: str, exports: list[_Export], do: Callable[[_Export], None], most_s: float) -> list[_Export]:
-    """
-    Do something with all exports at the same time, for so long; return those that it took longer with.
-    """
+    """Do something with all exports at the same time, for so long; return those that it took longer with."""
     deadline = SYSTEM_CLOCK.monotonic() + most_s
     threads = [threading.Thread(target=do, args=(one,), name=f"{what}-{one.name}", daemon=True) for one in exports]
     for thread in threads:

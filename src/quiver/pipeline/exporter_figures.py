@@ -71,9 +71,7 @@ class ExporterFigures:
 
 
 def _behind(store: Store) -> dict[str, float]:
-    """
-    Return how old the oldest bundle is that each subscriber of *store* has not confirmed, in seconds.
-    """
+    """Return how old the oldest bundle is that each subscriber of *store* has not confirmed, in seconds."""
     try:
         figures: dict[str, Any] = store.stats()
     except (QuiverError, OSError):

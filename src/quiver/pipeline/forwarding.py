@@ -108,16 +108,12 @@ class _Exporter:
         )
 
     def start(self) -> None:
-        """
-        Begin to send.
-        """
+        """Begin to send."""
         self.forwarder.start()
         self._worker.start()
 
     def stop(self, timeout_s: float) -> int:
-        """
-        Send what can be sent in *timeout_s* seconds, and end; return how many bundles are left.
-        """
+        """Send what can be sent in *timeout_s* seconds, and end; return how many bundles are left."""
         self._worker.stop(0.0)  # a request on its way ends with the forwarder's
         left = self.forwarder.stop(timeout_s)
         self._worker.join(STOP_S)
@@ -224,7 +220,8 @@ class Forwarding:
 
 def _identity(store: Store) -> str:
     """
-    Return the id of the store, by which a far side knows a request that it gets again; empty when it is unreadable.
+    Return the id of the store, by which a far side knows a request that it gets again; empty when
+    it is unreadable.
     """
     try:
         answer = decode_identity(memoryview(REAL_FILES.read_all(f"{store.path}/{STORE_ID}", size_max=_ID_BYTES_MAX)))

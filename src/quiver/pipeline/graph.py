@@ -158,7 +158,8 @@ def _check_fed(document: Document, nodes: Mapping[str, RawNode]) -> None:
 
 def _nodes(document: Document, raw: Mapping[str, RawNode], plans: list[BufferPlan]) -> dict[str, Node]:
     """
-    Return the nodes with their configs checked; where a persistence node has defaults for its neighbours, with those.
+    Return the nodes with their configs checked; where a persistence node has defaults for its neighbours, with
+    those.
     """
     stores = {name: _node(document, node, {}) for name, node in raw.items() if node.plugin.is_store}
     defaults: dict[str, Mapping[str, Any]] = {}
@@ -225,9 +226,7 @@ def _check_addresses(
 
 
 def _check_positions(document: Document, raw: Mapping[str, RawNode], nodes: Mapping[str, Node]) -> None:
-    """
-    Refuse a second reader of one position: it would never get hold of it.
-    """
+    """Refuse a second reader of one position: it would never get hold of it."""
     taken: dict[str, str] = {}
     for node in nodes.values():
         if not isinstance(node.config, PolledReceiverConfig):
@@ -249,7 +248,8 @@ def _check_tiers(document: Document, raw: Mapping[str, RawNode], pipeline: Pipel
 
 def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
     """
-    Refuse what would write into the directory of another: its files, its store, or Spark's notes of how far it came.
+    Refuse what would write into the directory of another: its files, its store, or Spark's notes of how far it
+    came.
     """
     taken: dict[str, str] = {}
     stores: dict[str, str] = {}
@@ -285,9 +285,7 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
 
 
 def _check_local(document: Document, raw: RawNode, node: Node) -> None:
-    """
-    Refuse an address where a directory belongs: it would be made one, here, of that name.
-    """
+    """Refuse an address where a directory belongs: it would be made one, here, of that name."""
     for key in ("path", "store", "topics"):
         directory = getattr(node.config, key, None)
         if isinstance(directory, str) and "://" in directory and not isinstance(node.config, SparkExporterConfig):
@@ -298,9 +296,7 @@ def _check_local(document: Document, raw: RawNode, node: Node) -> None:
 
 
 def _own_store(directory: str, stores: Mapping[str, str]) -> str | None:
-    """
-    Return which of *stores* it is that *directory* names, or lies in, by whatever way.
-    """
+    """Return which of *stores* it is that *directory* names, or lies in, by whatever way."""
     path = os.path.realpath(directory)
     return next((name for own, name in stores.items() if f"{path}/".startswith(f"{os.path.realpath(own)}/")), None)
 
@@ -309,9 +305,7 @@ def _own_store(directory: str, stores: Mapping[str, str]) -> str | None:
 
 
 def _check_bounds(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
-    """
-    Refuse bounds of attempts where nothing is measured by them.
-    """
+    """Refuse bounds of attempts where nothing is measured by them."""
     for route in pipeline.routes.values():
         if not isinstance(route.config, QueryExporterConfig) or route.processors or route.into is not None:
             continue

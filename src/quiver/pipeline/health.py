@@ -1,6 +1,4 @@
-"""
-Whether an ingest process is ready for requests, and what is missing. Answered over HTTP and by `grpc.health.v1`.
-"""
+"""Whether an ingest process is ready for requests, and what is missing. Answered over HTTP and by `grpc.health.v1`."""
 
 from __future__ import annotations
 
@@ -19,14 +17,10 @@ _PORTS = {
 
 
 class HealthyStore(Protocol):
-    """
-    What a store is asked; `quiver.Store` has it.
-    """
+    """What a store is asked; `quiver.Store` has it."""
 
     def problems(self) -> tuple[str, ...]:
-        """
-        Return why the store accepts nothing now, one sentence each.
-        """
+        """Return why the store accepts nothing now, one sentence each."""
 
 
 class Health:
@@ -43,16 +37,12 @@ class Health:
         self._lock = threading.Lock()
 
     def watch(self, name: str, store: HealthyStore) -> None:
-        """
-        Ask *store*, which is buffer *name* of the pipeline, from now on.
-        """
+        """Ask *store*, which is buffer *name* of the pipeline, from now on."""
         with self._lock:
             self._stores[name] = store
 
     def checks(self) -> dict[str, tuple[str, ...]]:
-        """
-        Return each check by name, with what is not ready; nothing when it is.
-        """
+        """Return each check by name, with what is not ready; nothing when it is."""
         with self._lock:
             stores = dict(self._stores)
         ports = _PORTS.get(self.phase)
@@ -61,15 +51,11 @@ class Health:
         return found
 
     def problems(self) -> Sequence[str]:
-        """
-        Return what is not ready, one sentence each; empty when all is.
-        """
+        """Return what is not ready, one sentence each; empty when all is."""
         return [f"{name}: {reason}" for name, reasons in self.checks().items() for reason in reasons]
 
     def store_problems(self) -> Sequence[str]:
-        """
-        Return what is wrong with the stores. A port that answers is open: its own health service asks for this.
-        """
+        """Return what is wrong with the stores. A port that answers is open: its own health service asks for this."""
         if self.phase == "stopping":
             return [_PORTS["stopping"]]
         with self._lock:

@@ -49,9 +49,7 @@ _log = logging.getLogger("quiver.pipeline")
 
 @dataclass(slots=True)
 class _Station:
-    """
-    One buffer of the pipeline, open: its store, who takes from it in this process, and what ends that.
-    """
+    """One buffer of the pipeline, open: its store, who takes from it in this process, and what ends that."""
 
     part: Pipeline
     store: Store | ShardedStore
@@ -65,9 +63,7 @@ class _Station:
         return self.part.buffers[0]
 
     def send(self) -> None:
-        """
-        Let the exporters of this process run on each store that is open and has none yet: cores are drained, too.
-        """
+        """Let the exporters of this process run on each store that is open and has none yet: cores are drained, too."""
         for path in self.sending.keys() - {store.path for store in self.open_stores()}:
             self.sending.pop(path).__exit__(None, None, None)  # drained, and gone
         for store in self.open_stores():
@@ -94,15 +90,11 @@ class _Station:
             store.require_sound()
 
     def open_stores(self) -> list[Store]:
-        """
-        Return the stores that are open in this process: one, or that of each core that it has.
-        """
+        """Return the stores that are open in this process: one, or that of each core that it has."""
         return [self.store] if isinstance(self.store, Store) else list(self.store.open_stores().values())
 
     def let_go(self, part: Pipeline) -> None:
-        """
-        Let others work for the exporters that are none of this process in *part*: Spark, or who drops their data.
-        """
+        """Let others work for the exporters that are none of this process in *part*: Spark, or who drops their data."""
         for name in dict(self.part.forwarders).keys() - dict(part.forwarders).keys():
             try:
                 self.store.register(name, start="earliest").release()
@@ -110,9 +102,7 @@ class _Station:
                 _log.warning("%s stays with this process until it ends: %s", name, error)
 
     def stop_sending(self, drain_s: float = DRAIN_S) -> None:
-        """
-        Let them send what can be sent in *drain_s* seconds, all together, and end.
-        """
+        """Let them send what can be sent in *drain_s* seconds, all together, and end."""
         deadline = SYSTEM_CLOCK.monotonic() + drain_s
         while self.sending:
             _, forwarding = self.sending.popitem()
@@ -175,9 +165,7 @@ def _stores_of_exporters(stations: list[_Station]) -> dict[str, list[Store]]:
 
 
 def _begin_counts(context: ChildContext, stations: list[_Station]) -> None:
-    """
-    Let the counters of the exporters on Spark begin here: their own process may take long to come up.
-    """
+    """Let the counters of the exporters on Spark begin here: their own process may take long to come up."""
     if context.core == 0:
         for station in stations:
             for name, _ in station.part.queries:
@@ -185,9 +173,7 @@ def _begin_counts(context: ChildContext, stations: list[_Station]) -> None:
 
 
 def _close(context: ChildContext, stations: list[_Station]) -> None:
-    """
-    Seal all that was received, and say so: nothing more comes in.
-    """
+    """Seal all that was received, and say so: nothing more comes in."""
     _log.info("stopping: sealing what is open")
     for station in stations:
         try:
@@ -199,9 +185,7 @@ def _close(context: ChildContext, stations: list[_Station]) -> None:
 
 
 def _take_over(stations: list[_Station]) -> None:
-    """
-    Take over what the Spark process committed last, so that it can be sent on.
-    """
+    """Take over what the Spark process committed last, so that it can be sent on."""
     for station in stations:
         try:
             station.store.maintain()
@@ -216,9 +200,7 @@ def _stop_sending(stations: list[_Station], drain_s: float) -> None:
 
 
 def _own_address(address: str, context: ChildContext) -> str:
-    """
-    Return where this process tells its metrics: each core one port above the one before.
-    """
+    """Return where this process tells its metrics: each core one port above the one before."""
     host, port = split_address(address)
     return address if context.core == 0 else f"{f'[{host}]' if ':' in host else host}:{port + context.core}"
 
@@ -287,9 +269,7 @@ def _look(context: ChildContext, stations: list[_Station], counts: CountsRead) -
 
 
 def _reload(context: ChildContext, stations: list[_Station]) -> None:
-    """
-    Take over what the file says now of exporters and of the log's level; the supervisor looked at the rest.
-    """
+    """Take over what the file says now of exporters and of the log's level; the supervisor looked at the rest."""
     if context.reread is None:
         return
     try:

@@ -1,6 +1,4 @@
-"""
-The HTTP port of a running pipeline: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever supervises it.
-"""
+"""The HTTP port of a running pipeline: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever supervises it."""
 
 from __future__ import annotations
 
@@ -114,21 +112,15 @@ class MetricsEndpoint:
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._server.server_port}"
 
     def observe(self, store: ObservedStore) -> None:
-        """
-        Add the figures of *store* to the metrics.
-        """
+        """Add the figures of *store* to the metrics."""
         observe_store(store, self._meter)
 
     def observe_exporters(self, exporters: ObservedExporters) -> None:
-        """
-        Add the figures of *exporters* to the metrics. They are not kept by this.
-        """
+        """Add the figures of *exporters* to the metrics. They are not kept by this."""
         observe_exporters(exporters, self._meter)
 
     def stop(self) -> None:
-        """
-        Answer no more. Idempotent.
-        """
+        """Answer no more. Idempotent."""
         server, self._server = self._server, None
         if server is not None and self._worker is not None:
             server.shutdown()

@@ -1,6 +1,4 @@
-"""
-A pipeline, checked: its nodes, its buffers, and the routes between them.
-"""
+"""A pipeline, checked: its nodes, its buffers, and the routes between them."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ __all__ = ["Buffer", "Node", "Pipeline", "Route", "lead_into", "memory_directory
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """
-    One node: its name, what it is, its checked config, and where in the file it says which nodes it feeds.
-    """
+    """One node: its name, what it is, its checked config, and where in the file it says which nodes it feeds."""
 
     name: str
     plugin: Plugin
@@ -41,16 +37,12 @@ class Node:
 
     @property
     def destinations(self) -> tuple[str, ...]:
-        """
-        The names of the nodes it feeds, in file order.
-        """
+        """The names of the nodes it feeds, in file order."""
         return tuple(self.edges)
 
     @property
     def kind(self) -> Kind:
-        """
-        Receiver, processor or exporter.
-        """
+        """Receiver, processor or exporter."""
         return self.plugin.kind
 
 
@@ -75,9 +67,7 @@ class Route:
 
     @property
     def is_query(self) -> bool:
-        """
-        Whether it runs in the Spark process; else in the ingest process.
-        """
+        """Whether it runs in the Spark process; else in the ingest process."""
         return bool(self.processors) or isinstance(self.config, QueryExporterConfig)
 
 
@@ -103,9 +93,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """
-    A checked pipeline file, or the part of it around one buffer.
-    """
+    """A checked pipeline file, or the part of it around one buffer."""
 
     source: str
     nodes: Mapping[str, Node]
@@ -118,58 +106,45 @@ class Pipeline:
 
     @property
     def receivers(self) -> list[tuple[str, ReceiverConfig | PolledReceiverConfig]]:
-        """
-        Name and config of each receiver.
-        """
+        """Name and config of each receiver."""
         return [(node.name, node.config) for buffer in self.buffers for node in buffer.receivers]
 
     @property
     def main(self) -> Buffer:
-        """
-        The buffer whose directory the pipeline goes by: that of the first persistence node, where there is one.
-        """
+        """The buffer whose directory the pipeline goes by: that of the first persistence node, where there is one."""
         return next((buffer for buffer in self.buffers if buffer.kind == "persistence"), self.buffers[0])
 
     @property
     def persistence(self) -> PersistenceConfig:
-        """
-        Directory and settings of the main buffer.
-        """
+        """Directory and settings of the main buffer."""
         return self.main.config
 
     @property
     def is_durable(self) -> bool:
-        """
-        Whether what is received is kept on a disk.
-        """
+        """Whether what is received is kept on a disk."""
         return all(buffer.kind != "memory" for buffer in self.buffers)
 
     @cached_property
     def routes(self) -> dict[str, Route]:
-        """
-        All routes by name.
-        """
+        """All routes by name."""
         return {route.name: route for buffer in self.buffers for route in buffer.routes}
 
     @property
     def exporters(self) -> list[tuple[str, Any]]:
         """
-        Name (which is the subscriber id) and config of each route's end: exporters, and buffers that processors fill.
+        Name (which is the subscriber id) and config of each route's end: exporters, and buffers that processors
+        fill.
         """
         return [(route.name, route.config) for route in self.routes.values()]
 
     @property
     def queries(self) -> list[tuple[str, Any]]:
-        """
-        Those of them that are queries of the Spark process.
-        """
+        """Those of them that are queries of the Spark process."""
         return [(route.name, route.config) for route in self.routes.values() if route.is_query]
 
     @property
     def forwarders(self) -> list[tuple[str, OtlpExporterConfig]]:
-        """
-        Those of them that run in the ingest process.
-        """
+        """Those of them that run in the ingest process."""
         return [
             (route.name, route.config)
             for route in self.routes.values()
@@ -177,15 +152,11 @@ class Pipeline:
         ]
 
     def parts(self) -> list[Pipeline]:
-        """
-        Return the pipeline around each buffer alone, in the order of the flow.
-        """
+        """Return the pipeline around each buffer alone, in the order of the flow."""
         return [replace(self, buffers=(buffer,)) for buffer in self.buffers]
 
     def placed(self, run_dir: FilePath) -> Pipeline:
-        """
-        Return the pipeline with the directories of what is only in memory, which hang on *run_dir* alone.
-        """
+        """Return the pipeline with the directories of what is only in memory, which hang on *run_dir* alone."""
         if self.is_durable:
             return self
         root = memory_directory(run_dir)
@@ -208,9 +179,7 @@ def memory_directory(run_dir: FilePath) -> FilePath:
 
 
 def lead_into(buffer: Buffer, paths: Mapping[str, str]) -> Buffer:
-    """
-    Return *buffer* with routes that end at the directory of the buffer each leads into.
-    """
+    """Return *buffer* with routes that end at the directory of the buffer each leads into."""
     routes = tuple(
         route if route.into is None else replace(route, config=QuiverExporterConfig(path=paths[route.into]))
         for route in buffer.routes

@@ -82,22 +82,19 @@ class Plugin:
 
     @property
     def name(self) -> str:
-        """
-        The part of the URN that is neither the namespace nor the kind.
-        """
+        """The part of the URN that is neither the namespace nor the kind."""
         return _parts(self.urn)[1]
 
     @property
     def is_store(self) -> bool:
-        """
-        Whether it is a persistence node.
-        """
+        """Whether it is a persistence node."""
         return self.urn == PERSISTENCE or self.model is DurableBufferConfig
 
     @property
     def takes_rows(self) -> bool:
         """
-        Whether it is an exporter of rows, so that processors may stand right before it; others take whole bundles.
+        Whether it is an exporter of rows, so that processors may stand right before it; others take
+        whole bundles.
         """
         return self.model is not None and issubclass(self.model, QueryExporterConfig)
 
@@ -177,9 +174,7 @@ _OTHER_NAMES = {
 
 
 def _parts(urn: str) -> tuple[str, str, str]:
-    """
-    Return namespace, name and kind of a URN, in whichever order the last two stand; the namespace may be missing.
-    """
+    """Return namespace, name and kind of a URN, in whichever order the last two stand; the namespace may be missing."""
     parts = urn.removeprefix("urn:").split(":")
     space = parts[0] if len(parts) == 3 else ""
     name, kind = (*parts[-2:], "")[:2]
@@ -205,9 +200,7 @@ def find_plugin(text: str) -> Plugin | None:
 
 
 def known_urns(kind: str | None = None) -> Iterator[str]:
-    """
-    Yield the URNs there are, of one kind or of all.
-    """
+    """Yield the URNs there are, of one kind or of all."""
     return (urn for urn, plugin in PLUGINS.items() if kind in {None, plugin.kind})
 
 
@@ -255,9 +248,7 @@ def _persistence(document: Document, path: Path, value: Mapping[str, Any]) -> Pe
 
 
 def _blamed(value: Mapping[str, Any], message: str) -> Path:
-    """
-    Return the path of the first key that *message* names; settings know their keys, not their lines.
-    """
+    """Return the path of the first key that *message* names; settings know their keys, not their lines."""
     found: list[tuple[int, Path]] = []
 
     def walk(inside: Mapping[str, Any], path: Path) -> None:

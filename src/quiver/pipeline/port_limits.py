@@ -1,6 +1,4 @@
-"""
-How many connections the ports of an ingest process may take: no more than it can have files open.
-"""
+"""How many connections the ports of an ingest process may take: no more than it can have files open."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ KEPT_FOR_LOGS = 64
 
 
 def connection_share(pipeline: Pipeline, limit: int | None) -> float:
-    """
-    Return which part of each port's `max_connections` fits into a process that may open *limit* files; at most 1.
-    """
+    """Return which part of each port's `max_connections` fits into a process that may open *limit* files; at most 1."""
     wanted = _wanted(pipeline)
     if limit is None or wanted + OWN_DESCRIPTORS <= limit:
         return 1.0
@@ -28,7 +24,8 @@ def connection_share(pipeline: Pipeline, limit: int | None) -> float:
 
 def too_many_connections(pipeline: Pipeline, limit: int | None) -> str | None:
     """
-    Say that the ports may take more connections than a process that may open *limit* files; None when they may not.
+    Say that the ports may take more connections than a process that may open *limit* files; None
+    when they may not.
     """
     share = connection_share(pipeline, limit)
     if share == 1.0:

@@ -81,9 +81,7 @@ class QueryPlan:
     batch_bytes_max: int | None = None
 
     def letters(self, root: str, subscriber: str, *, observer: Observer | None = None) -> DeadLetters:
-        """
-        Return the dead letters of the query in the store at *root*.
-        """
+        """Return the dead letters of the query in the store at *root*."""
         from quiver.delivery.dead_letters import DeadLetters  # noqa: PLC0415 - brings the engine
 
         settings = self.route.config.letters().settings(len(self.stores))
@@ -91,9 +89,7 @@ class QueryPlan:
 
 
 def plan_queries(pipeline: Pipeline, run_dir: Path, *, cores: int | None = None) -> list[QueryPlan]:
-    """
-    Return the queries of *pipeline*, in the order of the flow.
-    """
+    """Return the queries of *pipeline*, in the order of the flow."""
     budget = budget_of(pipeline, cores)
     return [
         replace(_plan(buffer, route, run_dir, cores, budget), batch_bytes_max=_batch_bytes_max(pipeline, route, budget))
@@ -124,7 +120,8 @@ def _plan(buffer: Buffer, route: Route, run_dir: Path, cores: int | None, budget
 
 def _batch_bytes_max(pipeline: Pipeline, route: Route, budget: DiskBudget | None) -> int | None:
     """
-    Return how large a batch may be that is staged in a buffer with a cap: all of it is there before any of it can go.
+    Return how large a batch may be that is staged in a buffer with a cap: all of it is there before any of it can
+    go.
     """
     into = next((buffer for buffer in pipeline.buffers if buffer.name == route.into), None)
     if into is None:
@@ -151,17 +148,13 @@ def _checkpoint(buffer: Buffer, route: Route, run_dir: Path) -> str:
 
 
 def spark_settings(pipeline: Pipeline) -> dict[str, str]:
-    """
-    Return what the Spark session needs to be told for *pipeline*.
-    """
+    """Return what the Spark session needs to be told for *pipeline*."""
     turns = any(route.strategy == "round_robin" for route in pipeline.routes.values() if route.is_query)
     return {"spark.scheduler.mode": "FAIR" if turns else "FIFO"}
 
 
 def chain_of(route: Route) -> list[Any]:
-    """
-    Return the processors of *route* as `quiver.spark.processors.chain.process` takes them.
-    """
+    """Return the processors of *route* as `quiver.spark.processors.chain.process` takes them."""
     return [
         node.config.load() if isinstance(node.config, UserProcessorConfig) else node.config.settings()
         for node in route.processors
@@ -170,17 +163,13 @@ def chain_of(route: Route) -> list[Any]:
 
 @dataclass(frozen=True)
 class RunningQuery:
-    """
-    A query, and what holds the bundles that its processors failed on.
-    """
+    """A query, and what holds the bundles that its processors failed on."""
 
     query: StreamingQuery
     sieve: PoisonSieve
 
     def close(self) -> None:
-        """
-        Let go of what is held. Stop the query first; the next one of this plan needs it.
-        """
+        """Let go of what is held. Stop the query first; the next one of this plan needs it."""
         self.sieve.close()
 
 
@@ -237,9 +226,7 @@ def start_query(
 
 
 def source_options(plan: QueryPlan) -> dict[str, str]:
-    """
-    Return what the source of *plan* is told: what processors may fail on comes in batches that can be told apart.
-    """
+    """Return what the source of *plan* is told: what processors may fail on comes in batches that can be told apart."""
     from quiver.spark.exporters.query import BATCH_BUNDLES_MAX  # noqa: PLC0415 - an extra
 
     options = {"failOnDataLoss": "false"} if plan.may_lose else {}

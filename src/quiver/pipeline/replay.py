@@ -83,15 +83,11 @@ class LetterExport:
         self._spark = session(app_name=f"quiver replay {name}", config=spark_settings(pipeline))
 
     def deliver(self, root: str, letter: DeadLetter) -> Outcome:
-        """
-        Export one letter of the store at *root*; say what became of it.
-        """
+        """Export one letter of the store at *root*; say what became of it."""
         return _exported(self._spark, self._export, self._name, root, letter)
 
     def close(self) -> None:
-        """
-        End the session, if it is its own. Idempotent.
-        """
+        """End the session, if it is its own. Idempotent."""
         if self._is_own:
             self._spark.stop()
 
@@ -155,9 +151,7 @@ class QueryReplay:
             self._worker.start()
 
     def look(self) -> None:
-        """
-        Replay what is due.
-        """
+        """Replay what is due."""
         for letters, replay in self._replays:
             try:
                 replay.run(lambda: self._may_go_on() and not self._worker.is_stopping)
@@ -167,9 +161,7 @@ class QueryReplay:
                     letters.close()
 
     def stop(self) -> None:
-        """
-        Replay nothing more; a letter that is being exported is not waited for. Idempotent.
-        """
+        """Replay nothing more; a letter that is being exported is not waited for. Idempotent."""
         self._worker.stop(0.0)
 
 
@@ -198,9 +190,7 @@ def _exported(spark: SparkSession, export: BundleExport, subscriber: str, root: 
 
 
 def _sealed(place: str, bundle: Bundle) -> pa.Table:
-    """
-    Seal *bundle* as the only one of a store at *place*; return its descriptor.
-    """
+    """Seal *bundle* as the only one of a store at *place*; return its descriptor."""
     from quiver.spark.exporters.retry_queue import row_of  # noqa: PLC0415 - an extra
 
     with open_store(place, adapter=bundle.adapter, background=False) as store:

@@ -39,9 +39,7 @@ class BlockPool:
         self._free: list[memoryview] = []
 
     def borrow(self, nbytes: int) -> memoryview:
-        """
-        Return a writable block of at least *nbytes*; its contents are arbitrary.
-        """
+        """Return a writable block of at least *nbytes*; its contents are arbitrary."""
         if nbytes <= BLOCK_BYTES:
             with self._lock:
                 if self._free:
@@ -51,9 +49,7 @@ class BlockPool:
         return memoryview(_map(nbytes)).cast("b")
 
     def give_back(self, blocks: list[memoryview]) -> None:
-        """
-        Take *blocks* back. Nobody may use them, or views of them, any more.
-        """
+        """Take *blocks* back. Nobody may use them, or views of them, any more."""
         with self._lock:
             for block in blocks:
                 if len(block) == BLOCK_BYTES and len(self._free) < self._keep_blocks_max:
@@ -61,9 +57,7 @@ class BlockPool:
 
 
 class Arena:
-    """
-    Takes regions one behind the other. Not thread-safe.
-    """
+    """Takes regions one behind the other. Not thread-safe."""
 
     __slots__ = ("_block", "_blocks", "_end", "_pool", "_used")
 
@@ -75,9 +69,7 @@ class Arena:
         self._end = 0
 
     def take(self, nbytes: int) -> memoryview:
-        """
-        Return a writable region of exactly *nbytes* (signed), 8-byte aligned, valid until `release`.
-        """
+        """Return a writable region of exactly *nbytes* (signed), 8-byte aligned, valid until `release`."""
         start = self._used
         end = start + nbytes
         if end > self._end:
@@ -89,15 +81,11 @@ class Arena:
         return self._block[start:end]
 
     def untake(self, region: memoryview) -> None:
-        """
-        Give back the region taken last.
-        """
+        """Give back the region taken last."""
         self._used -= (len(region) + 7) & ~7
 
     def release(self) -> None:
-        """
-        Give all memory back. Regions taken before must not be used any more.
-        """
+        """Give all memory back. Regions taken before must not be used any more."""
         blocks, self._blocks = self._blocks, []
         self._block = memoryview(b"")
         self._used = self._end = 0

@@ -1,6 +1,4 @@
-"""
-How long to wait between tries. Pure: nothing here sleeps, and chance is handed in.
-"""
+"""How long to wait between tries. Pure: nothing here sleeps, and chance is handed in."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ class Backoff:
             raise SettingsInvalid(f"backoff: jitter must be 0 to 1, not {self.jitter}")
 
     def delays(self, random: Random) -> Iterator[float]:
-        """
-        Yield the seconds to wait after the first failure, the second, and so on without end.
-        """
+        """Yield the seconds to wait after the first failure, the second, and so on without end."""
         delay = self.first_s
         while True:
             yield delay * (1 - self.jitter * random.random())

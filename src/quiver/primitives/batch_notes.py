@@ -53,75 +53,55 @@ _DIRECTORY = re.compile(r"([0-9]{20})-([0-9]{5,10})-([A-Za-z0-9]{1,40})")
 
 
 def is_writer(name: str) -> bool:
-    """
-    Say whether *name* can be a writer's: 1 to 64 of ``A-Za-z0-9_-``.
-    """
+    """Say whether *name* can be a writer's: 1 to 64 of ``A-Za-z0-9_-``."""
     return _WRITER.fullmatch(name) is not None
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """
-    Say whether *value*, out of a note, is a whole number from 0 on. JSON's true is none.
-    """
+    """Say whether *value*, out of a note, is a whole number from 0 on. JSON's true is none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def commit_name(batch: int) -> str:
-    """
-    Return the file name of the commit of *batch*.
-    """
+    """Return the file name of the commit of *batch*."""
     return f"{batch:020}.commit"
 
 
 def begun_name(batch: int) -> str:
-    """
-    Return the name of the file that says how far *batch* may have been taken over.
-    """
+    """Return the name of the file that says how far *batch* may have been taken over."""
     return f"{batch:020}.begun"
 
 
 def done_name(batch: int) -> str:
-    """
-    Return the name of the file that says that *batch* was taken over.
-    """
+    """Return the name of the file that says that *batch* was taken over."""
     return f"{batch:020}.done"
 
 
 def parse_note_name(name: str) -> tuple[int, str] | None:
-    """
-    Return the batch of a note, and which of the three it is; None when *name* is none.
-    """
+    """Return the batch of a note, and which of the three it is; None when *name* is none."""
     match = _NOTE.fullmatch(name)
     return (int(match[1]), match[2]) if match is not None and int(match[1]) <= BATCH_MAX else None
 
 
 def part_directory(batch: int, partition: int, attempt: str) -> str:
-    """
-    Return the name of the directory in which one attempt of one task stages its parts.
-    """
+    """Return the name of the directory in which one attempt of one task stages its parts."""
     return f"{batch:020}-{partition:05}-{attempt}"
 
 
 def parse_part_directory(name: str) -> int | None:
-    """
-    Return the batch that a staging directory belongs to, or None when *name* is none.
-    """
+    """Return the batch that a staging directory belongs to, or None when *name* is none."""
     match = _DIRECTORY.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 def encode_note(value: Mapping[str, Any]) -> bytes:
-    """
-    Return the whole file.
-    """
+    """Return the whole file."""
     line = json.dumps(value).encode()
     return b"%s\n%08x\n" % (line, crc32(line))
 
 
 def decode_note(data: Buffer) -> Answer[dict[str, Any]]:
-    """
-    Return what a note says: a JSON object. What its keys should be is the caller's business.
-    """
+    """Return what a note says: a JSON object. What its keys should be is the caller's business."""
     whole = bytes(data)
     if len(whole) > NOTE_BYTES_MAX:
         return Damage(0, f"a note of {len(whole)} bytes")

@@ -1,6 +1,4 @@
-"""
-Which boot of the machine this is: on Linux all processes of one boot share the monotonic clock.
-"""
+"""Which boot of the machine this is: on Linux all processes of one boot share the monotonic clock."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ _BOOT_ID_BYTES_MAX = 256
 
 
 def boot_name(files: FileSystem) -> str | None:
-    """
-    Return a name of this boot and its monotonic clock; None where the system gives none.
-    """
+    """Return a name of this boot and its monotonic clock; None where the system gives none."""
     try:
         boot = files.read_all(_BOOT_ID, size_max=_BOOT_ID_BYTES_MAX).decode("ascii", "replace").strip()
     except OSError:

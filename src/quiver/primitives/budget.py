@@ -40,22 +40,16 @@ class ByteBudget:
 
     @property
     def used_bytes(self) -> int:
-        """
-        Bytes reserved right now.
-        """
+        """Bytes reserved right now."""
         return self._used
 
     @property
     def free_bytes(self) -> int:
-        """
-        Bytes that could be reserved right now.
-        """
+        """Bytes that could be reserved right now."""
         return self.cap_bytes - self._used
 
     def holders(self) -> dict[str, int]:
-        """
-        Return holder → bytes, the largest first.
-        """
+        """Return holder → bytes, the largest first."""
         with self._changed:
             return dict(self._held.most_common())
 

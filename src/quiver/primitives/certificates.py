@@ -1,6 +1,4 @@
-"""
-Certificate files of a client: read, checked, and put into an SSL context.
-"""
+"""Certificate files of a client: read, checked, and put into an SSL context."""
 
 from __future__ import annotations
 

@@ -39,9 +39,7 @@ def _gf2_times(matrix: tuple[int, ...], vector: int) -> int:
 
 @functools.cache
 def _shift_by_bytes(power: int) -> tuple[int, ...]:
-    """
-    Return the 32x32 matrix over GF(2) that appends ``2 ** power`` zero bytes to a CRC-32.
-    """
+    """Return the 32x32 matrix over GF(2) that appends ``2 ** power`` zero bytes to a CRC-32."""
     if power:
         half = _shift_by_bytes(power - 1)
         return tuple(_gf2_times(half, column) for column in half)
@@ -85,28 +83,20 @@ def _aws() -> Any:
 
 
 def crc32c(data: Buffer, value: int = 0) -> int:
-    """
-    Return the CRC-32C (Castagnoli) of *data*, continued from *value*.
-    """
+    """Return the CRC-32C (Castagnoli) of *data*, continued from *value*."""
     return _aws().crc32c(data, value)
 
 
 def crc64_nvme(data: Buffer, value: int = 0) -> int:
-    """
-    Return the CRC-64/NVME of *data*, continued from *value*.
-    """
+    """Return the CRC-64/NVME of *data*, continued from *value*."""
     return _aws().crc64nvme(data, value)
 
 
 def crc64_nvme_function() -> Callable[..., int]:
-    """
-    Return `crc64_nvme` without the frame around it, for loops in which that frame is most of the time.
-    """
+    """Return `crc64_nvme` without the frame around it, for loops in which that frame is most of the time."""
     return _aws().crc64nvme
 
 
 def fold64to32(checksum: int) -> int:
-    """
-    Return the high 32 bits of *checksum* xor its low 32 bits.
-    """
+    """Return the high 32 bits of *checksum* xor its low 32 bits."""
     return (checksum >> 32) ^ (checksum & 0xFFFFFFFF)

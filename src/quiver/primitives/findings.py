@@ -43,9 +43,7 @@ NO_FILE_REASONS = frozenset({A_DIRECTORY, _NOT_REGULAR})
 
 
 def no_file_reason(error: OSError) -> str:
-    """
-    Return what to report when opening a file fails with one of `NO_FILE_ERRORS`.
-    """
+    """Return what to report when opening a file fails with one of `NO_FILE_ERRORS`."""
     return A_DIRECTORY if isinstance(error, IsADirectoryError) else _NOT_REGULAR
 
 
@@ -87,15 +85,11 @@ class Description:
 
     @property
     def sound(self) -> bool:
-        """
-        Say whether nothing is damaged; warnings do not count.
-        """
+        """Say whether nothing is damaged; warnings do not count."""
         return all(problem.level == "warning" for problem in self.problems)
 
     def as_dict(self) -> dict[str, Any]:
-        """
-        Return the same as plain dicts and lists, ready for `json.dumps`.
-        """
+        """Return the same as plain dicts and lists, ready for `json.dumps`."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -111,9 +105,7 @@ class Description:
         }
 
     def accept(self, answer: Answer[Any]) -> Any | None:
-        """
-        Return the value of *answer*, or note the problem and return None.
-        """
+        """Return the value of *answer*, or note the problem and return None."""
         if isinstance(answer, Frame):
             return answer.value
         if isinstance(answer, NeedMore):
@@ -123,18 +115,14 @@ class Description:
         return None
 
     def note(self, problem: Damage | None) -> None:
-        """
-        Note the damage, if there is any.
-        """
+        """Note the damage, if there is any."""
         if problem is not None:
             self.problems.append(Problem(problem.offset, problem.reason))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """
-    One thing worth saying about a file: where, what kind, and what was seen. Only `damaged` is bad.
-    """
+    """One thing worth saying about a file: where, what kind, and what was seen. Only `damaged` is bad."""
 
     path: str
     offset: int
@@ -143,20 +131,14 @@ class Finding:
 
     @property
     def damaged(self) -> bool:
-        """
-        Say whether bytes are not what was written.
-        """
+        """Say whether bytes are not what was written."""
         return self.kind == "damaged"
 
     @property
     def unread(self) -> bool:
-        """
-        Say whether there is data that was not looked at.
-        """
+        """Say whether there is data that was not looked at."""
         return self.kind in {"not reached", "not read"}
 
     def as_dict(self) -> dict[str, Any]:
-        """
-        Return the fields by name.
-        """
+        """Return the fields by name."""
         return {"path": self.path, "offset": self.offset, "kind": self.kind, "reason": self.reason}

@@ -1,6 +1,4 @@
-"""
-Secrets in settings: placeholders that name an environment variable, and texts that must not be printed.
-"""
+"""Secrets in settings: placeholders that name an environment variable, and texts that must not be printed."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ _SECRET_CHARS_MIN = 4
 
 
 class Secret(str):
-    """
-    A text that came from an environment: an option that is one appears in no error.
-    """
+    """A text that came from an environment: an option that is one appears in no error."""
 
     __slots__ = ()
 
@@ -32,7 +28,8 @@ class Secret(str):
 
 def masked(text: str, secrets: Iterable[str]) -> str:
     """
-    Return *text* without *secrets*, without the queries of URLs, where tokens may stand, and without lists of bytes.
+    Return *text* without *secrets*, without the queries of URLs, where tokens may stand, and without lists of
+    bytes.
     """
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _SECRET_CHARS_MIN:
@@ -59,8 +56,6 @@ def substitute(what: str, given: object, environment: Mapping[str, str]) -> tupl
 
 
 def hint(key: str, known: Iterable[str]) -> str:
-    """
-    Return the end of a sentence that names the known key nearest to *key*; nothing when none is near.
-    """
+    """Return the end of a sentence that names the known key nearest to *key*; nothing when none is near."""
     close = difflib.get_close_matches(key, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,6 +1,4 @@
-"""
-Settings whose numbers are numbers: a size that came as ``"1GB"`` is refused in words, not by a comparison.
-"""
+"""Settings whose numbers are numbers: a size that came as ``"1GB"`` is refused in words, not by a comparison."""
 
 from __future__ import annotations
 

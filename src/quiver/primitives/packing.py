@@ -17,9 +17,7 @@ __all__ = ["Cursor", "Shortage", "align_up", "padding"]
 
 
 class Shortage(QuiverError):
-    """
-    A field would end `missing` bytes behind the end of the view; the cursor has not moved.
-    """
+    """A field would end `missing` bytes behind the end of the view; the cursor has not moved."""
 
     def __init__(self, offset: int, missing: int) -> None:
         super().__init__(f"{missing} bytes are missing at offset {offset}")
@@ -46,9 +44,7 @@ class Cursor:
 
     @property
     def remaining(self) -> int:
-        """
-        Bytes between the position and the end.
-        """
+        """Bytes between the position and the end."""
         return self._end - self.offset
 
     def skip(self, size: int) -> None:
@@ -95,14 +91,10 @@ class Cursor:
 
 
 def padding(size: int, alignment: int) -> int:
-    """
-    Return how many bytes are missing from *size* to the next multiple of *alignment*.
-    """
+    """Return how many bytes are missing from *size* to the next multiple of *alignment*."""
     return -size % alignment
 
 
 def align_up(size: int, alignment: int) -> int:
-    """
-    Return the smallest multiple of *alignment* that is at least *size*.
-    """
+    """Return the smallest multiple of *alignment* that is at least *size*."""
     return size + -size % alignment

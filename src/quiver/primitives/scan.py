@@ -21,9 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Frame(Generic[T]):
-    """
-    A whole, checked value, and the offset of the first byte behind it.
-    """
+    """A whole, checked value, and the offset of the first byte behind it."""
 
     value: T
     end: int
@@ -31,18 +29,14 @@ class Frame(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class NeedMore:
-    """
-    Everything so far is lawful, but at least `missing` more bytes are needed (1 when nobody can know).
-    """
+    """Everything so far is lawful, but at least `missing` more bytes are needed (1 when nobody can know)."""
 
     missing: int
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """
-    No further byte can make this right: `offset` is where the trouble was seen, `reason` what it is.
-    """
+    """No further byte can make this right: `offset` is where the trouble was seen, `reason` what it is."""
 
     offset: int
     reason: str
@@ -53,9 +47,7 @@ Answer = Frame[T] | NeedMore | Damage
 
 
 def is_zero(view: memoryview, offset: int = 0) -> bool:
-    """
-    Say whether everything from *offset* on is zero: room that was made ahead of a writer, and nothing else.
-    """
+    """Say whether everything from *offset* on is zero: room that was made ahead of a writer, and nothing else."""
     for start in range(offset, len(view), len(_ZEROS)):
         piece = view[start : start + len(_ZEROS)]
         if piece != _ZEROS[: len(piece)]:

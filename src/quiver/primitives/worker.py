@@ -21,9 +21,7 @@ __all__ = ["FINISHED", "Finished", "Work", "Worker", "WorkerDied"]
 
 
 class Finished(Enum):
-    """
-    The type of `FINISHED`.
-    """
+    """The type of `FINISHED`."""
 
     FINISHED = "finished"
 
@@ -33,9 +31,7 @@ FINISHED: Final = Finished.FINISHED
 
 
 class WorkerDied(Exception):
-    """
-    A background thread ended by an error that nothing expected, which is its cause.
-    """
+    """A background thread ended by an error that nothing expected, which is its cause."""
 
 
 Work = Callable[[], float | Finished | None]
@@ -85,9 +81,7 @@ class Worker:
     # ── for the owner ────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """
-        Start the thread. Nothing happens when it was started before, or after `stop`.
-        """
+        """Start the thread. Nothing happens when it was started before, or after `stop`."""
         with self._condition:
             if self._thread is not None or self._stopping:
                 return
@@ -97,7 +91,8 @@ class Worker:
 
     def wake(self, after_s: float = 0.0) -> None:
         """
-        Let the next turn begin in *after_s* seconds, unless it is due earlier. A turn that runs now does not count.
+        Let the next turn begin in *after_s* seconds, unless it is due earlier. A turn that runs now
+        does not count.
         """
         with self._condition:
             self._schedule(after_s)
@@ -115,9 +110,7 @@ class Worker:
         return self.join(timeout_s)
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """
-        Wait until the thread has ended, at most *timeout_s* seconds; say whether it has.
-        """
+        """Wait until the thread has ended, at most *timeout_s* seconds; say whether it has."""
         thread = self._thread
         if thread is None:
             return True
@@ -127,37 +120,27 @@ class Worker:
 
     @property
     def is_started(self) -> bool:
-        """
-        Whether there is a thread, dead or alive.
-        """
+        """Whether there is a thread, dead or alive."""
         return self._thread is not None
 
     @property
     def is_running(self) -> bool:
-        """
-        Whether the thread is alive.
-        """
+        """Whether the thread is alive."""
         return self._thread is not None and self._thread.is_alive()
 
     def run_once(self) -> float | Finished | None:
-        """
-        Do one turn in the calling thread, which gets its errors: for owners without a thread, and for tests.
-        """
+        """Do one turn in the calling thread, which gets its errors: for owners without a thread, and for tests."""
         return self._work()
 
     # ── for the work ─────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def is_stopping(self) -> bool:
-        """
-        Whether `stop` was called.
-        """
+        """Whether `stop` was called."""
         return self._stopping
 
     def pause(self, timeout_s: float) -> bool:
-        """
-        Wait within a turn; return whether `stop` was called before or meanwhile.
-        """
+        """Wait within a turn; return whether `stop` was called before or meanwhile."""
         with self._condition:
             if not self._stopping:
                 self._clock.wait(self._condition, timeout_s)

@@ -24,9 +24,7 @@ _FALSE = frozenset({"off", "false"})
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """
-    One server.
-    """
+    """One server."""
 
     host: str
     port: int

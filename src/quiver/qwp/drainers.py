@@ -115,17 +115,13 @@ class Drainers:
             worker.start()
 
     def stats(self) -> dict[str, Any]:
-        """
-        Return figures of this moment about each slot that is being emptied.
-        """
+        """Return figures of this moment about each slot that is being emptied."""
         with self._guard:
             loops = dict(self._loops)
         return {sender_id: loop.stats() for sender_id, loop in loops.items()}
 
     def stop(self) -> None:
-        """
-        End all drainers. What they had not emptied stays, unmarked.
-        """
+        """End all drainers. What they had not emptied stays, unmarked."""
         with self._guard:
             self._stopping = True
             self._waiting.clear()
@@ -136,9 +132,7 @@ class Drainers:
             worker.stop(_STOP_S)  # from a listener, which may close the sender, it is not waited for
 
     def drain(self, sender_id: str) -> DrainerEvent:
-        """
-        Empty one slot in this thread, because a person asked for it: failure leaves no mark.
-        """
+        """Empty one slot in this thread, because a person asked for it: failure leaves no mark."""
         try:
             return self._drain(sender_id, mark=False)
         except (OSError, StoreFailed) as error:
@@ -168,9 +162,7 @@ class Drainers:
         self._tell(event)
 
     def _fail(self, died: WorkerDied) -> None:
-        """
-        Report every slot that no drainer is left for. They are not marked: the next sender tries them again.
-        """
+        """Report every slot that no drainer is left for. They are not marked: the next sender tries them again."""
         with self._guard:
             if any(worker.is_running and worker.died is None for worker in self._workers):
                 return

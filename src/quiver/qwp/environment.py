@@ -1,6 +1,4 @@
-"""
-Where a program that was configured from outside finds its connect string.
-"""
+"""Where a program that was configured from outside finds its connect string."""
 
 from __future__ import annotations
 

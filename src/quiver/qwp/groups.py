@@ -47,9 +47,7 @@ _log = logging.getLogger("quiver.qwp")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """
-    Whose messages these are, and which of its groups.
-    """
+    """Whose messages these are, and which of its groups."""
 
     writer: str
     number: int
@@ -57,9 +55,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class GroupSent:
-    """
-    What became of a group: messages it has, how many were there before, and whether the server has confirmed all.
-    """
+    """What became of a group: messages it has, how many were there before, and whether the server has confirmed all."""
 
     messages: int
     known: int
@@ -76,7 +72,8 @@ class _Note:
 
 def message_bytes_max(settings: SenderSettings) -> int:
     """
-    Return the most that a message of a group may take: a constant, so that the same rows are always the same messages.
+    Return the most that a message of a group may take: a constant, so that the same rows are always the same
+    messages.
     """
     return min(settings.ring.payload_bytes_max, settings.message_bytes_max, settings.offline_bytes_max)
 
@@ -164,9 +161,7 @@ def _take_slot(settings: SenderSettings, lock_wait_s: float, fs: FileSystem, clo
 
 
 def _fresh(fs: FileSystem, slot: Slot, group: Group, messages: Iterable[bytes]) -> tuple[list[bytes], Iterable[bytes]]:
-    """
-    Return the messages that the slot has, or had, already, and those that it has not.
-    """
+    """Return the messages that the slot has, or had, already, and those that it has not."""
     note = _read_note(fs, slot)
     if note is None or (note.writer, note.number) != (group.writer, group.number):
         return [], messages
@@ -246,9 +241,7 @@ def _write_note(fs: FileSystem, slot: Slot, note: _Note) -> None:
 
 
 def _read_note(fs: FileSystem, slot: Slot) -> _Note | None:
-    """
-    Return the note in the slot; None when there is none, or it says nothing that we would write.
-    """
+    """Return the note in the slot; None when there is none, or it says nothing that we would write."""
     try:
         said = json.loads(fs.read_all(f"{slot.directory}/{GROUP_NAME}", size_max=_NOTE_BYTES_MAX))
         return _Note(str(said["writer"]), int(said["number"]), int(said["first_frame"]), str(said["digest"]))

@@ -54,15 +54,11 @@ class ErrorInbox:
 
     @property
     def has_told_caller(self) -> bool:
-        """
-        Say whether a handler of the caller's own was given an error.
-        """
+        """Say whether a handler of the caller's own was given an error."""
         return self._handler is not None and self.delivered > 0
 
     def offer(self, error: SenderError) -> None:
-        """
-        Put *error* in. Returns at once.
-        """
+        """Put *error* in. Returns at once."""
         with self._changed:
             if self._closed or self._worker.died is not None:
                 _log_error(error)
@@ -87,9 +83,7 @@ class ErrorInbox:
         return 0.0
 
     def _fail(self, died: WorkerDied) -> None:
-        """
-        Log what waits, and from now on every error: the handler is given none any more.
-        """
+        """Log what waits, and from now on every error: the handler is given none any more."""
         with self._changed:
             waiting, self._waiting = self._waiting, deque()
         _log.error("the error handler is not called any more: %s", died)
@@ -107,9 +101,7 @@ class ErrorInbox:
             _log.exception("the error handler failed on: %s", error)
 
     def close(self) -> None:
-        """
-        Deliver what waits and end the thread; a handler that takes more than a second is left to itself.
-        """
+        """Deliver what waits and end the thread; a handler that takes more than a second is left to itself."""
         with self._changed:
             self._closed = True
         self._worker.wake()

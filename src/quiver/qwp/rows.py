@@ -64,9 +64,7 @@ _VARIABLE = frozenset({ColumnType.BINARY, ColumnType.DOUBLE_ARRAY, ColumnType.LO
 
 @dataclass(slots=True)
 class _Slot:
-    """
-    One column of the table that is being filled.
-    """
+    """One column of the table that is being filled."""
 
     name: str
     type: ColumnType
@@ -75,7 +73,8 @@ class _Slot:
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """
-    What was found out about one combination of names and types. Lists are compared with those of a row, as they come.
+    What was found out about one combination of names and types. Lists are compared with those of a row, as they
+    come.
     """
 
     symbols: list[str]
@@ -93,9 +92,7 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Run:
-    """
-    Consecutive rows with the same columns; `nulls` are those in which a value may be missing.
-    """
+    """Consecutive rows with the same columns; `nulls` are those in which a value may be missing."""
 
     columns: tuple[str, ...]
     nulls: frozenset[str] = frozenset()
@@ -161,9 +158,7 @@ class RowTable:
         return size
 
     def _follow(self, plan: _Plan, new: dict[str, _Slot]) -> None:
-        """
-        Take *plan* for that of the rows to come, with the columns that are *new* in it.
-        """
+        """Take *plan* for that of the rows to come, with the columns that are *new* in it."""
         self._plans[(*plan.symbols, None, *plan.named, *plan.types)] = plan
         self._slots.update(new)
         self._plan = plan
@@ -231,9 +226,7 @@ class RowTable:
             )
 
     def split(self) -> tuple[RowTable, RowTable]:
-        """
-        Return two tables with half of the rows each, in order, leaving this one as it is.
-        """
+        """Return two tables with half of the rows each, in order, leaving this one as it is."""
         runs: tuple[list[_Run], list[_Run]] = ([], [])
         left = self.rows // 2
         for run in self._runs:

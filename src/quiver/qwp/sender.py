@@ -50,9 +50,7 @@ _HEADROOM_BYTES = 160  # of a message, for what is not the row, when a row's siz
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """
-    When buffered rows are flushed: their number, their bytes, the time. And how large the next one may be.
-    """
+    """When buffered rows are flushed: their number, their bytes, the time. And how large the next one may be."""
 
     rows: float
     nbytes: float

@@ -1,6 +1,4 @@
-"""
-The settings of a sender: every key of a connect string, with its default.
-"""
+"""The settings of a sender: every key of a connect string, with its default."""
 
 from __future__ import annotations
 
@@ -154,9 +152,7 @@ class SenderSettings:
 
     @property
     def ring(self) -> RingSettings:
-        """
-        What concerns the ring.
-        """
+        """What concerns the ring."""
         default = _MEMORY_BYTES_MAX if self.sf_dir is None else _DISK_BYTES_MAX
         bytes_max = self.bytes_max if self.bytes_max is not None else max(default, 2 * self.segment_bytes)
         return RingSettings(self.segment_bytes, bytes_max, self.append_deadline_s, self.durability)

@@ -1,6 +1,4 @@
-"""
-Arrow tables and data frames, cut into messages.
-"""
+"""Arrow tables and data frames, cut into messages."""
 
 from __future__ import annotations
 

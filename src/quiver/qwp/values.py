@@ -1,6 +1,4 @@
-"""
-Values that Python has no type for, to be given to `Sender.row`.
-"""
+"""Values that Python has no type for, to be given to `Sender.row`."""
 
 from __future__ import annotations
 
@@ -13,36 +11,28 @@ __all__ = ["Char", "DateMillis", "Geohash", "Long256", "TimestampMicros", "Times
 
 @dataclass(frozen=True, slots=True)
 class TimestampNanos:
-    """
-    An instant, in nanoseconds since the Unix epoch, UTC.
-    """
+    """An instant, in nanoseconds since the Unix epoch, UTC."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class TimestampMicros:
-    """
-    An instant, in microseconds since the Unix epoch, UTC.
-    """
+    """An instant, in microseconds since the Unix epoch, UTC."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class DateMillis:
-    """
-    An instant, in milliseconds since the Unix epoch, UTC.
-    """
+    """An instant, in milliseconds since the Unix epoch, UTC."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class Long256:
-    """
-    A number of 0 to 2^256 - 1.
-    """
+    """A number of 0 to 2^256 - 1."""
 
     value: int
 
@@ -53,9 +43,7 @@ class Long256:
 
 @dataclass(frozen=True, slots=True)
 class Char:
-    """
-    One UTF-16 code unit, as a string of length one.
-    """
+    """One UTF-16 code unit, as a string of length one."""
 
     value: str
 
@@ -66,9 +54,7 @@ class Char:
 
 @dataclass(frozen=True, slots=True)
 class Geohash:
-    """
-    A cell of the earth: the lowest `precision` bits of `value`.
-    """
+    """A cell of the earth: the lowest `precision` bits of `value`."""
 
     value: int
     precision: int

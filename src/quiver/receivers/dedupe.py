@@ -64,22 +64,16 @@ class DedupeWindow:
 
     @property
     def holds_tables(self) -> bool:
-        """
-        Whether tables that the last process stored may still be in it.
-        """
+        """Whether tables that the last process stored may still be in it."""
         return self._tables_until is not None and self._clock.monotonic() <= self._tables_until
 
     def knows(self, digest: bytes) -> bool:
-        """
-        Say whether this is stored; unlike `begin` it begins nothing.
-        """
+        """Say whether this is stored; unlike `begin` it begins nothing."""
         with self._changed:
             return self._is_stored(digest)
 
     def remember(self, digest: bytes, *, receipt: object = None, durable: bool = False) -> None:  # noqa: ARG002
-        """
-        Take note of something stored now.
-        """
+        """Take note of something stored now."""
         with self._changed:
             self._remember(digest, self._clock.monotonic())
 
@@ -103,9 +97,7 @@ class DedupeWindow:
         return stored_at is not None and self._clock.monotonic() - stored_at <= self.window_s
 
     def finish(self, digest: bytes, *, stored: bool, receipt: object = None, durable: bool = False) -> None:  # noqa: ARG002
-        """
-        End what `begin` began; *stored* says whether the request may be confirmed from now on.
-        """
+        """End what `begin` began; *stored* says whether the request may be confirmed from now on."""
         with self._changed:
             self._in_flight.discard(digest)
             if stored:
@@ -160,9 +152,7 @@ def digests_of_entry(entry: Any) -> tuple[list[bytes | None], list[bytes | None]
 
 
 def digests_of_batches(batches: Mapping[int, pa.RecordBatch]) -> tuple[list[bytes | None], list[bytes | None]]:
-    """
-    Return the same for a bundle of a sealed segment, by its batches.
-    """
+    """Return the same for a bundle of a sealed segment, by its batches."""
     raw = {slot: batch for slot, batch in batches.items() if slot in _RAW_SLOTS and batch.schema.equals(OTLP_SCHEMA)}
     tables = {slot: batch for slot, batch in batches.items() if slot in TABLES}
     return (

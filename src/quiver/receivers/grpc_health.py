@@ -1,6 +1,4 @@
-"""
-The standard health service of gRPC servers, `grpc.health.v1.Health`, for the receivers.
-"""
+"""The standard health service of gRPC servers, `grpc.health.v1.Health`, for the receivers."""
 
 from __future__ import annotations
 
@@ -34,17 +32,13 @@ class HealthService(health_aio.HealthServicer):
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, server: Any) -> None:
-        """
-        Add the service to *server*, which is not started yet, and keep its statuses up to date from now on.
-        """
+        """Add the service to *server*, which is not started yet, and keep its statuses up to date from now on."""
         await self.refresh()
         health_pb2_grpc.add_HealthServicer_to_server(self, server)
         self._watch = asyncio.get_running_loop().create_task(self._keep_up_to_date())
 
     async def stop(self) -> None:
-        """
-        Report NOT_SERVING from now on: the server is about to stop. Idempotent.
-        """
+        """Report NOT_SERVING from now on: the server is about to stop. Idempotent."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()
@@ -53,18 +47,14 @@ class HealthService(health_aio.HealthServicer):
         await self.enter_graceful_shutdown()
 
     async def refresh(self) -> None:
-        """
-        Compute the statuses again.
-        """
+        """Compute the statuses again."""
         is_ready = not await asyncio.to_thread(self._problems)
         status = health_pb2.HealthCheckResponse
         for service in self._services:
             await self.set(service, status.SERVING if is_ready else status.NOT_SERVING)
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's name
-        """
-        Return the status of a service, as it is now.
-        """
+        """Return the status of a service, as it is now."""
         await self.refresh()
         return await super().Check(request, context)
 

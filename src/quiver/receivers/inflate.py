@@ -1,6 +1,4 @@
-"""
-gzip from outside, never inflated beyond a limit.
-"""
+"""gzip from outside, never inflated beyond a limit."""
 
 from __future__ import annotations
 

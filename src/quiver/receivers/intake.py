@@ -52,24 +52,16 @@ Window = DedupeWindow | RequestWindow
 
 
 class IntakeStore(Protocol):
-    """
-    What a receiver needs of a store; `quiver.Store` has it.
-    """
+    """What a receiver needs of a store; `quiver.Store` has it."""
 
     def ingest(self, bundle: Bundle, *, durable: bool = False, timeout: float | None = None) -> Any:
-        """
-        Keep *bundle*.
-        """
+        """Keep *bundle*."""
 
     def sync(self) -> None:
-        """
-        Make everything ingested so far durable.
-        """
+        """Make everything ingested so far durable."""
 
     def recent_wal_entries(self) -> Iterator[Any]:
-        """
-        Yield what the write-ahead log still holds, oldest first.
-        """
+        """Yield what the write-ahead log still holds, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +84,7 @@ class Verdict:
 
     @property
     def confirmed(self) -> bool:
-        """
-        Whether the request is safe here.
-        """
+        """Whether the request is safe here."""
         return self.outcome in CONFIRMED
 
 
@@ -163,9 +153,7 @@ class OtlpIntake:
 
     @property
     def window(self) -> Window | None:
-        """
-        What was stored a short while ago; None when nothing is kept of it.
-        """
+        """What was stored a short while ago; None when nothing is kept of it."""
         return self._window
 
     def accept(
@@ -238,9 +226,7 @@ class OtlpIntake:
         return Verdict("invalid", inflated.reason) if isinstance(inflated, Damage) else inflated
 
     def _checked(self, written: bytes | Damage) -> bytes | Verdict:
-        """
-        Return the protobuf that is stored in place of what came, or why it is not.
-        """
+        """Return the protobuf that is stored in place of what came, or why it is not."""
         if isinstance(written, Damage):
             return Verdict("invalid", written.reason)
         return self._too_large_inside() if len(written) > self._settings.max_decompressed_bytes else written
@@ -250,9 +236,7 @@ class OtlpIntake:
         return Verdict("too_large", f"the request is too large: the limit is {size_max} bytes once decompressed")
 
     def too_large(self, size: int | None) -> Verdict:
-        """
-        Return the answer to a request of *size* bytes (None: nobody counted) that is over the limit.
-        """
+        """Return the answer to a request of *size* bytes (None: nobody counted) that is over the limit."""
         took = "more" if size is None else f"{size} bytes"
         return Verdict("too_large", f"the request takes {took}; the most is {self._settings.max_request_bytes}")
 
@@ -279,9 +263,7 @@ class OtlpIntake:
         return verdict
 
     def _keep(self, signal: str, data: bytes) -> tuple[Verdict, Any]:
-        """
-        Store a request; return the answer, and what the store gave for the last part of it.
-        """
+        """Store a request; return the answer, and what the store gave for the last part of it."""
         with self._opening:
             made = self._bundles(signal, data)
         if isinstance(made, Damage):
@@ -332,9 +314,7 @@ class OtlpIntake:
         return fresh, digests
 
     def _bundles(self, signal: str, data: bytes) -> tuple[Sequence[Bundle], str] | Damage:
-        """
-        Return what is stored of the request, and a warning for its sender; or why it is none.
-        """
+        """Return what is stored of the request, and a warning for its sender; or why it is none."""
         if self._settings.otlp_handling == "pass_through":
             read = parse_request(data, signal)
             return read if isinstance(read, Damage) else ((_bundle(OTLP_SLOTS[signal], data),), "")
@@ -361,9 +341,7 @@ class OtlpIntake:
 
 
 def _bundle(slot: int, data: bytes) -> Bundle:
-    """
-    Wrap the request as the slot's one row, without copying it.
-    """
+    """Wrap the request as the slot's one row, without copying it."""
     buffers = [None, pa.py_buffer(_OFFSETS.pack(0, len(data))), pa.py_buffer(data)]
     column = pa.Array.from_buffers(pa.binary(), 1, buffers)
     return Bundle({slot: pa.RecordBatch.from_arrays([column], schema=OTLP_SCHEMA)})

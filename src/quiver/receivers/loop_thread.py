@@ -1,6 +1,4 @@
-"""
-An event loop on a thread of its own: receivers wait in it for the network, never for the disk.
-"""
+"""An event loop on a thread of its own: receivers wait in it for the network, never for the disk."""
 
 from __future__ import annotations
 
@@ -28,15 +26,11 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """
-        Run *coroutine* in the loop and return what it returns. Called from any other thread.
-        """
+        """Run *coroutine* in the loop and return what it returns. Called from any other thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def stop(self) -> None:
-        """
-        End the loop and its thread, cancelling what still runs in it.
-        """
+        """End the loop and its thread, cancelling what still runs in it."""
         self.run(_cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -42,7 +42,8 @@ class Place:
     @contextmanager
     def waiting(self, timer: asyncio.Timeout) -> Iterator[None]:
         """
-        Inside, the client is waited for under *timer*, which is entered already. Losing the place ends it at once.
+        Inside, the client is waited for under *timer*, which is entered already. Losing the place
+        ends it at once.
         """
         self._timer, self._since = timer, asyncio.get_running_loop().time()
         try:
@@ -70,9 +71,7 @@ class Places:
 
     @contextmanager
     def take(self, network: str) -> Iterator[Place | None]:
-        """
-        Hold a place inside. It is None when there is none, and no client that can lose one.
-        """
+        """Hold a place inside. It is None when there is none, and no client that can lose one."""
         place = self._taken(network)
         try:
             yield place
@@ -131,9 +130,7 @@ def network_of(address: str) -> str:
 
 
 def address_of_peer(peer: str) -> str:
-    """
-    Return the address in gRPC's name for a peer: ``ipv4:127.0.0.1:5000``, ``ipv6:%5B::1%5D:5000``, ``unix:…``.
-    """
+    """Return the address in gRPC's name for a peer: ``ipv4:127.0.0.1:5000``, ``ipv6:%5B::1%5D:5000``, ``unix:…``."""
     kind, _, rest = peer.partition(":")
     if kind not in {"ipv4", "ipv6"}:
         return peer

@@ -1,5 +1,6 @@
 """
-What every receiver is besides its protocol: an address, an event loop on a thread of its own, workers for the disk.
+What every receiver is besides its protocol: an address, an event loop on a thread of its own,
+workers for the disk.
 """
 
 from __future__ import annotations
@@ -81,9 +82,7 @@ class PortReceiver(ABC):
 
     @abstractmethod
     async def _close(self, grace_s: float) -> None:
-        """
-        Let nobody in any more, and give what is being handled *grace_s* seconds; called in the loop.
-        """
+        """Let nobody in any more, and give what is being handled *grace_s* seconds; called in the loop."""
 
     def start(self) -> int:
         """
@@ -108,9 +107,7 @@ class PortReceiver(ABC):
         return self.port
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """
-        Refuse what is new at once, and give what is being handled *grace_s* seconds. Idempotent.
-        """
+        """Refuse what is new at once, and give what is being handled *grace_s* seconds. Idempotent."""
         self.is_stopping = True
         loop, self._loop = self._loop, None
         if loop is not None:

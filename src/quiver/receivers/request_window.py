@@ -87,21 +87,15 @@ _PLACES = 16
 
 
 class WindowStore(Protocol):
-    """
-    What the window needs of a store; `quiver.Store` has it.
-    """
+    """What the window needs of a store; `quiver.Store` has it."""
 
     path: str
 
     def sync(self) -> None:
-        """
-        Make everything ingested so far durable.
-        """
+        """Make everything ingested so far durable."""
 
     def is_durable(self, receipt: Any) -> bool:
-        """
-        Say whether the bundle that `ingest` gave *receipt* for survives a power loss.
-        """
+        """Say whether the bundle that `ingest` gave *receipt* for survives a power loss."""
 
 
 class RequestWindow:
@@ -173,18 +167,14 @@ class RequestWindow:
         return int(found[0][0])
 
     def close(self) -> None:
-        """
-        Close the file. Idempotent.
-        """
+        """Close the file. Idempotent."""
         with self._guard:
             self._close()
 
     # ── the file ─────────────────────────────────────────────────────────────────────────────────────
 
     def _take_place(self) -> tuple[Lock, str]:
-        """
-        Hold a lock that shows others that this window is open, and return it with the name that its claims bear.
-        """
+        """Hold a lock that shows others that this window is open, and return it with the name that its claims bear."""
         name = os.urandom(8).hex()
         for place in range(_PLACES):
             run = f"{place}:{name}"
@@ -198,9 +188,7 @@ class RequestWindow:
         return f"{self._path}.{core or 'store'}.{run.partition(':')[0]}.lock"
 
     def _is_alive(self, core: str, run: str) -> bool:
-        """
-        Say whether the window that made a claim is open; True where the system does not tell.
-        """
+        """Say whether the window that made a claim is open; True where the system does not tell."""
         path = self._lock_path(core, run)
         return bool(run) and is_held(REAL_FILES, path) is not False and run in (holder_of(REAL_FILES, path) or "")
 
@@ -298,9 +286,7 @@ class RequestWindow:
 
     @property
     def holds_tables(self) -> bool:
-        """
-        Whether tables may be known here whose request is not: a process died between storing and noting them.
-        """
+        """Whether tables may be known here whose request is not: a process died between storing and noting them."""
         return bool(self._ask("SELECT 1 FROM facts WHERE name = 'tables_until_ns' AND value >= ?", self._now_ns()))
 
     def knows(self, digest: bytes) -> bool:
@@ -316,9 +302,7 @@ class RequestWindow:
         return any(state != _STORING for state, _, _ in self._ask(_LOOK_UP, digest, now_ns))
 
     def remember(self, digest: bytes, *, receipt: Any = None, durable: bool = False) -> None:
-        """
-        Note something that was stored now; *receipt* and *durable* as for `finish`.
-        """
+        """Note something that was stored now; *receipt* and *durable* as for `finish`."""
         now_ns = self._now_ns()
         state = _DURABLE if durable else _STORED
         try:
@@ -412,9 +396,7 @@ class RequestWindow:
     # ── from time to time ────────────────────────────────────────────────────────────────────────────
 
     def note_durable(self) -> None:
-        """
-        Note which requests have become durable, now rather than within a second: other cores may wait for it.
-        """
+        """Note which requests have become durable, now rather than within a second: other cores may wait for it."""
         with contextlib.suppress(AtCapacity, Damaged), self._opened() as database:
             database.executemany(_MADE_DURABLE, self._made_durable())
 
@@ -426,9 +408,7 @@ class RequestWindow:
         return durable
 
     def _tick(self) -> None:
-        """
-        Once a second: forget what has passed, note what has become durable, and let SQLite sync its log.
-        """
+        """Once a second: forget what has passed, note what has become durable, and let SQLite sync its log."""
         now_s, now_ns = self._clock.monotonic(), self._now_ns()
         with self._changed:
             if now_s < self._tick_at_s:
@@ -451,7 +431,8 @@ class RequestWindow:
 
     def _cores(self) -> list[str]:
         """
-        Return the cores that there are, by the names of their directories; a store without cores has an empty name.
+        Return the cores that there are, by the names of their directories; a store without cores
+        has an empty name.
         """
         if not self._core:
             return [""]
@@ -459,9 +440,7 @@ class RequestWindow:
         return [core_directory(core) for core in found if core is not None]
 
     def _recover(self) -> None:
-        """
-        Settle what earlier processes left, of this core and of others.
-        """
+        """Settle what earlier processes left, of this core and of others."""
         newest = dict(self._ask("SELECT core, max(at_ns) FROM requests GROUP BY core"))
         unsettled = {core for (core,) in self._ask("SELECT DISTINCT core FROM requests WHERE state < 2")}
         for core in self._cores():
@@ -510,9 +489,7 @@ class RequestWindow:
             database.execute("COMMIT")
 
     def _digests_in(self, root: str, since_ns: int) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
-        """
-        Yield when a bundle was ingested, and the digests of the requests and of the tables in it.
-        """
+        """Yield when a bundle was ingested, and the digests of the requests and of the tables in it."""
         # The log is read as a whole anyway. Of segments there may be many, and those before *since_ns* are known.
         logged_since_ns = self._now_ns() - self._window_ns + min(0, self._time.step_ns())
         for ingested_at_ns, data in recent_data(REAL_FILES, root, since_ns, logged_since_ns=logged_since_ns):
@@ -526,9 +503,7 @@ def _known(digests: Iterable[bytes | None]) -> list[bytes]:
 
 
 class _Held:
-    """
-    What a window lets go of when it is closed, or forgotten.
-    """
+    """What a window lets go of when it is closed, or forgotten."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock

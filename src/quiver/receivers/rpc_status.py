@@ -30,9 +30,7 @@ def _block(field: int, data: bytes) -> bytes:
 
 
 def encode_retry_info(retry_after_s: float) -> bytes:
-    """
-    Return ``RetryInfo{retry_delay = 1: Duration{seconds = 1, nanos = 2}}``.
-    """
+    """Return ``RetryInfo{retry_delay = 1: Duration{seconds = 1, nanos = 2}}``."""
     seconds, nanos = divmod(round(max(0.0, retry_after_s) * _NANOS), _NANOS)
     return _block(1, _number(1, seconds) + _number(2, nanos))
 

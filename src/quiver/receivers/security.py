@@ -113,9 +113,7 @@ class SecuritySettings:
     insecure: bool = False
 
     def missing(self) -> str:
-        """
-        Return what an address that others can reach would still need; empty when nothing is.
-        """
+        """Return what an address that others can reach would still need; empty when nothing is."""
         lacks = []
         if self.tls is None:
             lacks.append("tls")
@@ -125,9 +123,7 @@ class SecuritySettings:
 
 
 def is_loopback(host: str) -> bool:
-    """
-    Say whether only this machine can reach *host*. A name other than localhost may be anything, so it is not.
-    """
+    """Say whether only this machine can reach *host*. A name other than localhost may be anything, so it is not."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -150,9 +146,7 @@ def check_exposure(host: str, security: SecuritySettings) -> None:
 
 
 def warn_of_exposure(address: str, host: str, security: SecuritySettings, observer: Observer) -> None:
-    """
-    Report an address that is open to others only because `insecure` says so.
-    """
+    """Report an address that is open to others only because `insecure` says so."""
     lacks = security.missing()
     if lacks and not is_loopback(host):
         observer.event("quiver.receiver.insecure", level=logging.WARNING, address=address, missing=lacks)
@@ -185,9 +179,7 @@ class WatchedFiles(Generic[_Loaded]):
         self._value: _Loaded = loaded
 
     def current(self) -> _Loaded:
-        """
-        Return what the files say; what they said before when they cannot be read, or do not fit together, now.
-        """
+        """Return what the files say; what they said before when they cannot be read, or do not fit together, now."""
         if not self._paths:
             return self._value
         with self._lock:
@@ -205,7 +197,8 @@ class WatchedFiles(Generic[_Loaded]):
 
     def _read(self) -> tuple[_Loaded | SettingsInvalid, _Signature]:
         """
-        Return what the files say and how they looked, or why not. Half of an exchange is never taken for the whole.
+        Return what the files say and how they looked, or why not. Half of an exchange is never
+        taken for the whole.
         """
         before: _Signature = ()
         for _ in range(_READ_ATTEMPTS):
@@ -248,9 +241,7 @@ def _file_bytes(path: str, what: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """
-    Certificate, key and authorities that were checked to fit together: as an SSL context, and as PEM bytes.
-    """
+    """Certificate, key and authorities that were checked to fit together: as an SSL context, and as PEM bytes."""
 
     context: ssl.SSLContext
     chain: bytes
@@ -307,9 +298,7 @@ class _CurrentContext(ssl.SSLContext):
     watched: WatchedFiles[Certificates]
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        """
-        Begin a connection, for asyncio.
-        """
+        """Begin a connection, for asyncio."""
         return self.watched.current().context.wrap_bio(*args, **kwargs)
 
 
@@ -377,7 +366,8 @@ class Authenticator:
 
     def check(self, headers: Iterable[str | bytes]) -> bool:
         """
-        Say whether the values of a request's `authorization` headers let it in: exactly one, and one that is known.
+        Say whether the values of a request's `authorization` headers let it in: exactly one, and
+        one that is known.
         """
         values = list(headers)
         shown = self._digest(_shown(values[0]) if len(values) == 1 else b"")
@@ -453,9 +443,7 @@ def _check_user(name: str, password: str, where: str) -> None:
 
 
 def _shown(header: str | bytes) -> bytes:
-    """
-    Return a header's credential in the one form that is compared; empty when there is none in it.
-    """
+    """Return a header's credential in the one form that is compared; empty when there is none in it."""
     data = header if isinstance(header, bytes) else header.encode("utf-8", "surrogateescape")
     scheme, _, rest = data.partition(b" ")
     name = scheme.lower()

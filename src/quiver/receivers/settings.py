@@ -1,6 +1,4 @@
-"""
-Settings of the OTLP receivers.
-"""
+"""Settings of the OTLP receivers."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def overlap(one: str, other: str) -> bool:
-    """
-    Say whether two addresses, ``host:port`` each, cannot be listened on at once: one is the other, or in it.
-    """
+    """Say whether two addresses, ``host:port`` each, cannot be listened on at once: one is the other, or in it."""
     (one_host, one_port), (other_host, other_port) = split_address(one), split_address(other)
     if one_port != other_port:
         return False
@@ -80,9 +76,7 @@ def overlap(one: str, other: str) -> bool:
 
 
 def _hosts(name: str) -> tuple[str, ...]:
-    """
-    Return what *name* stands for, as far as that is known without asking anybody.
-    """
+    """Return what *name* stands for, as far as that is known without asking anybody."""
     if name.lower() == "localhost":
         return "127.0.0.1", "::1"
     try:
@@ -92,9 +86,7 @@ def _hosts(name: str) -> tuple[str, ...]:
 
 
 def _is_in(host: str, every: str) -> bool:
-    """
-    Say whether *every* is all addresses of the machine, *host* among them.
-    """
+    """Say whether *every* is all addresses of the machine, *host* among them."""
     return every == "::" or (every == "0.0.0.0" and ":" not in host)  # noqa: S104 - nothing is opened here
 
 

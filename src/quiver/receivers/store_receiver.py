@@ -59,9 +59,7 @@ class StoreReceiverSettings:
 
     @property
     def listening_addr(self) -> str:
-        """
-        Where it takes from, for people.
-        """
+        """Where it takes from, for people."""
         return f"store {self.directory}"
 
 
@@ -76,9 +74,7 @@ _log = logging.getLogger("quiver.pipeline")
 
 @dataclass(slots=True)
 class _Batch:
-    """
-    What is being stored: up to where, what is left of it, and how much of the first span is stored already.
-    """
+    """What is being stored: up to where, what is left of it, and how much of the first span is stored already."""
 
     end: Mapping[str, Any]
     spans: deque[Span]
@@ -134,16 +130,12 @@ class StoreReceiver:
         )  # fmt: skip
 
     def start(self) -> None:
-        """
-        Begin to read. A store that does not exist yet is waited for.
-        """
+        """Begin to read. A store that does not exist yet is waited for."""
         self._worker.wake()
         self._worker.start()
 
     def stop(self, grace_s: float) -> None:
-        """
-        End, in about *grace_s* seconds; confirm the batch at hand if there is room for the rest of it.
-        """
+        """End, in about *grace_s* seconds; confirm the batch at hand if there is room for the rest of it."""
         self._worker.stop(grace_s)
         self._let_go()
 
@@ -195,7 +187,8 @@ class StoreReceiver:
 
     def _store_span(self, span: Span, batch: _Batch) -> bool:
         """
-        Store what is not stored yet of some bundles of one segment; False when asked to stop before all of them were.
+        Store what is not stored yet of some bundles of one segment; False when asked to stop before all of them
+        were.
         """
         first = span.start + batch.stored
         try:

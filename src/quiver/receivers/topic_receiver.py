@@ -58,16 +58,12 @@ class TopicReceiverSettings:
 
     @property
     def directory(self) -> str:
-        """
-        Of the topic.
-        """
+        """Of the topic."""
         return f"{self.place.root}/{self.topic}"
 
     @property
     def listening_addr(self) -> str:
-        """
-        Where it takes from, for people.
-        """
+        """Where it takes from, for people."""
         return f"topic {self.topic} of {self.place.root}"
 
 
@@ -107,16 +103,12 @@ class TopicReceiver:
         )  # fmt: skip
 
     def start(self) -> None:
-        """
-        Begin to read. A topic that does not exist yet is waited for.
-        """
+        """Begin to read. A topic that does not exist yet is waited for."""
         self._worker.wake()
         self._worker.start()
 
     def stop(self, grace_s: float) -> None:
-        """
-        Store and confirm what is at hand, and end, in about *grace_s* seconds.
-        """
+        """Store and confirm what is at hand, and end, in about *grace_s* seconds."""
         self._worker.stop(grace_s)
         self._progress.release()
 
@@ -146,9 +138,7 @@ class TopicReceiver:
         return position - began
 
     def _messages(self, start: int, stop: int) -> Iterator[tuple[int, Message | None]]:
-        """
-        Yield each message and the offset behind it; None for what is lost, which is said.
-        """
+        """Yield each message and the offset behind it; None for what is lost, which is said."""
         for one in self._view.read(start, stop):
             if isinstance(one, LostRange):
                 _log.error("%s", one.error())
@@ -163,9 +153,7 @@ class TopicReceiver:
                     yield at + 1, message
 
     def _store_one(self, message: Message) -> bool:
-        """
-        Store *message*, or pass over what can never be stored; False when asked to stop while there was no room.
-        """
+        """Store *message*, or pass over what can never be stored; False when asked to stop while there was no room."""
         signal = message.attributes.get(SIGNAL_ATTRIBUTE, self.settings.signal)
         if signal not in _SIGNALS:
             self._observer.count("quiver.receiver.requests_total", signal="unknown", outcome="invalid")

@@ -62,9 +62,7 @@ def bound_frames(data: bytes) -> FramesBound | Damage:
 
 
 class _Walk:
-    """
-    A walk over frames; each step returns None, or what is wrong at `at`.
-    """
+    """A walk over frames; each step returns None, or what is wrong at `at`."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

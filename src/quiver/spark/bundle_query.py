@@ -1,6 +1,4 @@
-"""
-Streaming queries over the descriptors of bundles: how every exporter's query is started and stopped.
-"""
+"""Streaming queries over the descriptors of bundles: how every exporter's query is started and stopped."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ __all__ = ["fails_on_data_loss", "start_bundle_query", "stop_query"]
 
 
 def fails_on_data_loss(options: Mapping[str, str]) -> bool:
-    """
-    Return what the source's option failOnDataLoss says; True when it is not given.
-    """
+    """Return what the source's option failOnDataLoss says; True when it is not given."""
     return str(options.get("failOnDataLoss", "true")).lower() == "true"
 
 

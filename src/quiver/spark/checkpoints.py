@@ -132,9 +132,7 @@ def check_checkpoint(fs: FileSystem, directory: str, store: str) -> list[Finding
 
 
 def _offsets(data: bytes, identities: Mapping[int, str]) -> Mapping[int, StreamOffset] | Mapping[None, StreamOffset]:
-    """
-    Return the positions in the file of a batch, by core; of a store without cores by None.
-    """
+    """Return the positions in the file of a batch, by core; of a store without cores by None."""
     lines = data.decode().splitlines()
     if len(lines) != 3 or lines[0] != "v1":
         raise ValueError("not the offsets of one batch of a query over a store")
@@ -153,9 +151,7 @@ def _batches(fs: FileSystem, directory: str) -> list[int]:
 
 
 def _others(fs: FileSystem, source: str, below: str) -> Iterator[str]:
-    """
-    Yield every file that belongs to no batch, relative to *source*.
-    """
+    """Yield every file that belongs to no batch, relative to *source*."""
     try:
         names = fs.list_dir(f"{source}/{below}".rstrip("/"))
     except FileNotFoundError:

@@ -1,6 +1,4 @@
-"""
-The formats that Spark knows after `register`, in one table.
-"""
+"""The formats that Spark knows after `register`, in one table."""
 
 from __future__ import annotations
 
@@ -20,8 +18,6 @@ FORMATS = (QuiverDataSource, TopicDataSource, AofDataSource, QuestdbDataSource)
 
 
 def register(spark: SparkSession) -> None:
-    """
-    Register the formats `quiver`, `quiver-topic`, `quiver-aof` and `questdb` with *spark*. May be called again.
-    """
+    """Register the formats `quiver`, `quiver-topic`, `quiver-aof` and `questdb` with *spark*. May be called again."""
     for source in FORMATS:
         spark.dataSource.register(source)

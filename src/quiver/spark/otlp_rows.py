@@ -31,9 +31,7 @@ _IDS = ("traceId", "spanId", "parentSpanId")
 
 
 def is_view(schema: pa.Schema, view: str) -> bool:
-    """
-    Say whether rows of *schema* are rows of *view*: no other columns, perhaps fewer.
-    """
+    """Say whether rows of *schema* are rows of *view*: no other columns, perhaps fewer."""
     return view in VIEW_SLOTS and bool(schema.names) and set(schema.names) <= set(view_schema(view).names)
 
 
@@ -69,9 +67,7 @@ def json_of_rows(batch: pa.RecordBatch, view: str) -> bytes:
 
 
 def _hex_ids(value: Any) -> None:
-    """
-    Write ids in hex, as OTLP/JSON has them, where protobuf's JSON has base64.
-    """
+    """Write ids in hex, as OTLP/JSON has them, where protobuf's JSON has base64."""
     if isinstance(value, list):
         for one in value:
             _hex_ids(one)
@@ -87,9 +83,7 @@ def _hex_ids(value: Any) -> None:
 
 
 class _Tree:
-    """
-    Finds the message that a row belongs below, or makes it.
-    """
+    """Finds the message that a row belongs below, or makes it."""
 
     def __init__(self, request: Any, resources: str, scopes: str) -> None:
         self._resources = getattr(request, resources)
@@ -97,9 +91,7 @@ class _Tree:
         self._known: dict[str, Any] = {}
 
     def scope_of(self, row: _Row) -> tuple[str, Any]:
-        """
-        Return the scope of *row*, and a text that stands for it.
-        """
+        """Return the scope of *row*, and a text that stands for it."""
         of_resource = [row[f"resource_{name}"] for name in ("attributes", "dropped_attributes_count", "schema_url")]
         resource_key = repr(of_resource)
         resource = self._known.get(resource_key)
@@ -166,9 +158,7 @@ def _set_nested(target: Any, value: Any) -> None:
 
 
 def _time(row: _Row, name: str) -> int:
-    """
-    Return nanoseconds: the exact ones, or those of the timestamp where they do not fit into 64 signed bits.
-    """
+    """Return nanoseconds: the exact ones, or those of the timestamp where they do not fit into 64 signed bits."""
     exact, shown = row[f"{name}_unix_nano"], row[name]
     if exact is not None:
         return int(exact)
@@ -280,9 +270,7 @@ def _metrics(rows: list[_Row]) -> Any:
 
 
 def _metric(metric: Any, row: _Row) -> Any:
-    """
-    Fill in what a metric's points share; return what holds them.
-    """
+    """Fill in what a metric's points share; return what holds them."""
     from opentelemetry.proto.metrics.v1 import metrics_pb2  # noqa: PLC0415
 
     if row["type"] not in _KINDS:

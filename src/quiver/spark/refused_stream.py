@@ -19,9 +19,7 @@ __all__ = ["RefusedStream", "stream_reader"]
 
 
 class RefusedStream(DataSourceStreamReader):
-    """
-    Raises *error*, whatever is asked of it.
-    """
+    """Raises *error*, whatever is asked of it."""
 
     def __init__(self, error: QuiverError) -> None:
         self.error = error
@@ -30,34 +28,24 @@ class RefusedStream(DataSourceStreamReader):
         raise self.error
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """
-        Raise what is wrong.
-        """
+        """Raise what is wrong."""
         self._refuse()
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """
-        Raise what is wrong.
-        """
+        """Raise what is wrong."""
         self._refuse()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002
-        """
-        Raise what is wrong.
-        """
+        """Raise what is wrong."""
         self._refuse()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
-        """
-        Raise what is wrong.
-        """
+        """Raise what is wrong."""
         self._refuse()
 
 
 def stream_reader(make: Callable[[], DataSourceStreamReader]) -> DataSourceStreamReader:
-    """
-    Return what *make* makes, or a reader that raises what was wrong with it.
-    """
+    """Return what *make* makes, or a reader that raises what was wrong with it."""
     try:
         return make()
     except QuiverError as error:

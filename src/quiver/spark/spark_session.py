@@ -119,9 +119,7 @@ def _own_place(scratch: str | Path | None) -> Path:
 
 
 def _end(spark: SparkSession, scratch: Path) -> None:
-    """
-    Let go of *scratch* when the process ends. Queries that still run, and the JVM, work in it: they end first.
-    """
+    """Let go of *scratch* when the process ends. Queries that still run, and the JVM, work in it: they end first."""
     # Whatever goes wrong here, with a JVM that was killed, say: the process is at its end.
     with contextlib.suppress(Exception):
         for query in spark.streams.active:

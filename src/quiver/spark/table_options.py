@@ -34,9 +34,7 @@ _SPARKS_OWN = frozenset({"location", "owner", "provider", "external", "comment",
 
 
 def given_options(options: Mapping[str, str]) -> dict[str, str]:
-    """
-    Return what the user gave of the options that Spark hands over. Names come in any case.
-    """
+    """Return what the user gave of the options that Spark hands over. Names come in any case."""
     given = {key: value for key, value in options.items() if value is not None}
     if "provider" in given:  # a table is being created
         given = {key: value for key, value in given.items() if not _is_sparks_own(key)}
@@ -186,9 +184,7 @@ def _is_sparks_own(key: str) -> bool:
 
 
 def _local_path(path: str) -> str:
-    """
-    Return a local path for the forms that Spark's catalog makes of one: ``file:/data`` and ``file:///data``.
-    """
+    """Return a local path for the forms that Spark's catalog makes of one: ``file:/data`` and ``file:///data``."""
     if path.startswith("file://"):
         return path.removeprefix("file://")
     return path.removeprefix("file:")

@@ -35,7 +35,8 @@ _log = logging.getLogger("quiver")
 
 def column_named(name: str) -> Column:
     """
-    Return the column that is called *name*, whatever stands in that: `service.name` is no field of a column `service`.
+    Return the column that is called *name*, whatever stands in that: `service.name` is no field of a column
+    `service`.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - in the driver only
 
@@ -55,15 +56,11 @@ class Descriptors:
 
     @classmethod
     def of(cls, batch: DataFrame) -> Descriptors:
-        """
-        Take in the descriptors of a frame of mode `bundles`.
-        """
+        """Take in the descriptors of a frame of mode `bundles`."""
         return cls(batch.select("path", "segment", "index", "slots").toArrow())
 
     def behind(self, exported_through: Mapping[str, Position]) -> Descriptors:
-        """
-        Return those that lie behind what was exported before: a store's directory → position.
-        """
+        """Return those that lie behind what was exported before: a store's directory → position."""
         if not exported_through:
             return self
         columns = (self.table.column(name).to_pylist() for name in ("path", "segment", "index"))
@@ -74,9 +71,7 @@ class Descriptors:
         return Descriptors(self.table.filter(pa.array(wanted, pa.bool_())))
 
     def through(self, identities: Mapping[str, str]) -> dict[str, Position]:
-        """
-        Return identity of a store → the position behind the last of its bundles. *identities* are by directory.
-        """
+        """Return identity of a store → the position behind the last of its bundles. *identities* are by directory."""
         reached: dict[str, Position] = {}
         columns = (self.table.column(name).to_pylist() for name in ("path", "segment", "index"))
         for path, segment, index in zip(*columns, strict=True):
@@ -87,15 +82,11 @@ class Descriptors:
 
     @cached_property
     def views(self) -> set[str]:
-        """
-        The views that they hold something of.
-        """
+        """The views that they hold something of."""
         return {view for view in VIEWS if self.with_slots(slots_of_view(view)).num_rows}
 
     def with_slots(self, slots: Iterable[int]) -> pa.Table:
-        """
-        Return those that have one of *slots*.
-        """
+        """Return those that have one of *slots*."""
         wanted = set(slots)
         has = [bool(wanted.intersection(found or ())) for found in self.table.column("slots").to_pylist()]
         return self.table.filter(pa.array(has, pa.bool_()))

@@ -64,39 +64,29 @@ class Background:
             self._workers.append(self._log)
 
     def start(self) -> None:
-        """
-        Start the threads.
-        """
+        """Start the threads."""
         for worker in self._workers:
             worker.start()
 
     def mark_dirty(self) -> None:
-        """
-        Say that something was logged and is not synced. Called once per interval, not once per bundle.
-        """
+        """Say that something was logged and is not synced. Called once per interval, not once per bundle."""
         with self._marks:
             self.dirty = True
             self._flush_due_s = self._clock.monotonic() + self._flush_interval_s
         self._log.wake(self._flush_interval_s)
 
     def ask_zeros(self) -> None:
-        """
-        Ask for zeros ahead of the log's tail, so that the next syncs are cheaper.
-        """
+        """Ask for zeros ahead of the log's tail, so that the next syncs are cheaper."""
         with self._marks:
             self._zeros_wanted = True
         self._log.wake()
 
     def wake(self) -> None:
-        """
-        Ask for a maintenance pass now.
-        """
+        """Ask for a maintenance pass now."""
         self._maintainer.wake()
 
     def stop(self) -> None:
-        """
-        Stop both threads and wait for them. Idempotent.
-        """
+        """Stop both threads and wait for them. Idempotent."""
         for worker in self._workers:
             worker.stop()
 

@@ -41,9 +41,7 @@ of one segment are taken one behind the other."""
 
 
 class Catalog:
-    """
-    Sealed segments by number. Thread-safe.
-    """
+    """Sealed segments by number. Thread-safe."""
 
     def __init__(
         self,
@@ -73,52 +71,38 @@ class Catalog:
         """Segments whose checksum was computed; whoever reads them beside the catalog need not do it again."""
 
     def add(self, info: SegmentInfo) -> None:
-        """
-        Make a sealed segment known; from now on it can be read.
-        """
+        """Make a sealed segment known; from now on it can be read."""
         with self._lock:
             self._segments[info.seq] = info
             self.bytes += info.size_bytes
 
     def add_cold(self, info: SegmentInfo) -> None:
-        """
-        Make a segment known that only the object tier has.
-        """
+        """Make a segment known that only the object tier has."""
         with self._lock:
             self._segments[info.seq] = info
             self._cold.add(info.seq)
 
     def is_local(self, seq: int) -> bool:
-        """
-        Say whether segment *seq* lies on the disk.
-        """
+        """Say whether segment *seq* lies on the disk."""
         return seq in self._segments and seq not in self._cold
 
     def local_segments(self) -> list[SegmentInfo]:
-        """
-        Return those that lie on the disk, ascending.
-        """
+        """Return those that lie on the disk, ascending."""
         with self._lock:
             return [self._segments[seq] for seq in sorted(self._segments.keys() - self._cold)]
 
     @property
     def local_count(self) -> int:
-        """
-        Number of segments that lie on the disk.
-        """
+        """Number of segments that lie on the disk."""
         return len(self._segments) - len(self._cold)
 
     def segments(self) -> list[SegmentInfo]:
-        """
-        Return all known segments, ascending.
-        """
+        """Return all known segments, ascending."""
         with self._lock:
             return [self._segments[seq] for seq in sorted(self._segments)]
 
     def get(self, seq: int) -> SegmentInfo | None:
-        """
-        Return what is known of segment *seq*, or None when there is none.
-        """
+        """Return what is known of segment *seq*, or None when there is none."""
         return self._segments.get(seq)
 
     def __len__(self) -> int:
@@ -202,9 +186,7 @@ class Catalog:
         return reader
 
     def forget(self, seq: int) -> None:
-        """
-        Stop knowing a segment whose file went elsewhere.
-        """
+        """Stop knowing a segment whose file went elsewhere."""
         with self._lock:
             self._let_go(seq)
             self._leaving.discard(seq)
@@ -223,9 +205,7 @@ class Catalog:
             self._cold.add(seq)
 
     def went_cold(self, seq: int) -> None:
-        """
-        Take note that only the object tier has segment *seq* now.
-        """
+        """Take note that only the object tier has segment *seq* now."""
         with self._lock:
             self._let_go(seq)
 
@@ -275,9 +255,7 @@ class Catalog:
         return sum(info.size_bytes for info in local)
 
     def close(self) -> None:
-        """
-        Let go of all readers. Batches handed out stay valid.
-        """
+        """Let go of all readers. Batches handed out stay valid."""
         with self._lock:
             self._readers.clear()
             self._mapped.clear()

@@ -1,6 +1,4 @@
-"""
-What the rooms of one open store share.
-"""
+"""What the rooms of one open store share."""
 
 from __future__ import annotations
 

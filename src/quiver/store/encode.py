@@ -76,7 +76,8 @@ def write_slots(slots: list[EncodedSlot], region: memoryview, at: int) -> None:
 
 def slot_pieces(slot: EncodedSlot, head_bytes: int) -> tuple[bytearray, bytes]:
     """
-    Return what stands before the slot's message in an entry, after room for *head_bytes*, and what stands behind it.
+    Return what stands before the slot's message in an entry, after room for *head_bytes*, and what stands behind
+    it.
     """
     stream = slot.stream_schema
     schema_message = b"" if stream.has_dictionaries else stream.schema_message
@@ -88,9 +89,7 @@ def slot_pieces(slot: EncodedSlot, head_bytes: int) -> tuple[bytearray, bytes]:
 
 
 class SlotEncoder:
-    """
-    Turns batches into encoded slots. Safe to call from several threads.
-    """
+    """Turns batches into encoded slots. Safe to call from several threads."""
 
     def __init__(self) -> None:
         self._schemas: dict[int, list[StreamSchema]] = {}

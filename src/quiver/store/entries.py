@@ -1,6 +1,4 @@
-"""
-A bundle on its way into an open store: laid out as an entry of the log, and written.
-"""
+"""A bundle on its way into an open store: laid out as an entry of the log, and written."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ _UNCOUNTED = _LENGTH_BYTES + CRC.size
 
 
 class StoreEntries:
-    """
-    A base of `Store`, which sets what is named here.
-    """
+    """A base of `Store`, which sets what is named here."""
 
     _admission: Admission
     _clock: Clock
@@ -55,9 +51,7 @@ class StoreEntries:
             raise
 
     def _log_large(self, encoded: EncodedBundle, stamp: int, nbytes: int, *, zero_ahead: bool) -> int:
-        """
-        Log a bundle of one slot from where it was serialised; the segment reads it back from the log.
-        """
+        """Log a bundle of one slot from where it was serialised; the segment reads it back from the log."""
         slot = encoded.slots[0]
         message = slot.message
         head, tail = slot_pieces(slot, ENTRY_HEAD.size)

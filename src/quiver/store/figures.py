@@ -1,6 +1,4 @@
-"""
-What an open store says of itself in numbers.
-"""
+"""What an open store says of itself in numbers."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ __all__ = ["figures"]
 
 
 def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int, staged_bytes: int) -> dict[str, Any]:
-    """
-    Return figures of this moment: bytes, counts, and each subscriber's lag.
-    """
+    """Return figures of this moment: bytes, counts, and each subscriber's lag."""
     catalog, registry = parts.catalog, parts.registry
     with parts.lock:
         found: dict[str, Any] = {
@@ -42,8 +38,6 @@ def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int
 
 
 def _age_s(parts: Parts) -> float:
-    """
-    Return the age of the oldest bundle that is in no segment yet; 0 when there is none.
-    """
+    """Return the age of the oldest bundle that is in no segment yet; 0 when there is none."""
     oldest_ns = parts.sealing.oldest_ns()
     return 0.0 if oldest_ns is None else max(0.0, (parts.clock.now_ns() - oldest_ns) / 1e9)

@@ -1,6 +1,4 @@
-"""
-The file that says which segment numbers were given out: read and raised, never lowered.
-"""
+"""The file that says which segment numbers were given out: read and raised, never lowered."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-What the store's calls return.
-"""
+"""What the store's calls return."""
 
 from __future__ import annotations
 
@@ -10,18 +8,14 @@ __all__ = ["BundleReceipt", "MaintenanceReport"]
 
 
 class BundleReceipt(NamedTuple):
-    """
-    Proof of ingest: the bundle's sequence number, and the log position behind it.
-    """
+    """Proof of ingest: the bundle's sequence number, and the log position behind it."""
 
     sequence: int
     wal_position: int
 
 
 class MaintenanceReport(NamedTuple):
-    """
-    What one maintenance pass did.
-    """
+    """What one maintenance pass did."""
 
     sealed: int
     progress_written: int

@@ -86,9 +86,7 @@ _HASH_BYTES_FLIPPED_MAX = 2
 
 
 class RecoveryLog:
-    """
-    Tells each step of one recovery when it is done: what was found, and how long it took.
-    """
+    """Tells each step of one recovery when it is done: what was found, and how long it took."""
 
     def __init__(self, root: str, observer: Observer, clock: Clock) -> None:
         self._root = root
@@ -98,15 +96,11 @@ class RecoveryLog:
 
     @property
     def seconds(self) -> float:
-        """
-        Seconds since the recovery began.
-        """
+        """Seconds since the recovery began."""
         return self._clock.monotonic() - self._began
 
     def done(self, step: str, **found: Value) -> None:
-        """
-        Say that *step* of the list is done.
-        """
+        """Say that *step* of the list is done."""
         now = self._clock.monotonic()
         seconds, self._last = round(now - self._last, 3), now
         told = {"path": self._root, "step": step, **found, "seconds": seconds}
@@ -132,9 +126,7 @@ def remove_leftovers(files: FileSystem, root: str) -> int:
 
 
 def load_cursor(files: FileSystem, root: str, observer: Observer) -> int:
-    """
-    Return the durable cursor; 0 when there is none or it is damaged (then segments say what is covered).
-    """
+    """Return the durable cursor; 0 when there is none or it is damaged (then segments say what is covered)."""
     path = f"{root}/{WAL_DIR}/{CURSOR_NAME}"
     if not files.exists(path):
         return 0
@@ -147,9 +139,7 @@ def load_cursor(files: FileSystem, root: str, observer: Observer) -> int:
 
 
 def _head(files: FileSystem, path: str) -> bytes:
-    """
-    Return a small file, or the beginning of what has taken its place.
-    """
+    """Return a small file, or the beginning of what has taken its place."""
     file = files.open_read(path)
     try:
         return file.pread(_SMALL_FILE_BYTES_MAX, 0)
@@ -231,9 +221,7 @@ def _verified(files: FileSystem, path: str, verified: VerifiedSegments) -> Segme
 
 
 def quarantine_file(files: FileSystem, root: str, path: str) -> None:
-    """
-    Move a file of the store out of the way, whole. Durable on return. What lies there under its name stays.
-    """
+    """Move a file of the store out of the way, whole. Durable on return. What lies there under its name stays."""
     target = f"{root}/{QUARANTINE_DIR}"
     files.make_dirs(target)
     moved = f"{target}/{path.rpartition('/')[2]}"
@@ -248,9 +236,7 @@ def quarantine_file(files: FileSystem, root: str, path: str) -> None:
 
 
 def keep_undecodable(files: FileSystem, root: str, scanned: ScannedEntry, *, observer: Observer, reason: str) -> None:
-    """
-    Copy an entry of the log that is no bundle, though its checksum is right, to quarantine. Durable on return.
-    """
+    """Copy an entry of the log that is no bundle, though its checksum is right, to quarantine. Durable on return."""
     # The checksum was right, so it was written so: its bytes are kept, and the others go on.
     observer.event("quiver.wal.entry.decode", level=logging.ERROR, position=scanned.start, reason=reason)
     observer.count("quiver.recovery.damaged_files_total", kind="entry")
@@ -283,9 +269,7 @@ class LogFound:
 
 
 class Coverage:
-    """
-    Which entries the sealed segments hold: by sequence number, which the entry's own checksum protects.
-    """
+    """Which entries the sealed segments hold: by sequence number, which the entry's own checksum protects."""
 
     def __init__(self, segments: Sequence[SegmentInfo], cursor: int) -> None:
         self.cursor = cursor
@@ -319,9 +303,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class _LoggedFile:
-    """
-    A log file with entries to replay: where they lie, and how far the file's positions are off.
-    """
+    """A log file with entries to replay: where they lie, and how far the file's positions are off."""
 
     path: str
     shift: int
@@ -352,9 +334,7 @@ class Replay:
         return self._count
 
     def add(self, scan: WalFileScan, *, shift: int, trusted: bool, is_active: bool) -> None:
-        """
-        Take note of what *scan* has to replay.
-        """
+        """Take note of what *scan* has to replay."""
         wanted = array("Q")
         holds = self._coverage.holds
         for at, (entry_type, sequence, end) in enumerate(scan.entries.places()):

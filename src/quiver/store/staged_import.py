@@ -59,7 +59,8 @@ _Value = TypeVar("_Value")
 
 def writer_commits(files: FileSystem, directory: str) -> list[int]:
     """
-    Return the batches that a writer's directory holds commits of, ascending; none when there is no such directory.
+    Return the batches that a writer's directory holds commits of, ascending; none when there is no
+    such directory.
     """
     try:
         names = files.list_dir(directory)
@@ -211,9 +212,7 @@ class Adoption:
         return adopted
 
     def _adopt_part(self, staged: str) -> bool | None:
-        """
-        Give one staged file its number; False when it has one, None when there is no number to be had now.
-        """
+        """Give one staged file its number; False when it has one, None when there is no number to be had now."""
         files = self._files
         if not files.exists(staged):
             return False
@@ -243,9 +242,7 @@ class Adoption:
                     yield self._files.stat(f"{self._segments}/{name}").inode
 
     def _tidy(self, directory: str, batches: list[int]) -> None:
-        """
-        Remove what is done: all commits but the last, and whatever was staged for batches up to that one.
-        """
+        """Remove what is done: all commits but the last, and whatever was staged for batches up to that one."""
         files = self._files
         old = (name for name in files.list_dir(directory) if (parse_part_directory(name) or 0) <= batches[-1])
         remove_staged(files, directory, old)

@@ -146,9 +146,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────
 
     def _recover(self) -> None:
-        """
-        Bring the directory to order, in the steps that `recovery` lists; each is told when it is done.
-        """
+        """Bring the directory to order, in the steps that `recovery` lists; each is told when it is done."""
         files, root, observer = self._files, self.path, self._observer
         steps = recovery.RecoveryLog(root, observer, self._clock)
         steps.done("cold_list", segments=len(self._cold.register))
@@ -203,7 +201,8 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
 
     def _recover_log(self, steps: recovery.RecoveryLog) -> tuple[recovery.LogFound, int]:
         """
-        Fill the catalogue and continue the log; return what is to be replayed, and the lowest next segment number.
+        Fill the catalogue and continue the log; return what is to be replayed, and the lowest next
+        segment number.
         """
         files, root, observer = self._files, self.path, self._observer
         steps.done("remove_leftovers", files=recovery.remove_leftovers(files, root))
@@ -233,9 +232,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         return found, next_seq
 
     def _replay_all(self, found: recovery.LogFound) -> None:
-        """
-        Take what no segment holds into the open segment, in order.
-        """
+        """Take what no segment holds into the open segment, in order."""
         for number, (path, scanned) in enumerate(found.replay):
             if number == 0:
                 # Up to here segments hold everything: none of it comes back when they are deleted.
@@ -275,9 +272,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._wal.grant(0)
 
     def _leave_log(self) -> None:
-        """
-        Seal what the log of an earlier run held, so that nothing is in it any more.
-        """
+        """Seal what the log of an earlier run held, so that nothing is in it any more."""
         with contextlib.suppress(AtCapacity):  # the log keeps it until there is room; nothing goes on before
             self.flush()
             self._wal.retire_covered()
@@ -381,9 +376,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._wal.fill_ahead(ZERO_AHEAD_BYTES if spare is None else max(0, spare // 2))
 
     def poison(self, died: WorkerDied) -> None:
-        """
-        Refuse everything from now on: a thread that callers wait for has died.
-        """
+        """Refuse everything from now on: a thread that callers wait for has died."""
         self._wal.poison(died)
         with self._lock:
             self._room.notify_all()

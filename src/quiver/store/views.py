@@ -1,6 +1,4 @@
-"""
-What a store tells of itself: sizes, figures, what is in its log, and the rows of a slot as one table.
-"""
+"""What a store tells of itself: sizes, figures, what is in its log, and the rows of a slot as one table."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ _PROBE_BYTES = 64 * 1024
 
 
 class StoreViews:
-    """
-    A base of `Store`, which sets what is named here. Nothing here changes anything.
-    """
+    """A base of `Store`, which sets what is named here. Nothing here changes anything."""
 
     path: str
     _files: FileSystem
@@ -51,22 +47,16 @@ class StoreViews:
 
     @property
     def is_closed(self) -> bool:
-        """
-        Whether it was closed.
-        """
+        """Whether it was closed."""
         return self._closed
 
     @property
     def disk_bytes(self) -> int:
-        """
-        Bytes on disk: log, segments, and everything beside them.
-        """
+        """Bytes on disk: log, segments, and everything beside them."""
         return self._admission.disk_bytes
 
     def claimed_bytes(self) -> int:
-        """
-        Return what counts for the size cap: `disk_bytes`, and what is in memory and will be a segment.
-        """
+        """Return what counts for the size cap: `disk_bytes`, and what is in memory and will be a segment."""
         return self._admission.used_bytes
 
     def require_sound(self) -> None:
@@ -80,7 +70,8 @@ class StoreViews:
 
     def problems(self) -> tuple[str, ...]:
         """
-        Return why the store accepts no bundle now, one sentence each; empty when it accepts them. Waits for nothing.
+        Return why the store accepts no bundle now, one sentence each; empty when it accepts them. Waits for
+        nothing.
         """
         if self._closed:
             return (f"{self.path} is closed",)
@@ -120,9 +111,7 @@ class StoreViews:
         return self._reader.scan(slot, columns, start, end, by=by, table=table)
 
     def is_durable(self, receipt: BundleReceipt) -> bool:
-        """
-        Say whether the bundle that `ingest` gave *receipt* for survives a power loss.
-        """
+        """Say whether the bundle that `ingest` gave *receipt* for survives a power loss."""
         if self._parts.settings.durability == "wal":
             return self._parts.wal.synced >= receipt.wal_position
         return self._parts.sealing.sealed_through >= receipt.sequence
@@ -140,14 +129,13 @@ class StoreViews:
 
     def recent_wal_entries(self) -> Iterator[WalEntry]:
         """
-        Iterate over the entries that are physically in the log, also those that segments hold by now, oldest first.
+        Iterate over the entries that are physically in the log, also those that segments hold by
+        now, oldest first.
         """
         return logged_entries(self._files, f"{self.path}/{WAL_DIR}")
 
     def stats(self) -> dict[str, Any]:
-        """
-        Return figures of this moment: bytes, counts, and each subscriber's lag.
-        """
+        """Return figures of this moment: bytes, counts, and each subscriber's lag."""
         return figures(
             self._parts,
             self._cold_tier,

@@ -1,6 +1,4 @@
-"""
-Time that passes when the test says so.
-"""
+"""Time that passes when the test says so."""
 
 from __future__ import annotations
 
@@ -39,15 +37,11 @@ class ManualClock:
         self._waiting: dict[object, threading.Condition] = {}  # one ticket a stopped thread
 
     def now_ns(self) -> int:
-        """
-        Wall clock, nanoseconds since the Unix epoch.
-        """
+        """Wall clock, nanoseconds since the Unix epoch."""
         return self._wall_ns
 
     def monotonic(self) -> float:
-        """
-        Seconds that `advance` and skipped waits have let pass.
-        """
+        """Seconds that `advance` and skipped waits have let pass."""
         return self._passed_ns / _NS
 
     def advance(self, seconds: float) -> None:
@@ -69,21 +63,18 @@ class ManualClock:
 
     def step_wall(self, seconds: float) -> None:
         """
-        Set the wall clock forward by *seconds*, or back when they are below 0. The monotonic clock does not change.
+        Set the wall clock forward by *seconds*, or back when they are below 0. The monotonic clock
+        does not change.
         """
         self.set_wall_ns(self.now_ns() + round(seconds * _NS))
 
     def set_wall_ns(self, now_ns: int) -> None:
-        """
-        Step the wall clock, back or forward, as an administrator would. `monotonic` does not notice.
-        """
+        """Step the wall clock, back or forward, as an administrator would. `monotonic` does not notice."""
         with self._state:
             self._wall_ns = now_ns
 
     def wait(self, condition: threading.Condition, timeout_s: float | None) -> bool:
-        """
-        Wait on a held *condition*; False when *timeout_s* passed first. See the class for what waiting means.
-        """
+        """Wait on a held *condition*; False when *timeout_s* passed first. See the class for what waiting means."""
         if self._waits == "hold":
             return self._hold(condition, timeout_s)
         notified = condition.wait(0)
@@ -112,8 +103,6 @@ class ManualClock:
         return deadline is None or self._passed_ns < deadline
 
     def wait_for_waiters(self, count: int = 1) -> None:
-        """
-        Return when at least *count* threads are held in `wait`.
-        """
+        """Return when at least *count* threads are held in `wait`."""
         with self._state:
             self._state.wait_for(lambda: len(self._waiting) >= count)

@@ -58,14 +58,10 @@ def _opened(file: File) -> Iterator[File]:
 
 
 class FileSystemContract:
-    """
-    What every `FileSystem` does. Subclasses give the fixtures ``files`` and ``root``.
-    """
+    """What every `FileSystem` does. Subclasses give the fixtures ``files`` and ``root``."""
 
     def test_what_is_written_is_read_back(self, files: FileSystem, root: str) -> None:
-        """
-        A write is visible on return, at its offset, through any handle; a hole reads as zeros.
-        """
+        """A write is visible on return, at its offset, through any handle; a hole reads as zeros."""
         with _opened(files.create(f"{root}/f")) as file:
             file.pwrite(b"world", 5000)
             file.pwrite(bytearray(b"hello"), 0)
@@ -78,9 +74,7 @@ class FileSystemContract:
                 _require(reader.size() == 5005, "the size is what was written")
 
     def test_gathered_writes_join_their_parts(self, files: FileSystem, root: str) -> None:
-        """
-        `pwritev` writes any number of parts, empty ones too, one behind the other.
-        """
+        """`pwritev` writes any number of parts, empty ones too, one behind the other."""
         for count in (0, 1, 3, 3000):
             parts = [b"%d," % index if index % 5 else b"" for index in range(count)]
             with _opened(files.create_or_truncate(f"{root}/f")) as file:
@@ -88,17 +82,13 @@ class FileSystemContract:
                 _require(file.pread(100_000, 7) == b"".join(parts), f"{count} parts are joined")
 
     def test_wide_views_count_in_bytes(self, files: FileSystem, root: str) -> None:
-        """
-        A view of 8-byte items is written whole.
-        """
+        """A view of 8-byte items is written whole."""
         with _opened(files.create(f"{root}/f")) as file:
             file.pwrite(memoryview(bytes(range(16))).cast("Q"), 0)
             _require(file.pread(99, 0) == bytes(range(16)), "16 bytes are 16 bytes")
 
     def test_truncate_cuts_and_extends(self, files: FileSystem, root: str) -> None:
-        """
-        What is cut off is gone: extended again, the file reads as zeros there.
-        """
+        """What is cut off is gone: extended again, the file reads as zeros there."""
         with _opened(files.create(f"{root}/f")) as file:
             file.pwrite(b"x" * 10_000, 0)
             file.truncate(5000)
@@ -107,9 +97,7 @@ class FileSystemContract:
             _require(file.pread(10_000, 0) == b"x" * 5000 + bytes(5000), "what is new is zero")
 
     def test_create_never_opens_an_existing_file(self, files: FileSystem, root: str) -> None:
-        """
-        `create` refuses; `create_or_truncate` empties.
-        """
+        """`create` refuses; `create_or_truncate` empties."""
         _write(files, f"{root}/f", b"old")
         with _refused(FileExistsError, f"{root}/f"):
             files.create(f"{root}/f")
@@ -117,9 +105,7 @@ class FileSystemContract:
             _require(file.size() == 0, "it is empty")
 
     def test_missing_names_are_errors(self, files: FileSystem, root: str) -> None:
-        """
-        FileNotFoundError, with the path, wherever an existing file is needed.
-        """
+        """FileNotFoundError, with the path, wherever an existing file is needed."""
         path = f"{root}/missing"
         calls: tuple[Callable[[str], object], ...] = (
             files.open_read, files.open_write, files.map_read, files.remove, files.stat,
@@ -138,9 +124,7 @@ class FileSystemContract:
         _require(not files.exists(f"{path}/f"), "nor does anything below it")
 
     def test_a_file_is_not_a_directory(self, files: FileSystem, root: str) -> None:
-        """
-        NotADirectoryError where a directory is needed; nothing exists below a file.
-        """
+        """NotADirectoryError where a directory is needed; nothing exists below a file."""
         _write(files, f"{root}/f", b"")
         with _refused(NotADirectoryError, f"{root}/f"):
             files.list_dir(f"{root}/f")
@@ -151,9 +135,7 @@ class FileSystemContract:
         _require(not files.exists(f"{root}/f/g"), "nothing is below a file")
 
     def test_a_reader_cannot_write(self, files: FileSystem, root: str) -> None:
-        """
-        `open_read` gives a handle that refuses to write; a closed handle refuses everything.
-        """
+        """`open_read` gives a handle that refuses to write; a closed handle refuses everything."""
         _write(files, f"{root}/f", b"x")
         with _opened(files.open_read(f"{root}/f")) as reader, _refused(OSError, f"{root}/f", errno.EBADF):
             reader.pwrite(b"y", 0)
@@ -165,9 +147,7 @@ class FileSystemContract:
                 call()
 
     def test_rename_replaces(self, files: FileSystem, root: str) -> None:
-        """
-        After a rename only the new name is there; handles follow the file.
-        """
+        """After a rename only the new name is there; handles follow the file."""
         _write(files, f"{root}/old", b"new contents")
         _write(files, f"{root}/target", b"old contents")
         with _opened(files.open_read(f"{root}/target")) as before:
@@ -179,9 +159,7 @@ class FileSystemContract:
         _require(files.list_dir(root) == ["target"], "renaming to itself changes nothing")
 
     def test_link_gives_a_second_name(self, files: FileSystem, root: str) -> None:
-        """
-        Both names lead to one file, until the last is removed. A name that is taken stays what it is.
-        """
+        """Both names lead to one file, until the last is removed. A name that is taken stays what it is."""
         _write(files, f"{root}/first", b"same")
         _write(files, f"{root}/taken", b"other")
         files.link(f"{root}/first", f"{root}/second")
@@ -195,9 +173,7 @@ class FileSystemContract:
         _require(files.list_dir(root) == ["second", "taken"], "nothing else was made")
 
     def test_rename_between_directories(self, files: FileSystem, root: str) -> None:
-        """
-        A file moves with its contents.
-        """
+        """A file moves with its contents."""
         files.make_dirs(f"{root}/a")
         files.make_dirs(f"{root}/b")
         _write(files, f"{root}/a/f", b"x")
@@ -208,9 +184,7 @@ class FileSystemContract:
         _require(files.read_all(f"{root}/b/g", size_max=1) == b"x", "it arrived")
 
     def test_make_dirs_makes_parents(self, files: FileSystem, root: str) -> None:
-        """
-        All missing parents, with the mode; existing ones are left alone.
-        """
+        """All missing parents, with the mode; existing ones are left alone."""
         files.make_dirs(f"{root}/a/b/c", mode=0o750)
         _write(files, f"{root}/a/b/f", b"x")
         files.make_dirs(f"{root}/a/b")
@@ -220,9 +194,7 @@ class FileSystemContract:
         _require(files.stat(f"{root}/a/b/c").mode == 0o750, "the mode is as asked, whatever the umask")
 
     def test_stat(self, files: FileSystem, root: str) -> None:
-        """
-        Size, mode, time and inode; another file is another inode.
-        """
+        """Size, mode, time and inode; another file is another inode."""
         with _opened(files.create(f"{root}/f", mode=0o640)) as file:
             file.pwrite(b"12345", 0)
             file.sync_data()
@@ -238,9 +210,7 @@ class FileSystemContract:
         _require(files.free_bytes(root) > 0, "there is room")
 
     def test_read_all_is_bounded(self, files: FileSystem, root: str) -> None:
-        """
-        A file of exactly the limit is read; one byte more is EFBIG.
-        """
+        """A file of exactly the limit is read; one byte more is EFBIG."""
         _write(files, f"{root}/f", b"12345")
         _require(files.read_all(f"{root}/f", size_max=5) == b"12345", "the limit itself is fine")
         with _refused(OSError, f"{root}/f", errno.EFBIG):
@@ -248,7 +218,8 @@ class FileSystemContract:
 
     def test_a_mapping_outlives_everything(self, files: FileSystem, root: str) -> None:
         """
-        A view stays valid after the mapping was closed and the file unlinked. An empty file maps to an empty view.
+        A view stays valid after the mapping was closed and the file unlinked. An empty file maps to
+        an empty view.
         """
         _write(files, f"{root}/f", b"x" * 10_000)
         mapping = files.map_read(f"{root}/f")
@@ -262,9 +233,7 @@ class FileSystemContract:
         _require(len(files.map_read(f"{root}/empty").view()) == 0, "empty is empty")
 
     def test_a_writable_mapping_is_the_file(self, files: FileSystem, root: str) -> None:
-        """
-        What is stored is read back through any handle at once, and what is written is seen in the mapping.
-        """
+        """What is stored is read back through any handle at once, and what is written is seen in the mapping."""
         with _opened(files.create(f"{root}/f")) as file:
             reserve_blocks(file, 0, 10_000, on_unsupported="zeros")
             mapping = file.map_write()
@@ -281,9 +250,7 @@ class FileSystemContract:
         _require(files.read_all(f"{root}/f", size_max=10_000)[5_000:5_004] == b"DAta", "it stays after closing")
 
     def test_a_removed_file_is_gone(self, files: FileSystem, root: str) -> None:
-        """
-        Its name is free at once; open handles go on.
-        """
+        """Its name is free at once; open handles go on."""
         with _opened(files.create(f"{root}/f")) as file:
             file.pwrite(b"old", 0)
             files.remove(f"{root}/f")
@@ -293,9 +260,7 @@ class FileSystemContract:
             _require(files.read_all(f"{root}/f", size_max=9) == b"new", "the name is another file's")
 
     def test_an_empty_directory_can_be_removed(self, files: FileSystem, root: str) -> None:
-        """
-        One that holds anything cannot, and stays as it is.
-        """
+        """One that holds anything cannot, and stays as it is."""
         files.make_dirs(f"{root}/d")
         _write(files, f"{root}/d/f", b"kept")
         with _refused(OSError, f"{root}/d", errno.ENOTEMPTY):
@@ -308,9 +273,7 @@ class FileSystemContract:
             files.remove_dir(f"{root}/d")
 
     def test_locks_exclude(self, files: FileSystem, root: str) -> None:
-        """
-        One holder at a time; the note says who; releasing twice releases once.
-        """
+        """One holder at a time; the note says who; releasing twice releases once."""
         first = files.try_lock(f"{root}/lock", note="the first")
         _require(first is not None, "a free lock is taken")
         _require(files.try_lock(f"{root}/lock", note="the second") is None, "a held lock is not")
@@ -326,9 +289,7 @@ class FileSystemContract:
                 second.release()
 
     def test_a_removed_lock_file_binds_nobody(self, files: FileSystem, root: str) -> None:
-        """
-        The lock of a name is the lock of the file that bears it now.
-        """
+        """The lock of a name is the lock of the file that bears it now."""
         old = files.try_lock(f"{root}/lock", note="old")
         files.remove(f"{root}/lock")
         new = files.try_lock(f"{root}/lock", note="new")
@@ -338,9 +299,7 @@ class FileSystemContract:
                 lock.release()
 
     def test_reserved_room_reads_as_zeros(self, files: FileSystem, root: str) -> None:
-        """
-        Reserving grows the file, changes nothing that is in it, and never shrinks it.
-        """
+        """Reserving grows the file, changes nothing that is in it, and never shrinks it."""
         with _opened(files.create(f"{root}/f")) as file:
             file.pwrite(b"data", 0)
             reserve_blocks(file, 2, 10_000, on_unsupported="zeros")
@@ -350,9 +309,7 @@ class FileSystemContract:
             _require(file.pread(4, 0) == b"d\0\0a", "zeroing is asked for by name")
 
     def test_threads_write_side_by_side(self, files: FileSystem, root: str) -> None:
-        """
-        Positions are explicit: writers of different ranges do not disturb one another.
-        """
+        """Positions are explicit: writers of different ranges do not disturb one another."""
         with _opened(files.create(f"{root}/f")) as file:
 
             def fill(worker: int) -> None:

@@ -36,17 +36,13 @@ class Chance:
         self._likelihood = self._random.choice((0.1, 0.5, 0.9))
 
     def keeps(self) -> bool:
-        """
-        Say whether the next thing survives.
-        """
+        """Say whether the next thing survives."""
         if self._seed in {0, 1}:
             return self._seed == 1
         return self._random.random() < self._likelihood
 
     def between(self, low: int, high: int) -> int:
-        """
-        Return *high*, or (seeds above 1) sometimes a block boundary between: a long write persists in pieces.
-        """
+        """Return *high*, or (seeds above 1) sometimes a block boundary between: a long write persists in pieces."""
         if self._seed > 1 and high > low and not self.keeps():
             return min(high, max(low, self._random.randint(low, high) // BLOCK_BYTES * BLOCK_BYTES))
         return high
@@ -60,9 +56,7 @@ def _cut(block: bytes, size: int) -> bytes:
 
 @dataclass(eq=False, slots=True)
 class CrashInode:
-    """
-    One file. Behind `size` the last block holds zeros, in its old contents too.
-    """
+    """One file. Behind `size` the last block holds zeros, in its old contents too."""
 
     number: int
     mode: int
@@ -86,27 +80,21 @@ class CrashInode:
     mappings: int = 0
 
     def map_write(self) -> bytearray:
-        """
-        Return the whole file as memory that is the file: each further look at the file takes over what it holds.
-        """
+        """Return the whole file as memory that is the file: each further look at the file takes over what it holds."""
         if self.mapped is None:
             self.mapped = bytearray(b"".join(self.blocks)[: self.size])
         self.mappings += 1
         return self.mapped
 
     def unmap(self) -> None:
-        """
-        Let one mapping go. What is stored through a view that is kept longer is not seen.
-        """
+        """Let one mapping go. What is stored through a view that is kept longer is not seen."""
         self.absorb()
         self.mappings -= 1
         if not self.mappings:
             self.mapped = None
 
     def absorb(self) -> None:
-        """
-        Take over what was stored through mappings, as writes that nobody synced.
-        """
+        """Take over what was stored through mappings, as writes that nobody synced."""
         if self.mapped is None:
             return
         for index in range(-(-len(self.mapped) // BLOCK_BYTES)):
@@ -117,17 +105,13 @@ class CrashInode:
                 self.blocks[index] = found + old[len(found) :]
 
     def touch(self, start: int, end: int) -> None:
-        """
-        Count the blocks from *start* to *end* as written once more, as they are.
-        """
+        """Count the blocks from *start* to *end* as written once more, as they are."""
         self.absorb()
         for index in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
             self._remember(index)
 
     def read(self, size: int, offset: int) -> bytes:
-        """
-        Return up to *size* bytes at *offset*.
-        """
+        """Return up to *size* bytes at *offset*."""
         self.absorb()
         end = min(self.size, offset + size)
         if offset >= end:
@@ -137,9 +121,7 @@ class CrashInode:
         return joined[offset - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
 
     def write(self, data: memoryview, offset: int) -> None:
-        """
-        Write *data* at *offset*, growing the file.
-        """
+        """Write *data* at *offset*, growing the file."""
         if not data:
             return
         self.absorb()
@@ -160,9 +142,7 @@ class CrashInode:
             self.mapped[offset : offset + len(within_map)] = within_map
 
     def truncate(self, size: int) -> None:
-        """
-        Set the length; what is new reads as zeros.
-        """
+        """Set the length; what is new reads as zeros."""
         self.absorb()
         if size >= self.size:
             self._grow(size)
@@ -188,9 +168,7 @@ class CrashInode:
         self.before.setdefault(index, self.blocks[index] if old is None else old)
 
     def sync(self, *, metadata: bool) -> None:
-        """
-        Make contents and length durable, with *metadata* the mode, too.
-        """
+        """Make contents and length durable, with *metadata* the mode, too."""
         self.absorb()
         self.before.clear()
         self.synced_size = self.size_min = self.size
@@ -198,17 +176,13 @@ class CrashInode:
             self.synced_mode = self.mode
 
     def lose_unsynced(self) -> None:
-        """
-        Fail a sync the way kernels do: the changed blocks count as clean from now on, and are not on the disk.
-        """
+        """Fail a sync the way kernels do: the changed blocks count as clean from now on, and are not on the disk."""
         self.absorb()
         self.lost.update(self.before)
         self.before.clear()
 
     def survivor(self, chance: Chance) -> CrashInode:
-        """
-        Return the file as a power cut leaves it, all of it synced.
-        """
+        """Return the file as a power cut leaves it, all of it synced."""
         self.absorb()
         cut = self.size_min < self.synced_size
         kept_length = (cut or self.size != self.synced_size) and chance.keeps()
@@ -229,9 +203,7 @@ class CrashInode:
         return CrashInode(self.number, mode, self.modified_ns, size, blocks, mode, size, size)
 
     def copy(self) -> CrashInode:
-        """
-        Return the same file with the same unsynced state; blocks are shared. It is mapped by nobody.
-        """
+        """Return the same file with the same unsynced state; blocks are shared. It is mapped by nobody."""
         self.absorb()
         return CrashInode(
             self.number, self.mode, self.modified_ns, self.size, self.blocks.copy(), self.synced_mode,
@@ -241,9 +213,7 @@ class CrashInode:
 
 @dataclass(eq=False, slots=True)
 class CrashDirectory:
-    """
-    One directory: the names that everybody sees, and the names that a power cut leaves.
-    """
+    """One directory: the names that everybody sees, and the names that a power cut leaves."""
 
     number: int
     mode: int
@@ -257,9 +227,7 @@ Node = CrashInode | CrashDirectory
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """
-    One name that a change adds to or takes from a directory's durable names.
-    """
+    """One name that a change adds to or takes from a directory's durable names."""
 
     directory: CrashDirectory
     name: str
@@ -267,9 +235,7 @@ class Edit:
     adds: bool
 
     def apply(self, names: dict[str, Node]) -> None:
-        """
-        Do it to *names*. A name that stands for another file by now is not taken away.
-        """
+        """Do it to *names*. A name that stands for another file by now is not taken away."""
         if self.adds:
             names[self.name] = self.node
         elif names.get(self.name) is self.node:
@@ -278,9 +244,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """
-    A change of names that survives or vanishes as one: a rename takes one name and adds the other.
-    """
+    """A change of names that survives or vanishes as one: a rename takes one name and adds the other."""
 
     edits: tuple[Edit, ...]
 
@@ -297,9 +261,7 @@ class Change:
         return done, Change(left) if left else None
 
     def without(self, later: Edit) -> Change:
-        """
-        Return this change without what it does to the name that *later* settles.
-        """
+        """Return this change without what it does to the name that *later* settles."""
         return Change(tuple(
             edit for edit in self.edits
             if edit.directory is not later.directory or edit.name != later.name
@@ -308,48 +270,36 @@ class Change:
 
 @dataclass(slots=True)
 class CrashTree:
-    """
-    All directories and files, and the changes of names that are not durable yet, oldest first.
-    """
+    """All directories and files, and the changes of names that are not durable yet, oldest first."""
 
     root: CrashDirectory
     pending: list[Change] = field(default_factory=list)
     last_number: int = 1
 
     def next_number(self) -> int:
-        """
-        Return an inode number that no other node has.
-        """
+        """Return an inode number that no other node has."""
         self.last_number += 1
         return self.last_number
 
     def add(self, directory: CrashDirectory, name: str, node: Node) -> None:
-        """
-        Give *node* a name.
-        """
+        """Give *node* a name."""
         directory.children[name] = node
         self.pending.append(Change((Edit(directory, name, node, adds=True),)))
 
     def take(self, directory: CrashDirectory, name: str) -> None:
-        """
-        Take a name away.
-        """
+        """Take a name away."""
         node = directory.children.pop(name)
         self.pending.append(Change((Edit(directory, name, node, adds=False),)))
 
     def move(self, source: CrashDirectory, old: str, target: CrashDirectory, new: str) -> None:
-        """
-        Rename: one change, two names.
-        """
+        """Rename: one change, two names."""
         node = source.children.pop(old)
         target.children[new] = node
         takes = Edit(source, old, node, adds=False)
         self.pending.append(Change((takes, Edit(target, new, node, adds=True))))
 
     def sync(self, directory: CrashDirectory) -> None:
-        """
-        Make the names in *directory* durable.
-        """
+        """Make the names in *directory* durable."""
         left: list[Change] = []
         for change in self.pending:
             done, rest = change.synced_with(directory)
@@ -363,9 +313,7 @@ class CrashTree:
         self.pending = [change for change in left if change.edits]
 
     def after_crash(self, chance: Chance) -> CrashTree:
-        """
-        Return what a power cut leaves, all of it durable.
-        """
+        """Return what a power cut leaves, all of it durable."""
         names: dict[CrashDirectory, dict[str, Node]] = {}
         for change in self.pending:
             if chance.keeps():
@@ -388,9 +336,7 @@ class CrashTree:
         return CrashTree(surviving_directory(self.root), [], self.last_number)
 
     def after_kill(self) -> CrashTree:
-        """
-        Return a copy of everything, durable or not.
-        """
+        """Return a copy of everything, durable or not."""
         files: dict[CrashInode, CrashInode] = {}
         directories: dict[CrashDirectory, CrashDirectory] = {}
 

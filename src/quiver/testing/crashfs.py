@@ -34,9 +34,7 @@ def _error(number: int, path: str) -> OSError:
 
 
 class CrashFile:
-    """
-    An open file of a `CrashFileSystem`.
-    """
+    """An open file of a `CrashFileSystem`."""
 
     def __init__(self, path: str, fs: CrashFileSystem, inode: CrashInode, *, writable: bool) -> None:
         self.path = path
@@ -50,17 +48,13 @@ class CrashFile:
             raise _error(errno.EBADF, self.path)
 
     def pread(self, size: int, offset: int) -> bytes:
-        """
-        Return up to *size* bytes at *offset*; fewer only at the end of the file.
-        """
+        """Return up to *size* bytes at *offset*; fewer only at the end of the file."""
         self._require(writable=False)
         with self._fs.guard:
             return self._inode.read(size, offset)
 
     def pwrite(self, data: Buffer, offset: int) -> None:
-        """
-        Write all of *data* at *offset*. Visible to readers on return, not durable.
-        """
+        """Write all of *data* at *offset*. Visible to readers on return, not durable."""
         self._require(writable=True)
         self._fs.step("pwrite", self.path)
         with self._fs.guard:
@@ -68,46 +62,34 @@ class CrashFile:
             self._inode.modified_ns = self._fs.clock.now_ns()
 
     def pwritev(self, parts: Sequence[Buffer], offset: int, size: int = -1) -> None:  # noqa: ARG002
-        """
-        Write all *parts* one behind the other at *offset*: one step, named ``pwrite``.
-        """
+        """Write all *parts* one behind the other at *offset*: one step, named ``pwrite``."""
         self.pwrite(b"".join(parts), offset)
 
     def truncate(self, size: int) -> None:
-        """
-        Set the file's length. Not durable until a sync.
-        """
+        """Set the file's length. Not durable until a sync."""
         self._require(writable=True)
         self._fs.step("truncate", self.path)
         with self._fs.guard:
             self._inode.truncate(size)
 
     def reserve(self, start: int, length: int) -> None:
-        """
-        Grow the file to at least ``start + length``.
-        """
+        """Grow the file to at least ``start + length``."""
         self._require(writable=True)
         self._fs.step("reserve", self.path)
         with self._fs.guard:
             self._inode.truncate(max(self._inode.size, start + length))
 
     def size(self) -> int:
-        """
-        Return the length in bytes.
-        """
+        """Return the length in bytes."""
         self._require(writable=False)
         return self._inode.size
 
     def sync_data(self) -> None:
-        """
-        Make contents and length durable. The file's name is another matter.
-        """
+        """Make contents and length durable. The file's name is another matter."""
         self._sync(metadata=False)
 
     def sync(self) -> None:
-        """
-        Make contents, length and mode durable. The file's name is another matter.
-        """
+        """Make contents, length and mode durable. The file's name is another matter."""
         self._sync(metadata=True)
 
     def _sync(self, *, metadata: bool) -> None:
@@ -117,9 +99,7 @@ class CrashFile:
             self._inode.sync(metadata=metadata)
 
     def map_write(self) -> CrashWriteMapping:
-        """
-        Map the file for writing: what is stored is visible at once, and durable only after a sync.
-        """
+        """Map the file for writing: what is stored is visible at once, and durable only after a sync."""
         self._require(writable=True)
         with self._fs.guard:
             return CrashWriteMapping(self, self._inode, self._fs.guard)
@@ -134,25 +114,19 @@ class CrashFile:
             self._inode.lose_unsynced()
 
     def set_mode(self, mode: int) -> None:
-        """
-        Set permission bits; durable after `sync`, not after `sync_data`.
-        """
+        """Set permission bits; durable after `sync`, not after `sync_data`."""
         self._require(writable=False)
         self._fs.step("set_mode", self.path)
         with self._fs.guard:
             self._inode.mode = mode
 
     def close(self) -> None:
-        """
-        Close this handle. Idempotent. Makes nothing durable.
-        """
+        """Close this handle. Idempotent. Makes nothing durable."""
         self._closed = True
 
 
 class CrashWriteMapping:
-    """
-    Memory that is the file. A power cut between two steps keeps any choice of the blocks that were stored to.
-    """
+    """Memory that is the file. A power cut between two steps keeps any choice of the blocks that were stored to."""
 
     def __init__(self, file: CrashFile, inode: CrashInode, guard: threading.RLock) -> None:
         self._file = file
@@ -161,36 +135,26 @@ class CrashWriteMapping:
         self._memory: bytearray | None = inode.map_write()
 
     def view(self) -> memoryview:
-        """
-        Return the whole file as a writable view.
-        """
+        """Return the whole file as a writable view."""
         if self._memory is None:
             raise StoreClosed("the mapping was closed")
         return memoryview(self._memory)
 
     def store(self, start: int, data: Buffer) -> None:
-        """
-        Store *data* at *start*, as through the view.
-        """
+        """Store *data* at *start*, as through the view."""
         self.view()[start : start + len(data)] = data
 
     def touch(self, start: int, end: int) -> None:
-        """
-        Write the bytes from *start* to *end* again as they are.
-        """
+        """Write the bytes from *start* to *end* again as they are."""
         with self._guard:
             self._inode.touch(start, end)
 
     def sync(self) -> None:
-        """
-        Make all that was stored durable.
-        """
+        """Make all that was stored durable."""
         self._file.sync_data()
 
     def close(self) -> None:
-        """
-        Drop this reference. What is stored through views that are kept is lost. Idempotent.
-        """
+        """Drop this reference. What is stored through views that are kept is lost. Idempotent."""
         if self._memory is not None:
             self._memory = None
             with self._guard:
@@ -198,18 +162,14 @@ class CrashWriteMapping:
 
 
 class CrashLock:
-    """
-    A held lock. It dies with the clone: nobody holds it there.
-    """
+    """A held lock. It dies with the clone: nobody holds it there."""
 
     def __init__(self, fs: CrashFileSystem, inode: CrashInode) -> None:
         self._fs = fs
         self._inode = inode
 
     def release(self) -> None:
-        """
-        Let go. Idempotent.
-        """
+        """Let go. Idempotent."""
         with self._fs.guard:
             if self._fs.locks.get(self._inode) is self:
                 del self._fs.locks[self._inode]
@@ -241,9 +201,7 @@ class CrashFileSystem:
         self._tree = tree or CrashTree(CrashDirectory(1, 0o700, clock.now_ns()))
 
     def step(self, op: str, path: str) -> None:
-        """
-        Count an operation that is about to happen and tell `on_step`.
-        """
+        """Count an operation that is about to happen and tell `on_step`."""
         with self.guard:
             self.steps += 1
         if self.on_step is not None:
@@ -263,7 +221,8 @@ class CrashFileSystem:
 
     def clone_after_kill(self) -> CrashFileSystem:
         """
-        Return the disk as a killed process leaves it: all that was visible, and not more of it durable than before.
+        Return the disk as a killed process leaves it: all that was visible, and not more of it
+        durable than before.
         """
         with self.guard:
             return self._clone(self._tree.after_kill())
@@ -320,16 +279,12 @@ class CrashFileSystem:
     # ---- the port
 
     def open_read(self, path: str) -> CrashFile:
-        """
-        Open an existing file for reading.
-        """
+        """Open an existing file for reading."""
         with self.guard:
             return CrashFile(path, self, self._find_file(path), writable=False)
 
     def open_write(self, path: str) -> CrashFile:
-        """
-        Open an existing file for reading and writing; PermissionError when its mode forbids it, even for root.
-        """
+        """Open an existing file for reading and writing; PermissionError when its mode forbids it, even for root."""
         with self.guard:
             inode = self._find_file(path)
             if not inode.mode & 0o200:
@@ -337,17 +292,13 @@ class CrashFileSystem:
             return CrashFile(path, self, inode, writable=True)
 
     def create(self, path: str, *, mode: int = 0o600) -> CrashFile:
-        """
-        Create a new file for reading and writing; FileExistsError when there is one.
-        """
+        """Create a new file for reading and writing; FileExistsError when there is one."""
         self.step("create", path)
         with self.guard:
             return CrashFile(path, self, self._create(path, mode), writable=True)
 
     def create_or_truncate(self, path: str, *, mode: int = 0o600) -> CrashFile:
-        """
-        Open for reading and writing, emptied; created when missing.
-        """
+        """Open for reading and writing, emptied; created when missing."""
         self.step("create", path)
         with self.guard:
             if not self.exists(path):
@@ -359,17 +310,13 @@ class CrashFileSystem:
             return file
 
     def map_read(self, path: str) -> ReadMapping:
-        """
-        Return the file's contents as of now; later changes of the file do not show.
-        """
+        """Return the file's contents as of now; later changes of the file do not show."""
         with self.guard:
             inode = self._find_file(path)
             return ReadMapping(inode.read(inode.size, 0))
 
     def rename(self, source: str, target: str) -> None:
-        """
-        Rename, replacing *target*. Durable after a sync of the directory that it left.
-        """
+        """Rename, replacing *target*. Durable after a sync of the directory that it left."""
         self.step("rename", target)
         with self.guard:
             from_directory, from_name = self._parent(source)
@@ -385,9 +332,7 @@ class CrashFileSystem:
             self._tree.move(from_directory, from_name, to_directory, to_name)
 
     def link(self, source: str, target: str) -> None:
-        """
-        Give a file a further name. Durable after a sync of that name's directory.
-        """
+        """Give a file a further name. Durable after a sync of that name's directory."""
         self.step("link", target)
         with self.guard:
             inode = self._find_file(source)
@@ -397,18 +342,14 @@ class CrashFileSystem:
             self._tree.add(directory, name, inode)
 
     def remove(self, path: str) -> None:
-        """
-        Unlink. Durable after a sync of its directory. Open handles and mappings go on.
-        """
+        """Unlink. Durable after a sync of its directory. Open handles and mappings go on."""
         self.step("remove", path)
         with self.guard:
             self._find_file(path)
             self._tree.take(*self._parent(path))
 
     def remove_dir(self, path: str) -> None:
-        """
-        Remove an empty directory. Durable after a sync of its parent.
-        """
+        """Remove an empty directory. Durable after a sync of its parent."""
         self.step("rmdir", path)
         with self.guard:
             if self._find_directory(path).children:
@@ -416,17 +357,13 @@ class CrashFileSystem:
             self._tree.take(*self._parent(path))
 
     def sync_dir(self, path: str) -> None:
-        """
-        Make the names in directory *path* durable; not what is in the files.
-        """
+        """Make the names in directory *path* durable; not what is in the files."""
         self.step("sync_dir", path)
         with self.guard:
             self._tree.sync(self._find_directory(path))
 
     def make_dirs(self, path: str, *, mode: int = 0o700) -> None:
-        """
-        Create *path* and its missing parents, each durable on return. Existing ones are left alone.
-        """
+        """Create *path* and its missing parents, each durable on return. Existing ones are left alone."""
         made = "/" if path.startswith("/") else ""
         for part in path.split("/"):
             if part in {"", "."}:
@@ -446,25 +383,19 @@ class CrashFileSystem:
         self._find_directory(path)
 
     def list_dir(self, path: str) -> list[str]:
-        """
-        Return the names in *path*, sorted.
-        """
+        """Return the names in *path*, sorted."""
         with self.guard:
             return sorted(self._find_directory(path).children)
 
     def stat(self, path: str) -> FileStat:
-        """
-        Return size, times, inode and mode; FileNotFoundError when missing.
-        """
+        """Return size, times, inode and mode; FileNotFoundError when missing."""
         with self.guard:
             node = self._find(path)
             size = node.size if isinstance(node, CrashInode) else 0
             return FileStat(size, node.modified_ns, node.number, node.mode)
 
     def exists(self, path: str) -> bool:
-        """
-        Say whether *path* names a file or directory.
-        """
+        """Say whether *path* names a file or directory."""
         with self.guard:
             try:
                 self._find(path)
@@ -473,9 +404,7 @@ class CrashFileSystem:
             return True
 
     def read_all(self, path: str, *, size_max: int) -> bytes:
-        """
-        Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*.
-        """
+        """Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
         with self.guard:
             inode = self._find_file(path)
             if inode.size > size_max:
@@ -483,9 +412,7 @@ class CrashFileSystem:
             return inode.read(inode.size, 0)
 
     def try_lock(self, path: str, *, note: str) -> CrashLock | None:
-        """
-        Take the exclusive lock *path* (created when missing) or return None when it is held.
-        """
+        """Take the exclusive lock *path* (created when missing) or return None when it is held."""
         self.step("lock", path)
         with self.guard:
             inode = self._find_file(path) if self.exists(path) else self._create(path, 0o600)
@@ -497,8 +424,6 @@ class CrashFileSystem:
             return lock
 
     def free_bytes(self, path: str) -> int:
-        """
-        Return `free`, whatever is stored.
-        """
+        """Return `free`, whatever is stored."""
         self._find(path)
         return self.free

@@ -28,9 +28,7 @@ OPERATIONS = frozenset({
 
 
 class FaultFile:
-    """
-    An open file of a `FaultFileSystem`.
-    """
+    """An open file of a `FaultFileSystem`."""
 
     def __init__(self, inner: File, fs: FaultFileSystem) -> None:
         self.path = inner.path
@@ -38,16 +36,12 @@ class FaultFile:
         self._fs = fs
 
     def pread(self, size: int, offset: int) -> bytes:
-        """
-        Return up to *size* bytes at *offset*; fewer only at the end of the file.
-        """
+        """Return up to *size* bytes at *offset*; fewer only at the end of the file."""
         self._fs.may_fail("pread", self.path)
         return self._inner.pread(size, offset)
 
     def pwrite(self, data: Buffer, offset: int) -> None:
-        """
-        Write all of *data* at *offset*; when this call was chosen, at most the agreed prefix.
-        """
+        """Write all of *data* at *offset*; when this call was chosen, at most the agreed prefix."""
         try:
             self._fs.may_fail("pwrite", self.path)
         except OSError:
@@ -58,43 +52,31 @@ class FaultFile:
         self._inner.pwrite(data, offset)
 
     def pwritev(self, parts: Sequence[Buffer], offset: int, size: int = -1) -> None:  # noqa: ARG002
-        """
-        Write all *parts* one behind the other at *offset*; it counts and fails as ``pwrite``.
-        """
+        """Write all *parts* one behind the other at *offset*; it counts and fails as ``pwrite``."""
         self.pwrite(b"".join(parts), offset)
 
     def truncate(self, size: int) -> None:
-        """
-        Set the file's length. Not durable until a sync.
-        """
+        """Set the file's length. Not durable until a sync."""
         self._fs.may_fail("truncate", self.path)
         self._inner.truncate(size)
 
     def reserve(self, start: int, length: int) -> None:
-        """
-        Reserve blocks, as far as the file inside can.
-        """
+        """Reserve blocks, as far as the file inside can."""
         self._fs.may_fail("reserve", self.path)
         reserve_blocks(self._inner, start, length, on_unsupported="raise")
 
     def size(self) -> int:
-        """
-        Return the length in bytes.
-        """
+        """Return the length in bytes."""
         self._fs.may_fail("size", self.path)
         return self._inner.size()
 
     def sync_data(self) -> None:
-        """
-        Make contents and length durable, or fail and lose them.
-        """
+        """Make contents and length durable, or fail and lose them."""
         self._may_fail_to_sync()
         self._inner.sync_data()
 
     def sync(self) -> None:
-        """
-        Make contents and metadata durable, or fail and lose them.
-        """
+        """Make contents and metadata durable, or fail and lose them."""
         self._may_fail_to_sync()
         self._inner.sync()
 
@@ -108,30 +90,22 @@ class FaultFile:
             raise
 
     def map_write(self) -> FaultWriteMapping:
-        """
-        Map the file for writing. What is stored never fails; its sync may.
-        """
+        """Map the file for writing. What is stored never fails; its sync may."""
         self._fs.may_fail("map", self.path)
         return FaultWriteMapping(self._inner.map_write(), self._may_fail_to_sync)
 
     def set_mode(self, mode: int) -> None:
-        """
-        Set permission bits.
-        """
+        """Set permission bits."""
         self._fs.may_fail("set_mode", self.path)
         self._inner.set_mode(mode)
 
     def close(self) -> None:
-        """
-        Close the file inside. Never fails.
-        """
+        """Close the file inside. Never fails."""
         self._inner.close()
 
 
 class FaultWriteMapping:
-    """
-    A writable mapping of a `FaultFile`; its sync counts and fails as ``sync``.
-    """
+    """A writable mapping of a `FaultFile`; its sync counts and fails as ``sync``."""
 
     def __init__(self, inner: files.WriteMapping, sync: Callable[[], None]) -> None:
         self._inner = inner
@@ -142,9 +116,7 @@ class FaultWriteMapping:
         self.close = inner.close
 
     def sync(self) -> None:
-        """
-        Make all that was stored durable, or fail and lose it.
-        """
+        """Make all that was stored durable, or fail and lose it."""
         self._may_fail_to_sync()
         self._inner.sync()
 
@@ -202,9 +174,7 @@ class FaultFileSystem:
             self._fail_on[op] = self.calls[op] + call
 
     def heal(self) -> None:
-        """
-        Let nothing fail any more.
-        """
+        """Let nothing fail any more."""
         with self._guard:
             self._fail_on.clear()
 
@@ -225,120 +195,86 @@ class FaultFileSystem:
             raise OSError(self._error, os.strerror(self._error), path)
 
     def open_read(self, path: str) -> FaultFile:
-        """
-        Open an existing file for reading.
-        """
+        """Open an existing file for reading."""
         self.may_fail("open", path)
         return FaultFile(self._inner.open_read(path), self)
 
     def open_write(self, path: str) -> FaultFile:
-        """
-        Open an existing file for reading and writing.
-        """
+        """Open an existing file for reading and writing."""
         self.may_fail("open", path)
         return FaultFile(self._inner.open_write(path), self)
 
     def create(self, path: str, *, mode: int = 0o600) -> FaultFile:
-        """
-        Create a new file for reading and writing; FileExistsError when there is one.
-        """
+        """Create a new file for reading and writing; FileExistsError when there is one."""
         self.may_fail("create", path)
         return FaultFile(self._inner.create(path, mode=mode), self)
 
     def create_or_truncate(self, path: str, *, mode: int = 0o600) -> FaultFile:
-        """
-        Open for reading and writing, emptied; created when missing.
-        """
+        """Open for reading and writing, emptied; created when missing."""
         self.may_fail("create", path)
         return FaultFile(self._inner.create_or_truncate(path, mode=mode), self)
 
     def map_read(self, path: str) -> files.Mapping:
-        """
-        Map an existing, immutable file read-only.
-        """
+        """Map an existing, immutable file read-only."""
         self.may_fail("map", path)
         return self._inner.map_read(path)
 
     def rename(self, source: str, target: str) -> None:
-        """
-        Rename, replacing *target*, whose path is the one that counts.
-        """
+        """Rename, replacing *target*, whose path is the one that counts."""
         self.may_fail("rename", target)
         self._inner.rename(source, target)
 
     def link(self, source: str, target: str) -> None:
-        """
-        Give a file a further name, whose path is the one that counts.
-        """
+        """Give a file a further name, whose path is the one that counts."""
         self.may_fail("link", target)
         self._inner.link(source, target)
 
     def remove(self, path: str) -> None:
-        """
-        Unlink. Durable only after `sync_dir`.
-        """
+        """Unlink. Durable only after `sync_dir`."""
         self.may_fail("remove", path)
         self._inner.remove(path)
 
     def remove_dir(self, path: str) -> None:
-        """
-        Remove an empty directory. Durable only after `sync_dir` of its parent.
-        """
+        """Remove an empty directory. Durable only after `sync_dir` of its parent."""
         self.may_fail("rmdir", path)
         self._inner.remove_dir(path)
 
     def sync_dir(self, path: str) -> None:
-        """
-        Make the names in directory *path* durable.
-        """
+        """Make the names in directory *path* durable."""
         self.may_fail("sync_dir", path)
         self._inner.sync_dir(path)
 
     def make_dirs(self, path: str, *, mode: int = 0o700) -> None:
-        """
-        Create *path* and its missing parents; it counts and fails as ``mkdir``, once.
-        """
+        """Create *path* and its missing parents; it counts and fails as ``mkdir``, once."""
         self.may_fail("mkdir", path)
         self._inner.make_dirs(path, mode=mode)
 
     def list_dir(self, path: str) -> list[str]:
-        """
-        Return the names in *path*, sorted.
-        """
+        """Return the names in *path*, sorted."""
         self.may_fail("list", path)
         return self._inner.list_dir(path)
 
     def stat(self, path: str) -> FileStat:
-        """
-        Return size, times, inode and mode; FileNotFoundError when missing.
-        """
+        """Return size, times, inode and mode; FileNotFoundError when missing."""
         self.may_fail("stat", path)
         return self._inner.stat(path)
 
     def exists(self, path: str) -> bool:
-        """
-        Say whether *path* names a file or directory; it counts and fails as ``stat``.
-        """
+        """Say whether *path* names a file or directory; it counts and fails as ``stat``."""
         self.may_fail("stat", path)
         return self._inner.exists(path)
 
     def read_all(self, path: str, *, size_max: int) -> bytes:
-        """
-        Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*.
-        """
+        """Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
         self.may_fail("read_all", path)
         return self._inner.read_all(path, size_max=size_max)
 
     def try_lock(self, path: str, *, note: str) -> Lock | None:
-        """
-        Take the exclusive lock *path* or return None when another holds it.
-        """
+        """Take the exclusive lock *path* or return None when another holds it."""
         self.may_fail("lock", path)
         return self._inner.try_lock(path, note=note)
 
     def free_bytes(self, path: str) -> int:
-        """
-        Return the bytes an ordinary user may still write below *path*.
-        """
+        """Return the bytes an ordinary user may still write below *path*."""
         self.may_fail("free", path)
         return self._inner.free_bytes(path)

@@ -1,5 +1,6 @@
 """
-A metadata store that goes away when told: for one call, for minutes, or just before it says that it has committed.
+A metadata store that goes away when told: for one call, for minutes, or just before it says that it
+has committed.
 """
 
 from __future__ import annotations
@@ -34,23 +35,17 @@ class FaultMetadata:
         self._lose_answer_at = 0
 
     def fail_on(self, operation: str, call: int = 1) -> None:
-        """
-        Let the *call*-th further call of *operation* fail, and do nothing.
-        """
+        """Let the *call*-th further call of *operation* fail, and do nothing."""
         with self._guard:
             self._fail_at[operation] = self.calls[operation] + call
 
     def lose_answer(self, call: int = 1) -> None:
-        """
-        Let the *call*-th further commit happen, and its caller not hear of it.
-        """
+        """Let the *call*-th further commit happen, and its caller not hear of it."""
         with self._guard:
             self._lose_answer_at = self.calls["commit"] + call
 
     def heal(self) -> None:
-        """
-        Let nothing fail any more.
-        """
+        """Let nothing fail any more."""
         with self._guard:
             self._fail_at.clear()
             self._lose_answer_at = 0
@@ -68,23 +63,17 @@ class FaultMetadata:
         return loses
 
     def get(self, key: str) -> Entry | None:
-        """
-        Return the entry *key*, or None, or fail.
-        """
+        """Return the entry *key*, or None, or fail."""
         self._enter("get")
         return self._inner.get(key)
 
     def range(self, prefix: str, *, start: str = "", limit: int = 1000) -> list[Entry]:
-        """
-        Return entries below *prefix*, or fail.
-        """
+        """Return entries below *prefix*, or fail."""
         self._enter("range")
         return self._inner.range(prefix, start=start, limit=limit)
 
     def commit(self, changes: Mapping[str, bytes | None], *, expect: Mapping[str, int] | None = None) -> int | None:
-        """
-        Commit, or fail, or both.
-        """
+        """Commit, or fail, or both."""
         loses = self._enter("commit")
         revision = self._inner.commit(changes, expect=expect)
         if loses:
@@ -92,7 +81,5 @@ class FaultMetadata:
         return revision
 
     def close(self) -> None:
-        """
-        Close the store inside. Never fails.
-        """
+        """Close the store inside. Never fails."""
         self._inner.close()

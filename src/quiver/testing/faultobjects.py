@@ -78,9 +78,7 @@ class FaultObjects:
             self._faults[operation] = (first, first + times, how)
 
     def heal(self) -> None:
-        """
-        Let nothing go wrong any more.
-        """
+        """Let nothing go wrong any more."""
         with self._guard:
             self._faults.clear()
 
@@ -110,65 +108,45 @@ class FaultObjects:
         return data[: len(data) // 2] if is_chosen else data
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
-        """
-        Make *key* hold exactly *data*, or go wrong.
-        """
+        """Make *key* hold exactly *data*, or go wrong."""
         return self._do("put", key, lambda: self._inner.put(key, data, if_absent=if_absent))
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:
-        """
-        Make *key* hold all of *parts*, or go wrong.
-        """
+        """Make *key* hold all of *parts*, or go wrong."""
         return self._do(
             "put_parts", key, lambda: self._inner.put_parts(key, parts, part_bytes=part_bytes, parallel=parallel)
         )
 
     def get(self, key: str, *, size_max: int) -> bytes:
-        """
-        Return the whole object, or go wrong.
-        """
+        """Return the whole object, or go wrong."""
         return self._short("get", self._do("get", key, lambda: self._inner.get(key, size_max=size_max)))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """
-        Return a part of the object, or go wrong.
-        """
+        """Return a part of the object, or go wrong."""
         return self._short("get_range", self._do("get_range", key, lambda: self._inner.get_range(key, start, length)))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """
-        Return parts of the object, or go wrong.
-        """
+        """Return parts of the object, or go wrong."""
         found = self._do("get_ranges", key, lambda: self._inner.get_ranges(key, ranges))
         return [self._short("get_ranges", piece) for piece in found]
 
     def head(self, key: str) -> ObjectInfo:
-        """
-        Return what is known of *key*, or go wrong.
-        """
+        """Return what is known of *key*, or go wrong."""
         return self._do("head", key, lambda: self._inner.head(key))
 
     def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """
-        Yield the objects below *prefix*, or go wrong.
-        """
+        """Yield the objects below *prefix*, or go wrong."""
         return iter(self._do("list", prefix, lambda: list(self._inner.list_below(prefix, after=after))))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """
-        Remove *keys*, or go wrong.
-        """
+        """Remove *keys*, or go wrong."""
         every = list(keys)
         self._do("delete", every[0] if every else "", lambda: self._inner.delete(every))
 
     def copy(self, source: str, target: str, *, if_absent: bool = False) -> ObjectInfo:
-        """
-        Make *target* hold what *source* holds, or go wrong.
-        """
+        """Make *target* hold what *source* holds, or go wrong."""
         return self._do("copy", target, lambda: self._inner.copy(source, target, if_absent=if_absent))
 
     def close(self) -> None:
-        """
-        Close the tier inside. Never fails.
-        """
+        """Close the tier inside. Never fails."""
         self._inner.close()

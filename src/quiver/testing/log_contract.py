@@ -44,40 +44,29 @@ _EACH = 8
 
 
 class AppendLog(Protocol):
-    """
-    What the contract asks of an open log. Tests of a log adapt their own to it.
-    """
+    """What the contract asks of an open log. Tests of a log adapt their own to it."""
 
     def append(self, record: bytes, *, durable: bool) -> int:
-        """
-        Append one record; return a position that is above all returned before. With *durable* it is synced.
-        """
+        """Append one record; return a position that is above all returned before. With *durable* it is synced."""
 
     def sync(self) -> None:
-        """
-        Make everything appended so far durable.
-        """
+        """Make everything appended so far durable."""
 
     def upkeep(self) -> None:
         """
-        Let some seconds pass, and do by hand what the background would: seal, rotate, checkpoint, purge, try again.
+        Let some seconds pass, and do by hand what the background would: seal, rotate, checkpoint,
+        purge, try again.
         """
 
     def read(self) -> list[bytes]:
-        """
-        Return every record there is, in order, wherever it lies by now.
-        """
+        """Return every record there is, in order, wherever it lies by now."""
 
     def close(self) -> None:
-        """
-        Make everything durable and let go. Idempotent.
-        """
+        """Make everything durable and let go. Idempotent."""
 
 
 def record(number: int) -> bytes:
-    """
-    Return the record with that number; no two are alike, and no part of one is another.
-    """
+    """Return the record with that number; no two are alike, and no part of one is another."""
     size = _SIZES[number % len(_SIZES)]
     start = number * 31 & 0xFF
     return b"<%d:%b>" % (number, _BYTES[start : start + size])
@@ -90,9 +79,7 @@ def _require(condition: bool, promise: str) -> None:  # noqa: FBT001
 
 @dataclass
 class _Run:
-    """
-    What a caller tried, and what it was told at each moment: records 0 … logged - 1 were accepted.
-    """
+    """What a caller tried, and what it was told at each moment: records 0 … logged - 1 were accepted."""
 
     attempted: int = 0
     logged: int = 0
@@ -127,9 +114,7 @@ class _Promises:
 
 @dataclass(frozen=True)
 class _Moment:
-    """
-    The disk just before one step, as each kind of crash leaves it, and what had been promised by then.
-    """
+    """The disk just before one step, as each kind of crash leaves it, and what had been promised by then."""
 
     label: str
     promises: _Promises
@@ -138,24 +123,18 @@ class _Moment:
 
 
 class AppendLogContract(ABC):
-    """
-    What every append log does. Subclasses open the log and say where its tail is.
-    """
+    """What every append log does. Subclasses open the log and say where its tail is."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3)
     """Choices of what a power loss keeps of unsynced bytes: nothing, all, and two mixtures."""
 
     @abstractmethod
     def open_log(self, files: FileSystem) -> AppendLog:
-        """
-        Create or recover the log on *files*, without threads of its own and without waiting for real time.
-        """
+        """Create or recover the log on *files*, without threads of its own and without waiting for real time."""
 
     @abstractmethod
     def tail(self, files: FileSystem) -> tuple[str, int]:
-        """
-        Return the file that holds the last record, and the offset behind that record in it.
-        """
+        """Return the file that holds the last record, and the offset behind that record in it."""
 
     # ── the workload ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -200,9 +179,7 @@ class AppendLogContract(ABC):
     # ── without trouble ──────────────────────────────────────────────────────────────────────────────────
 
     def test_what_is_appended_is_read_back_in_order(self) -> None:
-        """
-        Live, after closing and after opening again: every record whole, once, in order; positions only grow.
-        """
+        """Live, after closing and after opening again: every record whole, once, in order; positions only grow."""
         files = CrashFileSystem()
         run = _Run()
         self._work(files, run)
@@ -213,18 +190,14 @@ class AppendLogContract(ABC):
             _require(log.read() == [*expected, record(run.attempted - 1)], "what was appended last is there at once")
 
     def test_opening_an_empty_log_twice_keeps_it_empty(self) -> None:
-        """
-        A log that nobody appended to has no records, however often it was opened.
-        """
+        """A log that nobody appended to has no records, however often it was opened."""
         files = CrashFileSystem()
         for _ in range(3):
             with self._opened(files) as log:
                 _require(log.read() == [], "nothing is there")
 
     def test_threads_append_side_by_side(self) -> None:
-        """
-        Each thread's records are kept in its order; all that were confirmed as durable survive a power loss.
-        """
+        """Each thread's records are kept in its order; all that were confirmed as durable survive a power loss."""
         files = CrashFileSystem()
         log = self.open_log(files)
         errors: list[BaseException] = []
@@ -286,9 +259,7 @@ class AppendLogContract(ABC):
                 _require(seen == numbers, f"{label}: recovering twice equals once: {numbers}, not {seen}")
 
     def test_a_crash_during_recovery_is_recovered_from(self) -> None:
-        """
-        A second crash at any step of a recovery loses nothing that the first one left.
-        """
+        """A second crash at any step of a recovery loses nothing that the first one left."""
         for moment in self._moments()[::7]:
             files = moment.power_loss[-1]
             clones: list[CrashFileSystem] = []
@@ -305,9 +276,7 @@ class AppendLogContract(ABC):
     # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────
 
     def test_a_closed_log_refuses(self) -> None:
-        """
-        `close` makes everything durable, may be repeated, and from then on nothing is taken.
-        """
+        """`close` makes everything durable, may be repeated, and from then on nothing is taken."""
         files = CrashFileSystem()
         log = self.open_log(files)
         log.append(record(0), durable=False)
@@ -375,9 +344,7 @@ class AppendLogContract(ABC):
                 return
 
     def test_a_full_disk_passes(self) -> None:
-        """
-        A write that finds no room raises AtCapacity, keeps nothing, and succeeds when it is repeated later.
-        """
+        """A write that finds no room raises AtCapacity, keeps nothing, and succeeds when it is repeated later."""
         nth = 1
         while True:
             disk = CrashFileSystem()
@@ -403,9 +370,7 @@ class AppendLogContract(ABC):
             nth += 1
 
     def test_a_lack_of_descriptors_passes(self) -> None:
-        """
-        While no file can be opened the log may refuse with AtCapacity; it loses nothing, and goes on afterwards.
-        """
+        """While no file can be opened the log may refuse with AtCapacity; it loses nothing, and goes on afterwards."""
         for operation, is_brief in product(_OPENING, (True, False)):
             nth = 1
             while self._runs_short(operation, nth, is_brief=is_brief):
@@ -501,9 +466,7 @@ def _number_of(found: bytes) -> int:
 
 
 def _numbers(found: Sequence[bytes], attempted: int, promised: int, label: str) -> list[int]:
-    """
-    Return the numbers of the records found, which are in order, once each, and include the first *promised*.
-    """
+    """Return the numbers of the records found, which are in order, once each, and include the first *promised*."""
     numbers = [_number_of(one) for one in found]
     _require(numbers == sorted(set(numbers)), f"{label}: in order, and none twice: {numbers}")
     _require(all(number < attempted for number in numbers), f"{label}: nothing is invented: {numbers} of {attempted}")

@@ -35,14 +35,10 @@ def _refused(call: Callable[[], object], promise: str) -> None:
 
 
 class MetadataContract:
-    """
-    What every `MetadataStore` does. Subclasses give the fixtures ``store`` and ``root``.
-    """
+    """What every `MetadataStore` does. Subclasses give the fixtures ``store`` and ``root``."""
 
     def test_what_is_committed_is_found(self, store: MetadataStore, root: str) -> None:
-        """
-        Values come back as they were, with the revision of their commit; revisions only grow.
-        """
+        """Values come back as they were, with the revision of their commit; revisions only grow."""
         _require(store.get(f"{root}k") is None, "what was not written is not there")
         values = [b"", b"text", bytes(range(256)), "ü".encode()]
         revisions = []
@@ -55,9 +51,7 @@ class MetadataContract:
         _require(revisions == sorted(set(revisions)), "revisions grow")
 
     def test_a_commit_is_all_or_nothing(self, store: MetadataStore, root: str) -> None:
-        """
-        All keys change with one revision, or none does.
-        """
+        """All keys change with one revision, or none does."""
         first = store.commit({f"{root}a": b"1", f"{root}b": b"2"}) or 0
         _require({one.revision for one in store.range(root)} == {first}, "one revision for both")
         changes = {f"{root}a": b"x", f"{root}b": None, f"{root}c": b"x"}
@@ -67,9 +61,7 @@ class MetadataContract:
         _require([one.value for one in store.range(root)] == [b"x", b"x"], "all of it happened")
 
     def test_expecting_nothing_there(self, store: MetadataStore, root: str) -> None:
-        """
-        Revision 0 is a key that does not exist; a removed one does not, either.
-        """
+        """Revision 0 is a key that does not exist; a removed one does not, either."""
         key = f"{root}k"
         first = store.commit({key: b"1"}, expect={key: 0})
         _require(first is not None, "there was none")
@@ -82,9 +74,7 @@ class MetadataContract:
         _require(store.commit({}, expect={key: again or 0}) is not None, "a commit may only look")
 
     def test_ranges_are_in_order(self, store: MetadataStore, root: str) -> None:
-        """
-        By the bytes of the keys, below a prefix, from a start, up to a limit.
-        """
+        """By the bytes of the keys, below a prefix, from a start, up to a limit."""
         names = [
             "objects/00000000000000000009",
             "objects/00000000000000001000",
@@ -107,9 +97,7 @@ class MetadataContract:
         _refused(lambda: store.range(root, limit=0), "a limit is at least one")
 
     def test_what_no_store_could_take_is_refused(self, store: MetadataStore, root: str) -> None:
-        """
-        Bounds are the same everywhere, so that moving to another store loses nothing.
-        """
+        """Bounds are the same everywhere, so that moving to another store loses nothing."""
         store.commit({f"{root}large": bytes(VALUE_BYTES_MAX)})
         found = store.get(f"{root}large")
         _require(found is not None and len(found.value) == VALUE_BYTES_MAX, "the largest value comes back")
@@ -120,9 +108,7 @@ class MetadataContract:
         _require(store.commit({f"{root}{n}": b"" for n in range(CHANGES_MAX)}) is not None, "the most there may be")
 
     def test_racing_commits_lose_nothing(self, store: MetadataStore, root: str) -> None:
-        """
-        Threads count up one number by compare-and-swap: every step is taken once.
-        """
+        """Threads count up one number by compare-and-swap: every step is taken once."""
         key, rounds = f"{root}count", 10
         store.commit({key: b"0"})
 

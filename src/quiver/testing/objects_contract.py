@@ -41,14 +41,10 @@ def _keys(tier: ObjectTier, prefix: str, after: str = "") -> list[str]:
 
 
 class ObjectTierContract:
-    """
-    What every `ObjectTier` does. Subclasses give the fixture ``tier``.
-    """
+    """What every `ObjectTier` does. Subclasses give the fixture ``tier``."""
 
     def test_what_is_put_is_got(self, tier: ObjectTier) -> None:
-        """
-        Bytes come back whole and in parts; any buffer may be given; an empty object is one.
-        """
+        """Bytes come back whole and in parts; any buffer may be given; an empty object is one."""
         for key, data in (
             ("a/one", b"hello"),
             ("a/two", memoryview(b"hello")),
@@ -67,9 +63,7 @@ class ObjectTierContract:
         _refused(WrongUse, lambda: tier.get("a/one", size_max=4), "what is larger than asked for is refused")
 
     def test_a_put_replaces_all(self, tier: ObjectTier) -> None:
-        """
-        A shorter object leaves nothing of a longer one, and has another etag.
-        """
+        """A shorter object leaves nothing of a longer one, and has another etag."""
         before = tier.put("k", b"a long object")
         after = tier.put("k", b"short")
         _require(tier.get("k", size_max=99) == b"short", "the new object is all there is")
@@ -77,17 +71,13 @@ class ObjectTierContract:
         _require(tier.head("k") == after, "head says what put said")
 
     def test_a_put_if_absent_never_replaces(self, tier: ObjectTier) -> None:
-        """
-        The second one is refused, and changes nothing.
-        """
+        """The second one is refused, and changes nothing."""
         tier.put("k", b"first", if_absent=True)
         _refused(ObjectExists, lambda: tier.put("k", b"second", if_absent=True), "the second is refused")
         _require(tier.get("k", size_max=99) == b"first", "the first stays")
 
     def test_of_two_that_put_if_absent_one_wins(self, tier: ObjectTier) -> None:
-        """
-        Threads race for one key: exactly one succeeds, and the object is its own.
-        """
+        """Threads race for one key: exactly one succeeds, and the object is its own."""
         won: list[bytes] = []
         start = threading.Barrier(2)
 
@@ -107,9 +97,7 @@ class ObjectTierContract:
         _require(len(won) == 1 and tier.get("race", size_max=9) == won[0], "one wins")
 
     def test_missing_objects_are_errors(self, tier: ObjectTier) -> None:
-        """
-        ObjectMissing wherever an existing object is needed; a folder is no object.
-        """
+        """ObjectMissing wherever an existing object is needed; a folder is no object."""
         tier.put("folder/k", b"")
         for key in ("missing", "folder", "folder/k/below"):
             _refused(ObjectMissing, partial(tier.get, key, size_max=9), "nothing to get")
@@ -120,9 +108,7 @@ class ObjectTierContract:
         _require(_keys(tier, "") == ["folder/k"], "nothing was made")
 
     def test_parts_become_one_object(self, tier: ObjectTier) -> None:
-        """
-        Parts of any size, more than one piece of the upload and none at all.
-        """
+        """Parts of any size, more than one piece of the upload and none at all."""
         pieces = [bytes([number]) * (1 << 20) for number in range(12)]
         info = tier.put_parts("big", lambda: iter(pieces), part_bytes=_PART_BYTES, parallel=2)
         _require(info.size_bytes == 12 << 20, "all parts are in it")
@@ -132,9 +118,7 @@ class ObjectTierContract:
         _require(tier.get("small", size_max=9) == b"abc", "small parts are joined")
 
     def test_a_part_that_cannot_be_given_leaves_the_object(self, tier: ObjectTier) -> None:
-        """
-        The caller's error comes through, and the key is as it was.
-        """
+        """The caller's error comes through, and the key is as it was."""
         tier.put("k", b"before")
 
         def broken(count: int) -> Iterator[bytes]:
@@ -150,9 +134,7 @@ class ObjectTierContract:
         _require(_keys(tier, "") == ["k"], "no half object has a name")
 
     def test_lists_are_in_order(self, tier: ObjectTier) -> None:
-        """
-        By the bytes of their keys, below a folder, behind a key; a folder is not the beginning of a name.
-        """
+        """By the bytes of their keys, below a folder, behind a key; a folder is not the beginning of a name."""
         keys = sorted(["a/b", "a/b/c", "a-b", "a/c.dnb1", "a.b", "ab", "a/Z", "z/00000000000000000010"])
         for key in reversed([key for key in keys if key != "a/b"]):
             tier.put(key, key.encode())
@@ -166,9 +148,7 @@ class ObjectTierContract:
         _require([info.size_bytes for info in tier.list_below("z")] == [22], "with their sizes")
 
     def test_deleting_is_for_good_and_twice(self, tier: ObjectTier) -> None:
-        """
-        Many at once; what is missing already is fine.
-        """
+        """Many at once; what is missing already is fine."""
         for number in range(7):
             tier.put(f"d/{number}", b"x")
         tier.delete([f"d/{number}" for number in range(5)] + ["d/9", "none/such"])
@@ -179,9 +159,7 @@ class ObjectTierContract:
         _require(_keys(tier, "") == ["d/6"], "once more is fine")
 
     def test_a_copy_is_its_own(self, tier: ObjectTier) -> None:
-        """
-        It replaces unless told not to, and does not follow its source.
-        """
+        """It replaces unless told not to, and does not follow its source."""
         tier.put("from", b"bytes")
         _require(tier.copy("from", "to/there").size_bytes == 5, "the answer is about the target")
         _refused(ObjectExists, lambda: tier.copy("from", "to/there", if_absent=True), "there is one already")
@@ -192,9 +170,7 @@ class ObjectTierContract:
         _require(tier.get("to/there", size_max=9) == b"changed", "a copy may replace")
 
     def test_keys_that_are_no_keys_are_refused(self, tier: ObjectTier) -> None:
-        """
-        Nothing leads out of the place, and nothing means different things in different places.
-        """
+        """Nothing leads out of the place, and nothing means different things in different places."""
         for key in (
             "",
             "/a",

@@ -1,6 +1,4 @@
-"""
-What an operator does to whole topics: upload, truncate, delete, append again what another owner replaced.
-"""
+"""What an operator does to whole topics: upload, truncate, delete, append again what another owner replaced."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ __all__ = ["TopicAdministration"]
 
 
 class TopicAdministration(TopicSubscriptions):
-    """
-    A base of `TopicStore`, which sets what is declared here and opens and closes topics.
-    """
+    """A base of `TopicStore`, which sets what is declared here and opens and closes topics."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""
-The newest messages of a topic in memory, bounded in number and in bytes.
-"""
+"""The newest messages of a topic in memory, bounded in number and in bytes."""
 
 from __future__ import annotations
 
@@ -58,22 +56,16 @@ class MessageCache:
 
     @property
     def nbytes(self) -> int:
-        """
-        Bytes of all that is here.
-        """
+        """Bytes of all that is here."""
         return self._older_bytes + self._newest_bytes
 
     @property
     def first_offset(self) -> int:
-        """
-        The oldest offset that is here; that of the next message when nothing is.
-        """
+        """The oldest offset that is here; that of the next message when nothing is."""
         return self._blocks[0][0]
 
     def add(self, body: bytes) -> None:
-        """
-        Take the message of the next offset; the oldest go while there are too many.
-        """
+        """Take the message of the next offset; the oldest go while there are too many."""
         newest = self._newest
         newest.append(body)
         self._newest_bytes += len(body)
@@ -101,9 +93,7 @@ class MessageCache:
         self._blocks = (*older[gone:], (first + len(bodies), self._newest))
 
     def take(self, offset: int, *, count_max: int) -> list[bytes]:
-        """
-        Return the messages from *offset* on that are here without a gap, at most *count_max*; none when it went.
-        """
+        """Return the messages from *offset* on that are here without a gap, at most *count_max*; none when it went."""
         blocks = self._blocks
         at = bisect_right(blocks, offset, key=_first_of) - 1
         found: list[bytes] = []

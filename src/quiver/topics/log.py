@@ -1,6 +1,4 @@
-"""
-One topic: append to it, read it, seal it.
-"""
+"""One topic: append to it, read it, seal it."""
 
 from __future__ import annotations
 
@@ -261,9 +259,7 @@ class TopicLog:
             return found
 
     def note_sequence(self, name: str, number: int) -> None:
-        """
-        Let the producer *name*, if this process holds it, know that its message *number* is appended.
-        """
+        """Let the producer *name*, if this process holds it, know that its message *number* is appended."""
         with self._producers_guard:
             found = self._producers.get(name)
         if found is not None:
@@ -320,21 +316,15 @@ class TopicLog:
         self.wal.release_below(offset)
 
     def current_offset(self) -> int:
-        """
-        Return the offset that the next message gets.
-        """
+        """Return the offset that the next message gets."""
         return self.wal.next_offset
 
     def durable_offset(self) -> int:
-        """
-        Return the offset below which everything is synced.
-        """
+        """Return the offset below which everything is synced."""
         return self.wal.synced_offset
 
     def start_offset(self) -> int:
-        """
-        Return the oldest offset that is still there, locally or in objects.
-        """
+        """Return the oldest offset that is still there, locally or in objects."""
         local = self.wal.start_offset
         if self._open_cold is None:
             return local
@@ -472,9 +462,7 @@ class TopicLog:
             self.wal.try_checkpoint()
 
     def stats(self) -> dict[str, int]:
-        """
-        Return figures of this moment.
-        """
+        """Return figures of this moment."""
         wal = self.wal
         files = wal.files()
         return {

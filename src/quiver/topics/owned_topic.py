@@ -1,6 +1,4 @@
-"""
-What one process holds of a topic that it owns, behind the topic's files.
-"""
+"""What one process holds of a topic that it owns, behind the topic's files."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ __all__ = ["OwnedTopic"]
 
 @dataclass(slots=True)
 class OwnedTopic:
-    """
-    `work` is held by whoever uploads, deletes or hands over.
-    """
+    """`work` is held by whoever uploads, deletes or hands over."""
 
     topic: str
     ownership: Ownership

@@ -103,9 +103,7 @@ class Producer:
         return range(first, first + len(fresh))
 
     def note(self, number: int) -> None:
-        """
-        Take note that message *number* was appended by other means.
-        """
+        """Take note that message *number* was appended by other means."""
         with self._turn:
             self.last_sequence = max(number, -1 if self.last_sequence is None else self.last_sequence)
 

@@ -87,9 +87,7 @@ class TopicReader:
 
     @property
     def offset(self) -> int:
-        """
-        The offset of the message that comes next.
-        """
+        """The offset of the message that comes next."""
         return self._buffer[0].offset if self._buffer else self._fetched
 
     # ── iterating ────────────────────────────────────────────────────────────────────────────────────────
@@ -120,9 +118,7 @@ class TopicReader:
         return [buffer.popleft() for _ in range(min(count_max, len(buffer)))]
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """
-        Wait until there is a message or the topic takes no more; False when *timeout_s* passed first.
-        """
+        """Wait until there is a message or the topic takes no more; False when *timeout_s* passed first."""
         return bool(self._buffer) or self._wal.wait_for(self._fetched, timeout_s)
 
     def __aiter__(self) -> Self:
@@ -132,9 +128,7 @@ class TopicReader:
         return _NextMessage(self)
 
     def take_now(self) -> Message | None:
-        """
-        Return the next message when it is in memory already, else None.
-        """
+        """Return the next message when it is in memory already, else None."""
         if not self._buffer and self._fetching.acquire(blocking=False):
             try:
                 if self._scanner is None:
@@ -154,15 +148,11 @@ class TopicReader:
             return bool(self._buffer) or self._fetch()
 
     def is_over(self) -> bool:
-        """
-        Say whether nothing will ever come any more.
-        """
+        """Say whether nothing will ever come any more."""
         return not self._buffer and self._is_over()
 
     def call_when_more(self, wake: Any) -> None:
-        """
-        Call *wake* once, from any thread, when there is more or the topic takes no more.
-        """
+        """Call *wake* once, from any thread, when there is more or the topic takes no more."""
         self._wal.call_when(self._fetched, wake)
 
     def _is_over(self) -> bool:
@@ -212,9 +202,7 @@ class TopicReader:
             self._fetched = at + 1
 
     def _fetch_from_file(self, offset: int, end: int) -> bool:
-        """
-        Say whether a file had something to say about *offset*.
-        """
+        """Say whether a file had something to say about *offset*."""
         while True:
             scanner = self._scanner or self._open_file(offset)
             if scanner is None:
@@ -316,9 +304,7 @@ class TopicReader:
         raise DataLoss(path, position, f"{what} lost ({reason}); the reader goes on at {behind}")
 
     def close(self) -> None:
-        """
-        Let go of the file that is being read. Idempotent.
-        """
+        """Let go of the file that is being read. Idempotent."""
         self._closed = True
         self._leave_file()
         if self._cold is not None:
@@ -334,9 +320,7 @@ class TopicReader:
 
 
 class _NextMessage:
-    """
-    What ``async for`` awaits: memory is looked at on the event loop, everything else in a thread.
-    """
+    """What ``async for`` awaits: memory is looked at on the event loop, everything else in a thread."""
 
     def __init__(self, reader: TopicReader) -> None:
         self._reader = reader

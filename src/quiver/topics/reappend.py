@@ -97,9 +97,7 @@ def reappend_replaced(
 
 
 class _File:
-    """
-    A replaced file.
-    """
+    """A replaced file."""
 
     def __init__(self, files: FileSystem, path: str, owner: str, first_offset: int) -> None:
         self.path = path
@@ -109,9 +107,7 @@ class _File:
         self._files = files
 
     def messages(self, start: int) -> Iterator[tuple[int, Message | None]]:
-        """
-        Yield each offset from *start* on, and its message; None for one that cannot be read.
-        """
+        """Yield each offset from *start* on, and its message; None for one that cannot be read."""
         scanner = FrameScanner(
             self._files, self.path, position=0, end=None, expected=self.first_offset, marks=FileMarks()
         )
@@ -127,9 +123,7 @@ class _File:
                         yield offset, None if isinstance(message, Damage) else message
 
     def identity(self, offset: int) -> str:
-        """
-        Return what says of a message that it was at *offset* in this file.
-        """
+        """Return what says of a message that it was at *offset* in this file."""
         return f"{self.owner}/{self.name.removesuffix(REPLACED_SUFFIX)}:{offset}"
 
 

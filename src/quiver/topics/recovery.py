@@ -43,9 +43,7 @@ _REWRITE_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """
-    A log file before anybody looked for its end. `first_offset` is None when it has no whole message.
-    """
+    """A log file before anybody looked for its end. `first_offset` is None when it has no whole message."""
 
     path: str
     seq: int
@@ -97,9 +95,7 @@ def recover(
 
 
 def base_name_of(checkpoint: WalCheckpoint) -> str | None:
-    """
-    Return what `wal.file_name` was when *checkpoint* was written; None when it does not say.
-    """
+    """Return what `wal.file_name` was when *checkpoint* was written; None when it does not say."""
     name = checkpoint.file_path.rpartition("/")[2]
     base = name.replace(f".{checkpoint.file_seq}.", ".", 1)
     return base if base and wal_file_name(checkpoint.file_seq, base) == name else None
@@ -107,7 +103,8 @@ def base_name_of(checkpoint: WalCheckpoint) -> str | None:
 
 def in_ranges(found: list[LocalFile], *, next_offset: int, newest_bytes: int) -> list[WalFile]:
     """
-    Return files with the offsets that each has: up to the next one's first, and of the last one up to *next_offset*.
+    Return files with the offsets that each has: up to the next one's first, and of the last one up to
+    *next_offset*.
     """
     named = [one for one in found if one.first_offset is not None]
     ranges = []
@@ -141,9 +138,7 @@ def load_checkpoint(files: FileSystem, directory: str) -> WalCheckpoint | Damage
 def local_files(
     files: FileSystem, directory: str, *, file_name: str, checkpoint: WalCheckpoint | None
 ) -> list[LocalFile]:
-    """
-    Return the log files of a directory, oldest message first. Of a sound one only the first frame is read.
-    """
+    """Return the log files of a directory, oldest message first. Of a sound one only the first frame is read."""
     numbers = sorted(
         seq for name in files.list_dir(directory) if (seq := parse_wal_file_name(name, file_name)) is not None
     )
@@ -236,9 +231,7 @@ def _checkpoint_or_none(files: FileSystem, directory: str, observer: Observer) -
 def _scan_to_end(
     files: FileSystem, newest: LocalFile, *, synced: int, sealed: bool, observer: Observer
 ) -> tuple[int, int, FileMarks]:
-    """
-    Return where the good frames of a file end, the offset behind them, and marks; all before is durable then.
-    """
+    """Return where the good frames of a file end, the offset behind them, and marks; all before is durable then."""
     marks = FileMarks()
     end = 0
     next_offset = newest.first_offset or 0

@@ -155,9 +155,7 @@ def _start(value: str | int) -> Any:
 
 
 class RequestQueue:
-    """
-    The requests below *root*, whose lock the caller holds. `serve` is called by one thread at a time.
-    """
+    """The requests below *root*, whose lock the caller holds. `serve` is called by one thread at a time."""
 
     def __init__(self, files: FileSystem, root: str) -> None:
         self._files = files
@@ -165,23 +163,17 @@ class RequestQueue:
         self._turn = threading.Lock()
 
     def clear(self) -> None:
-        """
-        Remove what was left to a process that had the directory before: whoever waits asks again.
-        """
+        """Remove what was left to a process that had the directory before: whoever waits asks again."""
         for name in self._names():
             with contextlib.suppress(OSError):
                 self._files.remove(f"{self._directory}/{name}")
 
     def is_waiting(self) -> bool:
-        """
-        Say whether anything is asked for.
-        """
+        """Say whether anything is asked for."""
         return any(name.endswith(".request") for name in self._names())
 
     def serve(self, do: Callable[[Request], Mapping[str, Any]]) -> int:
-        """
-        Do what is asked for, with *do*, and answer; return how many requests that were.
-        """
+        """Do what is asked for, with *do*, and answer; return how many requests that were."""
         count = 0
         with self._turn:
             for name in self._names():

@@ -166,9 +166,7 @@ class DeleterSettings:
         _at_least(0, "deleter", self, "retention_time_minutes", "retention_size_mb")
 
     def without_objects(self) -> DeleterSettings:
-        """
-        Return what holds for topics without objects: what was said, and no default.
-        """
+        """Return what holds for topics without objects: what was said, and no default."""
         time, size = (
             None if isinstance(one, WithObjects) else one
             for one in (self.retention_time_minutes, self.retention_size_mb)
@@ -177,9 +175,7 @@ class DeleterSettings:
 
     @property
     def deletes(self) -> bool:
-        """
-        Whether anything ever goes.
-        """
+        """Whether anything ever goes."""
         return self.retention_time_minutes is not None or self.retention_size_mb is not None
 
 
@@ -255,9 +251,7 @@ class MetadataSettings:
 
     @property
     def location(self) -> MetadataLocation | None:
-        """
-        Where the endpoint is, and how to get in; None without one.
-        """
+        """Where the endpoint is, and how to get in; None without one."""
         if self.endpoint is None:
             return None
         return MetadataLocation.of(self.endpoint, {key: getattr(self, key) for key in _ETCD_KEYS})
@@ -297,9 +291,7 @@ class SubscriptionSettings:
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """
-    All of it. `from_mapping` takes the broker's file.
-    """
+    """All of it. `from_mapping` takes the broker's file."""
 
     wal: WalSettings = field(default_factory=WalSettings)
     uploader: UploaderSettings = field(default_factory=UploaderSettings)
@@ -336,9 +328,7 @@ class TopicSettings:
 
     @property
     def fsync_interval_ms_min(self) -> int:
-        """
-        The shortest sync interval of any topic.
-        """
+        """The shortest sync interval of any topic."""
         chosen = [self, *(_overridden(self, "topics", sections) for sections in self.topics.values())]
         return min(one.wal.fsync_interval_ms for one in chosen)
 
@@ -463,9 +453,7 @@ def _overridden(settings: TopicSettings, where: str, sections: object) -> TopicS
 
 
 def _rotating(wal: WalSettings, deleter: DeleterSettings) -> WalSettings:
-    """
-    Return *wal* with files small and short enough for *deleter*: the one that is written to never goes.
-    """
+    """Return *wal* with files small and short enough for *deleter*: the one that is written to never goes."""
     size_mb, minutes = deleter.retention_size_mb, deleter.retention_time_minutes
     if wal.rotate_max_bytes is None and size_mb is not None and not isinstance(size_mb, WithObjects):
         wal = replace(wal, rotate_max_bytes=max(size_mb * MIB // _FILES_PER_LIMIT, _ROTATE_BYTES_MIN))

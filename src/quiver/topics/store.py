@@ -1,6 +1,4 @@
-"""
-All topics below one directory: opened on demand, kept by one thread, closed together.
-"""
+"""All topics below one directory: opened on demand, kept by one thread, closed together."""
 
 from __future__ import annotations
 
@@ -275,9 +273,7 @@ class TopicStore(TopicAdministration):
         return log
 
     def topics(self) -> list[str]:
-        """
-        Return the names of all topics that are open or have files.
-        """
+        """Return the names of all topics that are open or have files."""
         found = set(self._logs)
         if self.root is not None:
             found.update(topics_below(self._files, self.root, file_name=self.settings.wal.file_name))
@@ -322,7 +318,8 @@ class TopicStore(TopicAdministration):
 
     def stats(self) -> dict[str, Any]:
         """
-        Return figures of this moment, of each open topic under `topics`, of each open subscription in `subscriptions`.
+        Return figures of this moment, of each open topic under `topics`, of each open subscription in
+        `subscriptions`.
         """
         cold = self._cold
         logs = {} if self._closed else {log.topic: log for log in self._open_logs()}
@@ -356,7 +353,8 @@ class TopicStore(TopicAdministration):
 
     def adopt(self) -> int:
         """
-        Append what Spark sinks committed; return how many messages came. What cannot come now waits, and is reported.
+        Append what Spark sinks committed; return how many messages came. What cannot come now waits, and is
+        reported.
         """
         return 0 if self._adoption is None else self._adoption.adopt()
 
@@ -399,9 +397,7 @@ class TopicStore(TopicAdministration):
         self._worker.wake()
 
     def _turn(self) -> None:
-        """
-        One turn of the thread.
-        """
+        """One turn of the thread."""
         with self._guard:
             full, self._full = self._full, set()
         for log in self._open_logs():
@@ -423,9 +419,7 @@ class TopicStore(TopicAdministration):
                     self._observer.event("danube.upkeep", level=logging.ERROR, problem=str(error))
 
     def _fail(self, died: WorkerDied) -> None:
-        """
-        Refuse everything from now on: nothing would be synced any more, and no progress saved.
-        """
+        """Refuse everything from now on: nothing would be synced any more, and no progress saved."""
         with self._guard:
             self._failure = died
         for log in self._open_logs():

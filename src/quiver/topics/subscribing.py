@@ -1,6 +1,4 @@
-"""
-Subscriptions of a directory's topics: made, listed, moved, removed.
-"""
+"""Subscriptions of a directory's topics: made, listed, moved, removed."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ __all__ = ["TopicSubscriptions"]
 
 
 class TopicSubscriptions(ABC):
-    """
-    A base of `TopicStore`, which sets what is declared here and opens topics.
-    """
+    """A base of `TopicStore`, which sets what is declared here and opens topics."""
 
     root: str | None
     settings: TopicSettings
@@ -50,18 +46,14 @@ class TopicSubscriptions(ABC):
 
     @abstractmethod
     def topic(self, name: str, *, reliable: bool = True) -> TopicLog:
-        """
-        Return the log of a topic; see `TopicStore.topic`.
-        """
+        """Return the log of a topic; see `TopicStore.topic`."""
 
     @abstractmethod
     def _topic_now(self, name: str, *, reliable: bool = True) -> TopicLog:
         pass
 
     def directory_of(self, topic: str) -> str | None:
-        """
-        Return the directory of a topic's files; None in memory.
-        """
+        """Return the directory of a topic's files; None in memory."""
         return None if self.root is None else f"{self.root}/{topic}"
 
     def _any_topic(self, name: str) -> TopicLog:
@@ -203,9 +195,7 @@ class TopicSubscriptions(ABC):
             return was_kept
 
     def subscriptions(self, topic: str) -> list[str]:
-        """
-        Return the names of the subscriptions of a topic.
-        """
+        """Return the names of the subscriptions of a topic."""
         log = self._any_topic(topic)
         keep = self._subscription_files(log)
         with self._guard:

@@ -92,23 +92,20 @@ class OwnerWatches:
         self._watches = self._load()
 
     def of(self, key: str) -> Watch:
-        """
-        Return the watch of the owner's record *key*, for `acquire` to go on with.
-        """
+        """Return the watch of the owner's record *key*, for `acquire` to go on with."""
         with self._guard:
             return self._watches.setdefault(key, Watch())
 
     def done(self, key: str) -> None:
         """
-        Forget what was seen of *key*: it is ours. The file may keep it: a record that was written again is another.
+        Forget what was seen of *key*: it is ours. The file may keep it: a record that was written
+        again is another.
         """
         with self._guard:
             self._watches.pop(key, None)
 
     def look_at_all(self) -> None:
-        """
-        Begin to watch the owners of all topics that are not watched yet, and keep what was seen; once in a while.
-        """
+        """Begin to watch the owners of all topics that are not watched yet, and keep what was seen; once in a while."""
         with self._guard:
             if self._clock.monotonic() - self._looked_at_s < _LOOK_EVERY_S:
                 return

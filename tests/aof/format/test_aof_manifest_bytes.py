@@ -1,6 +1,4 @@
-"""
-The MAN1 manifest log: recorded bytes, every kind of record, every prefix, every flipped bit, kinds to come.
-"""
+"""The MAN1 manifest log: recorded bytes, every kind of record, every prefix, every flipped bit, kinds to come."""
 
 import dataclasses
 

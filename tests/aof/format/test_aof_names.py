@@ -1,5 +1,6 @@
 """
-Names are made and parsed in one place; a name that would not be made is somebody else's. And the durability snapshot.
+Names are made and parsed in one place; a name that would not be made is somebody else's. And the durability
+snapshot.
 """
 
 import pytest

@@ -1,6 +1,4 @@
-"""
-The pages in docs/formats/aof-*.md say what the code does: offsets, sizes, types, limits, kinds, examples.
-"""
+"""The pages in docs/formats/aof-*.md say what the code does: offsets, sizes, types, limits, kinds, examples."""
 
 import dataclasses
 import importlib

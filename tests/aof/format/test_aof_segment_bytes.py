@@ -1,5 +1,6 @@
 """
-Headers, records, footers and pointers: recorded bytes, every prefix, every flipped bit, what later versions look like.
+Headers, records, footers and pointers: recorded bytes, every prefix, every flipped bit, what later versions look
+like.
 """
 
 import dataclasses

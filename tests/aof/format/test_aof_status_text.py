@@ -1,6 +1,4 @@
-"""
-The text of a writer's status: nothing gets through that a person or a terminal would trip over.
-"""
+"""The text of a writer's status: nothing gets through that a person or a terminal would trip over."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Packed segments: the table at the end, every prefix, every flipped bit; and what the ordinary zstd makes of one.
-"""
+"""Packed segments: the table at the end, every prefix, every flipped bit; and what the ordinary zstd makes of one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A store on the crash file system with its objects beside it, bundles that say their number, and who reads them.
-"""
+"""A store on the crash file system with its objects beside it, bundles that say their number, and who reads them."""
 
 from __future__ import annotations
 

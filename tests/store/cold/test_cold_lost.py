@@ -1,6 +1,4 @@
-"""
-A cold list that is gone: it is no list of a store that never sent anything, and nobody goes on as if it were.
-"""
+"""A cold list that is gone: it is no list of a store that never sent anything, and nobody goes on as if it were."""
 
 from __future__ import annotations
 

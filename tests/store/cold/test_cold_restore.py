@@ -1,6 +1,4 @@
-"""
-A store made again from its object tier, without the disk that it was on.
-"""
+"""A store made again from its object tier, without the disk that it was on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Sealed segments in the object tier: copied, verified, let go of, read back, deleted.
-"""
+"""Sealed segments in the object tier: copied, verified, let go of, read back, deleted."""
 
 from __future__ import annotations
 

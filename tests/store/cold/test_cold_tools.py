@@ -1,6 +1,4 @@
-"""
-Commands and copies on a store whose segments are in an object tier: on a real disk, and with a real S3 server.
-"""
+"""Commands and copies on a store whose segments are in an object tier: on a real disk, and with a real S3 server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-A crash at every step, an error at every call: no half object, nothing referenced that is missing, nothing left over.
+A crash at every step, an error at every call: no half object, nothing referenced that is missing, nothing left
+over.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""
-A store with a tier against the dullest model: a list of what was promised, and what was acknowledged of it.
-"""
+"""A store with a tier against the dullest model: a list of what was promised, and what was acknowledged of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Ways to mistreat bytes: every prefix, every flipped bit, junk behind them. A decoder must answer, never raise.
-"""
+"""Ways to mistreat bytes: every prefix, every flipped bit, junk behind them. A decoder must answer, never raise."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A small segment built by pyarrow and the codecs alone, without the store's writer.
-"""
+"""A small segment built by pyarrow and the codecs alone, without the store's writer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-The lines of the audit trail: exact bytes, and anything else is passed over.
-"""
+"""The lines of the audit trail: exact bytes, and anything else is passed over."""
 
 import itertools
 import json

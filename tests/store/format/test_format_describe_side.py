@@ -1,6 +1,4 @@
-"""
-What `describe` says of the files beside log and segments: good, cut, flipped. It never raises.
-"""
+"""What `describe` says of the files beside log and segments: good, cut, flipped. It never raises."""
 
 import json
 

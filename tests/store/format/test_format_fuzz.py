@@ -112,9 +112,7 @@ CASES: dict[str, Case] = {
 
 
 def hurt(data: bytes, rng: random.Random) -> bytes:
-    """
-    *data* with a few bits flipped, bytes and numbers set to extremes, pieces taken out, put in, or moved.
-    """
+    """*data* with a few bits flipped, bytes and numbers set to extremes, pieces taken out, put in, or moved."""
     hurting = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 3, 8))):
         at = rng.randrange(max(1, len(hurting)))

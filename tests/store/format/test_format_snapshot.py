@@ -1,6 +1,4 @@
-"""
-The list of a snapshot: golden bytes, and answers to anything else.
-"""
+"""The list of a snapshot: golden bytes, and answers to anything else."""
 
 import json
 import re

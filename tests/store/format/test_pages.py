@@ -1,6 +1,4 @@
-"""
-The pages in docs/formats say what the code does: offsets, sizes, types, limits, columns, examples.
-"""
+"""The pages in docs/formats say what the code does: offsets, sizes, types, limits, columns, examples."""
 
 import base64
 import dataclasses

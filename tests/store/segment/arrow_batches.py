@@ -75,9 +75,7 @@ def schemas(columns: st.SearchStrategy[pa.DataType], *, columns_min: int = 0) ->
 
 
 def random_array(kind: pa.DataType, length: int, rng: random.Random) -> pa.Array:
-    """
-    An array of exactly this type with nulls, repeated values and garbage where nobody looks.
-    """
+    """An array of exactly this type with nulls, repeated values and garbage where nobody looks."""
     types = pa.types
     if types.is_null(kind):
         return pa.nulls(length)
@@ -187,9 +185,7 @@ def _random_dictionary(kind: pa.DataType, length: int, rng: random.Random) -> pa
 
 
 def random_batch(schema: pa.Schema, rng: random.Random, *, rows_max: int = 8) -> pa.RecordBatch:
-    """
-    A batch of this schema; often a slice of a larger one.
-    """
+    """A batch of this schema; often a slice of a larger one."""
     length = rng.randrange(rows_max + 1)
     before = rng.choice([0, 0, 1, 3])
     after = rng.choice([0, 0, 2])
@@ -200,9 +196,7 @@ def random_batch(schema: pa.Schema, rng: random.Random, *, rows_max: int = 8) ->
 
 
 def rows(array: pa.Array) -> list[Any]:
-    """
-    One token per row: None for a null, however it is said; floats and other fixed-width values by their bits.
-    """
+    """One token per row: None for a null, however it is said; floats and other fixed-width values by their bits."""
     kind = array.type
     types = pa.types
     if not len(array):
@@ -260,9 +254,7 @@ def _list_rows(array: pa.Array) -> list[Any]:
 
 
 def assert_same(actual: pa.RecordBatch, expected: pa.RecordBatch) -> None:
-    """
-    The same rows under the same schema, to the last bit, and sound by Arrow's own check.
-    """
+    """The same rows under the same schema, to the last bit, and sound by Arrow's own check."""
     assert actual.schema.equals(expected.schema, check_metadata=True)
     assert actual.num_rows == expected.num_rows
     actual.validate(full=True)

@@ -1,6 +1,4 @@
-"""
-Small bundles of several shapes, and the segments made of them.
-"""
+"""Small bundles of several shapes, and the segments made of them."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ def stream_schema(schema: pa.Schema, fingerprint: bytes = b"") -> StreamSchema:
 
 
 def sample_bundles(count: int, seed: int = 0) -> Bundles:
-    """
-    Bundles with slots 1, 30 and 31 in changing company, now and then none at all.
-    """
+    """Bundles with slots 1, 30 and 31 in changing company, now and then none at all."""
     rng = random.Random(seed)
     bundles: Bundles = []
     for index in range(count):
@@ -56,9 +52,7 @@ def sample_bundles(count: int, seed: int = 0) -> Bundles:
 
 
 def opened(bundles: Bundles, *, streams_max: int = 512) -> OpenSegment:
-    """
-    An open segment with *bundles*, bundle i ingested at 1000 + i, with sequence 7 + i, 100 log bytes each.
-    """
+    """An open segment with *bundles*, bundle i ingested at 1000 + i, with sequence 7 + i, 100 log bytes each."""
     known: dict[int, StreamSchema] = {}
     segment = OpenSegment(streams_max=streams_max)
     for index, bundle in enumerate(bundles):
@@ -88,9 +82,7 @@ def write(fs: FileSystem, directory: str, bundles: Bundles, *, seq: int = 3, pro
 
 
 def assert_holds(reader: SegmentReader, bundles: Bundles) -> None:
-    """
-    Exactly these bundles, in this order.
-    """
+    """Exactly these bundles, in this order."""
     assert reader.bundle_count == len(bundles)
     for index, expected in enumerate(bundles):
         found = reader.bundle(index)

@@ -1,6 +1,4 @@
-"""
-Going on from message to message gives what looking each up gives, or nothing.
-"""
+"""Going on from message to message gives what looking each up gives, or nothing."""
 
 import pyarrow as pa
 import pytest

@@ -1,6 +1,4 @@
-"""
-A compressed segment holds the same values in fewer bytes, laid out by the same rules, for any Arrow reader.
-"""
+"""A compressed segment holds the same values in fewer bytes, laid out by the same rules, for any Arrow reader."""
 
 from __future__ import annotations
 

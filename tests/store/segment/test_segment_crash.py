@@ -1,5 +1,6 @@
 """
-Written whole or not at all: at every step of writing a segment the power goes, the process dies, the disk is full.
+Written whole or not at all: at every step of writing a segment the power goes, the process dies,
+the disk is full.
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ BUNDLES = sample_bundles(8)
 
 
 class PowerCut(BaseException):
-    """
-    Nothing handles it: the process is gone.
-    """
+    """Nothing handles it: the process is gone."""
 
 
 def new_disk() -> CrashFileSystem:
@@ -55,9 +54,7 @@ def steps_of_a_write() -> list[str]:
 
 
 def test_the_steps_and_their_order() -> None:
-    """
-    A sync that goes missing shows up here.
-    """
+    """A sync that goes missing shows up here."""
     assert steps_of_a_write() == [
         "remove", "create", "pwrite", "pwrite", "set_mode", "sync", "rename", "sync_dir",
     ]  # fmt: skip

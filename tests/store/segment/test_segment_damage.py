@@ -1,6 +1,4 @@
-"""
-Cut or changed anywhere, a segment is reported as damaged, with path and offset, and never answers wrongly.
-"""
+"""Cut or changed anywhere, a segment is reported as damaged, with path and offset, and never answers wrongly."""
 
 from __future__ import annotations
 
@@ -97,9 +95,7 @@ def with_checksum(data: bytes) -> bytes:
 
 
 def test_nonsense_under_a_right_checksum_is_damage_too() -> None:
-    """
-    A writer that was wrong, not a disk: the tables point at nothing, or a stream is no Arrow file.
-    """
+    """A writer that was wrong, not a disk: the tables point at nothing, or a stream is no Arrow file."""
     data = segment()
     end = data.index(b"ARROW1", 64)
     assert_damaged(with_checksum(data[:end] + b"ARROW2" + data[end + 6 :]))

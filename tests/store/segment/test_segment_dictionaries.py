@@ -1,6 +1,4 @@
-"""
-What comes out of a segment's streams equals what went in: same types, same values per row, always.
-"""
+"""What comes out of a segment's streams equals what went in: same types, same values per row, always."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ quick = settings(
 
 
 def read_back(schema: pa.Schema, batches: list[pa.RecordBatch]) -> tuple[list[pa.RecordBatch], int]:
-    """
-    The batches after a way through as many IPC files as were needed, and how many those were.
-    """
+    """The batches after a way through as many IPC files as were needed, and how many those were."""
     message = schema.serialize().to_pybytes()
     found: list[pa.RecordBatch] = []
     if check_schema(schema):
@@ -200,9 +196,7 @@ def test_fields_that_must_not_be_null_and_metadata_are_kept() -> None:
 
 
 def test_many_small_vocabularies_take_work_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    The dictionary is unified in groups, so no batch makes all that came before be looked at again.
-    """
+    """The dictionary is unified in groups, so no batch makes all that came before be looked at again."""
     looked_at = 0
     plain = dictionaries.pc.dictionary_encode
 
@@ -271,9 +265,7 @@ def test_check_schema_says_whether_there_is_a_dictionary() -> None:
 @quick
 @given(schemas(dictionary_columns, columns_min=1), seeds, st.integers(0, 7))
 def test_streams_that_lie_at_any_address_of_the_log_come_back(schema: pa.Schema, seed: int, shift: int) -> None:
-    """
-    What the open segment keeps is part of a log entry, and an entry aligns nothing.
-    """
+    """What the open segment keeps is part of a log entry, and an entry aligns nothing."""
     rng = random.Random(seed)
     batches = [random_batch(schema, rng) for _ in range(3)]
     moved = []

@@ -1,6 +1,4 @@
-"""
-What a segment says of itself: without reading its data, and never wrongly.
-"""
+"""What a segment says of itself: without reading its data, and never wrongly."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A segment file byte by byte, read by us, by plain Arrow, and written by others.
-"""
+"""A segment file byte by byte, read by us, by plain Arrow, and written by others."""
 
 from __future__ import annotations
 
@@ -234,9 +232,7 @@ def test_several_threads_share_a_reader(tmp_path: Path) -> None:
 
 
 def _foreign_segment(*, version: int = 1) -> bytes:
-    """
-    Two streams and two bundles, put together with nothing but Arrow's own writer.
-    """
+    """Two streams and two bundles, put together with nothing but Arrow's own writer."""
 
     def ipc(batch: pa.RecordBatch, *more: pa.RecordBatch) -> bytes:
         sink = io.BytesIO()

@@ -1,6 +1,4 @@
-"""
-Processes that have one core of a directory each, on real files: told what to do over a pipe, stopped, killed.
-"""
+"""Processes that have one core of a directory each, on real files: told what to do over a pipe, stopped, killed."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ def settings(**changes: object) -> Settings:
 
 
 def disk_bytes(root: Path) -> int:
-    """
-    What all cores have on disk.
-    """
+    """What all cores have on disk."""
     total = 0
     for directory, _, names in os.walk(root):
         for name in names:
@@ -54,9 +50,7 @@ def segments(root: Path, core: int) -> list[str]:
 
 
 def put(store: ShardedStore, first: int, count: int, timeout: float = 0.0) -> int:
-    """
-    Ingest up to *count* bundles until there is no room; how many.
-    """
+    """Ingest up to *count* bundles until there is no room; how many."""
     for done in range(count):
         try:
             store.ingest(numbered(first + done, BUNDLE_BYTES), timeout=timeout)
@@ -66,9 +60,7 @@ def put(store: ShardedStore, first: int, count: int, timeout: float = 0.0) -> in
 
 
 def take_all(store: ShardedStore) -> int:
-    """
-    Acknowledge everything, durably; how many bundles.
-    """
+    """Acknowledge everything, durably; how many bundles."""
     subscriber = store.register("one", start="earliest")
     store.flush()
     count = 0
@@ -92,9 +84,7 @@ def _serve(pipe: Connection, root: Path, core: int, cores: int, changes: dict[st
 
 
 class CoreProcess:
-    """
-    A process with one core open. What it is asked runs there with its store.
-    """
+    """A process with one core open. What it is asked runs there with its store."""
 
     def __init__(self, root: Path, core: int, cores: int = 2, **changes: object) -> None:
         self.core = core
@@ -127,9 +117,7 @@ class CoreProcess:
         self._pipe.close()
 
     def close(self) -> None:
-        """
-        End it, cleanly.
-        """
+        """End it, cleanly."""
         if self._process.is_alive():
             self._pipe.send(None)
         self._process.join()
@@ -148,8 +136,6 @@ class CoreProcess:
 
 @contextlib.contextmanager
 def core_processes(root: Path, cores: int, **changes: object) -> Iterator[list[CoreProcess]]:
-    """
-    A process for each core.
-    """
+    """A process for each core."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(CoreProcess(root, core, cores, **changes)) for core in range(cores)]

@@ -1,6 +1,4 @@
-"""
-Small cores on one file system, driven by hand.
-"""
+"""Small cores on one file system, driven by hand."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ def settings(**changes: object) -> Settings:
 
 
 class Rig:
-    """
-    A file system, a clock that all processes share, and the stores that were opened on them.
-    """
+    """A file system, a clock that all processes share, and the stores that were opened on them."""
 
     def __init__(
         self, files: CrashFileSystem | None = None, clock: ManualClock | None = None, **changes: object
@@ -73,9 +69,7 @@ def number_of(bundle: Bundle) -> int:
 
 
 def drain(store: ShardedStore, name: str = "one", start: str = "earliest") -> list[int]:
-    """
-    Acknowledge everything that is sealed; the numbers, in the order they came.
-    """
+    """Acknowledge everything that is sealed; the numbers, in the order they came."""
     subscriber = store.register(name, start=start)
     got = []
     while (handle := subscriber.next_bundle(timeout=0)) is not None:
@@ -85,9 +79,7 @@ def drain(store: ShardedStore, name: str = "one", start: str = "earliest") -> li
 
 
 def fill(store: ShardedStore, core: int, bundles: int, first: int = 0) -> list[int]:
-    """
-    Put *bundles* into one core and seal them; their numbers.
-    """
+    """Put *bundles* into one core and seal them; their numbers."""
     numbers = list(range(first, first + bundles))
     for number in numbers:
         store.ingest(numbered(number), core=core)

@@ -1,6 +1,4 @@
-"""
-Claims on one cap: never more than the cap together, no room lost to who is idle, dead or stopped.
-"""
+"""Claims on one cap: never more than the cap together, no room lost to who is idle, dead or stopped."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ STEP = 100
 
 @dataclass
 class Core:
-    """
-    A pretended store: so many bytes, in one file.
-    """
+    """A pretended store: so many bytes, in one file."""
 
     number: int
     capacity: SharedCapacity
@@ -44,9 +40,7 @@ class Core:
     size: int = 0
 
     def put(self, nbytes: int) -> bool:
-        """
-        What ingest does: ask, and use it if there is room.
-        """
+        """What ingest does: ask, and use it if there is room."""
         capacity = self.capacity
         if capacity.cap_bytes is not None and self.size + nbytes + capacity.others_bytes() > capacity.cap_bytes:
             return False

@@ -1,6 +1,4 @@
-"""
-Deleting in another core's directory: what may go, who takes note, what a crash leaves, who is passed over.
-"""
+"""Deleting in another core's directory: what may go, who takes note, what a crash leaves, who is passed over."""
 
 from __future__ import annotations
 
@@ -36,18 +34,14 @@ def rig() -> Rig:
 
 
 def finished(rig: Rig, store: ShardedStore, core: int = 0, bundles: int = 40, first: int = 0) -> None:
-    """
-    Bundles in *core* that everybody has acknowledged, durably, and that are on disk for their grace period.
-    """
+    """Bundles in *core* that everybody has acknowledged, durably, and that are on disk for their grace period."""
     fill(store, core, bundles, first=first)
     drain(store)
     rig.tick(store)
 
 
 def push(store: ShardedStore, core: int, first: int = 10_000) -> int:
-    """
-    Put bundles into *core* until it is full; how many.
-    """
+    """Put bundles into *core* until it is full; how many."""
     for number in range(first, first + 1_000):
         try:
             store.ingest(numbered(number), core=core)
@@ -280,9 +274,7 @@ def test_a_core_is_opened_while_another_evicts_in_it(rig: Rig, monkeypatch: pyte
 
 
 def hog(rig: Rig) -> ShardedStore:
-    """
-    Core 0 has nearly all of the cap, unresolved; core 1 has nothing.
-    """
+    """Core 0 has nearly all of the cap, unresolved; core 1 has nothing."""
     store = rig.open(cores=2)
     store.register("one", start="earliest")
     store.register("two", start="earliest")
@@ -486,9 +478,7 @@ def test_a_crash_at_every_step_of_an_eviction(policy: str) -> None:
 
 
 class Said(InMemoryObserver):
-    """
-    Remembers which segments were said to be dropped.
-    """
+    """Remembers which segments were said to be dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -506,9 +496,7 @@ def drop_rig(files: CrashFileSystem | None = None, clock: ManualClock | None = N
 
 
 def given_up(rig: Rig) -> tuple[ShardedStore, ShardedStore, list[int]]:
-    """
-    Two processes: the owner of core 0, of which the other gave up segments that it has not taken note of.
-    """
+    """Two processes: the owner of core 0, of which the other gave up segments that it has not taken note of."""
     owner, cold = rig.open(cores=2, core=0), rig.open(cores=2, core=1)
     owner.register("one", start="earliest")
     fill(owner, 0, 120)

@@ -1,6 +1,4 @@
-"""
-Several cores with an object tier: each has its own objects, under one cap; what another core frees is no loss.
-"""
+"""Several cores with an object tier: each has its own objects, under one cap; what another core frees is no loss."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Another number of cores than last time: what is kept of those that go, and who is waited for in those that come.
-"""
+"""Another number of cores than last time: what is kept of those that go, and who is waited for in those that come."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-Cores and power cuts: at every step of making, opening and claiming, and at random in the life of several processes.
+Cores and power cuts: at every step of making, opening and claiming, and at random in the life of
+several processes.
 """
 
 from __future__ import annotations
@@ -83,9 +84,7 @@ def test_a_crash_at_every_step_of_a_claim() -> None:
 
 @dataclass
 class Life:
-    """
-    Processes with one core each, on one disk; what they were promised, and what they gave.
-    """
+    """Processes with one core each, on one disk; what they were promised, and what they gave."""
 
     rig: Rig
     cores: int = 3

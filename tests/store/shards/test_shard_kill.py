@@ -1,6 +1,4 @@
-"""
-A process for each core, killed at random while the cap bites: nothing that was accepted is lost.
-"""
+"""A process for each core, killed at random while the cap bites: nothing that was accepted is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +23,8 @@ CORES = 3
 
 def _work(root: Path, core: int, first: int, ready: Connection) -> None:
     """
-    Ingest and acknowledge without end. What was accepted, and what is about to be acknowledged, is noted in files.
+    Ingest and acknowledge without end. What was accepted, and what is about to be acknowledged, is
+    noted in files.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     accepted, taken = (os.open(root.parent / name, flags) for name in ("accepted", "taken"))

@@ -1,5 +1,6 @@
 """
-A process for each core, on real files: the five goals of sharing one cap, while the others run, stop, or are killed.
+A process for each core, on real files: the five goals of sharing one cap, while the others run, stop, or are
+killed.
 """
 
 from __future__ import annotations
@@ -64,9 +65,7 @@ def test_the_others_free_what_a_core_has_finished(tmp_path: Path, how: str) -> N
 
 
 def write_and_take(store: ShardedStore, first: int, count: int) -> int:
-    """
-    Ingest and acknowledge by turns; how many came out.
-    """
+    """Ingest and acknowledge by turns; how many came out."""
     taken = 0
     subscriber = store.register("one", start="earliest")
     for number in range(first, first + count, 20):

@@ -1,6 +1,4 @@
-"""
-Subscribers of several cores by name: how they stand, who did not come back, and going back.
-"""
+"""Subscribers of several cores by name: how they stand, who did not come back, and going back."""
 
 from __future__ import annotations
 

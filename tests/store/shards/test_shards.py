@@ -1,6 +1,4 @@
-"""
-Several cores as one store: where bundles go, who gets them, what is refused, and what becomes of removed cores.
-"""
+"""Several cores as one store: where bundles go, who gets them, what is refused, and what becomes of removed cores."""
 
 from __future__ import annotations
 
@@ -309,9 +307,7 @@ def test_everything_is_refused_after_close(rig: Rig) -> None:
 
 
 def left_over(rig: Rig) -> None:
-    """
-    Four cores with two bundles each, one sealed and one only in the log, and a subscriber that has nothing yet.
-    """
+    """Four cores with two bundles each, one sealed and one only in the log, and a subscriber that has nothing yet."""
     with rig.open(cores=4) as store:
         store.register("one", start="earliest")
         for number in range(4):

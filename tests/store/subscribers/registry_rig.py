@@ -1,6 +1,4 @@
-"""
-A registry over a disk in memory, with segments that exist only as numbers.
-"""
+"""A registry over a disk in memory, with segments that exist only as numbers."""
 
 import pyarrow as pa
 

@@ -1,6 +1,4 @@
-"""
-What became of each bundle: on disk before the progress that it is part of, bounded, and never in anybody's way.
-"""
+"""What became of each bundle: on disk before the progress that it is part of, bounded, and never in anybody's way."""
 
 import errno
 

@@ -1,6 +1,4 @@
-"""
-Many bundles at once: what comes, what is kept, and what is refused are those of one by one.
-"""
+"""Many bundles at once: what comes, what is kept, and what is refused are those of one by one."""
 
 import threading
 

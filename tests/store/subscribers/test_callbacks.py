@@ -1,6 +1,4 @@
-"""
-A callback is called when there is something to take: outside all locks, in its own thread. No test sleeps.
-"""
+"""A callback is called when there is something to take: outside all locks, in its own thread. No test sleeps."""
 
 import queue
 import threading

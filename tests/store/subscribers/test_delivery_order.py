@@ -1,6 +1,4 @@
-"""
-The order in which bundles go out, held against a model that sorts everything each time.
-"""
+"""The order in which bundles go out, held against a model that sorts everything each time."""
 
 import pytest
 from hypothesis import settings
@@ -15,7 +13,8 @@ from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
 class _DeliveryMachine(RuleBasedStateMachine):
     """
-    Take, claim, resolve, release, defer, fail to read, seal, delete, drop, rewind, in any order that is asked for.
+    Take, claim, resolve, release, defer, fail to read, seal, delete, drop, rewind, in any order
+    that is asked for.
     """
 
     def __init__(self) -> None:

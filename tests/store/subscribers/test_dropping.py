@@ -1,6 +1,4 @@
-"""
-What policy gave up is resolved for everybody, once counted, durable before anything of it goes.
-"""
+"""What policy gave up is resolved for everybody, once counted, durable before anything of it goes."""
 
 import pytest
 from registry_rig import ROOT, Bench, crash_states, dropped, names

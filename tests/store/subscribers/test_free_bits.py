@@ -1,6 +1,4 @@
-"""
-The set of what may go out does what a set does, over the edges of its words too.
-"""
+"""The set of what may go out does what a set does, over the edges of its words too."""
 
 import pytest
 from hypothesis import given

@@ -1,6 +1,4 @@
-"""
-Losses that were provoked on another engine with the same formats, each once more on the whole store.
-"""
+"""Losses that were provoked on another engine with the same formats, each once more on the whole store."""
 
 import pyarrow as pa
 import pytest

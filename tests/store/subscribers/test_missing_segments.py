@@ -1,5 +1,6 @@
 """
-A sealed segment that somebody removed by hand is noticed, where that can be known; where it cannot, nobody is alarmed.
+A sealed segment that somebody removed by hand is noticed, where that can be known; where it cannot, nobody is
+alarmed.
 """
 
 import shutil

@@ -1,6 +1,4 @@
-"""
-Two phases at the start; who does not come is an orphan: listed, dropped on request or by age, never too early.
-"""
+"""Two phases at the start; who does not come is an orphan: listed, dropped on request or by age, never too early."""
 
 import pytest
 from registry_rig import ROOT, Bench, crash_states, names

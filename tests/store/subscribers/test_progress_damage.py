@@ -1,6 +1,4 @@
-"""
-A progress file that is not what was written: four policies, and what each promises.
-"""
+"""A progress file that is not what was written: four policies, and what each promises."""
 
 import pytest
 from registry_rig import ROOT, Bench, crash_states, names

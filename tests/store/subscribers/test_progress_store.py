@@ -1,6 +1,4 @@
-"""
-Progress files: replaced whole at every step, owned by one process at a time, damage said and never guessed.
-"""
+"""Progress files: replaced whole at every step, owned by one process at a time, damage said and never guessed."""
 
 import multiprocessing
 import os

@@ -1,6 +1,4 @@
-"""
-Subscribers of an open store: claims, waiting, what is durable, who owns what. No test sleeps.
-"""
+"""Subscribers of an open store: claims, waiting, what is durable, who owns what. No test sleeps."""
 
 import gc
 import threading

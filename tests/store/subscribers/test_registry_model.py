@@ -1,6 +1,4 @@
-"""
-All subscribers of a store against the dullest model there is: for each, the set of bundles that it has resolved.
-"""
+"""All subscribers of a store against the dullest model there is: for each, the set of bundles that it has resolved."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A rewind brings back what exists, says what does not, and is durable on return.
-"""
+"""A rewind brings back what exists, says what does not, and is durable on return."""
 
 from datetime import UTC, datetime
 

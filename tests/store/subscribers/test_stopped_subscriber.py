@@ -1,6 +1,4 @@
-"""
-A process that holds claims is stopped for minutes and goes on: nothing is lost, and nothing comes twice.
-"""
+"""A process that holds claims is stopped for minutes and goes on: nothing is lost, and nothing comes twice."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-What a subscriber has resolved, held against the dullest possible model: a set of (segment, index).
-"""
+"""What a subscriber has resolved, held against the dullest possible model: a set of (segment, index)."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -21,9 +19,7 @@ def _segments(*counts: tuple[int, int], next_seq: int = 0) -> Segments:
 
 
 class _StateMachine(RuleBasedStateMachine):
-    """
-    Seal, resolve, delete what is finished, save and load in either profile: both always agree.
-    """
+    """Seal, resolve, delete what is finished, save and load in either profile: both always agree."""
 
     def __init__(self) -> None:
         super().__init__()

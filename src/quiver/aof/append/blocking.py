@@ -1,5 +1,6 @@
 """
-Waiting for what `WouldBlock` names: in a thread, or as a future of an event loop. Then what was refused is tried again.
+Waiting for what `WouldBlock` names: in a thread, or as a future of an event loop. Then what was refused is tried
+again.
 """
 
 from __future__ import annotations
@@ -30,18 +31,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Line:
-    """
-    Attempts of one event loop that wait for their turn, and whether the first waits for a signal.
-    """
+    """Attempts of one event loop that wait for their turn, and whether the first waits for a signal."""
 
     entries: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = field(default_factory=deque)
     is_waiting: bool = False
 
 
 class Waiting:
-    """
-    How one log waits. Thread-safe.
-    """
+    """How one log waits. Thread-safe."""
 
     def __init__(self, notifier: Notifier, workers: Workers, *, clock: Clock, observer: Observer) -> None:
         self._notifier = notifier

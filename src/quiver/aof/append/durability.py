@@ -1,6 +1,4 @@
-"""
-What of a log is durable, and making it so: the callers' side of `flush` and of uploads.
-"""
+"""What of a log is durable, and making it so: the callers' side of `flush` and of uploads."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ T = TypeVar("T")
 
 
 class Durability:
-    """
-    The records of one open log, and whether a power loss can take them. Thread-safe.
-    """
+    """The records of one open log, and whether a power loss can take them. Thread-safe."""
 
     def __init__(
         self,
@@ -139,9 +135,7 @@ class Durability:
             self._flusher.until(segment, size, segment.id_base | segment.last_offset, timeout_s)
 
     def is_durable(self, record_id: int) -> bool:
-        """
-        Say whether a power loss cannot take the record any more.
-        """
+        """Say whether a power loss cannot take the record any more."""
         segment_id, offset = split_record_id(record_id)
         segment = self._unsealed(segment_id)
         if segment is not None:

@@ -27,7 +27,8 @@ object.
 
 def in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Callable[[], None]:
     """
-    Return what has *call* called in the thread of *loop*, from any thread, and does nothing when the loop is closed.
+    Return what has *call* called in the thread of *loop*, from any thread, and does nothing when the loop is
+    closed.
     """
 
     def hand_over() -> None:
@@ -53,9 +54,7 @@ def deadline_of(clock: Clock, timeout_s: float | None) -> float | None:
 
 
 class Notifier:
-    """
-    Signals of one log. Thread-safe; `notify` may be called with any lock of the log held.
-    """
+    """Signals of one log. Thread-safe; `notify` may be called with any lock of the log held."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -64,15 +63,11 @@ class Notifier:
         self._once: dict[str, list[Callable[[], None]]] = {kind: [] for kind in KINDS}
 
     def generation(self, kind: str) -> int:
-        """
-        Return a number that every signal of *kind* changes.
-        """
+        """Return a number that every signal of *kind* changes."""
         return self._generations[kind]
 
     def notify(self, *kinds: str) -> None:
-        """
-        Wake all who wait for one of *kinds*.
-        """
+        """Wake all who wait for one of *kinds*."""
         with self._changed:
             calls: list[Callable[[], None]] = []
             for kind in kinds:
@@ -84,9 +79,7 @@ class Notifier:
             call()
 
     def notify_all(self) -> None:
-        """
-        Wake everybody: the log was closed or failed.
-        """
+        """Wake everybody: the log was closed or failed."""
         self.notify(*KINDS)
 
     def wait(self, kind: str, seen: int, timeout_s: float | None) -> bool:

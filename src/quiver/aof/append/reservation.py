@@ -1,6 +1,4 @@
-"""
-Room at the end of a log that the caller fills in place.
-"""
+"""Room at the end of a log that the caller fills in place."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ class Reservation:
         return self.record_id
 
     def cancel(self) -> None:
-        """
-        Give the room back. Idempotent, and nothing happens after `commit`.
-        """
+        """Give the room back. Idempotent, and nothing happens after `commit`."""
         if self._open:
             self._close()
             self._tail.cancel(self._size)

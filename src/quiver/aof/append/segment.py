@@ -83,9 +83,7 @@ class Segment:
         self.named = False
 
     def activate(self, header: SegmentHeader, *, now_s: float) -> None:
-        """
-        Make a spare the segment that *header* describes. Nothing is written before the first record.
-        """
+        """Make a spare the segment that *header* describes. Nothing is written before the first record."""
         self.segment_id = header.segment_index
         self.id_base = join_record_id(header.segment_index, 0)
         self.base_offset = header.base_offset
@@ -96,9 +94,7 @@ class Segment:
         self.activated_s = now_s
 
     def restore(self, header: SegmentHeader, found: RecordScan, *, now_s: float) -> None:
-        """
-        Go on behind what recovery *found* and made durable in a file that was not sealed.
-        """
+        """Go on behind what recovery *found* and made durable in a file that was not sealed."""
         self.activate(header, now_s=now_s)
         self.size = self.durable = found.end
         self.record_count = found.record_count
@@ -109,32 +105,24 @@ class Segment:
 
     @property
     def capacity(self) -> int:
-        """
-        Bytes of records, heads included, that it has room for when it is empty.
-        """
+        """Bytes of records, heads included, that it has room for when it is empty."""
         return self.usable - HEADER_BYTES
 
     @property
     def backlog(self) -> int:
-        """
-        Bytes that are written and not yet synced.
-        """
+        """Bytes that are written and not yet synced."""
         return self.size - self.durable if self.record_count else 0
 
     @property
     def header(self) -> SegmentHeader:
-        """
-        What its first 64 bytes say, or will say.
-        """
+        """What its first 64 bytes say, or will say."""
         return SegmentHeader(
             self.segment_id, self.base_record_count, self.base_offset, self.max_size, self.created_at,
             self.base_timestamp, self.ext_id,
         )  # fmt: skip
 
     def write_header(self, timestamp: int) -> None:
-        """
-        Store the header: *timestamp* is that of the first record, which is stored next.
-        """
+        """Store the header: *timestamp* is that of the first record, which is stored next."""
         self.base_timestamp = timestamp
         self.view[:HEADER_BYTES] = encode_header(self.header)
 
@@ -150,9 +138,7 @@ class Segment:
             self.store(start, _ZEROS[: self.zeroed - start])
 
     def zero(self, start: int, end: int) -> None:
-        """
-        Store zeros from *start* to *end*: nothing behind the last record may ever parse as one.
-        """
+        """Store zeros from *start* to *end*: nothing behind the last record may ever parse as one."""
         self.view[start:end] = bytes(end - start)
 
     def store_each(self, heads: Iterable[bytes], payloads: Sequence[Buffer]) -> None:
@@ -253,9 +239,7 @@ class Segment:
         return footer
 
     def close(self) -> None:
-        """
-        Let go of the file. Readers that hold a view of it go on. Makes nothing durable.
-        """
+        """Let go of the file. Readers that hold a view of it go on. Makes nothing durable."""
         self._mapping.close()
         self._file.close()
 

@@ -92,7 +92,8 @@ class SegmentQueue:
 
     def retire(self, *, is_full: bool = True) -> Segment | None:
         """
-        Take the segment out of use: one with records waits to be sealed and is returned, an empty one is discarded.
+        Take the segment out of use: one with records waits to be sealed and is returned, an empty
+        one is discarded.
         """
         segment, self.segment = self.segment, None
         if segment is None:
@@ -116,9 +117,7 @@ class SegmentQueue:
         self.next_base_record_count = segment.base_record_count + segment.record_count
 
     def take_over(self, recovered: Recovered) -> None:
-        """
-        Go on after what recovery found; called once, before anybody appends.
-        """
+        """Go on after what recovery found; called once, before anybody appends."""
         with self.lock:
             self.next_segment_id = recovered.next_segment_id
             self.next_base_offset = recovered.next_base_offset
@@ -131,31 +130,23 @@ class SegmentQueue:
                 self.next_segment_id = recovered.next_segment_id
 
     def adopt(self, segment: Segment) -> None:
-        """
-        Take the unsealed segment that recovery found, which ends the log, as the one that takes records.
-        """
+        """Take the unsealed segment that recovery found, which ends the log, as the one that takes records."""
         self.segment = segment
         self.next_segment_id = segment.segment_id + 1
         self.ext_id = segment.ext_id
         self.set_limits()
 
     def unsealed(self) -> list[Segment]:
-        """
-        Return the segments that are not sealed, oldest first.
-        """
+        """Return the segments that are not sealed, oldest first."""
         return self.pending if self.segment is None else [*self.pending, self.segment]
 
     @property
     def backlog(self) -> int:
-        """
-        Bytes that are written and not yet durable.
-        """
+        """Bytes that are written and not yet durable."""
         return sum(one.backlog for one in self.unsealed())
 
     def set_limits(self) -> None:
-        """
-        Work out again how far the segment may be filled, and at which size it is to be flushed.
-        """
+        """Work out again how far the segment may be filled, and at which size it is to be flushed."""
         segment = self.segment
         if segment is None:
             return
@@ -167,17 +158,13 @@ class SegmentQueue:
 
     @property
     def record_total(self) -> int:
-        """
-        Records of the whole log, those that were retired included.
-        """
+        """Records of the whole log, those that were retired included."""
         with self.lock:
             segment = self.segment
             return self.next_base_record_count if segment is None else segment.base_record_count + segment.record_count
 
     def add_spare(self, spare: Segment) -> None:
-        """
-        Take a spare that was made.
-        """
+        """Take a spare that was made."""
         with self.lock:
             self.spares.append(spare)
             if spare.capacity >= self.refused_bytes:
@@ -203,9 +190,7 @@ class SegmentQueue:
             return self.need_bytes if not fits else 0
 
     def refuse_need(self, need: int) -> None:
-        """
-        Take note that the disk has no room for a segment with *need* bytes: smaller records must not wait for it.
-        """
+        """Take note that the disk has no room for a segment with *need* bytes: smaller records must not wait for it."""
         with self.lock:
             self.need_bytes = 0
             self.refused_bytes = min(need, self.refused_bytes or need)

@@ -16,9 +16,7 @@ _LONG_S = 120.0
 
 
 class Sizing:
-    """
-    The size of the next segment: a power of two between two others, which slides with how fast segments fill.
-    """
+    """The size of the next segment: a power of two between two others, which slides with how fast segments fill."""
 
     def __init__(self, *, bytes_min: int, bytes_max: int, bytes_first: int) -> None:
         self._bytes_min = bytes_min
@@ -26,9 +24,7 @@ class Sizing:
         self.next_bytes = bytes_first
 
     def filled(self, size: int, fill_s: float) -> None:
-        """
-        Take into account that a segment of *size* bytes was full after *fill_s* seconds.
-        """
+        """Take into account that a segment of *size* bytes was full after *fill_s* seconds."""
         if fill_s < _MOMENT_S:
             wanted = max(self.next_bytes, size * 4)
         elif fill_s < _SHORT_S:
@@ -49,14 +45,10 @@ class Sizing:
         self.next_bytes = min(self.next_bytes, max(fitting, self._bytes_min))
 
     def smallest(self, need: int, overhead: int) -> int:
-        """
-        Return the smallest size of a segment that has room for *need* bytes beside *overhead*.
-        """
+        """Return the smallest size of a segment that has room for *need* bytes beside *overhead*."""
         fitting = 1 << (need + overhead - 1).bit_length()
         return min(max(self._bytes_min, fitting), self._bytes_max)
 
     def for_record(self, need: int, overhead: int) -> int:
-        """
-        Return the size of a segment that has room for *need* bytes beside *overhead*; at least the next size.
-        """
+        """Return the size of a segment that has room for *need* bytes beside *overhead*; at least the next size."""
         return max(self.next_bytes, self.smallest(need, overhead))

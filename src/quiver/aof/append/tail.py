@@ -174,9 +174,7 @@ class Tail(SegmentQueue):
         return ids
 
     def _admit(self, need: int, *, held: bool = False) -> Segment:
-        """
-        Return the segment that takes *need* bytes, heads included, or say why there is none.
-        """
+        """Return the segment that takes *need* bytes, heads included, or say why there is none."""
         if self.refusal is not None:
             raise self.refusal()
         if need <= RECORD_HEAD_BYTES:
@@ -280,9 +278,7 @@ class Tail(SegmentQueue):
         return self.record_total
 
     def release(self) -> None:
-        """
-        Let others append again.
-        """
+        """Let others append again."""
         with self.lock:
             self._held = False
             self._regate()
@@ -353,9 +349,7 @@ class Tail(SegmentQueue):
         return record_id
 
     def cancel(self, size: int) -> None:
-        """
-        Give the open reservation of *size* bytes back: its room is zero again and the next record takes it.
-        """
+        """Give the open reservation of *size* bytes back: its room is zero again and the next record takes it."""
         with self.lock:
             self._give_back(size)
         self.notifier.notify("tail")
@@ -394,9 +388,7 @@ class Tail(SegmentQueue):
     # ---- told by those who work on the disk
 
     def flushed(self) -> None:
-        """
-        Take note that what could be synced is: producers that were refused for it may go on.
-        """
+        """Take note that what could be synced is: producers that were refused for it may go on."""
         with self.lock:
             self.flush_failed = False
             self._looks = True
@@ -408,7 +400,8 @@ class Tail(SegmentQueue):
 
     def zero_ahead(self, segment: Segment, gained: int) -> None:
         """
-        Prepare the blocks behind *segment*'s records, of which *gained* bytes were just synced, unless that was much.
+        Prepare the blocks behind *segment*'s records, of which *gained* bytes were just synced, unless that was
+        much.
         """
         if gained > AHEAD_BYTES:
             return  # a sync of much costs what it costs, and zeros would be written for nothing
@@ -417,16 +410,15 @@ class Tail(SegmentQueue):
                 segment.zero_ahead()
 
     def flush_keeps_failing(self) -> None:
-        """
-        Refuse producers until a flush succeeds.
-        """
+        """Refuse producers until a flush succeeds."""
         with self.lock:
             self.flush_failed = True
             self._regate()
 
     def finalized(self, segment: Segment) -> None:
         """
-        Take note that *segment* is sealed: the next may be activated, and a rollover that waited for it is answered.
+        Take note that *segment* is sealed: the next may be activated, and a rollover that waited for it is
+        answered.
         """
         with self.lock:
             self.pending.remove(segment)
@@ -438,9 +430,7 @@ class Tail(SegmentQueue):
         self.notifier.notify("admission", "rollover", "records")
 
     def seal_failed(self, segment: Segment, reason: str) -> None:
-        """
-        Answer the rollover that waits for *segment*, if any, with an error; sealing is tried again all the same.
-        """
+        """Answer the rollover that waits for *segment*, if any, with an error; sealing is tried again all the same."""
         with self.lock:
             if self.rollover is not None and self.rollover.segment_id == segment.segment_id:
                 self.rollover.error = reason
@@ -449,9 +439,7 @@ class Tail(SegmentQueue):
         self.notifier.notify("admission", "rollover")
 
     def ask_rollover(self) -> Rollover | None:
-        """
-        Return the rollover that is under way or was answered, or begin one; None when there is nothing to seal.
-        """
+        """Return the rollover that is under way or was answered, or begin one; None when there is nothing to seal."""
         with self.lock:
             if self.refusal is not None:
                 raise self.refusal()
@@ -480,9 +468,7 @@ class Tail(SegmentQueue):
             return True
 
     def is_quiet(self) -> bool:
-        """
-        Say whether there is no unsealed record, and nobody about to append one.
-        """
+        """Say whether there is no unsealed record, and nobody about to append one."""
         with self.lock:
             return self._is_quiet()
 
@@ -509,17 +495,13 @@ class Tail(SegmentQueue):
             return True
 
     def forget_rollover(self, rollover: Rollover) -> None:
-        """
-        Take note that its answer was collected.
-        """
+        """Take note that its answer was collected."""
         with self.lock:
             if self.rollover is rollover:
                 self.rollover = None
 
     def refuse(self, refusal: Callable[[], QuiverError]) -> None:
-        """
-        Take nothing from now on; the first reason stays.
-        """
+        """Take nothing from now on; the first reason stays."""
         with self.lock:
             self.refusal = self.refusal or refusal
             self._regate()

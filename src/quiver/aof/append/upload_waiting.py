@@ -127,9 +127,7 @@ class UploadWaiting:
         return all(self.uploads.is_uploaded(one) or one.segment_id in self.uploads.damaged for one in sealed)
 
     def uploaded(self) -> None:
-        """
-        Take note that there is one more object: tell those who wait, and seal for those who came meanwhile.
-        """
+        """Take note that there is one more object: tell those who wait, and seal for those who came meanwhile."""
         self._notifier.notify("upload")
         with self._tail.lock:
             segment_id = self._tail.next_segment_id - 1

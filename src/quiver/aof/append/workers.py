@@ -30,47 +30,31 @@ _AGAIN_S = 5.0
 
 
 class Worked(Protocol):
-    """
-    What the threads do for a log.
-    """
+    """What the threads do for a log."""
 
     name: str
 
     def run_flush(self) -> None:
-        """
-        Make durable what is written.
-        """
+        """Make durable what is written."""
 
     def run_upkeep(self) -> None:
-        """
-        Seal, make spares, retire.
-        """
+        """Seal, make spares, retire."""
 
     def run_tiers(self) -> None:
-        """
-        Pack, upload, evict.
-        """
+        """Pack, upload, evict."""
 
     def run_sinks(self) -> None:
-        """
-        Append what sinks committed.
-        """
+        """Append what sinks committed."""
 
     def run_status(self) -> None:
-        """
-        Tell those beside the process how the log does.
-        """
+        """Tell those beside the process how the log does."""
 
     def poison(self, reason: str) -> StoreFailed:
-        """
-        Refuse everything from now on.
-        """
+        """Refuse everything from now on."""
 
 
 class _Lane:
-    """
-    Logs and when their turn is; threads that take them one by one, none twice at once.
-    """
+    """Logs and when their turn is; threads that take them one by one, none twice at once."""
 
     def __init__(self, clock: Clock, work: Callable[[Worked], None]) -> None:
         self._clock = clock
@@ -87,9 +71,7 @@ class _Lane:
                 self._changed.notify()
 
     def forget(self, log: Worked) -> None:
-        """
-        Take *log* off, and return when nobody works on it any more.
-        """
+        """Take *log* off, and return when nobody works on it any more."""
         with self._changed:
             self._due.pop(log, None)
             while log in self._running:
@@ -97,9 +79,7 @@ class _Lane:
                 self._due.pop(log, None)  # what ran may have asked for itself again
 
     def take(self) -> Worked | None:
-        """
-        Return a log whose turn is now, without waiting.
-        """
+        """Return a log whose turn is now, without waiting."""
         with self._changed:
             ready = [(due, log) for log, due in self._due.items() if log not in self._running]
             first = min(ready, key=lambda one: one[0], default=None)
@@ -118,9 +98,7 @@ class _Lane:
                 self._changed.notify_all()
 
     def turn(self) -> Finished | None:
-        """
-        Do what is due, or wait for it: one turn of a thread.
-        """
+        """Do what is due, or wait for it: one turn of a thread."""
         log = self.take()
         if log is not None:
             self.do(log)
@@ -176,7 +154,8 @@ class Workers:
 
     def _fail(self, died: WorkerDied) -> None:
         """
-        Let every log refuse. What goes wrong with one log is survived: this is the end of a thread that all share.
+        Let every log refuse. What goes wrong with one log is survived: this is the end of a thread
+        that all share.
         """
         with self._logs_guard:
             self._died = died
@@ -216,16 +195,12 @@ class Workers:
         return survived if self.threaded else work
 
     def start(self) -> None:
-        """
-        Start the threads.
-        """
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def add(self, log: Worked, *, sinks_after_s: float, status_after_s: float) -> None:
-        """
-        Begin to work for *log*, until `forget`. When a thread dies it refuses: at once when one has died already.
-        """
+        """Begin to work for *log*, until `forget`. When a thread dies it refuses: at once when one has died already."""
         with self._logs_guard:
             self._logs.add(log)
             died = self._died
@@ -235,40 +210,31 @@ class Workers:
         self.ask_status(log, status_after_s)
 
     def ask_flush(self, log: Worked, after_s: float) -> None:
-        """
-        Flush *log* when *after_s* seconds have passed, or earlier if that was asked for.
-        """
+        """Flush *log* when *after_s* seconds have passed, or earlier if that was asked for."""
         self._flush.ask(log, self._clock.monotonic() + after_s)
 
     def ask_upkeep(self, log: Worked, after_s: float = 0.0) -> None:
-        """
-        Do the upkeep of *log* when *after_s* seconds have passed, or earlier if that was asked for.
-        """
+        """Do the upkeep of *log* when *after_s* seconds have passed, or earlier if that was asked for."""
         self._upkeep.ask(log, self._clock.monotonic() + after_s)
 
     def ask_tiers(self, log: Worked, after_s: float = 0.0) -> None:
         """
-        Move the segments of *log* between tiers when *after_s* seconds have passed, or earlier if that was asked for.
+        Move the segments of *log* between tiers when *after_s* seconds have passed, or earlier if that was asked
+        for.
         """
         self._tiers.ask(log, self._clock.monotonic() + after_s)
 
     def ask_sinks(self, log: Worked, after_s: float = 0.0) -> None:
-        """
-        Append what sinks committed to *log* when *after_s* seconds have passed, or earlier if that was asked for.
-        """
+        """Append what sinks committed to *log* when *after_s* seconds have passed, or earlier if that was asked for."""
         self._sinks.ask(log, self._clock.monotonic() + after_s)
 
     def ask_status(self, log: Worked, after_s: float) -> None:
-        """
-        Tell how *log* does when *after_s* seconds have passed; never, when there are no threads.
-        """
+        """Tell how *log* does when *after_s* seconds have passed; never, when there are no threads."""
         if self.threaded:
             self._status.ask(log, self._clock.monotonic() + after_s)
 
     def run_pending(self) -> None:
-        """
-        Do in this thread what is due now. For managers without threads; beside them it only helps.
-        """
+        """Do in this thread what is due now. For managers without threads; beside them it only helps."""
         for lane in self._lanes:
             done: set[int] = set()
             while (log := lane.take()) is not None:
@@ -278,18 +244,14 @@ class Workers:
                 done.add(id(log))
 
     def forget(self, log: Worked) -> None:
-        """
-        Do nothing more for *log*; on return nobody works on it.
-        """
+        """Do nothing more for *log*; on return nobody works on it."""
         for lane in self._lanes:
             lane.forget(log)
         with self._logs_guard:
             self._logs.discard(log)
 
     def stop(self) -> None:
-        """
-        End the threads and wait for them. Idempotent.
-        """
+        """End the threads and wait for them. Idempotent."""
         for lane in self._lanes:
             lane.stop()
         for thread in self._threads:
@@ -297,9 +259,7 @@ class Workers:
 
 
 class Flushed(Worked, Protocol):
-    """
-    A log that counts its flushes.
-    """
+    """A log that counts its flushes."""
 
     flush_metrics: FlushMetrics
 
@@ -319,9 +279,7 @@ class WorkersAsked:
         self._interval_s = interval_s
 
     def flush(self, *, now: bool) -> None:
-        """
-        Flush at once, or when the flush interval has passed.
-        """
+        """Flush at once, or when the flush interval has passed."""
         if now:
             self._log.flush_metrics.scheduled_watermark += 1
             self._workers.ask_flush(self._log, 0.0)
@@ -330,13 +288,9 @@ class WorkersAsked:
             self._workers.ask_flush(self._log, self._interval_s)
 
     def upkeep(self) -> None:
-        """
-        Seal what waits, and make spares.
-        """
+        """Seal what waits, and make spares."""
         self._workers.ask_upkeep(self._log)
 
     def took(self, seconds: float) -> None:
-        """
-        Take note how long one append took that was looked at.
-        """
+        """Take note how long one append took that was looked at."""
         self._observer.record("aof_append_latency_seconds", seconds)

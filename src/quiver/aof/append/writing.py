@@ -1,6 +1,4 @@
-"""
-The writing side of a log: appending, making durable, sealing. `Aof` adds the rest.
-"""
+"""The writing side of a log: appending, making durable, sealing. `Aof` adds the rest."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ __all__ = ["LogWriting"]
 
 
 class LogWriting:
-    """
-    Appends records to one log. Thread-safe.
-    """
+    """Appends records to one log. Thread-safe."""
 
     _tail: Tail
     _waiting: Waiting

@@ -1,6 +1,4 @@
-"""
-A file of a log told to people: what it is, what it holds, what is wrong with it. Bytes only; never raises.
-"""
+"""A file of a log told to people: what it is, what it holds, what is wrong with it. Bytes only; never raises."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ def describe_log_file(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) 
 
 
 def kind_of(name: str, view: memoryview) -> str:
-    """
-    Return the kind of the file *name*, or "unknown". Only the first bytes of *view* are looked at.
-    """
+    """Return the kind of the file *name*, or "unknown". Only the first bytes of *view* are looked at."""
     head = bytes(view[:8])
     if head == CHUNK_MAGIC.to_bytes(8, "little"):
         return "aof manifest"
@@ -115,9 +111,7 @@ def _describe_segment(to: Description, view: memoryview, rows_max: int) -> None:
 
 
 def _describe_footer(to: Description, view: memoryview, header: SegmentHeader) -> int | None:
-    """
-    Return the offset at which the footer has the records end; None when the segment is not sealed.
-    """
+    """Return the offset at which the footer has the records end; None when the segment is not sealed."""
     at = header.max_size - FOOTER_BYTES
     if len(view) < header.max_size:
         to.problems.append(

@@ -22,9 +22,7 @@ _KEYS = ("segment_id", "requested_bytes", "durable_bytes")
 
 @dataclass(frozen=True, slots=True)
 class SegmentDurability:
-    """
-    One segment: bytes that a flush was asked for, and bytes that were synced.
-    """
+    """One segment: bytes that a flush was asked for, and bytes that were synced."""
 
     segment_id: int
     requested_bytes: int
@@ -32,17 +30,13 @@ class SegmentDurability:
 
 
 def encode_durability(segments: Iterable[SegmentDurability]) -> bytes:
-    """
-    Return the text of a snapshot.
-    """
+    """Return the text of a snapshot."""
     rows = [dict(zip(_KEYS, (one.segment_id, one.requested_bytes, one.durable_bytes), strict=True)) for one in segments]
     return json.dumps(rows, separators=(",", ":")).encode()
 
 
 def decode_durability(view: memoryview) -> Answer[tuple[SegmentDurability, ...]]:
-    """
-    Decode a whole snapshot file.
-    """
+    """Decode a whole snapshot file."""
     try:
         rows = json.loads(bytes(view))
     except (ValueError, RecursionError):

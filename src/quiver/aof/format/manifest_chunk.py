@@ -46,9 +46,7 @@ FLAG_SEALED = 1
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """
-    What a chunk says of itself.
-    """
+    """What a chunk says of itself."""
 
     chunk_index: int
     base_record: int
@@ -59,16 +57,12 @@ class ChunkHeader:
 
     @property
     def sealed(self) -> bool:
-        """
-        Whether nothing more is appended to it.
-        """
+        """Whether nothing more is appended to it."""
         return bool(self.flags & FLAG_SEALED)
 
 
 def encode_chunk_header(header: ChunkHeader) -> bytes:
-    """
-    Return the 64 bytes of *header*.
-    """
+    """Return the 64 bytes of *header*."""
     return CHUNK_HEADER.pack(
         CHUNK_MAGIC, CHUNK_VERSION, CHUNK_HEADER_BYTES, header.flags, header.chunk_index, header.base_record,
         header.tail_offset, header.committed_len, header.chunk_crc64,
@@ -76,9 +70,7 @@ def encode_chunk_header(header: ChunkHeader) -> bytes:
 
 
 def decode_chunk_header(view: memoryview) -> Answer[ChunkHeader]:
-    """
-    Decode the header that *view* starts with. What it covers is not checked.
-    """
+    """Decode the header that *view* starts with. What it covers is not checked."""
     if not CHUNK_MAGIC.to_bytes(8, "little").startswith(bytes(view[:8])):
         return Damage(0, "not a manifest chunk: the magic does not match")
     if len(view) < CHUNK_HEADER_BYTES:
@@ -95,7 +87,8 @@ def decode_chunk_header(view: memoryview) -> Answer[ChunkHeader]:
 
 def decode_chunk(view: memoryview) -> Answer[tuple[ChunkHeader, Sequence[ManifestRecord]]]:
     """
-    Decode a whole chunk and all its committed records. What lies behind them was never committed and is not looked at.
+    Decode a whole chunk and all its committed records. What lies behind them was never committed and is not looked
+    at.
     """
     answer = decode_chunk_header(view)
     if not isinstance(answer, Frame):

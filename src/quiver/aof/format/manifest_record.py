@@ -45,9 +45,7 @@ Fields = tuple[int | str | bytes | None, ...]
 
 
 class Event(IntEnum):
-    """
-    What a record says. The layout of each payload stands in `LAYOUTS`.
-    """
+    """What a record says. The layout of each payload stands in `LAYOUTS`."""
 
     SEGMENT_OPENED = 0
     SEAL_SEGMENT = 1
@@ -97,9 +95,7 @@ u16 length, ``j`` a text with a u32 length, ``r`` a u32 that stands behind the l
 
 @dataclass(frozen=True, slots=True)
 class ManifestRecord:
-    """
-    One record: its kind (a plain number when unknown), which segment it is about, and its payload's values.
-    """
+    """One record: its kind (a plain number when unknown), which segment it is about, and its payload's values."""
 
     kind: int
     segment_id: int
@@ -109,9 +105,7 @@ class ManifestRecord:
 
 
 def encode_manifest_record(record: ManifestRecord) -> bytes:
-    """
-    Return the bytes of *record*; the fields are those of its kind's layout, or one `bytes` for an unknown kind.
-    """
+    """Return the bytes of *record*; the fields are those of its kind's layout, or one `bytes` for an unknown kind."""
     payload = _encode_fields(record.kind, record.fields)
     head = MANIFEST_RECORD_HEAD.pack(
         record.kind, 0, len(payload), record.segment_id, record.logical_offset, record.timestamp_ms,
@@ -121,9 +115,7 @@ def encode_manifest_record(record: ManifestRecord) -> bytes:
 
 
 def decode_manifest_record(view: memoryview, offset: int = 0) -> Answer[ManifestRecord]:
-    """
-    Decode the record at *offset*.
-    """
+    """Decode the record at *offset*."""
     left = len(view) - offset
     if left < MANIFEST_RECORD_HEAD_BYTES:
         return NeedMore(MANIFEST_RECORD_HEAD_BYTES - left)
@@ -172,9 +164,7 @@ def _as_bytes(value: int | str | bytes | None) -> bytes:
 
 
 def _decode_fields(kind: int, payload: memoryview) -> Fields | None:
-    """
-    Return the values, or None when bytes are left over.
-    """
+    """Return the values, or None when bytes are left over."""
     if kind not in LAYOUTS:
         return (bytes(payload),)
     cursor = Cursor(payload)

@@ -85,9 +85,7 @@ _STREAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentName:
-    """
-    What the name of a segment says. `str` of it is the name.
-    """
+    """What the name of a segment says. `str` of it is the name."""
 
     segment_id: int
     base_offset: int
@@ -98,9 +96,7 @@ class SegmentName:
 
 
 def parse_segment_name(name: str) -> SegmentName | None:
-    """
-    Return what the name of a segment file says, or None when it is not one.
-    """
+    """Return what the name of a segment file says, or None when it is not one."""
     match = _SEGMENT.fullmatch(name)
     if match is None:
         return None
@@ -110,118 +106,86 @@ def parse_segment_name(name: str) -> SegmentName | None:
 
 
 def archive_name(segment_id: int, sealed_at: int) -> str:
-    """
-    Return the name of a sealed segment in the archive.
-    """
+    """Return the name of a sealed segment in the archive."""
     return f"{segment_id:020}_{sealed_at:020}.seg"
 
 
 def parse_archive_name(name: str) -> tuple[int, int] | None:
-    """
-    Return segment id and time of sealing, or None when it is no name of an archived segment.
-    """
+    """Return segment id and time of sealing, or None when it is no name of an archived segment."""
     match = _ARCHIVED.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def index_name(segment_id: int, base_offset: int) -> str:
-    """
-    Return the name of the sparse index of a sealed segment.
-    """
+    """Return the name of the sparse index of a sealed segment."""
     return f"{segment_id:020}_{base_offset:020}.idx"
 
 
 def parse_index_name(name: str) -> tuple[int, int] | None:
-    """
-    Return segment id and base offset, or None when it is no name of a sparse index.
-    """
+    """Return segment id and base offset, or None when it is no name of a sparse index."""
     match = _INDEX.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def spare_name(number: int) -> str:
-    """
-    Return the name of a file that waits to become a segment; the number only tells spares apart.
-    """
+    """Return the name of a file that waits to become a segment; the number only tells spares apart."""
     return f"{number:020}.spare"
 
 
 def parse_spare_name(name: str) -> int | None:
-    """
-    Return the number of a spare file, or None when it is none.
-    """
+    """Return the number of a spare file, or None when it is none."""
     match = _SPARE.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def stream_folder(stream_id: int) -> str:
-    """
-    Return the folder of a stream's manifest chunks.
-    """
+    """Return the folder of a stream's manifest chunks."""
     return f"{MANIFEST}/{stream_id:020}"
 
 
 def chunk_name(chunk_index: int) -> str:
-    """
-    Return the name of a manifest chunk.
-    """
+    """Return the name of a manifest chunk."""
     return f"{chunk_index:020}.mlog"
 
 
 def parse_chunk_name(name: str) -> int | None:
-    """
-    Return the index of a manifest chunk, or None when it is none.
-    """
+    """Return the index of a manifest chunk, or None when it is none."""
     match = _CHUNK.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def warm_name(segment_id: int, base_offset: int, sealed_at: int) -> str:
-    """
-    Return the name of the packed file of a sealed segment.
-    """
+    """Return the name of the packed file of a sealed segment."""
     return f"{segment_id:020}_{base_offset:020}_{sealed_at:020}.zst"
 
 
 def parse_warm_name(name: str) -> tuple[int, int, int] | None:
-    """
-    Return segment id, base offset and time of sealing, or None when it is no name of a packed segment.
-    """
+    """Return segment id, base offset and time of sealing, or None when it is no name of a packed segment."""
     match = _WARM.fullmatch(name)
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def object_folder(stream_id: int) -> str:
-    """
-    Return the folder of a stream's objects.
-    """
+    """Return the folder of a stream's objects."""
     return f"{stream_id:016x}"
 
 
 def object_key(stream_id: int, segment_id: int, sealed_at: int) -> str:
-    """
-    Return the key of the object of a sealed segment.
-    """
+    """Return the key of the object of a sealed segment."""
     return f"{object_folder(stream_id)}/segment-{segment_id:020}-{sealed_at}.zst"
 
 
 def parse_object_key(key: str) -> tuple[int, int, int] | None:
-    """
-    Return stream, segment id and time of sealing, or None when it is no key of a segment.
-    """
+    """Return stream, segment id and time of sealing, or None when it is no key of a segment."""
     match = _OBJECT.fullmatch(key)
     return (int(match[1], 16), int(match[2]), int(match[3])) if match else None
 
 
 def durability_name(stream_id: int) -> str:
-    """
-    Return the name of the durability snapshot of a stream.
-    """
+    """Return the name of the durability snapshot of a stream."""
     return f"{stream_id:020}.json"
 
 
 def is_stream_name(name: str) -> bool:
-    """
-    Say whether a stream may be called *name*: it becomes a directory, beside the lock of all.
-    """
+    """Say whether a stream may be called *name*: it becomes a directory, beside the lock of all."""
     return _STREAM.fullmatch(name) is not None and name != LOCK_NAME

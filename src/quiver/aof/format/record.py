@@ -45,9 +45,7 @@ _OFFSET_MASK = 0xFFFF_FFFF
 
 
 class RecordEntry(NamedTuple):
-    """
-    A record as it lies in its segment; the payload is a view of it.
-    """
+    """A record as it lies in its segment; the payload is a view of it."""
 
     offset: int
     timestamp: int
@@ -56,30 +54,22 @@ class RecordEntry(NamedTuple):
 
 
 def join_record_id(segment_index: int, segment_offset: int) -> int:
-    """
-    Return the id of the record at *segment_offset* of segment *segment_index*; both have 32 bits.
-    """
+    """Return the id of the record at *segment_offset* of segment *segment_index*; both have 32 bits."""
     return segment_index << 32 | segment_offset
 
 
 def split_record_id(record_id: int) -> tuple[int, int]:
-    """
-    Return segment index and offset of a record.
-    """
+    """Return segment index and offset of a record."""
     return record_id >> 32, record_id & _OFFSET_MASK
 
 
 def checksum_of(payload: Buffer) -> int:
-    """
-    Return the checksum of a payload: its CRC-64/NVME folded to 32 bits.
-    """
+    """Return the checksum of a payload: its CRC-64/NVME folded to 32 bits."""
     return fold64to32(crc64_nvme(payload))
 
 
 def encode_record(payload: Buffer, *, timestamp: int, ext_id: int = 0) -> bytes:
-    """
-    Return the bytes of a record; *payload* has 1 to 2^32 - 1 bytes.
-    """
+    """Return the bytes of a record; *payload* has 1 to 2^32 - 1 bytes."""
     return RECORD_HEAD.pack(len(payload), checksum_of(payload), timestamp, ext_id) + bytes(payload)
 
 
@@ -105,9 +95,7 @@ def decode_record(view: memoryview, offset: int, limit: int) -> Answer[RecordEnt
 
 
 def entries(view: memoryview, offset: int, limit: int) -> Iterator[RecordEntry | Damage]:
-    """
-    Yield the records from *offset* to *limit*; a `Damage` is the last thing.
-    """
+    """Yield the records from *offset* to *limit*; a `Damage` is the last thing."""
     while True:
         answer = decode_record(view, offset, limit)
         if isinstance(answer, NeedMore):
@@ -142,16 +130,12 @@ class RecordScan:
 
     @property
     def checksum(self) -> int:
-        """
-        The checksum that a footer has of these payloads.
-        """
+        """The checksum that a footer has of these payloads."""
         return fold64to32(self.crc64)
 
 
 def scan_records(view: memoryview, offset: int, limit: int) -> RecordScan:
-    """
-    Walk over the records from *offset* to *limit* and verify each.
-    """
+    """Walk over the records from *offset* to *limit* and verify each."""
     found = RecordScan(offset, offset)
     for entry in entries(view, offset, limit):
         if isinstance(entry, Damage):

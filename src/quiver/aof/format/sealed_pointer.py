@@ -47,9 +47,7 @@ _UNUSED_IDS_MAX = 65_536
 
 @dataclass(frozen=True, slots=True)
 class SealedPointer:
-    """
-    The newest sealed segment, the watermark of the upstream log, and the bytes of the log that were durable.
-    """
+    """The newest sealed segment, the watermark of the upstream log, and the bytes of the log that were durable."""
 
     segment_id: int
     coordinator_watermark: int
@@ -57,18 +55,14 @@ class SealedPointer:
 
 
 def encode_pointer(pointer: SealedPointer) -> bytes:
-    """
-    Return the 32 bytes of *pointer*.
-    """
+    """Return the 32 bytes of *pointer*."""
     return SEALED_POINTER.pack(
         POINTER_MAGIC, POINTER_VERSION, 0, pointer.segment_id, pointer.coordinator_watermark, pointer.durable_bytes
     )
 
 
 def decode_pointer(view: memoryview) -> Answer[SealedPointer]:
-    """
-    Decode the pointer that *view* starts with.
-    """
+    """Decode the pointer that *view* starts with."""
     if not POINTER_MAGIC.to_bytes(4, "little").startswith(bytes(view[:4])):
         return Damage(0, "not a pointer to a sealed segment: the magic does not match")
     if len(view) < POINTER_BYTES:

@@ -106,9 +106,7 @@ class SegmentFooter:
 
 
 def encode_header(header: SegmentHeader) -> bytes:
-    """
-    Return the 64 bytes of *header*.
-    """
+    """Return the 64 bytes of *header*."""
     return SEGMENT_HEADER.pack(
         SEGMENT_MAGIC, SEGMENT_VERSION, HEADER_BYTES, header.segment_index, header.base_record_count,
         header.base_offset, header.max_size, header.created_at, header.base_timestamp, header.ext_id,
@@ -116,9 +114,7 @@ def encode_header(header: SegmentHeader) -> bytes:
 
 
 def decode_header(view: memoryview) -> Answer[SegmentHeader]:
-    """
-    Decode the header that *view* starts with.
-    """
+    """Decode the header that *view* starts with."""
     if len(view) < HEADER_BYTES:
         return _short(view, SEGMENT_MAGIC, HEADER_BYTES, "segment")
     magic, version, length, *fields = SEGMENT_HEADER.unpack_from(view)
@@ -137,9 +133,7 @@ def decode_header(view: memoryview) -> Answer[SegmentHeader]:
 
 
 def encode_footer(footer: SegmentFooter) -> bytes:
-    """
-    Return the 96 bytes of *footer*.
-    """
+    """Return the 96 bytes of *footer*."""
     return SEGMENT_FOOTER.pack(
         FOOTER_MAGIC, SEGMENT_VERSION, footer.segment_index, footer.base_record_count, footer.record_count,
         footer.durable_bytes, footer.last_record_id, footer.last_timestamp, footer.sealed_at, footer.checksum,
@@ -148,9 +142,7 @@ def encode_footer(footer: SegmentFooter) -> bytes:
 
 
 def decode_footer(view: memoryview) -> Answer[SegmentFooter]:
-    """
-    Decode the footer that *view* starts with: the last 96 bytes of the file.
-    """
+    """Decode the footer that *view* starts with: the last 96 bytes of the file."""
     if len(view) < FOOTER_BYTES:
         return _short(view, FOOTER_MAGIC, FOOTER_BYTES, "segment footer")
     magic, version, *fields, failure = SEGMENT_FOOTER.unpack_from(view)
@@ -173,9 +165,7 @@ def _short(view: memoryview, magic: int, size: int, what: str) -> NeedMore | Dam
 
 
 def agrees_with(footer: SegmentFooter, header: SegmentHeader) -> str | None:
-    """
-    Return what contradicts *header* in *footer*, or None when they can belong together.
-    """
+    """Return what contradicts *header* in *footer*, or None when they can belong together."""
     logical = footer.durable_bytes - header.base_offset
     index, offset = footer.last_record_id >> 32, footer.last_record_id & 0xFFFF_FFFF
     if (footer.segment_index, footer.base_record_count) != (header.segment_index, header.base_record_count):

@@ -50,9 +50,7 @@ _PART = re.compile(r"[0-9]{5}\.part")
 
 
 class StagedPart(NamedTuple):
-    """
-    One staged file: its path below the writer's directory, how many records are in it, and its length.
-    """
+    """One staged file: its path below the writer's directory, how many records are in it, and its length."""
 
     path: str
     records: int
@@ -94,18 +92,14 @@ class BatchStep:
 
 
 def encode_commit(commit: BatchCommit) -> bytes:
-    """
-    Return the whole file.
-    """
+    """Return the whole file."""
     return encode_note({
         _VERSION_KEY: _VERSION, "writer": commit.writer, "batch": commit.batch, "parts": commit.parts,
     })  # fmt: skip
 
 
 def decode_commit(data: Buffer) -> Answer[BatchCommit]:
-    """
-    Decode a commit. Every part in the answer lies in a staging directory of its batch and nowhere else.
-    """
+    """Decode a commit. Every part in the answer lies in a staging directory of its batch and nowhere else."""
     answer = decode_note(data)
     if not isinstance(answer, Frame):
         return answer
@@ -133,9 +127,7 @@ def _part(value: object, batch: int) -> StagedPart | None:
 
 
 def encode_begun(step: BatchStep) -> bytes:
-    """
-    Return the file that says which records of a batch may be in the log.
-    """
+    """Return the file that says which records of a batch may be in the log."""
     return encode_note({
         _VERSION_KEY: _VERSION, "part": step.part, "index": step.index, "count": step.count,
         "log_records": step.log_records,
@@ -143,9 +135,7 @@ def encode_begun(step: BatchStep) -> bytes:
 
 
 def decode_begun(data: Buffer) -> Answer[BatchStep]:
-    """
-    Take such a file apart.
-    """
+    """Take such a file apart."""
     answer = decode_note(data)
     if not isinstance(answer, Frame):
         return answer

@@ -53,9 +53,7 @@ _CHECKED_BYTES = 32
 
 
 class IndexMark(NamedTuple):
-    """
-    One record: which of its segment, counted from 0, where it begins, and its time.
-    """
+    """One record: which of its segment, counted from 0, where it begins, and its time."""
 
     number: int
     offset: int
@@ -64,9 +62,7 @@ class IndexMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SparseIndex:
-    """
-    Records of one segment, in order. *end* is the offset behind the segment's last record.
-    """
+    """Records of one segment, in order. *end* is the offset behind the segment's last record."""
 
     segment_index: int
     base_offset: int
@@ -98,9 +94,7 @@ def mark_records(view: memoryview, end: int) -> tuple[IndexMark, ...]:
 
 
 def encode_index(index: SparseIndex) -> bytes:
-    """
-    Return the whole file.
-    """
+    """Return the whole file."""
     entries = b"".join(INDEX_ENTRY.pack(*mark) for mark in index.marks)
     fields = (
         INDEX_MAGIC, _VERSION, INDEX_ENTRY.size, index.segment_index, len(index.marks), index.base_offset, index.end,
@@ -110,9 +104,7 @@ def encode_index(index: SparseIndex) -> bytes:
 
 
 def decode_index(view: memoryview) -> Answer[SparseIndex]:
-    """
-    Decode an index: marks in order, all of them before its end.
-    """
+    """Decode an index: marks in order, all of them before its end."""
     if len(view) < INDEX_HEADER.size:
         return NeedMore(INDEX_HEADER.size - len(view))
     magic, version, entry_bytes, segment_index, count, base_offset, end, checksum = INDEX_HEADER.unpack_from(view, 0)

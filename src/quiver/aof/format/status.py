@@ -49,16 +49,12 @@ class WriterStatus:
 
 
 def encode_status(status: WriterStatus) -> bytes:
-    """
-    Return the text of a status.
-    """
+    """Return the text of a status."""
     return json.dumps({"kind": _KIND, "version": STATUS_VERSION, **asdict(status)}, separators=(",", ":")).encode()
 
 
 def decode_status(view: memoryview) -> Answer[WriterStatus]:
-    """
-    Decode a whole status file. Members that are not known are passed over.
-    """
+    """Decode a whole status file. Members that are not known are passed over."""
     if len(view) > STATUS_BYTES_MAX:
         return Damage(0, f"not a writer's status: it has more than {STATUS_BYTES_MAX} bytes")
     try:

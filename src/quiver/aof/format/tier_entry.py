@@ -33,9 +33,7 @@ _FOOTER_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class RemoteCopy:
-    """
-    The object that holds the same bytes as the warm file.
-    """
+    """The object that holds the same bytes as the warm file."""
 
     object_key: str
     etag: str | None
@@ -66,23 +64,17 @@ class TierEntry:
 
     @property
     def segment_id(self) -> int:
-        """
-        The segment's id.
-        """
+        """The segment's id."""
         return self.header.segment_index
 
     @property
     def original_bytes(self) -> int:
-        """
-        Bytes of header and records.
-        """
+        """Bytes of header and records."""
         return self.footer.durable_bytes - self.header.base_offset
 
 
 def encode_entries(entries: Iterable[TierEntry]) -> str:
-    """
-    Return the JSON text of *entries*.
-    """
+    """Return the JSON text of *entries*."""
     return json.dumps([_row(one) for one in entries], separators=(",", ":"))
 
 
@@ -112,9 +104,7 @@ def _row(one: TierEntry) -> dict[str, Any]:
 
 
 def decode_entries(text: str) -> Answer[tuple[TierEntry, ...]]:
-    """
-    Decode the rows of a snapshot.
-    """
+    """Decode the rows of a snapshot."""
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError):

@@ -52,9 +52,7 @@ PACKED_BYTES_MAX = 2 * FRAME_BYTES
 
 @dataclass(frozen=True, slots=True)
 class PackedFrame:
-    """
-    One frame: where it lies in the file, and which bytes of the segment it holds.
-    """
+    """One frame: where it lies in the file, and which bytes of the segment it holds."""
 
     start: int
     packed_bytes: int
@@ -63,18 +61,14 @@ class PackedFrame:
 
 
 def encode_seek_table(sizes: Sequence[tuple[int, int]]) -> bytes:
-    """
-    Return the table behind frames of these (compressed size, size), in their order.
-    """
+    """Return the table behind frames of these (compressed size, size), in their order."""
     rows = b"".join(SEEK_ENTRY.pack(*one) for one in sizes)
     rest = rows + SEEK_FOOTER.pack(len(sizes), 0, SEEK_MAGIC)
     return SEEK_HEAD.pack(SKIPPABLE_MAGIC, len(rest)) + rest
 
 
 def seek_table_bytes(tail: memoryview) -> Answer[int]:
-    """
-    Return how many bytes at the end of a file its table takes; *tail* is at least the last 9.
-    """
+    """Return how many bytes at the end of a file its table takes; *tail* is at least the last 9."""
     if len(tail) < SEEK_FOOTER_BYTES:
         return NeedMore(SEEK_FOOTER_BYTES - len(tail))
     count, descriptor, magic = SEEK_FOOTER.unpack_from(tail, len(tail) - SEEK_FOOTER_BYTES)
@@ -87,7 +81,8 @@ def seek_table_bytes(tail: memoryview) -> Answer[int]:
 
 def decode_seek_table(tail: memoryview, file_bytes: int) -> Answer[tuple[PackedFrame, ...]]:
     """
-    Decode the table at the end of a file of *file_bytes*, of which *tail* is the end: all frames, the footer's last.
+    Decode the table at the end of a file of *file_bytes*, of which *tail* is the end: all frames, the footer's
+    last.
     """
     size = seek_table_bytes(tail)
     if not isinstance(size, Frame):

@@ -66,18 +66,14 @@ class RecordRun:
 
     @property
     def offsets(self) -> Any:
-        """
-        Where each payload begins in `values`, and where the last one ends: one more than there are records.
-        """
+        """Where each payload begins in `values`, and where the last one ends: one more than there are records."""
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(self.lengths, out=offsets[1:])
         return offsets
 
     @property
     def values(self) -> bytes:
-        """
-        A copy of all payloads, one behind the other.
-        """
+        """A copy of all payloads, one behind the other."""
         return b"".join(_slices(self.buffer, self.starts, self.lengths))
 
     def to_arrow(self) -> pa.RecordBatch:
@@ -98,7 +94,8 @@ class RecordRun:
 @dataclass(frozen=True, slots=True)
 class _Found:
     """
-    Records as they lie in the segment: where each begins, their heads, and their payloads as the checksum takes them.
+    Records as they lie in the segment: where each begins, their heads, and their payloads as the checksum takes
+    them.
     """
 
     starts: Any
@@ -135,9 +132,7 @@ def read_run(source: Source, offset: int, *, records_max: int) -> tuple[RecordRu
 
 
 def _alike(source: Source, offset: int, records_max: int) -> _Found | None:
-    """
-    Take as many records as have the length of the first one; None when that is hardly any.
-    """
+    """Take as many records as have the length of the first one; None when that is hardly any."""
     if offset + RECORD_HEAD_BYTES >= source.limit:
         return None
     length = int(_LENGTH.unpack_from(source.view, offset)[0])
@@ -186,7 +181,8 @@ def _slices(view: memoryview, starts: Any, lengths: Any) -> list[memoryview]:
 
 def _views(data: Any, starts: Any, lengths: Any) -> Any:
     """
-    Return Arrow's views of payloads in *data*: their length, and all of them or their first bytes and where they lie.
+    Return Arrow's views of payloads in *data*: their length, and all of them or their first bytes and where they
+    lie.
     """
     views = np.zeros(len(starts), _VIEW)
     views["length"] = lengths

@@ -1,6 +1,4 @@
-"""
-The sealed segments of a log: where they are, what their header and footer say, and maps of those that are read.
-"""
+"""The sealed segments of a log: where they are, what their header and footer say, and maps of those that are read."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ _MAPS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """
-    A segment that never changes any more.
-    """
+    """A segment that never changes any more."""
 
     path: str
     header: SegmentHeader
@@ -31,37 +27,27 @@ class SealedSegment:
 
     @property
     def segment_id(self) -> int:
-        """
-        Its id: the upper half of the ids of its records.
-        """
+        """Its id: the upper half of the ids of its records."""
         return self.header.segment_index
 
     @property
     def end(self) -> int:
-        """
-        The offset behind its last record.
-        """
+        """The offset behind its last record."""
         return self.footer.durable_bytes - self.header.base_offset
 
     @property
     def next_base_offset(self) -> int:
-        """
-        The base offset of the segment that follows: header, records and footer are counted.
-        """
+        """The base offset of the segment that follows: header, records and footer are counted."""
         return self.footer.durable_bytes + FOOTER_BYTES
 
     @property
     def next_base_record_count(self) -> int:
-        """
-        Records up to and with this segment.
-        """
+        """Records up to and with this segment."""
         return self.header.base_record_count + self.footer.record_count
 
 
 class Catalog:
-    """
-    Sealed segments by id, *sealed* to begin with. Thread-safe.
-    """
+    """Sealed segments by id, *sealed* to begin with. Thread-safe."""
 
     def __init__(self, fs: FileSystem, sealed: Iterable[SealedSegment] = ()) -> None:
         self._fs = fs
@@ -71,48 +57,36 @@ class Catalog:
         self._maps: OrderedDict[int, memoryview] = OrderedDict()
 
     def add(self, segment: SealedSegment) -> None:
-        """
-        Take a segment that was sealed.
-        """
+        """Take a segment that was sealed."""
         with self._lock:
             self._segments[segment.segment_id] = segment
             insort(self._ids, segment.segment_id)
 
     def remove(self, segment_id: int) -> None:
-        """
-        Forget a segment that left. Readers that have it mapped go on.
-        """
+        """Forget a segment that left. Readers that have it mapped go on."""
         with self._lock:
             del self._segments[segment_id]
             self._ids.remove(segment_id)
             self._maps.pop(segment_id, None)
 
     def forget_map(self, segment_id: int) -> None:
-        """
-        Keep no map of a segment whose file leaves. Readers that have it mapped go on.
-        """
+        """Keep no map of a segment whose file leaves. Readers that have it mapped go on."""
         with self._lock:
             self._maps.pop(segment_id, None)
 
     def get(self, segment_id: int) -> SealedSegment | None:
-        """
-        Return the sealed segment with that id.
-        """
+        """Return the sealed segment with that id."""
         with self._lock:
             return self._segments.get(segment_id)
 
     def after(self, segment_id: int) -> SealedSegment | None:
-        """
-        Return the sealed segment with the lowest id above *segment_id*.
-        """
+        """Return the sealed segment with the lowest id above *segment_id*."""
         with self._lock:
             index = bisect_right(self._ids, segment_id)
             return self._segments[self._ids[index]] if index < len(self._ids) else None
 
     def all(self) -> list[SealedSegment]:
-        """
-        Return all sealed segments, oldest first.
-        """
+        """Return all sealed segments, oldest first."""
         with self._lock:
             return [self._segments[segment_id] for segment_id in self._ids]
 

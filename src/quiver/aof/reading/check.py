@@ -1,6 +1,4 @@
-"""
-A log's directory told to people: what is in it, and what is wrong with it. Reads only; safe beside a live writer.
-"""
+"""A log's directory told to people: what is in it, and what is wrong with it. Reads only; safe beside a live writer."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ __all__ = ["CheckedLog", "CheckedSegment", "check_log_directory"]
 
 @dataclass(frozen=True, slots=True)
 class CheckedSegment:
-    """
-    One segment. `records` are those that were read, or those that its footer counts; None when neither is known.
-    """
+    """One segment. `records` are those that were read, or those that its footer counts; None when neither is known."""
 
     segment_id: int
     path: str
@@ -61,9 +57,7 @@ class CheckedSegment:
 
 @dataclass(frozen=True, slots=True)
 class CheckedLog:
-    """
-    What a directory holds, and what was found on the way.
-    """
+    """What a directory holds, and what was found on the way."""
 
     name: str
     directory: str
@@ -77,44 +71,32 @@ class CheckedLog:
 
     @property
     def sound(self) -> bool:
-        """
-        Say whether nothing is damaged, and nothing was left unread that was to be read.
-        """
+        """Say whether nothing is damaged, and nothing was left unread that was to be read."""
         return not self.damaged and not self.unread
 
     @property
     def damaged(self) -> bool:
-        """
-        Say whether something is damaged.
-        """
+        """Say whether something is damaged."""
         return any(finding.damaged for finding in self.findings)
 
     @property
     def unread(self) -> int:
-        """
-        Segments, or objects of segments, that were to be read and were not.
-        """
+        """Segments, or objects of segments, that were to be read and were not."""
         return sum(finding.unread for finding in self.findings)
 
     @property
     def unread_records(self) -> int:
-        """
-        Records that were to be read, and were not.
-        """
+        """Records that were to be read, and were not."""
         keys = {finding.path for finding in self.findings if finding.unread}
         return sum(one.records or 0 for one in self.segments if one.path in keys)
 
     @property
     def records(self) -> int:
-        """
-        Records that are known of.
-        """
+        """Records that are known of."""
         return sum(one.records or 0 for one in self.segments)
 
     def as_dict(self) -> dict[str, Any]:
-        """
-        Return the same as plain values.
-        """
+        """Return the same as plain values."""
         here = [one for one in self.segments if one.state not in _AWAY]
         sealed = [one for one in here if one.state == "sealed"]
         tiers = self._tiers()
@@ -224,9 +206,7 @@ def check_log_directory(
 
 
 def _waiting_batches(files: FileSystem, incoming: str) -> int:
-    """
-    Count batches that Spark sinks committed and that are not in the log yet.
-    """
+    """Count batches that Spark sinks committed and that are not in the log yet."""
     names = [name for writer in names_in(files, incoming) for name in names_in(files, f"{incoming}/{writer}")]
     return sum((parse_note_name(name) or (0, ""))[1] == "commit" for name in names)
 
@@ -234,9 +214,7 @@ def _waiting_batches(files: FileSystem, incoming: str) -> int:
 def _check_files(
     files: FileSystem, log: LogFiles, findings: list[Finding], *, read_records: bool
 ) -> list[CheckedSegment]:
-    """
-    Look at the segments that have a file; one that leaves it meanwhile is left out.
-    """
+    """Look at the segments that have a file; one that leaves it meanwhile is left out."""
     checked = []
     for one in log.segment_files():
         with contextlib.suppress(FileNotFoundError):
@@ -254,7 +232,8 @@ def _check_copies(
     read_records: bool,
 ) -> list[CheckedSegment]:
     """
-    Look at the manifest, and at the copies of segments that are not *here*, as the manifest says it at that moment.
+    Look at the manifest, and at the copies of segments that are not *here*, as the manifest says it
+    at that moment.
     """
     stream_id = log.stream_id()
     if stream_id is None:
@@ -309,9 +288,7 @@ def _require_place(copies: Copies, stream_id: int, state: TierState) -> None:
 def _check_manifest(
     files: FileSystem, log: LogFiles, copies: Copies, stream_id: int, replayed: Replayed
 ) -> list[Finding]:
-    """
-    Say what is wrong with the manifest log, and which objects it does not know.
-    """
+    """Say what is wrong with the manifest log, and which objects it does not know."""
     folder = f"{log.directory}/{stream_folder(stream_id)}"
     findings = [Finding(path, 0, "damaged", reason) for path, reason in replayed.damaged.items()]
     if copies.has_objects:
@@ -324,9 +301,7 @@ def _check_manifest(
 
 
 def _unknown_objects(files: FileSystem, log: LogFiles, copies: Copies, stream_id: int) -> list[Finding]:
-    """
-    Return objects of segments that have no other copy and are not in the manifest: readers do not find them.
-    """
+    """Return objects of segments that have no other copy and are not in the manifest: readers do not find them."""
     listed = _listed_objects(copies, stream_id)
     # Read after the listing: what was uploaded by then is in it.
     state, pointer = replay_manifest(files, log.directory, stream_id).state, log.pointer()
@@ -351,9 +326,7 @@ def _listed_objects(copies: Copies, stream_id: int) -> dict[str, int]:
 
 
 def _check_object(copies: Copies, entry: TierEntry) -> list[Finding]:
-    """
-    Read the object of a segment; say what is wrong with it, or that it was not read.
-    """
+    """Read the object of a segment; say what is wrong with it, or that it was not read."""
     key = entry.remote.object_key if entry.remote is not None else ""
     if not copies.has_objects:
         reason = f"only an object has these {entry.footer.record_count:,} records: it is read with --objects"
@@ -368,9 +341,7 @@ def _check_object(copies: Copies, entry: TierEntry) -> list[Finding]:
 def _check_copy(
     copies: Copies, directory: str, entry: TierEntry, findings: list[Finding], *, read_records: bool
 ) -> CheckedSegment:
-    """
-    Look at a segment that has no file. Objects are asked for only to read their records.
-    """
+    """Look at a segment that has no file. Objects are asked for only to read their records."""
     path = f"{directory}/{WARM}/{entry.warm_name}"
     size = copies.warm_bytes(entry)
     lost = entry.remote is None or entry.residency == "needs_recovery"

@@ -83,9 +83,7 @@ class SegmentFile:
 
     @property
     def extent(self) -> Extent:
-        """
-        Where it lies in the log.
-        """
+        """Where it lies in the log."""
         return Extent(
             self.name.base_offset,
             self.durable if self.is_sealed else None,
@@ -153,9 +151,7 @@ class LogFiles:
         return REAL_FILES if self._given is None else self._given
 
     def stream_id(self) -> int | None:
-        """
-        Return the number of the log; None when it has none that can be read.
-        """
+        """Return the number of the log; None when it has none that can be read."""
         text = self._first_bytes(f"{self.directory}/{IDENTITY_NAME}", _IDENTITY_BYTES_MAX)
         word = (text or b"").decode("ascii", "replace").strip()
         return int(word) if word.isascii() and word.isdecimal() else None
@@ -175,9 +171,7 @@ class LogFiles:
         return self._believed[1]
 
     def pointer_problem(self) -> str | None:
-        """
-        Return why `current.sealed` is ignored; None when it is not, or when there is none.
-        """
+        """Return why `current.sealed` is ignored; None when it is not, or when there is none."""
         data = self._first_bytes(f"{self.directory}/{SEGMENTS}/{POINTER_NAME}", POINTER_BYTES)
         return None if data is None else self._pointer_problem(data)
 
@@ -257,9 +251,7 @@ class LogFiles:
         return filter(None, map(parse_segment_name, self._files.list_dir(f"{self.directory}/{SEGMENTS}")))
 
     def gone(self) -> dict[int, int]:
-        """
-        Return the segments that were never sealed and have no file, and up to which offset each was durable.
-        """
+        """Return the segments that were never sealed and have no file, and up to which offset each was durable."""
         durable = self._durable()  # in this order: one that is sealed meanwhile may have left before it is looked for
         here = {name.segment_id for name in self.names()}
         pointer = self.pointer()
@@ -316,9 +308,7 @@ class LogFiles:
         raise Damaged(f"{self.directory}/{WARM}", 0, f"segment {segment_id} is nowhere for long enough to be read")
 
     def _is_as_said(self, entry: TierEntry) -> bool:
-        """
-        Say whether the manifest still says of a segment what *entry* does: one that was retired has no copies.
-        """
+        """Say whether the manifest still says of a segment what *entry* does: one that was retired has no copies."""
         # What was replayed between the two syncs of a write has the length of what came after them.
         self._known = (None, TierState())
         return self.tiers().entries.get(entry.segment_id) == entry
@@ -338,9 +328,7 @@ class LogFiles:
         )  # fmt: skip
 
     def _copied(self, entry: TierEntry, start: int, stop: int) -> tuple[str, bytes, str]:
-        """
-        Return which copy of a segment was read, its bytes from *start* to *stop*, and what is wrong with them.
-        """
+        """Return which copy of a segment was read, its bytes from *start* to *stop*, and what is wrong with them."""
         copies = self._copies
         damaged: Damaged | None = None
         if copies.warm_bytes(entry) == entry.warm_bytes:
@@ -366,9 +354,7 @@ class LogFiles:
         return damaged.path, found, damaged.reason
 
     def _of_damaged_file(self, found: SegmentFile | None, *, durable_only: bool) -> Source | None:
-        """
-        Return a segment as far as its damaged file has it, because no copy of it is better.
-        """
+        """Return a segment as far as its damaged file has it, because no copy of it is better."""
         with contextlib.suppress(Damaged):
             return None if found is None else self._of_file(found, durable_only=durable_only)
         return None
@@ -409,24 +395,18 @@ class LogFiles:
         return None if found is None else found.extent
 
     def next_segment_id(self, segment_id: int) -> int | None:
-        """
-        Return the lowest id above *segment_id* that a segment has.
-        """
+        """Return the lowest id above *segment_id* that a segment has."""
         ids = [one.segment_id for one in self.names()] + list(self.tiers().entries)
         return min((one for one in ids if one > segment_id), default=None)
 
     def next_sealed_segment_id(self, segment_id: int) -> int | None:
-        """
-        Return the lowest id above *segment_id* that a sealed segment has.
-        """
+        """Return the lowest id above *segment_id* that a sealed segment has."""
         pointer = self.pointer()
         following = self.next_segment_id(segment_id)
         return following if following is not None and pointer and following <= pointer.segment_id else None
 
     def last_timestamp(self, segment_id: int) -> int | None:
-        """
-        Return the timestamp of the last record of a sealed segment; None for any other.
-        """
+        """Return the timestamp of the last record of a sealed segment; None for any other."""
         found = self._file_of(segment_id)
         if found is not None and found.footer is not None:
             return found.footer.last_timestamp
@@ -434,9 +414,7 @@ class LogFiles:
         return None if entry is None else entry.footer.last_timestamp
 
     def marks(self, segment_id: int) -> Sequence[IndexMark]:
-        """
-        Return what was written down of where records of a sealed segment begin; nothing is found out here.
-        """
+        """Return what was written down of where records of a sealed segment begin; nothing is found out here."""
         extent = self.extent(segment_id)
         if extent is None or extent.end is None:
             return ()
@@ -487,9 +465,7 @@ class LogFiles:
         return SegmentFile(name, path, header, footer, size, end, problem, is_sealed=True)
 
     def _end_of(self, name: SegmentName, size: int, pointer: SealedPointer) -> int:
-        """
-        Return where the records of a sealed segment end whose footer is lost: right before what follows it.
-        """
+        """Return where the records of a sealed segment end whose footer is lost: right before what follows it."""
         following = [one.base_offset for one in self._listed() if one.segment_id == name.segment_id + 1]
         entry = self.tiers().entries.get(name.segment_id + 1)
         if name.segment_id == pointer.segment_id:
@@ -502,7 +478,8 @@ class LogFiles:
 
     def _footer(self, path: str, header: SegmentHeader, size: int, *, is_assumed: bool = False) -> SegmentFooter | None:
         """
-        Return the footer if it agrees with the header, of which no count of records is known when it *is_assumed*.
+        Return the footer if it agrees with the header, of which no count of records is known when
+        it *is_assumed*.
         """
         if not HEADER_BYTES + FOOTER_BYTES < header.max_size <= size:
             return None
@@ -544,9 +521,7 @@ class LogFiles:
 
 
 def _header_of(name: SegmentName, head: bytes) -> tuple[SegmentHeader | None, str]:
-    """
-    Return the header of the segment *name*, or why there is none.
-    """
+    """Return the header of the segment *name*, or why there is none."""
     answer = decode_header(memoryview(head))
     if not isinstance(answer, Frame):
         return None, "the file is too short" if len(head) < HEADER_BYTES else getattr(answer, "reason", "cut short")
@@ -563,7 +538,8 @@ def _extent_of(entry: TierEntry) -> Extent:
 
 def is_log_directory(files: FileSystem, directory: str) -> bool:
     """
-    Say whether *directory* is that of a log. Others have `segments/`, too; a log has a number, or segments of its own.
+    Say whether *directory* is that of a log. Others have `segments/`, too; a log has a number, or segments of its
+    own.
     """
     if not files.exists(f"{directory}/{SEGMENTS}"):
         return False

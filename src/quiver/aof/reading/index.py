@@ -65,9 +65,7 @@ def before_time(marks: Sequence[IndexMark], timestamp: int) -> tuple[int, int | 
 
 
 def before_number(marks: Sequence[IndexMark], number: int) -> tuple[int, int]:
-    """
-    Return the number of the last known record up to *number*, and where it begins.
-    """
+    """Return the number of the last known record up to *number*, and where it begins."""
     at = bisect_right(marks, number, key=lambda mark: mark.number)
     return (marks[at - 1].number, marks[at - 1].offset) if at else (0, HEADER_BYTES)
 
@@ -89,9 +87,7 @@ class SparseIndexes:
         self._kept: OrderedDict[int, tuple[IndexMark, ...]] = OrderedDict()
 
     def remove_others(self, known: Iterable[int]) -> None:
-        """
-        Remove the indexes of segments that are gone, or all of them where none are wanted. Not durably.
-        """
+        """Remove the indexes of segments that are gone, or all of them where none are wanted. Not durably."""
         folder = f"{self._root}/{INDEX}"
         if not self._fs.exists(folder):
             return
@@ -120,7 +116,8 @@ class SparseIndexes:
 
     def make(self, sealed: SealedSegment, view: memoryview) -> tuple[IndexMark, ...]:
         """
-        Return the marks of a segment, of which *view* is the file, and write them down, as far as the disk allows.
+        Return the marks of a segment, of which *view* is the file, and write them down, as far as
+        the disk allows.
         """
         found = self.marks(sealed)
         if found is not None or not self.enabled:
@@ -136,9 +133,7 @@ class SparseIndexes:
         return self._keep(sealed.segment_id, marks)
 
     def remove(self, sealed: SealedSegment) -> None:
-        """
-        Remove the index of a segment that left. Not durably: `remove_others` removes what a crash brings back.
-        """
+        """Remove the index of a segment that left. Not durably: `remove_others` removes what a crash brings back."""
         with self._lock:
             self._kept.pop(sealed.segment_id, None)
         name = index_name(sealed.segment_id, sealed.header.base_offset)

@@ -110,9 +110,7 @@ def _take(found: Replayed, path: str, index: int, view: memoryview) -> None:
 
 
 def _salvage(view: memoryview) -> list[ManifestRecord]:
-    """
-    Return the whole records at the beginning of a chunk whose header or checksum is not what was written.
-    """
+    """Return the whole records at the beginning of a chunk whose header or checksum is not what was written."""
     header = decode_chunk_header(view)
     limit = min(len(view), header.value.tail_offset) if isinstance(header, Frame) else len(view)
     records = []
@@ -177,9 +175,7 @@ class ManifestLog:
 
     @property
     def now_ms(self) -> int:
-        """
-        The time for records, in milliseconds.
-        """
+        """The time for records, in milliseconds."""
         return self._clock.now_ns() // 1_000_000
 
     def _go_on(self, header: ChunkHeader) -> None:
@@ -215,9 +211,7 @@ class ManifestLog:
 
     @property
     def needs_chunk(self) -> bool:
-        """
-        Whether nothing can be written before there is room for a new chunk.
-        """
+        """Whether nothing can be written before there is room for a new chunk."""
         return self._file is None
 
     def _is_to_rotate(self, header: ChunkHeader, size: int) -> bool:
@@ -285,9 +279,7 @@ class ManifestLog:
         remove_durably(self._fs, [f"{self._folder}/{name}" for name in sorted(old)])
 
     def close(self) -> None:
-        """
-        Let go of the file. What was written stays. Idempotent.
-        """
+        """Let go of the file. What was written stays. Idempotent."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

@@ -1,6 +1,4 @@
-"""
-A place in a log, and how a Spark checkpoint keeps it. Pure.
-"""
+"""A place in a log, and how a Spark checkpoint keeps it. Pure."""
 
 from __future__ import annotations
 
@@ -19,17 +17,13 @@ RECORD_ID_MAX = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class AofPosition:
-    """
-    Where the next record begins, or will: its id, and its place in the whole log where that is known.
-    """
+    """Where the next record begins, or will: its id, and its place in the whole log where that is known."""
 
     record_id: int
     log_bytes: int | None = None
 
     def to_json(self, log: str) -> dict[str, Any]:
-        """
-        Return the dict Spark keeps. The order of the keys is part of the format.
-        """
+        """Return the dict Spark keeps. The order of the keys is part of the format."""
         return {"v": _VERSION, "log": log, "record_id": self.record_id, "bytes": self.log_bytes}
 
 

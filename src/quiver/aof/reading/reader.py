@@ -96,9 +96,7 @@ class Reader:
         self._take_bearings(start)
 
     def _take_bearings(self, start: int | Place) -> None:
-        """
-        Find out where in the log the position is, while that is known: its segment may leave before it is read.
-        """
+        """Find out where in the log the position is, while that is known: its segment may leave before it is read."""
         if isinstance(start, Place):
             self._base, self._count = start.log_bytes - max(self._offset, HEADER_BYTES), start.record_count
         elif start:
@@ -108,9 +106,7 @@ class Reader:
 
     @property
     def position(self) -> int:
-        """
-        The id that the next record has, if it is in the segment of the last one.
-        """
+        """The id that the next record has, if it is in the segment of the last one."""
         return self._segment_id << 32 | self._offset
 
     def __iter__(self) -> Iterator[Record]:
@@ -225,9 +221,7 @@ class Reader:
         return True
 
     def _go_to(self, following: int) -> None:
-        """
-        Make the beginning of segment *following* the position; report what is lost on the way.
-        """
+        """Make the beginning of segment *following* the position; report what is lost on the way."""
         extent = self._sources.extent(following)
         if extent is None:
             return  # it left meanwhile
@@ -251,9 +245,7 @@ class Reader:
             self._report(first, lost, self._sources.directory, 0, "no segment has them", is_damage=False)
 
     def _leave_unread(self, extent: Extent | None, problem: Damaged | None) -> None:
-        """
-        Pass over the rest of the segment at the position: it has no file, or no copy of it can be read.
-        """
+        """Pass over the rest of the segment at the position: it has no file, or no copy of it can be read."""
         first, count, began_at = self.position, self._count, self._offset
         self._has_begun, self._is_done, self._losses = True, True, 0
         end = None if extent is None else extent.end
@@ -323,9 +315,7 @@ class Reader:
             self._count += count
 
     def _pass_over_damage(self, source: Source, offset: int, reason: str) -> None:
-        """
-        Go on behind the damaged record at *offset*, with the next intact one.
-        """
+        """Go on behind the damaged record at *offset*, with the next intact one."""
         is_start = (source.segment_id, offset) == self._start
         if is_start and not source.problem and not begins_at(self._sources, source, offset):
             raise unknown_record(source, offset)
@@ -349,9 +339,7 @@ class Reader:
         self, first: int, count: int | None, path: str, offset: int, reason: str, *, is_damage: bool,
         behind: int | None = None,
     ) -> None:  # fmt: skip
-        """
-        Count what is lost between *first* and *behind*, the position when left out, and raise it or note it.
-        """
+        """Count what is lost between *first* and *behind*, the position when left out, and raise it or note it."""
         behind = self.position if behind is None else behind
         records = 1 if count is None else count
         if records:

@@ -44,9 +44,7 @@ class Resumed(NamedTuple):
 
 
 def behind_record(source: Source, offset: int) -> int | None:
-    """
-    Return the offset behind the record at *offset*; None where no record with its checksum is.
-    """
+    """Return the offset behind the record at *offset*; None where no record with its checksum is."""
     start = offset + RECORD_HEAD_BYTES
     if start >= source.limit:
         return None
@@ -60,7 +58,8 @@ def behind_record(source: Source, offset: int) -> int | None:
 
 def is_believed(source: Source, offset: int) -> bool:
     """
-    Say whether a record begins at *offset*: it has its checksum, or its length leads to an intact one or to the end.
+    Say whether a record begins at *offset*: it has its checksum, or its length leads to an intact one or to the
+    end.
     """
     return behind_record(source, offset) is not None or _believed(source, offset) is not None
 
@@ -92,9 +91,7 @@ def resume_after(
 
 
 def _believed(source: Source, offset: int) -> int | None:
-    """
-    Return the offset behind the record at *offset* if its length leads to an intact record, or to the end.
-    """
+    """Return the offset behind the record at *offset* if its length leads to an intact record, or to the end."""
     start = offset + RECORD_HEAD_BYTES
     if start >= source.limit:
         return None
@@ -127,9 +124,7 @@ def _chain(source: Source, offset: int, places: set[int]) -> tuple[bool, int | N
 
 
 def _candidates(source: Source, start: int) -> Iterator[int]:
-    """
-    Yield the offsets from *start* on at which a time of this segment is in the head of what may be a record.
-    """
+    """Yield the offsets from *start* on at which a time of this segment is in the head of what may be a record."""
     first, last = source.first_timestamp, source.last_timestamp
     if last == TIME_UNKNOWN:
         last = first + _SPAN_NS_MAX
@@ -151,7 +146,8 @@ def _candidates(source: Source, start: int) -> Iterator[int]:
 
 def _high_bytes(first: int, last: int) -> tuple[int, list[bytes]]:
     """
-    Return the longest high bytes, and how many, of which numbers from *first* to *last* have only a few different ones.
+    Return the longest high bytes, and how many, of which numbers from *first* to *last* have only a few different
+    ones.
     """
     for width in range(7, 0, -1):
         low, high = first >> 8 * (8 - width), last >> 8 * (8 - width)

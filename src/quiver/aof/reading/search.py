@@ -1,6 +1,4 @@
-"""
-Finding records: one by its id, the first of a time, and whether one begins at a place.
-"""
+"""Finding records: one by its id, the first of a time, and whether one begins at a place."""
 
 from __future__ import annotations
 
@@ -50,17 +48,13 @@ def read_one(sources: Sources, record_id: int) -> Record:
 
 
 def unknown_record(source: Source, offset: int) -> RecordUnknown:
-    """
-    Return the error for a record that does not begin at *offset*.
-    """
+    """Return the error for a record that does not begin at *offset*."""
     found = source.segment_id << 32 | offset
     return RecordUnknown(f"no record {found}: none begins at byte {offset} of segment {source.segment_id}")
 
 
 def begins_at(sources: Sources, source: Source, offset: int) -> bool:
-    """
-    Say whether a record of *source* begins at *offset*, as the lengths of those before it have it.
-    """
+    """Say whether a record of *source* begins at *offset*, as the lengths of those before it have it."""
     at = max((one.offset for one in sources.marks(source.segment_id) if one.offset <= offset), default=HEADER_BYTES)
     while at < offset and at + RECORD_HEAD_BYTES < source.limit:
         (length, *_) = RECORD_HEAD.unpack_from(source.view, at)
@@ -164,7 +158,8 @@ def _first_in(sources: Sources, segment_id: int, timestamp: int, *, begins: bool
 
 def heads(source: Source, offset: int) -> Iterator[tuple[int, int]]:
     """
-    Yield offset and timestamp of the records of *source* from *offset* on, unverified; a length of none ends them.
+    Yield offset and timestamp of the records of *source* from *offset* on, unverified; a length of
+    none ends them.
     """
     unpack, view = RECORD_HEAD.unpack_from, source.view
     while offset + RECORD_HEAD_BYTES <= source.limit:
@@ -176,9 +171,7 @@ def heads(source: Source, offset: int) -> Iterator[tuple[int, int]]:
 
 
 def intact_heads(source: Source, offset: int, marks: Sequence[IndexMark]) -> Iterator[tuple[int, int]]:
-    """
-    Yield offset and timestamp of the records of *source* from *offset* on that have their checksums.
-    """
+    """Yield offset and timestamp of the records of *source* from *offset* on that have their checksums."""
     while offset < source.end:
         stop = behind_record(source, offset)
         if stop is None:

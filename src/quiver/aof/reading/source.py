@@ -1,6 +1,4 @@
-"""
-What readers read from: segments, wherever they lie, with their bytes, and how far they may be read.
-"""
+"""What readers read from: segments, wherever they lie, with their bytes, and how far they may be read."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ class Source(NamedTuple):
 
     @property
     def limit(self) -> int:
-        """
-        The offset up to which there are bytes: less than `end` where the file was cut short.
-        """
+        """The offset up to which there are bytes: less than `end` where the file was cut short."""
         return min(self.end, len(self.view))
 
 
@@ -76,7 +72,8 @@ class Record(NamedTuple):
 
 class Place(NamedTuple):
     """
-    A place in a log: the id that the record there has, or will have, and how many bytes and records come before it.
+    A place in a log: the id that the record there has, or will have, and how many bytes and records
+    come before it.
     """
 
     record_id: int
@@ -85,9 +82,7 @@ class Place(NamedTuple):
 
 
 class Sources(Protocol):
-    """
-    Where a reader finds segments.
-    """
+    """Where a reader finds segments."""
 
     directory: str
     """Of the log."""
@@ -102,30 +97,21 @@ class Sources(Protocol):
 
     def extent(self, segment_id: int) -> Extent | None:
         """
-        Return where the segment with that id lies in the log, without reading it; None when nothing is known of it.
+        Return where the segment with that id lies in the log, without reading it; None when nothing
+        is known of it.
         """
 
     def next_segment_id(self, segment_id: int) -> int | None:
-        """
-        Return the lowest id above *segment_id* that a segment has.
-        """
+        """Return the lowest id above *segment_id* that a segment has."""
 
     def next_sealed_segment_id(self, segment_id: int) -> int | None:
-        """
-        Return the lowest id above *segment_id* that a sealed segment has.
-        """
+        """Return the lowest id above *segment_id* that a sealed segment has."""
 
     def last_timestamp(self, segment_id: int) -> int | None:
-        """
-        Return the timestamp of the last record of a sealed segment, without reading it; None for any other.
-        """
+        """Return the timestamp of the last record of a sealed segment, without reading it; None for any other."""
 
     def marks(self, segment_id: int) -> Sequence[IndexMark]:
-        """
-        Return what is known of where records of a sealed segment begin; nothing for any other.
-        """
+        """Return what is known of where records of a sealed segment begin; nothing for any other."""
 
     def stretch(self, segment_id: int, start: int, end: int | None) -> Source | None:
-        """
-        Return a segment of which only what lies from offset *start* to *end* (None: all) is going to be read.
-        """
+        """Return a segment of which only what lies from offset *start* to *end* (None: all) is going to be read."""

@@ -45,9 +45,7 @@ _log = logging.getLogger("quiver")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """
-    Records of one segment, from offset *start* to *stop*. `here` says that they lie in a file of their own.
-    """
+    """Records of one segment, from offset *start* to *stop*. `here` says that they lie in a file of their own."""
 
     segment_id: int
     start: int
@@ -56,17 +54,13 @@ class Piece:
 
     @property
     def size_bytes(self) -> int:
-        """
-        How much of the segment it is.
-        """
+        """How much of the segment it is."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """
-    A segment as far as it is durable.
-    """
+    """A segment as far as it is durable."""
 
     segment_id: int
     base_offset: int
@@ -90,9 +84,7 @@ class LogView:
 
     @property
     def identity(self) -> str:
-        """
-        What tells this log from others.
-        """
+        """What tells this log from others."""
         return str(self._files.stream_id())
 
     def _extents(self) -> list[_Extent]:
@@ -117,9 +109,7 @@ class LogView:
         _tell(DataLoss(where, 0, reason), fails=self._fails)
 
     def end(self) -> AofPosition:
-        """
-        Return the place behind the last record that is known to be durable.
-        """
+        """Return the place behind the last record that is known to be durable."""
         extents = self._extents()
         if not extents:
             return AofPosition(0)
@@ -186,9 +176,7 @@ class LogView:
             self._lost(where, f"records from {place} up to {stop.record_id} are gone")
 
     def reach(self, start: AofPosition, stop: AofPosition, *, rows_max: int | None, bytes_max: int) -> AofPosition:
-        """
-        Return where a batch from *start* ends: at *stop*, or where the first limit is reached; never at *start*.
-        """
+        """Return where a batch from *start* ends: at *stop*, or where the first limit is reached; never at *start*."""
         bases = {one.segment_id: one for one in self._extents()}
         rows = size = 0
         for piece in self.pieces(start, stop):
@@ -238,9 +226,7 @@ class LogView:
         return source if source is not None and source.limit >= piece.stop else None
 
     def tasks(self, pieces: list[Piece], *, parallelism: int, partitions_min: int) -> list[tuple[Piece, ...]]:
-        """
-        Share *pieces* out, in order, about equally by bytes. Those that lie in files are cut where it helps.
-        """
+        """Share *pieces* out, in order, about equally by bytes. Those that lie in files are cut where it helps."""
         total = sum(piece.size_bytes for piece in pieces)
         wanted = max(1, partitions_min, min(parallelism, -(-total // _PIECE_BYTES)))
         share = max(1, -(-total // wanted))

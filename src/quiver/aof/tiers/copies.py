@@ -1,6 +1,4 @@
-"""
-The copies of segments: packed files in `warm/`, and objects. Each is made whole and verified, or not at all.
-"""
+"""The copies of segments: packed files in `warm/`, and objects. Each is made whole and verified, or not at all."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ class Copies:
 
     @property
     def has_objects(self) -> bool:
-        """
-        Whether there is an object tier.
-        """
+        """Whether there is an object tier."""
         return self._open_objects is not None
 
     @property
@@ -67,18 +63,14 @@ class Copies:
     # ---- packed files
 
     def warm_names(self) -> list[str]:
-        """
-        Return the names of the packed files, finished or not.
-        """
+        """Return the names of the packed files, finished or not."""
         if not self._fs.exists(self.folder):
             return []
         names = self._fs.list_dir(self.folder)
         return [name for name in names if parse_warm_name(name.removesuffix(TEMPORARY_SUFFIX)) is not None]
 
     def warm_bytes(self, entry: TierEntry) -> int | None:
-        """
-        Return the length of the packed file; None when there is none.
-        """
+        """Return the length of the packed file; None when there is none."""
         try:
             return self._fs.stat(f"{self.folder}/{entry.warm_name}").size_bytes
         except FileNotFoundError:
@@ -210,9 +202,7 @@ class Copies:
         )
 
     def remove_warm(self, entry: TierEntry) -> None:
-        """
-        Remove the packed file, durably; it may be gone already.
-        """
+        """Remove the packed file, durably; it may be gone already."""
         remove_durably(self._fs, [f"{self.folder}/{entry.warm_name}"])
 
     # ---- objects
@@ -432,9 +422,7 @@ class Copies:
         self._objects.delete([key])
 
     def close(self) -> None:
-        """
-        Let go of connections. Idempotent.
-        """
+        """Let go of connections. Idempotent."""
         with self._opening:
             tier, self._tier = self._tier, None
         if tier is not None:

@@ -1,6 +1,4 @@
-"""
-The way back: segments whose file left are written again from a copy, for readers and by hand.
-"""
+"""The way back: segments whose file left are written again from a copy, for readers and by hand."""
 
 from __future__ import annotations
 
@@ -111,9 +109,7 @@ class Hydration:
         raise WouldBlock("hydration", f"segment {sealed.segment_id} is being brought back to its file")
 
     def bring_back(self) -> None:
-        """
-        Bring back what was asked for; what fails is kept for whoever asks next.
-        """
+        """Bring back what was asked for; what fails is kept for whoever asks next."""
         if self.asked.serve(self._bring_one_back):
             self._back()
 
@@ -141,9 +137,7 @@ class Hydration:
             raise RecordUnknown(f"no sealed segment {segment_id}")
 
     def restore(self, sealed: SealedSegment) -> memoryview | None:
-        """
-        Bring back a segment that has no file; as `view`, but it does not count as read.
-        """
+        """Bring back a segment that has no file; as `view`, but it does not count as read."""
         with self._lock:
             if self.closed:
                 raise StoreClosed(f"segment {sealed.segment_id} has no file, and the log was closed")
@@ -174,9 +168,7 @@ class Hydration:
             return memoryview(b"".join(packed.plain()))
 
     def _readable(self, entry: TierEntry) -> tuple[PackedSegment, TierEntry]:
-        """
-        Return a copy that can be unpacked; an object is fetched first.
-        """
+        """Return a copy that can be unpacked; an object is fetched first."""
         if entry.has_warm:
             problem = "the warm file is not there"
             if self._copies.warm_bytes(entry) == entry.warm_bytes:
@@ -217,9 +209,7 @@ class Hydration:
         return self._placement.note([self._placement.event(Event.HYDRATION_FAILED, entry, reason)], entry)
 
     def _write_file(self, sealed: SealedSegment, packed: PackedSegment) -> memoryview | None:
-        """
-        Write a segment's file from a copy; None when there is no room for it, or no descriptor.
-        """
+        """Write a segment's file from a copy; None when there is no room for it, or no descriptor."""
         temporary = sealed.path + TEMPORARY_SUFFIX
         try:
             unpack_to(self._fs, temporary, packed, max_size=sealed.header.max_size)

@@ -1,6 +1,4 @@
-"""
-Segments that somebody wants back and does not wait for.
-"""
+"""Segments that somebody wants back and does not wait for."""
 
 from __future__ import annotations
 
@@ -14,7 +12,8 @@ __all__ = ["Asked"]
 
 class Asked:
     """
-    Ids of segments that are to be brought back, and why some could not be. Thread-safe; its lock is never held long.
+    Ids of segments that are to be brought back, and why some could not be. Thread-safe; its lock is never held
+    long.
     """
 
     def __init__(self) -> None:
@@ -38,9 +37,7 @@ class Asked:
 
     @property
     def waiting(self) -> int:
-        """
-        How many segments are wanted.
-        """
+        """How many segments are wanted."""
         with self._lock:
             return len(self._wanted)
 

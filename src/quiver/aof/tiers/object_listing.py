@@ -1,6 +1,4 @@
-"""
-What the object store has of one log: its objects describe themselves.
-"""
+"""What the object store has of one log: its objects describe themselves."""
 
 from __future__ import annotations
 
@@ -36,7 +34,8 @@ class ListedObjects:
 
     def add(self, entry: TierEntry, key: str) -> None:
         """
-        Take an object. Of two of one segment the one with more records counts, or else the one that was sealed later.
+        Take an object. Of two of one segment the one with more records counts, or else the one that was sealed
+        later.
         """
         other = self.entries.get(entry.segment_id)
         if other is not None and _rank(other) >= _rank(entry):

@@ -146,9 +146,7 @@ class PackedSegment:
             yield from self._unpack(batch)
 
     def _batches(self) -> Iterator[list[PackedFrame]]:
-        """
-        Yield the frames of header and records, as many at a time as are read in one piece.
-        """
+        """Yield the frames of header and records, as many at a time as are read in one piece."""
         batch: list[PackedFrame] = []
         for frame in self.frames[:-1]:
             if batch and frame.start + frame.packed_bytes - batch[0].start > _READ_BYTES:
@@ -234,15 +232,11 @@ class PackedSegment:
         return None if behind == self.end else f"its last record ends at {behind}, its footer says {self.end}"
 
     def read_packed(self, start: int, length: int) -> bytes:
-        """
-        Return packed bytes as they lie.
-        """
+        """Return packed bytes as they lie."""
         return self._read_at(start, length)
 
     def checksum(self) -> int:
-        """
-        Return the CRC-64/NVME of all packed bytes.
-        """
+        """Return the CRC-64/NVME of all packed bytes."""
         value = 0
         for start in range(0, self.size_bytes, _READ_BYTES):
             value = crc64_nvme(self._read_at(start, min(_READ_BYTES, self.size_bytes - start)), value)
@@ -250,9 +244,7 @@ class PackedSegment:
 
 
 def records_problem(view: memoryview, header: SegmentHeader, footer: SegmentFooter) -> str | None:
-    """
-    Say what of the records in *view* is not what the footer vouches for; None when all of it is.
-    """
+    """Say what of the records in *view* is not what the footer vouches for; None when all of it is."""
     end = footer.durable_bytes - header.base_offset
     return _contradiction(scan_records(view, HEADER_BYTES, min(end, len(view))), header, footer)
 

@@ -1,5 +1,6 @@
 """
-Where the copies of a log's sealed segments are: what the manifest log says, brought together with what the disk has.
+Where the copies of a log's sealed segments are: what the manifest log says, brought together with what the disk
+has.
 """
 
 from __future__ import annotations
@@ -166,24 +167,18 @@ class Placement:
 
     @property
     def entries(self) -> dict[int, TierEntry]:
-        """
-        The copies of each segment that has any.
-        """
+        """The copies of each segment that has any."""
         return self.manifest.state.entries
 
     def entry_of(self, sealed: SealedSegment) -> TierEntry | None:
-        """
-        Return the copies of that very segment. After a loss of data its id may have been another's before.
-        """
+        """Return the copies of that very segment. After a loss of data its id may have been another's before."""
         entry = self.entries.get(sealed.segment_id)
         if entry is None or entry.footer.sealed_at != sealed.footer.sealed_at:
             return None
         return entry if entry.footer.durable_bytes == sealed.footer.durable_bytes else None
 
     def residency(self, entry: TierEntry) -> Residency:
-        """
-        Return where a reader finds the segment.
-        """
+        """Return where a reader finds the segment."""
         if entry.segment_id not in self.away:
             return "resident_in_tier0"
         if entry.has_warm:
@@ -204,15 +199,11 @@ class Placement:
         return entry
 
     def event(self, kind: Event, entry: TierEntry, *fields: int | str | None) -> ManifestRecord:
-        """
-        Return a record of what happened to a segment now.
-        """
+        """Return a record of what happened to a segment now."""
         return ManifestRecord(kind, entry.segment_id, entry.header.base_offset, self.manifest.now_ms, fields)
 
     def packing(self, entry: TierEntry, began_ms: int) -> list[ManifestRecord]:
-        """
-        Return the history of a segment that was packed: opened, sealed, and what was done since *began_ms*.
-        """
+        """Return the history of a segment that was packed: opened, sealed, and what was done since *began_ms*."""
         header, footer = entry.header, entry.footer
         opened_ms, sealed_ms = header.created_at // 1_000_000, footer.sealed_at // 1_000_000
         return [
@@ -230,7 +221,8 @@ class Placement:
 
     def failed(self, kind: Event, sealed: SealedSegment, error: Exception, *rest: str) -> None:
         """
-        Write that a step failed, the first time in a row. Nothing depends on it: what the disk refuses is left out.
+        Write that a step failed, the first time in a row. Nothing depends on it: what the disk
+        refuses is left out.
         """
         failure = (kind, sealed.segment_id)
         if failure in self._failing:
@@ -244,7 +236,5 @@ class Placement:
             self.manifest.write([record])
 
     def succeeded(self, kind: Event, segment_id: int) -> None:
-        """
-        Take note that a step went well: its next failure is written again.
-        """
+        """Take note that a step went well: its next failure is written again."""
         self._failing.discard((kind, segment_id))

@@ -1,6 +1,4 @@
-"""
-What the tiers of a log say of themselves at a moment.
-"""
+"""What the tiers of a log say of themselves at a moment."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ _LATENCIES_KEPT = 1000
 
 @dataclass(slots=True)
 class TierCounts:
-    """
-    What was done since the log was opened, and how long the last thousand hydrations took.
-    """
+    """What was done since the log was opened, and how long the last thousand hydrations took."""
 
     compressions: int = 0
     compression_failures: int = 0
@@ -38,23 +34,17 @@ class TierCounts:
     hydration_latencies_s: tuple[float, ...] = ()
 
     def hydrated(self, latency_s: float) -> None:
-        """
-        Count a segment that came back.
-        """
+        """Count a segment that came back."""
         self.hydrations += 1
         self.hydration_latencies_s = (*self.hydration_latencies_s, latency_s)[-_LATENCIES_KEPT:]
 
     def hydration_latency_ms(self, share: float) -> float | None:
-        """
-        Return the latency that *share* of the hydrations did not exceed; None before the first.
-        """
+        """Return the latency that *share* of the hydrations did not exceed; None before the first."""
         found = sorted(self.hydration_latencies_s)
         return found[min(len(found) - 1, int(share * len(found)))] * 1000 if found else None
 
     def as_dict(self) -> dict[str, Any]:
-        """
-        Return the same as plain values.
-        """
+        """Return the same as plain values."""
         told = asdict(self)
         del told["hydration_latencies_s"]
         told["hydration_latency_samples"] = len(self.hydration_latencies_s)
@@ -110,9 +100,7 @@ class TierSnapshot:
         packs_all: bool = False,
         hydrations: int = 0,
     ) -> TierSnapshot:
-        """
-        Add up the entries of a log.
-        """
+        """Add up the entries of a log."""
         warm = [one for one in entries.values() if one.has_warm]
         objects = [one for one in entries.values() if one.remote is not None]
         uploaded = {one.segment_id for one in objects}
@@ -134,9 +122,7 @@ class TierSnapshot:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """
-        Return the same as plain values, by tier.
-        """
+        """Return the same as plain values, by tier."""
         by_residency = Counter(self.residency.values())
         names: tuple[Residency, ...] = (
             "resident_in_tier0", "staged_for_tier0", "uploaded_to_tier2", "needs_recovery",

@@ -39,9 +39,7 @@ class TierState:
     uploads: dict[int, str] = field(default_factory=dict)
 
     def apply(self, record: ManifestRecord) -> Damage | None:
-        """
-        Take *record* in; return what is wrong with it, if anything is.
-        """
+        """Take *record* in; return what is wrong with it, if anything is."""
         if record.kind == Event.SNAPSHOT_MARKER:
             self.entries.clear()
             self.deletes.clear()
@@ -66,9 +64,7 @@ class TierState:
         return None
 
     def snapshot(self, chunk_index: int, now_ms: int) -> list[ManifestRecord]:
-        """
-        Return the records that say all of it, for the beginning of chunk *chunk_index*.
-        """
+        """Return the records that say all of it, for the beginning of chunk *chunk_index*."""
         records = [ManifestRecord(Event.SNAPSHOT_MARKER, 0, 0, now_ms, (chunk_index, 0, chunk_index))]
         rows = [self.entries[segment_id] for segment_id in sorted(self.entries)]
         for start in range(0, len(rows), _ROWS_PER_RECORD):
@@ -81,15 +77,11 @@ class TierState:
 
 
 def entry_record(segment_id: int, entry: TierEntry | None, now_ms: int) -> ManifestRecord:
-    """
-    Return the record that says where the copies of a segment are now; None: there are none.
-    """
+    """Return the record that says where the copies of a segment are now; None: there are none."""
     text = encode_entries([] if entry is None else [entry])
     return ManifestRecord(Event.TIER1_SNAPSHOT, segment_id, 0, now_ms, (text,))
 
 
 def key_record(kind: Event, segment_id: int, key: str, now_ms: int) -> ManifestRecord:
-    """
-    Return a record about an object.
-    """
+    """Return a record about an object."""
     return ManifestRecord(kind, segment_id, 0, now_ms, (key,))

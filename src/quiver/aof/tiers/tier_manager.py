@@ -170,9 +170,7 @@ class Tiers:
     # ---- what the thread does
 
     def run(self) -> None:
-        """
-        Do all that is due. What the disk or the object store refuses is tried again later.
-        """
+        """Do all that is due. What the disk or the object store refuses is tried again later."""
         with self._turn:
             self._hydration.bring_back()
             uploads = self._uploads
@@ -185,7 +183,8 @@ class Tiers:
 
     def _tried(self, step: Callable[[], object], event: str = "tiers.failed") -> bool:
         """
-        Do *step*; say whether it went well, with *event* if not. One segment that stays must not hold up the others.
+        Do *step*; say whether it went well, with *event* if not. One segment that stays must not hold up the
+        others.
         """
         try:
             step()
@@ -216,9 +215,7 @@ class Tiers:
                     self._entries[segment_id] = replace(entry, has_warm=False)
 
     def _movable(self) -> list[SealedSegment]:
-        """
-        Return the sealed segments but the newest: recovery learns from that one's file where the log goes on.
-        """
+        """Return the sealed segments but the newest: recovery learns from that one's file where the log goes on."""
         return self._catalog.all()[:-1]
 
     def _pack_sealed(self) -> None:
@@ -227,9 +224,7 @@ class Tiers:
                 self._tried(partial(self._packed, sealed), "tier1_compression_failed")
 
     def _packed(self, sealed: SealedSegment) -> TierEntry | None:
-        """
-        Return the entry of a segment that has a copy, made now if there was none; None when it was retired.
-        """
+        """Return the entry of a segment that has a copy, made now if there was none; None when it was retired."""
         with self._lock:
             entry = self._placement.entry_of(sealed)
             if entry is not None and (entry.has_warm or entry.remote):
@@ -413,9 +408,7 @@ class Tiers:
         return self._hydration.view(sealed, wait=wait)
 
     def salvage(self, sealed: SealedSegment) -> memoryview | None:
-        """
-        Return what can still be unpacked of a segment that `view` found damaged; None when nothing can.
-        """
+        """Return what can still be unpacked of a segment that `view` found damaged; None when nothing can."""
         entry = self._entries.get(sealed.segment_id)
         found = None if entry is None else self._copies.salvage(entry, 0, sealed.end)
         return None if found is None else memoryview(found)
@@ -500,9 +493,7 @@ class Tiers:
         tell_move(self._observer, event, entry, **fields)
 
     def snapshot(self) -> TierSnapshot:
-        """
-        Return how much lies where, and what waits.
-        """
+        """Return how much lies where, and what waits."""
         with self._lock:
             sealed = self._catalog.all()
             entries = dict(self._entries)
@@ -531,15 +522,11 @@ class Tiers:
 
     @property
     def uploads(self) -> Uploads:
-        """
-        The object side.
-        """
+        """The object side."""
         return self._uploads
 
     def finish_uploads(self, limit_s: float) -> None:
-        """
-        Upload what is sealed, as far as the store answers and no longer than *limit_s*; report what is left.
-        """
+        """Upload what is sealed, as far as the store answers and no longer than *limit_s*; report what is left."""
         with self._turn:
             if not self._uploads.unreachable:
                 now_s = self._clock.monotonic
@@ -549,9 +536,7 @@ class Tiers:
             self._observer.event("aof.uploads_left", level=logging.WARNING, segments=len(left))
 
     def close(self) -> None:
-        """
-        Let go of files and connections. Idempotent.
-        """
+        """Let go of files and connections. Idempotent."""
         with self._turn, self._lock:
             self._hydration.closed = True
             self._manifest.close()

@@ -32,20 +32,14 @@ __all__ = ["Uploads", "tell_move"]
 
 
 class Tried(Protocol):
-    """
-    Does a step, and says whether it went well.
-    """
+    """Does a step, and says whether it went well."""
 
     def __call__(self, step: Callable[[], object], event: str = ...) -> bool:
-        """
-        Do *step*; *event* is told if it fails.
-        """
+        """Do *step*; *event* is told if it fails."""
 
 
 def tell_move(observer: Observer, event: str, entry: TierEntry, **fields: Value) -> None:
-    """
-    Tell of a segment that went from one tier to another.
-    """
+    """Tell of a segment that went from one tier to another."""
     fields.setdefault("bytes", entry.warm_bytes)
     observer.count("aof_tier_moves_total", kind=event)
     observer.event(f"aof.{event}", level=logging.INFO, segment=entry.segment_id, **fields)
@@ -110,22 +104,16 @@ class Uploads:
 
     @property
     def enabled(self) -> bool:
-        """
-        Whether there is an object store.
-        """
+        """Whether there is an object store."""
         return self._copies.has_objects
 
     def is_uploaded(self, sealed: SealedSegment) -> bool:
-        """
-        Say whether a segment has an object. Takes no lock.
-        """
+        """Say whether a segment has an object. Takes no lock."""
         entry = self._placement.entry_of(sealed)
         return entry is not None and entry.remote is not None
 
     def waiting(self) -> list[SealedSegment]:
-        """
-        Return the sealed segments that are to be uploaded, the oldest first.
-        """
+        """Return the sealed segments that are to be uploaded, the oldest first."""
         if not self._copies.has_objects:
             return []
         with self._lock:
@@ -137,9 +125,7 @@ class Uploads:
             ]
 
     def upload(self, *, until_s: float | None = None, now_s: Callable[[], float] = lambda: 0.0) -> None:
-        """
-        Upload what has no object yet, the oldest first; begin none at *until_s* or later.
-        """
+        """Upload what has no object yet, the oldest first; begin none at *until_s* or later."""
         self.unreachable = False
         for sealed in self.waiting():
             if self.unreachable or (self.stopping if until_s is None else now_s() >= until_s):
@@ -256,9 +242,7 @@ class Uploads:
                 self._sound(sealed, entry)
 
     def trim_warm(self) -> None:
-        """
-        Remove packed files above their budget, the oldest first, each once its object was read back.
-        """
+        """Remove packed files above their budget, the oldest first, each once its object was read back."""
         limit = self._config.warm_max_bytes
         if limit is None:
             return

@@ -1,6 +1,4 @@
-"""
-`quiver aof seal|flush|upload|segments|manifest`: what is done to a log while no program has it open.
-"""
+"""`quiver aof seal|flush|upload|segments|manifest`: what is done to a log while no program has it open."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ Timeout = Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to w
 
 
 def add_admin_commands(app: typer.Typer) -> None:
-    """
-    Add these commands to `quiver aof`.
-    """
+    """Add these commands to `quiver aof`."""
     app.command("seal", short_help="Seal the segment that takes records.")(seal)
     app.command("flush", short_help="Make everything durable.")(flush)
     app.command("upload", short_help="Upload what no object has yet.")(upload)
@@ -48,16 +44,12 @@ def add_admin_commands(app: typer.Typer) -> None:
 
 
 def _only_below() -> None:
-    """
-    Check the manifest logs of tiers.
-    """
+    """Check the manifest logs of tiers."""
 
 
 @contextmanager
 def _opened(root: Path, log: str | None, objects: ObjectLocation | None, *, tiered: bool = False) -> Iterator[Aof]:
-    """
-    Open one log, as recovery leaves it, and do what is due when it was used.
-    """
+    """Open one log, as recovery leaves it, and do what is due when it was used."""
     from quiver.aof import AofConfig, AofManager, TierConfig  # noqa: PLC0415 - keeps `--help` quick
 
     name, directory = one_log(root, log)
@@ -76,9 +68,7 @@ def seal(
     option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """
-    Seal the segment that takes records, if it has any. Nobody may have the logs open: a writer seals by itself.
-    """
+    """Seal the segment that takes records, if it has any. Nobody may have the logs open: a writer seals by itself."""
     with _opened(root, log, object_location(objects, option)) as opened:
         _print_row(opened.name, {"sealed": opened.force_rollover(timeout_s=timeout_s)}, as_json=as_json)
 
@@ -92,7 +82,8 @@ def flush(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Make everything durable, batches of Spark sinks included. Nobody may have the logs open: a writer flushes by itself.
+    Make everything durable, batches of Spark sinks included. Nobody may have the logs open: a writer flushes by
+    itself.
     """
     with _opened(root, log, object_location(objects, option)) as opened:
         opened.adopt()
@@ -151,9 +142,7 @@ def list_segments(
     tier: Annotated[int | None, typer.Option(min=0, max=2, help="Only those that are read from this tier.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """
-    Show where each segment is, and its copies. Works beside a live writer.
-    """
+    """Show where each segment is, and its copies. Works beside a live writer."""
     for one in checked_logs(root, log, read_records=False):
         rows = [row for row in _segment_rows(one) if tier is None or row["tier"] == tier]
         if as_json:
@@ -194,9 +183,7 @@ def delete_segments(
     option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """
-    Delete the oldest segments with all their copies. Nobody may have the logs open; only `--force` does it.
-    """
+    """Delete the oldest segments with all their copies. Nobody may have the logs open; only `--force` does it."""
     if not force:
         raise WrongUse("the records of these segments will be gone for good: say --force to delete them")
     with _opened(root, log, object_location(objects, option), tiered=True) as opened:
@@ -216,9 +203,7 @@ def check_manifest(
     option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """
-    Read the manifest logs and compare them with the disk. Exits with 1 when something is damaged or missing.
-    """
+    """Read the manifest logs and compare them with the disk. Exits with 1 when something is damaged or missing."""
     location = object_location(objects, option)
     if repair:
         for name in logs_of(root, log):

@@ -35,9 +35,7 @@ AnyLogs = Annotated[Path | None, typer.Argument(help="The directory of the logs,
 
 
 def build_aof_app() -> typer.Typer:
-    """
-    Return the commands below `quiver aof`.
-    """
+    """Return the commands below `quiver aof`."""
     app = typer.Typer(help="Look at append-only logs and read them.", no_args_is_help=True, add_completion=False)
     for command, short in _COMMANDS.items():
         app.command(command.__name__, short_help=short)(command)
@@ -86,9 +84,7 @@ def inspect(
     rows: Annotated[int, typer.Option(min=0, help="Rows of each table.")] = 20,
     as_json: JsonFlag = False,
 ) -> None:
-    """
-    Show what a file of a log holds, or what a log's directory does. Exits with 1 when something is damaged.
-    """
+    """Show what a file of a log holds, or what a log's directory does. Exits with 1 when something is damaged."""
     if path.is_dir():
         checked = checked_logs(path, None, read_records=False)
         if as_json:
@@ -191,9 +187,7 @@ def evict(
     option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """
-    Pack sealed segments and remove their files. Nobody may have the logs open.
-    """
+    """Pack sealed segments and remove their files. Nobody may have the logs open."""
     _move(root, segment, log, object_location(objects, option), "evict", as_json=as_json)
 
 
@@ -205,9 +199,7 @@ def hydrate(
     option: ObjectOptions = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """
-    Bring the files of sealed segments back from their copies. Nobody may have the logs open.
-    """
+    """Bring the files of sealed segments back from their copies. Nobody may have the logs open."""
     _move(root, segment, log, object_location(objects, option), "hydrate", as_json=as_json)
 
 

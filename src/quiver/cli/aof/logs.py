@@ -1,6 +1,4 @@
-"""
-Which logs a command of `quiver aof` is about.
-"""
+"""Which logs a command of `quiver aof` is about."""
 
 from __future__ import annotations
 

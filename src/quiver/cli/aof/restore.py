@@ -1,6 +1,4 @@
-"""
-`quiver aof restore`: logs made again from their objects.
-"""
+"""`quiver aof restore`: logs made again from their objects."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Times as people type them.
-"""
+"""Times as people type them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Tables for people, JSON for programs, with the same names in both.
-"""
+"""Tables for people, JSON for programs, with the same names in both."""
 
 from __future__ import annotations
 
@@ -23,16 +21,12 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of ta
 
 
 def print_json(value: Any, *, in_a_line: bool = False) -> None:
-    """
-    Print *value* as JSON; *in_a_line* for one value after the other.
-    """
+    """Print *value* as JSON; *in_a_line* for one value after the other."""
     typer.echo(json.dumps(value, indent=None if in_a_line else 2, default=str))
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, empty: str = "none") -> None:
-    """
-    Print *rows* under the keys of the first one; *empty* when there are none. None is shown as a dash.
-    """
+    """Print *rows* under the keys of the first one; *empty* when there are none. None is shown as a dash."""
     # Into a file or a pipe, nothing is folded to fit a screen that is not there.
     width = None if sys.stdout.isatty() else PLAIN_WIDTH
     console = Console(width=width)
@@ -66,9 +60,7 @@ def _literal(text: str) -> str:
 
 
 def human_bytes(count: int) -> str:
-    """
-    Return ``1.5 MiB`` for 1572864.
-    """
+    """Return ``1.5 MiB`` for 1572864."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
@@ -78,9 +70,7 @@ def human_bytes(count: int) -> str:
 
 
 def human_age(seconds: float | None) -> str | None:
-    """
-    Return ``2 m 5 s`` for 125; None stays None.
-    """
+    """Return ``2 m 5 s`` for 125; None stays None."""
     if seconds is None:
         return None
     whole = max(int(seconds), 0)

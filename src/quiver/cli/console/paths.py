@@ -1,5 +1,6 @@
 """
-Paths on the command line. An empty one is refused: typer would take it for the directory that the program runs in.
+Paths on the command line. An empty one is refused: typer would take it for the directory that the
+program runs in.
 """
 
 from __future__ import annotations

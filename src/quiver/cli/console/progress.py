@@ -1,6 +1,4 @@
-"""
-A word on the terminal while something takes long. Nothing is said before two seconds have passed.
-"""
+"""A word on the terminal while something takes long. Nothing is said before two seconds have passed."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ class Progress:
         self._count = 0
 
     def __call__(self, where: str) -> None:
-        """
-        Take note that *where* is being worked on.
-        """
+        """Take note that *where* is being worked on."""
         self._count += 1
         now = self._clock.monotonic()
         if now - self._started < QUIET_S or not self._stream.isatty():
@@ -54,9 +50,7 @@ class Progress:
         self._stream.flush()
 
     def files(self, files: FileSystem) -> FileSystem:
-        """
-        Return *files*, of which this takes note whenever one is opened.
-        """
+        """Return *files*, of which this takes note whenever one is opened."""
         return cast("FileSystem", _ToldFiles(files, self))
 
     def __enter__(self) -> Self:
@@ -71,9 +65,7 @@ class Progress:
 
 
 class _ToldFiles:
-    """
-    A file system that says which file is worked on.
-    """
+    """A file system that says which file is worked on."""
 
     def __init__(self, files: FileSystem, progress: Progress) -> None:
         self._files = files

@@ -1,6 +1,4 @@
-"""
-`quiver sf list|inspect|drain|clear-failed|tail`: the slots of QWP senders. `sf_dead_letters.py` has the rest.
-"""
+"""`quiver sf list|inspect|drain|clear-failed|tail`: the slots of QWP senders. `sf_dead_letters.py` has the rest."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ Slots = Annotated[list[str] | None, typer.Argument(metavar="SLOT", help="Sender 
 
 
 def build_sf_app() -> typer.Typer:
-    """
-    Return the commands below `quiver sf`.
-    """
+    """Return the commands below `quiver sf`."""
     app = typer.Typer(
         help="Look at the slots of QWP senders, and drain them.", no_args_is_help=True, add_completion=False
     )
@@ -103,9 +99,7 @@ def _list(root: Path, known: dict[str, Any], *, as_json: bool, in_a_line: bool) 
 
 
 def inspect(root: Root, slot: Slot, as_json: JsonFlag = False) -> None:
-    """
-    Show a slot: its segments, and which tables wait in it. Exits with 1 when it cannot be read.
-    """
+    """Show a slot: its segments, and which tables wait in it. Exits with 1 when it cannot be read."""
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.slots.inspection import frames_of_slot, rows_by_table  # noqa: PLC0415
 
@@ -178,9 +172,7 @@ def _drain(root: Path, names: list[str], conf: str | None, *, named: bool) -> li
 
 
 def clear_failed(root: Root, slots: Slots = None, as_json: JsonFlag = False) -> None:
-    """
-    Take the mark from slots that nobody adopts any more. Their senders and drainers try again.
-    """
+    """Take the mark from slots that nobody adopts any more. Their senders and drainers try again."""
     from quiver.primitives.disk.atomic import remove_durably  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.qwp.format.names import FAILED_NAME  # noqa: PLC0415
@@ -202,9 +194,7 @@ def tail(
     rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many of the newest rows.")] = 10,
     table: Annotated[str | None, typer.Option("--table", help="Of this table only.")] = None,
 ) -> None:
-    """
-    Print the newest rows of a slot, a line of JSON each: frame, table, and the row's values.
-    """
+    """Print the newest rows of a slot, a line of JSON each: frame, table, and the row's values."""
     from collections import deque  # noqa: PLC0415 - keeps `--help` quick
 
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415

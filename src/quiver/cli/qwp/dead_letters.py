@@ -1,6 +1,4 @@
-"""
-`quiver sf dead-letters SF_DIR SLOT list|show|resend|export|clear`.
-"""
+"""`quiver sf dead-letters SF_DIR SLOT list|show|resend|export|clear`."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ __all__ = ["dead_letters"]
 
 
 class Action(StrEnum):
-    """
-    What to do with dead letters.
-    """
+    """What to do with dead letters."""
 
     list = "list"
     show = "show"
@@ -187,9 +183,7 @@ def _resend(directory: str, letters: list[StoredLetter], conf: str | None, *, as
 
 @dataclass(slots=True)
 class _Group:
-    """
-    Rows of one table whose columns have the same types where they have the same names.
-    """
+    """Rows of one table whose columns have the same types where they have the same names."""
 
     fields: dict[str, pa.DataType]
     batches: list[pa.RecordBatch]
@@ -239,9 +233,7 @@ def _files(to: Path, groups: dict[str, list[_Group]]) -> Iterator[tuple[Path, _G
 
 
 def _groups(found: _Found, wanted: str | None) -> dict[str, list[_Group]]:
-    """
-    Return the rows of each table. Letters in which a column has another type are a group of their own.
-    """
+    """Return the rows of each table. Letters in which a column has another type are a group of their own."""
     groups: dict[str, list[_Group]] = {}
     for one, tables in found:
         for table in tables:

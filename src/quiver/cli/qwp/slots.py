@@ -1,6 +1,4 @@
-"""
-What the commands of `quiver sf` share: slots by name, what is in one, and a word while no server answers.
-"""
+"""What the commands of `quiver sf` share: slots by name, what is in one, and a word while no server answers."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ _SILENT_S = 5.0
 
 
 class NoServerReporter(InMemoryObserver):
-    """
-    Says once in a while that no server answers: the time for reconnecting is minutes.
-    """
+    """Says once in a while that no server answers: the time for reconnecting is minutes."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__()
@@ -34,9 +30,7 @@ class NoServerReporter(InMemoryObserver):
         self._said_at = -math.inf
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:  # noqa: ARG002
-        """
-        Tell the person in front of the terminal, or keep quiet.
-        """
+        """Tell the person in front of the terminal, or keep quiet."""
         now = self._clock.monotonic()
         if name == "qwp.no_server" and now - self._said_at >= _SILENT_S:
             self._said_at = now
@@ -61,9 +55,7 @@ def names_of_slots(root: Path, wanted: list[str] | None) -> list[str]:
 
 
 def look(root: Path, name: str, known: dict[str, Any] | None = None) -> SlotReport:
-    """
-    Return what is in the slot *name*. *known* is kept from one look to the next.
-    """
+    """Return what is in the slot *name*. *known* is kept from one look to the next."""
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.slots.inspection import look_at_slot  # noqa: PLC0415
 
@@ -71,25 +63,19 @@ def look(root: Path, name: str, known: dict[str, Any] | None = None) -> SlotRepo
 
 
 def age_s(one: SlotReport) -> float | None:
-    """
-    Return for how long the oldest unconfirmed rows of a slot have waited; None when none wait.
-    """
+    """Return for how long the oldest unconfirmed rows of a slot have waited; None when none wait."""
     return None if one.oldest_us is None else max(0.0, SYSTEM_CLOCK.now_ns() / 1e9 - one.oldest_us / 1e6)
 
 
 def holder(one: SlotReport) -> str | None:
-    """
-    Return the pid that last held the slot, and whether there still is such a process here.
-    """
+    """Return the pid that last held the slot, and whether there still is such a process here."""
     if one.holder is None or not one.holder.isdecimal():
         return one.holder
     return one.holder if Path(f"/proc/{one.holder}").exists() or not Path("/proc").exists() else f"{one.holder} (gone)"
 
 
 def slot_as_dict(one: SlotReport) -> dict[str, Any]:
-    """
-    Return a report for programs.
-    """
+    """Return a report for programs."""
     return {
         "slot": one.sender_id,
         "backlog_frames": one.backlog,

@@ -1,6 +1,4 @@
-"""
-`quiver stats DIR`.
-"""
+"""`quiver stats DIR`."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ def stats(
 
 
 def watch(directory: Path, clock: Clock, *, every_s: float, looks: int | None, as_json: bool) -> bool:
-    """
-    Show a look every *every_s* seconds, *looks* times or until interrupted; say whether the last one was fine.
-    """
+    """Show a look every *every_s* seconds, *looks* times or until interrupted; say whether the last one was fine."""
     return look_again(
         lambda: _look(directory, clock, as_json=as_json, in_a_line=True),
         clock,

@@ -1,6 +1,4 @@
-"""
-What `quiver stats` counts, from the files alone. Reads only, safe beside a live writer.
-"""
+"""What `quiver stats` counts, from the files alone. Reads only, safe beside a live writer."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ __all__ = ["CoreStats", "StoreStats", "SubscriberStats", "collect_stats"]
 
 @dataclass(frozen=True, slots=True)
 class SubscriberStats:
-    """
-    How far a subscriber is behind, in sealed bundles, over all cores. `problem` says why it is not known.
-    """
+    """How far a subscriber is behind, in sealed bundles, over all cores. `problem` says why it is not known."""
 
     subscriber: str
     lag_bundles: int | None
@@ -62,9 +58,7 @@ class CoreStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """
-    One look at a store. Sums over its cores; ages count from ingestion, None when nothing is sealed.
-    """
+    """One look at a store. Sums over its cores; ages count from ingestion, None when nothing is sealed."""
 
     directory: str
     segments: int
@@ -84,9 +78,7 @@ class StoreStats:
     disk_bytes: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """
-        Return all of it as plain values.
-        """
+        """Return all of it as plain values."""
         return asdict(self)
 
 
@@ -176,9 +168,7 @@ def _wal_sizes(fs: FileSystem, root: str) -> list[int]:
 
 
 def _together(found: Sequence[Standing]) -> SubscriberStats:
-    """
-    Return one subscriber's standing over all cores; unknown as a whole when one of them is.
-    """
+    """Return one subscriber's standing over all cores; unknown as a whole when one of them is."""
     problems = [one.problem for one in found if one.problem is not None]
     if problems:
         return SubscriberStats(found[0].subscriber, None, None, None, None, "; ".join(problems))

@@ -1,6 +1,4 @@
-"""
-`quiver top DIR`.
-"""
+"""`quiver top DIR`."""
 
 from __future__ import annotations
 
@@ -145,9 +143,7 @@ def _show(directory: str, found: Showing, now_ns: int) -> None:
 
 
 def _backoff(waits: Waiting | None) -> dict[str, Any]:
-    """
-    Return what of a subscriber waits to be tried again, as columns.
-    """
+    """Return what of a subscriber waits to be tried again, as columns."""
     from quiver.cli.stats.waiting import when  # noqa: PLC0415 - keeps `--help` quick
 
     if waits is None:

@@ -59,26 +59,20 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """
-    One line of Prometheus text.
-    """
+    """One line of Prometheus text."""
 
     name: str
     labels: Labels
     value: float
 
     def label(self, name: str) -> str:
-        """
-        Return one label's value, empty when there is none.
-        """
+        """Return one label's value, empty when there is none."""
         return dict(self.labels).get(name, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """
-    One process of the pipeline, as the supervisor last wrote it down.
-    """
+    """One process of the pipeline, as the supervisor last wrote it down."""
 
     name: str
     state: str
@@ -113,18 +107,14 @@ class Look:
     dead_letters: Mapping[str, int] = field(default_factory=dict)
 
     def total(self, name: str) -> float | None:
-        """
-        Return the sum of one metric; None when it was not told.
-        """
+        """Return the sum of one metric; None when it was not told."""
         values = [sample.value for sample in self.samples if sample.name == name]
         return sum(values) if values else None
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """
-    One counter, or one of its lines: what went through since the pipeline began, and how much in a second.
-    """
+    """One counter, or one of its lines: what went through since the pipeline began, and how much in a second."""
 
     what: str
     of: str
@@ -134,9 +124,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Showing:
-    """
-    What is shown: one look, and what changed since the one before it.
-    """
+    """What is shown: one look, and what changed since the one before it."""
 
     nodes: tuple[Node, ...]
     flows: tuple[Flow, ...]
@@ -199,9 +187,7 @@ def fetch_samples(endpoint: str) -> tuple[Sample, ...]:
 
 
 def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None, *, at_s: float, now_ns: int) -> Look:
-    """
-    Look at everything once. What cannot be found is left out, and `Look.problem` says so.
-    """
+    """Look at everything once. What cannot be found is left out, and `Look.problem` says so."""
     problems = []
     samples: tuple[Sample, ...] = ()
     state = _state(fs, run_dir)
@@ -254,7 +240,8 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
 
 def _places(fs: FileSystem, directory: str, state: Mapping[str, Any]) -> list[str]:
     """
-    Return the stores to look at: the one that was named, the buffers beside it, and whatever else the pipeline has.
+    Return the stores to look at: the one that was named, the buffers beside it, and whatever else
+    the pipeline has.
     """
     told = state.get("buffers")
     others = [one for one in told.values() if isinstance(one, str)] if isinstance(told, dict) else []
@@ -268,9 +255,7 @@ def _places(fs: FileSystem, directory: str, state: Mapping[str, Any]) -> list[st
 
 
 def _waiting(fs: FileSystem, found: StoreStats, now_ns: int) -> dict[str, Waiting]:
-    """
-    Return what each subscriber has to try again, over all cores, where it has something.
-    """
+    """Return what each subscriber has to try again, over all cores, where it has something."""
     roots = [core.directory for core in found.cores]
     told = {one.subscriber: waiting_of(fs, roots, one.subscriber, now_ns=now_ns) for one in found.subscribers}
     return {name: one for name, one in told.items() if one != Waiting()}
@@ -291,9 +276,7 @@ def _letters(fs: FileSystem, found: StoreStats) -> dict[str, int]:
 
 
 def _state(fs: FileSystem, run_dir: str) -> Mapping[str, Any]:
-    """
-    Return what the supervisor last wrote down; nothing when that cannot be read.
-    """
+    """Return what the supervisor last wrote down; nothing when that cannot be read."""
     try:
         state = json.loads(fs.read_all(f"{run_dir}/{STATE_NAME}", size_max=STATE_BYTES_MAX))
     except (OSError, ValueError):
@@ -303,7 +286,8 @@ def _state(fs: FileSystem, run_dir: str) -> Mapping[str, Any]:
 
 def _endpoints(state: Mapping[str, Any], endpoint: str | None) -> list[str]:
     """
-    Return all metrics ports: the pipeline's own when none was named; with several cores each is one above the last.
+    Return all metrics ports: the pipeline's own when none was named; with several cores each is one
+    above the last.
     """
     told = state.get("metrics")
     first = endpoint or told
@@ -324,9 +308,7 @@ def _nodes(state: Mapping[str, Any]) -> tuple[Node, ...]:
 
 
 def _trouble(fs: FileSystem, path: str) -> list[str]:
-    """
-    Return the last lines of a log that tell of trouble.
-    """
+    """Return the last lines of a log that tell of trouble."""
     try:
         file = fs.open_read(path)
     except OSError:
@@ -350,9 +332,7 @@ def _trouble(fs: FileSystem, path: str) -> list[str]:
 
 
 def showing(now: Look, before: Look | None) -> Showing:
-    """
-    Return what to show of *now*; rates are against *before*, and None while there is none.
-    """
+    """Return what to show of *now*; rates are against *before*, and None while there is none."""
     flows = tuple(_flows(now, before))
     rates = {flow.of: flow.per_second for flow in flows if flow.what == "acknowledged" and flow.per_second is not None}
     disk = {

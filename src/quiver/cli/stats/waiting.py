@@ -1,6 +1,4 @@
-"""
-What an exporter has to try again, as its retry sets say.
-"""
+"""What an exporter has to try again, as its retry sets say."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ def waiting_of(fs: FileSystem, roots: Sequence[str], subscriber: str, *, now_ns:
 
 
 def when(seconds: float | None, *, halted: bool = False) -> str | None:
-    """
-    Return in words when something is due; None when it never is.
-    """
+    """Return in words when something is due; None when it never is."""
     if halted:
         return "halted"
     return None if seconds is None else f"in {human_age(seconds)}" if seconds else "now"

@@ -1,6 +1,4 @@
-"""
-A look that is repeated: `--watch`, `--every`, `--looks`.
-"""
+"""A look that is repeated: `--watch`, `--every`, `--looks`."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ def check_watching(every: str, looks: int | None, *, is_watching: bool) -> float
 
 
 def watch(look: Callable[[], bool], clock: Clock, *, every_s: float, looks: int | None, as_json: bool) -> bool:
-    """
-    Call *look* every *every_s* seconds, *looks* times or until interrupted; return what it returned last.
-    """
+    """Call *look* every *every_s* seconds, *looks* times or until interrupted; return what it returned last."""
     never = threading.Condition()
     done = 0
     while True:

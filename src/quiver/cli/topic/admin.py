@@ -28,9 +28,7 @@ START_HELP = "earliest, latest, an offset, a time as 2026-01-31T12:00:00Z, or 90
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """
-    How a command gets at the topics below `root`.
-    """
+    """How a command gets at the topics below `root`."""
 
     root: Path
     tier: TierPlace
@@ -61,9 +59,7 @@ def _access(
 
 
 def add_admin_commands(app: typer.Typer) -> None:
-    """
-    Add these commands to `quiver topic`.
-    """
+    """Add these commands to `quiver topic`."""
     app.command("upload", short_help="Upload what no object has yet.")(_with_access(upload))
     app.command("unload", short_help="Hand topics over to another machine.")(_with_access(unload))
     app.command("reappend", short_help="Append what another owner's messages replaced.")(_with_access(reappend))
@@ -74,9 +70,7 @@ def add_admin_commands(app: typer.Typer) -> None:
 
 
 def _with_access(command: Callable[..., None]) -> Callable[..., None]:
-    """
-    Return *command* as typer is to see it: with the options of `_access` in place of its argument `access`.
-    """
+    """Return *command* as typer is to see it: with the options of `_access` in place of its argument `access`."""
     shared = inspect.signature(_access).parameters
     own = [one for one in inspect.signature(command).parameters.values() if one.name != "access"]
 
@@ -221,9 +215,7 @@ def _start(text: str, option: str) -> str | int:
 
 
 def _administer(access: _Access, command: str, **arguments: Any) -> Mapping[str, Any]:
-    """
-    Do *command*, or let the process do it that has the topics open.
-    """
+    """Do *command*, or let the process do it that has the topics open."""
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
     from quiver.errors import WrongUse  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415

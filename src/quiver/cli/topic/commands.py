@@ -44,9 +44,7 @@ _LOOKS_MAX = 5
 
 
 def build_topic_app() -> typer.Typer:
-    """
-    Return the commands below `quiver topic`.
-    """
+    """Return the commands below `quiver topic`."""
     app = typer.Typer(help="Look at topics, read them, write to them.", no_args_is_help=True, add_completion=False)
     app.command("list", short_help="List the topics.")(list_topics)
     app.command("inspect", short_help="Show a topic's files, objects, subscriptions.")(inspect)
@@ -68,9 +66,7 @@ def list_topics(
     root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
 ) -> None:
-    """
-    List the topics with their offsets, files and subscriptions. Works beside a live writer.
-    """
+    """List the topics with their offsets, files and subscriptions. Works beside a live writer."""
     tier = tier_of(None, None, metadata, metadata_option, namespace, root_prefix)
     checked = _check_each(root, _topics(root), tier).items()
     if as_json:
@@ -100,9 +96,7 @@ def inspect(
     root_prefix: RootPrefix = "/danube",
     as_json: JsonFlag = False,
 ) -> None:
-    """
-    Show a topic's files, subscriptions and whatever is wrong with them. Exits with 1 when something is damaged.
-    """
+    """Show a topic's files, subscriptions and whatever is wrong with them. Exits with 1 when something is damaged."""
     tier = tier_of(None, None, metadata, metadata_option, namespace, root_prefix)
     (one,) = _check_each(root, [topic], tier).values()
     if as_json:
@@ -288,9 +282,7 @@ def produce(
     wait: Wait = 0.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """
-    Append messages to a topic, durably. Nobody else may have the directory open.
-    """
+    """Append messages to a topic, durably. Nobody else may have the directory open."""
     attributes: dict[str, str] = {}
     for pair in attribute or ():
         name, equals, value = pair.partition("=")
@@ -312,9 +304,7 @@ def produce(
 
 
 def subscriptions(root: Root, topic: Topic, as_json: JsonFlag = False) -> None:
-    """
-    Show who subscribes to a topic and how far behind each is. Works beside a live writer.
-    """
+    """Show who subscribes to a topic and how far behind each is. Works beside a live writer."""
     one = _check(root, topic)
     rows = _subscription_rows(one)
     if as_json:
@@ -356,9 +346,7 @@ def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bo
 
 
 def _check_while_files_go(files: FileSystem, directory: str, catalogue: ObjectCatalogue | None) -> CheckedTopic:
-    """
-    Check what holds still: while its files are read, a topic's writer may remove those that objects have by then.
-    """
+    """Check what holds still: while its files are read, a topic's writer may remove those that objects have by then."""
     from quiver.topics.reading.check import check_topic_directory  # noqa: PLC0415 - keeps `--help` quick
 
     for left in reversed(range(_LOOKS_MAX)):

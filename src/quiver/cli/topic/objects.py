@@ -73,9 +73,7 @@ class TierPlace:
 
     @property
     def root(self) -> str:
-        """
-        What the keys of objects begin with.
-        """
+        """What the keys of objects begin with."""
         return (self.namespace + self.root_prefix).rstrip("/")
 
 

@@ -1,6 +1,4 @@
-"""
-The options of every `quiver topic` command that opens the topics for itself, and the store that they describe.
-"""
+"""The options of every `quiver topic` command that opens the topics for itself, and the store that they describe."""
 
 from __future__ import annotations
 

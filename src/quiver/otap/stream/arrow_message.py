@@ -51,9 +51,7 @@ _MESSAGES = {
 
 
 class StatusCode(IntEnum):
-    """
-    What became of a batch: the numbers of gRPC's codes.
-    """
+    """What became of a batch: the numbers of gRPC's codes."""
 
     OK = 0
     CANCELED = 1
@@ -101,9 +99,7 @@ class ArrowRecords:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """
-    One `BatchStatus`. A code that this version has no name for is a plain number.
-    """
+    """One `BatchStatus`. A code that this version has no name for is a plain number."""
 
     batch_id: int
     code: int
@@ -130,9 +126,7 @@ def _class_of(name: str) -> Any:
 
 
 def decode_records(data: bytes | memoryview) -> ArrowRecords | Damage:
-    """
-    Return the message, or why these bytes are none or are refused. What is inside the payloads is not looked at.
-    """
+    """Return the message, or why these bytes are none or are refused. What is inside the payloads is not looked at."""
     try:
         message = _class_of("BatchArrowRecords").FromString(bytes(data))
     except DecodeError as error:
@@ -152,9 +146,7 @@ def decode_records(data: bytes | memoryview) -> ArrowRecords | Damage:
 
 
 def encode_records(batch_id: int, payloads: Sequence[ArrowPayload], headers: bytes = b"") -> bytes:
-    """
-    Return the message as bytes, payloads in the order given.
-    """
+    """Return the message as bytes, payloads in the order given."""
     message = _class_of("BatchArrowRecords")(batch_id=batch_id, headers=headers)
     for payload in payloads:
         message.arrow_payloads.add(schema_id=payload.schema_id, type=payload.payload, record=payload.record)
@@ -173,9 +165,7 @@ def decode_status(data: bytes | memoryview) -> BatchStatus:
 
 
 def try_decode_status(data: bytes | memoryview) -> BatchStatus | Damage:
-    """
-    Return what `decode_status` returns, or the reason why it would raise.
-    """
+    """Return what `decode_status` returns, or the reason why it would raise."""
     if len(data) > STATUS_BYTES_MAX:
         return Damage(0, f"a status of {len(data)} bytes; the most is {STATUS_BYTES_MAX}")
     try:
@@ -186,9 +176,7 @@ def try_decode_status(data: bytes | memoryview) -> BatchStatus | Damage:
 
 
 def encode_status(status: BatchStatus) -> bytes:
-    """
-    Return the status as bytes.
-    """
+    """Return the status as bytes."""
     made = _class_of("BatchStatus")(
         batch_id=status.batch_id, status_code=int(status.code), status_message=status.message
     )

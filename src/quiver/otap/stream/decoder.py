@@ -67,9 +67,7 @@ class ArrowBatch:
 
 
 class _Feed:
-    """
-    A file that hands out the payload put into it last. Arrow reads what it needs and no further.
-    """
+    """A file that hands out the payload put into it last. Arrow reads what it needs and no further."""
 
     closed = False
 
@@ -111,9 +109,7 @@ class _Feed:
 
 @dataclass(slots=True)
 class _Reader:
-    """
-    One IPC stream: its reader, and how many values and bytes its dictionaries have.
-    """
+    """One IPC stream: its reader, and how many values and bytes its dictionaries have."""
 
     schema_id: str
     feed: _Feed = field(default_factory=_Feed)
@@ -154,9 +150,7 @@ class StreamDecoder:
 
     @property
     def dictionary_bytes(self) -> int:
-        """
-        What the dictionaries of the stream take, inflated.
-        """
+        """What the dictionaries of the stream take, inflated."""
         return sum(sum(reader.sizes.values()) for reader in self._readers.values())
 
     def decode(self, message: bytes) -> ArrowBatch:
@@ -171,9 +165,7 @@ class StreamDecoder:
         return or_raise(self.try_decode(message))
 
     def try_decode(self, message: bytes) -> ArrowBatch | Damage:
-        """
-        Return what `decode` returns, or the reason why it would raise.
-        """
+        """Return what `decode` returns, or the reason why it would raise."""
         self.batch_id = None
         if self._gone is not None:
             return self._gone
@@ -233,9 +225,7 @@ class StreamDecoder:
         return reader
 
     def _check(self, reader: _Reader, pieces: list[Piece], name: str, rows_max: int, budget: int) -> int:
-        """
-        Return what the pieces take when inflated; they are in order, and within the limits.
-        """
+        """Return what the pieces take when inflated; they are in order, and within the limits."""
         kinds = [piece.kind for piece in pieces]
         head = [SCHEMA] if reader.reader is None else []
         middle = kinds[len(head) : -1]

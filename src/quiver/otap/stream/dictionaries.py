@@ -28,18 +28,14 @@ _GROWS_BYTES_MAX = 64 * 1024
 
 
 class StreamDictionaries:
-    """
-    How much of the dictionaries of one IPC stream was validated. They only grow, unless `begin_anew` is called.
-    """
+    """How much of the dictionaries of one IPC stream was validated. They only grow, unless `begin_anew` is called."""
 
     def __init__(self) -> None:
         self._validated: dict[str, int] = {}
         self._plain: set[str] = set()
 
     def begin_anew(self) -> None:
-        """
-        Take note that a dictionary was replaced.
-        """
+        """Take note that a dictionary was replaced."""
         self._validated.clear()
 
     def sound(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -113,9 +109,7 @@ class StreamDictionaries:
 
 
 def _stays_small(values: pa.Array, kept: Any, used: Any) -> bool:
-    """
-    Say whether a column takes about as much plain as with its dictionary: a long value may stand in many rows.
-    """
+    """Say whether a column takes about as much plain as with its dictionary: a long value may stand in many rows."""
     if not (pa.types.is_string(values.type) or pa.types.is_binary(values.type)):
         return bool(pa.types.is_primitive(values.type) or pa.types.is_fixed_size_binary(values.type))
     lengths = counts_of_binary(values)
@@ -125,7 +119,8 @@ def _stays_small(values: pa.Array, kept: Any, used: Any) -> bool:
 
 def _over(values: pa.Array, indices: pa.Array, there: Any, moved: Any) -> pa.Array:
     """
-    Return a dictionary array over *values*: *moved* are its indices where it is not null, in the type of *indices*.
+    Return a dictionary array over *values*: *moved* are its indices where it is not null, in the
+    type of *indices*.
     """
     if not indices.null_count:
         buffers = [None, pa.py_buffer(moved)]
@@ -139,7 +134,8 @@ def _over(values: pa.Array, indices: pa.Array, there: Any, moved: Any) -> pa.Arr
 
 def _places(indices: pa.Array) -> Any:
     """
-    Return the indices, whatever stands under a null. They may be signed: what is negative is beyond every dictionary.
+    Return the indices, whatever stands under a null. They may be signed: what is negative is beyond every
+    dictionary.
     """
     if not len(indices):
         return np.zeros(0, np.uint8)

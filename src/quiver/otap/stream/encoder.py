@@ -52,9 +52,7 @@ class EncodedBatch:
 
 @dataclass(slots=True)
 class _Growing:
-    """
-    A dictionary on its way: its values so far, and how wide its index is (0: the column goes plain).
-    """
+    """A dictionary on its way: its values so far, and how wide its index is (0: the column goes plain)."""
 
     bits: int
     values: pa.Array
@@ -70,9 +68,7 @@ class _Growing:
 
 @dataclass(slots=True)
 class _Writer:
-    """
-    One payload type on the stream: the columns it has had, and its IPC stream.
-    """
+    """One payload type on the stream: the columns it has had, and its IPC stream."""
 
     columns: set[str] = field(default_factory=set)
     dictionaries: dict[str, _Growing] = field(default_factory=dict)
@@ -130,9 +126,7 @@ class StreamEncoder:
     def try_encode(
         self, tables: Mapping[int, pa.RecordBatch], headers: bytes = b""
     ) -> tuple[EncodedBatch, ...] | Damage:
-        """
-        Return what `encode` returns, or the reason why it would raise.
-        """
+        """Return what `encode` returns, or the reason why it would raise."""
         strange = sorted(set(tables) - set(SIGNALS[self._signal].payloads))
         if strange:
             return Damage(0, f"payload types {strange} do not belong to {self._signal}")
@@ -217,9 +211,7 @@ class StreamEncoder:
 
     @staticmethod
     def _grown(writer: _Writer, column: Column, array: pa.Array) -> pa.Array:
-        """
-        Return the column over the stream's dictionary, with this batch's new values behind the others.
-        """
+        """Return the column over the stream's dictionary, with this batch's new values behind the others."""
         if not column.index_bits:
             return array
         growing = writer.dictionaries.get(column.name)
@@ -252,9 +244,7 @@ class StreamEncoder:
 
 
 def _bits(growing: _Growing, values: int, of_batch: int) -> int:
-    """
-    Return how wide the index becomes with so many values, of which the batch itself has *of_batch*; 0 for none.
-    """
+    """Return how wide the index becomes with so many values, of which the batch itself has *of_batch*; 0 for none."""
     for bits, most, _ in INDEX_TYPES:
         if bits >= growing.bits and values <= most:
             return bits
@@ -263,9 +253,7 @@ def _bits(growing: _Growing, values: int, of_batch: int) -> int:
 
 
 def _nested(kept: list[Column], arrays: Mapping[str, pa.Array], columns: Flat, rows: int) -> pa.RecordBatch:
-    """
-    Return the columns as a batch, those of a struct inside of it.
-    """
+    """Return the columns as a batch, those of a struct inside of it."""
     fields: dict[str, pa.Field] = {}
     made: dict[str, pa.Array] = {}
     for column in kept:

@@ -96,9 +96,7 @@ def _piece(data: bytes, start: int) -> tuple[Piece, int]:
 
 
 def _batch(flat: _Flat, batch: int, body: memoryview) -> tuple[int, int]:
-    """
-    Return a record batch's rows, and what its buffers take when inflated.
-    """
+    """Return a record batch's rows, and what its buffers take when inflated."""
     rows = flat.scalar(batch, 0, "q", 0)
     compression = flat.table(batch, 3)
     nodes, node_count = flat.vector(batch, 1, 16)
@@ -126,9 +124,7 @@ def _batch(flat: _Flat, batch: int, body: memoryview) -> tuple[int, int]:
 
 
 class _Flat:
-    """
-    A flatbuffer, read with bounds. Offsets that lead out of it make `struct` raise.
-    """
+    """A flatbuffer, read with bounds. Offsets that lead out of it make `struct` raise."""
 
     __slots__ = ("data",)
 
@@ -145,9 +141,7 @@ class _Flat:
         return target
 
     def field(self, table: int, slot: int) -> int | None:
-        """
-        Return where a table's field lies; None when it is left out.
-        """
+        """Return where a table's field lies; None when it is left out."""
         vtable = table - int(struct.unpack_from("<i", self.data, table)[0])
         if not 0 <= vtable <= len(self.data) - 4:
             raise Refused("IPC: metadata that points outside of itself")
@@ -166,9 +160,7 @@ class _Flat:
         return None if place is None else self._at(place, place)
 
     def vector(self, table: int, slot: int, item_bytes: int) -> tuple[int, int]:
-        """
-        Return where a vector's first item lies, and how many it has.
-        """
+        """Return where a vector's first item lies, and how many it has."""
         place = self.field(table, slot)
         if place is None:
             return 0, 0

@@ -161,9 +161,7 @@ def equal_to_previous(table: Table, batch: pa.RecordBatch, decoded: Flat | None 
 
 
 class _Compared:
-    """
-    The columns that neighbours are compared by, each decoded once.
-    """
+    """The columns that neighbours are compared by, each decoded once."""
 
     def __init__(self, table: Table, batch: pa.RecordBatch, decoded: Flat) -> None:
         self._table, self._batch, self._decoded = table, batch, decoded
@@ -188,9 +186,7 @@ def _filled(values: pa.Array, unset: Any) -> pa.Array:
 
 
 def _neighbours(values: pa.Array | None) -> Any:
-    """
-    Return whether each value from the second on equals the one before; an absent column has equal zeros.
-    """
+    """Return whether each value from the second on equals the one before; an absent column has equal zeros."""
     return True if values is None else truths(pc.equal(values[1:], values[:-1]))
 
 
@@ -210,9 +206,7 @@ def _equal_attributes(columns: _Compared) -> Any:
 
 
 def _equal_values(columns: _Compared, name: str, asked: Any) -> Any:
-    """
-    Return whether values equal the ones before where *asked*; elsewhere the answer means nothing.
-    """
+    """Return whether values equal the ones before where *asked*; elsewhere the answer means nothing."""
     values = columns.column(name)
     if values is None or not values.null_count:
         return _neighbours(values)

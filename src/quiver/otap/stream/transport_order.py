@@ -61,9 +61,7 @@ def _filled(column: Any, array: pa.Array) -> pa.Array:
 
 
 def _join_origins(found: Travelling, root: int) -> None:
-    """
-    Sort the root rows by resource and scope, and give each resource and each pair of both an id of its own.
-    """
+    """Sort the root rows by resource and scope, and give each resource and each pair of both an id of its own."""
     columns = found[root]
     resources = _ids(columns["resource.id"])
     scopes = _ids(columns["scope.id"])
@@ -89,9 +87,7 @@ def _ids(array: pa.Array) -> Any:
 
 
 def _repeated(attributes: Flat, old: Any) -> Flat:
-    """
-    Return the attributes once for each new id, whose numbers are the places in *old*.
-    """
+    """Return the attributes once for each new id, whose numbers are the places in *old*."""
     parents = np.asarray(attributes["parent_id"]).astype(np.int64)
     order = np.argsort(parents, kind="stable")
     ranks = parents[order]
@@ -146,7 +142,8 @@ def travelling_rows(found: Travelling, signal: str, start: int, end: int) -> Tra
 
 def _renumber(columns: Flat, width: Any) -> tuple[Any, Any]:
     """
-    Number the rows that have an id from 0, as differences. Return the old ids, sorted, and the new ones beside them.
+    Number the rows that have an id from 0, as differences. Return the old ids, sorted, and the new ones beside
+    them.
     """
     array = columns["id"]
     valid = np.asarray(array.is_valid())
@@ -165,9 +162,7 @@ def _differences(values: Any, width: Any) -> pa.Array:
 
 
 def _kept(rows: Flat, numbered: tuple[Any, Any]) -> Flat:
-    """
-    Return the rows whose parent is there, with its new id.
-    """
+    """Return the rows whose parent is there, with its new id."""
     old, new = numbered
     parents = np.asarray(rows["parent_id"]).astype(np.int64)
     if not len(old):
@@ -217,7 +212,8 @@ def _attribute_order(rows: Flat) -> Any:
 
 def _apart(order: Any, doubles: Any) -> Any:
     """
-    Put a row between any two that are not-a-number, and before each minus zero, as long as there are rows to do it.
+    Put a row between any two that are not-a-number, and before each minus zero, as long as there
+    are rows to do it.
     """
     odd = np.isnan(doubles) | ((doubles == 0) & np.signbit(doubles))
     if not odd.any():
@@ -232,9 +228,7 @@ def _apart(order: Any, doubles: Any) -> Any:
 
 
 def _exemplar_order(rows: Flat) -> Any:
-    """
-    Rows without a value first, and something else between those, whole zeros, and zeros with a point.
-    """
+    """Rows without a value first, and something else between those, whole zeros, and zeros with a point."""
     count = len(rows["parent_id"])
     nothing = pa.nulls(count)
     whole, point = rows.get("int_value", nothing), rows.get("double_value", nothing)

@@ -34,18 +34,14 @@ _NAMES = ("integer", "integer", "byte string", "text", "array", "map", "tag", "s
 
 
 def encode_value(value: Any) -> bytes:
-    """
-    Return the CBOR of an `AnyValue` message; unset is null.
-    """
+    """Return the CBOR of an `AnyValue` message; unset is null."""
     out = bytearray()
     _encode(value, out)
     return bytes(out)
 
 
 def encoded_head(major: int, number: int) -> bytes:
-    """
-    Return the head of an item: its major type, and its value or length.
-    """
+    """Return the head of an item: its major type, and its value or length."""
     out = bytearray()
     _head(major, number, out)
     return bytes(out)
@@ -135,15 +131,11 @@ def measure_value(data: bytes, *, levels: int, items: int = ITEMS_MAX) -> tuple[
 
 
 class _Strange(Exception):
-    """
-    Not what encoders write.
-    """
+    """Not what encoders write."""
 
 
 def _skip(data: bytes, at: int, levels: int, items: int) -> tuple[int, int]:
-    """
-    Return where the value at *at* ends, and how many of *items* are left.
-    """
+    """Return where the value at *at* ends, and how many of *items* are left."""
     if not items:
         raise _Strange
     first = data[at]
@@ -168,9 +160,7 @@ def _skip(data: bytes, at: int, levels: int, items: int) -> tuple[int, int]:
 
 
 def _skip_within(data: bytes, at: int, levels: int, items: int) -> tuple[int, int]:
-    """
-    The same for an array or a map: of indefinite length, or of one that its first byte says.
-    """
+    """The same for an array or a map: of indefinite length, or of one that its first byte says."""
     major, low = data[at] >> 5, data[at] & 31
     if levels < 0 or (low >= 24 and low != _INDEFINITE):
         raise _Strange
@@ -187,9 +177,7 @@ def _skip_within(data: bytes, at: int, levels: int, items: int) -> tuple[int, in
 
 
 class _Reader:
-    """
-    A place in the bytes. Every length is held against what is left before it is used.
-    """
+    """A place in the bytes. Every length is held against what is left before it is used."""
 
     __slots__ = ("at", "data", "items")
 
@@ -207,9 +195,7 @@ class _Reader:
         return taken
 
     def head(self) -> tuple[int, int, int]:
-        """
-        Return major type, the five low bits, and the number behind them (0 for indefinite lengths).
-        """
+        """Return major type, the five low bits, and the number behind them (0 for indefinite lengths)."""
         first = self.take(1)[0]
         major, low = first >> 5, first & 31
         if low < 24:
@@ -265,9 +251,7 @@ class _Reader:
             raise Refused(f"CBOR: byte {self.data[start]:#04x} at byte {start} is no value")
 
     def ended(self, low: int, number: int, done: int) -> bool:
-        """
-        Say whether an array or map of which *done* items were read is at its end; an end mark is passed over.
-        """
+        """Say whether an array or map of which *done* items were read is at its end; an end mark is passed over."""
         if low != _INDEFINITE:
             return done == number
         if self.at < len(self.data) and self.data[self.at] == _BREAK:

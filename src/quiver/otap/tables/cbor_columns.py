@@ -33,9 +33,7 @@ _WIDE_INTEGER, _EITHER_SIGN = 0x1B, 0xDF
 
 
 def _argument_sizes() -> Any:
-    """
-    Return by its first byte how many bytes say a value's number or length; `_STRANGE` for what is read elsewhere.
-    """
+    """Return by its first byte how many bytes say a value's number or length; `_STRANGE` for what is read elsewhere."""
     sizes = np.full(256, _STRANGE, np.uint8)
     for major in (0, 1, _BYTES, _TEXT):
         head = major << 5
@@ -54,7 +52,8 @@ _SIZES = _argument_sizes()
 @dataclass(frozen=True, slots=True)
 class _Elements:
     """
-    What stands in arrays and maps, keys too: of which it is, its first byte, and from where to where its text lies.
+    What stands in arrays and maps, keys too: of which it is, its first byte, and from where to
+    where its text lies.
     """
 
     rows: Any
@@ -115,7 +114,8 @@ def written_flat(values: pa.Array, notation: Notation) -> pa.Array:
 
 def _scanned(wire: Wire, are_maps: Any) -> tuple[Any, _Elements]:
     """
-    Return what `count_flat` does, text not yet looked at, and what was passed on the way, also where that ended early.
+    Return what `count_flat` does, text not yet looked at, and what was passed on the way, also where that ended
+    early.
     """
     raw, starts, ends = wire.raw, wire.starts, wire.ends
     heads = raw.take(starts)
@@ -151,9 +151,7 @@ def _scanned(wire: Wire, are_maps: Any) -> tuple[Any, _Elements]:
 
 
 def _past(raw: Any, at: Any, heads: Any, ends: Any) -> tuple[Any, Any, Any]:
-    """
-    Return where what is in each value begins, where the value ends, and whether it is one that is known here.
-    """
+    """Return where what is in each value begins, where the value ends, and whether it is one that is known here."""
     sizes = _SIZES.take(heads)
     begins = at + 1 + sizes
     second = raw.take(at + 1)
@@ -172,9 +170,7 @@ def _past(raw: Any, at: Any, heads: Any, ends: Any) -> tuple[Any, Any, Any]:
 
 
 def _written(wire: Wire, found: _Elements, notation: Notation) -> pa.Array:
-    """
-    Return each element by itself in *notation*.
-    """
+    """Return each element by itself in *notation*."""
     majors = found.heads >> 5
     parts: list[pa.Array] = []
     places: list[Any] = []

@@ -72,9 +72,7 @@ def tables_of_columns(data: bytes, signal: str) -> tuple[Mapping[int, pa.RecordB
 
 
 class _Tables:
-    """
-    Tables under construction: for each payload type its columns.
-    """
+    """Tables under construction: for each payload type its columns."""
 
     def __init__(self, signal: str) -> None:
         self.columns: dict[int, Columns] = {}
@@ -97,9 +95,7 @@ class _Tables:
         return made
 
     def attributes(self, payload: int, lists: Any, parents: np.ndarray) -> None:
-        """
-        Write the attributes of some rows; *parents* are their ids.
-        """
+        """Write the attributes of some rows; *parents* are their ids."""
         entries: Any = lists.values
         if not len(entries):
             return
@@ -122,16 +118,15 @@ def _values(values: AnyValues, prefix: str) -> Columns:
 
 def _ids(used: np.ndarray, width: Any) -> tuple[pa.Array, np.ndarray]:
     """
-    Return ids for the rows on which something hangs, null for the others; and the same for their children to name.
+    Return ids for the rows on which something hangs, null for the others; and the same for their
+    children to name.
     """
     numbers = (np.cumsum(used) - 1).astype(width)
     return pa.array(numbers, mask=~used), numbers
 
 
 def _child_ids(used: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-    """
-    Return ids for children, which are their numbers among all; null where nothing hangs on one.
-    """
+    """Return ids for children, which are their numbers among all; null where nothing hangs on one."""
     numbers = np.arange(len(used), dtype=np.uint32)
     return pa.array(numbers, mask=~used), numbers
 
@@ -146,7 +141,8 @@ def _origins(
     resource_of: Any,
 ) -> Columns:
     """
-    Write the attributes of resources and scopes that have records, and return what is said of them on each record.
+    Write the attributes of resources and scopes that have records, and return what is said of them
+    on each record.
     """
     scope, resource = scopes.field("scope"), resources.field("resource")
     picked_scopes, picked_resources = pa.array(used_scopes), pa.array(used_resources)
@@ -173,9 +169,7 @@ def _picked(lists: Any, which: pa.Array) -> Any:
 
 
 def _taken(texts: pa.Array, which: pa.Array) -> pa.Array:
-    """
-    Return the texts there; where all are empty, as many nulls, which is the same to a table and costs nothing.
-    """
+    """Return the texts there; where all are empty, as many nulls, which is the same to a table and costs nothing."""
     return texts.take(which) if counts_of_binary(texts).any() else pa.nulls(len(which), pa.string())
 
 
@@ -187,9 +181,7 @@ def _times(numbers: pa.Array) -> pa.Array:
 
 
 def _fixed(ids: pa.Array, payload: int, name: str) -> pa.Array:
-    """
-    Return ids as a table has them: null when empty, or zeros where the table knows no null.
-    """
+    """Return ids as a table has them: null when empty, or zeros where the table knows no null."""
     column = TABLES[payload].by_name[name]
     width = column.type.byte_width
     lengths = counts_of_binary(ids)
@@ -291,9 +283,7 @@ def _metrics(tables: _Tables, metrics: Any) -> None:
 
 
 def _points(lists: list[Any]) -> tuple[Any, np.ndarray]:
-    """
-    Return the points of one table in document order, and the metric of each.
-    """
+    """Return the points of one table in document order, and the metric of each."""
     used = [one for one in lists if len(one.values)] or lists[:1]
     metric_of = [repeated(counts_of(one)) for one in used]
     if len(used) == 1:

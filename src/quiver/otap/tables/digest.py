@@ -28,9 +28,7 @@ DIGEST_BYTES = 16
 
 
 def digest_of_tables(tables: Mapping[int, pa.RecordBatch]) -> bytes | Damage:
-    """
-    Return 128 bits of BLAKE3 over what tables say, or why they say nothing. Order of rows counts.
-    """
+    """Return 128 bits of BLAKE3 over what tables say, or why they say nothing. Order of rows counts."""
     try:
         columns = {payload: plain_columns(payload, batch) for payload, batch in tables.items()}
     except (Refused, KeyError) as refusal:
@@ -39,9 +37,7 @@ def digest_of_tables(tables: Mapping[int, pa.RecordBatch]) -> bytes | Damage:
 
 
 def digest_of_columns(columns: Mapping[int, Flat], rows: Mapping[int, int]) -> bytes:
-    """
-    Return the same of tables that were taken apart: payload type → columns with plain ids, and → rows.
-    """
+    """Return the same of tables that were taken apart: payload type → columns with plain ids, and → rows."""
     digest = blake3(b"otap tables")
     for payload, flat in sorted(columns.items()):
         digest.update(f"{payload} {rows[payload]};".encode())
@@ -93,25 +89,19 @@ def _offsets(lengths: pa.Array) -> pa.Array:
 
 
 def _hides_text(array: pa.Array) -> bool:
-    """
-    Say whether there are bytes behind a null: whoever decoded a dictionary left none.
-    """
+    """Say whether there are bytes behind a null: whoever decoded a dictionary left none."""
     return bool(np.diff(_places(array))[~validity(array)].any())
 
 
 def _places(array: pa.Array) -> Any:
-    """
-    Return where each text begins, and where the last one ends.
-    """
+    """Return where each text begins, and where the last one ends."""
     if not len(array):
         return np.zeros(1, np.int32)
     return np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
 
 
 def _parts(array: pa.Array) -> list[Any]:
-    """
-    Return the bytes of an array without nulls, wherever in its buffers it begins.
-    """
+    """Return the bytes of an array without nulls, wherever in its buffers it begins."""
     kind = array.type
     if pa.types.is_list(kind):
         lengths = np.asarray(pc.list_value_length(array)).astype(np.int32)
@@ -129,9 +119,7 @@ def _parts(array: pa.Array) -> list[Any]:
 
 
 def _items(items: Any) -> list[Any]:
-    """
-    Return the bytes of what stands in lists; there null is zero.
-    """
+    """Return the bytes of what stands in lists; there null is zero."""
     if pa.types.is_struct(items.type):
         children = [_without_nulls(child) for child in items.flatten()]
         return [part for child in children for part in _parts(child)]

@@ -86,9 +86,7 @@ def tables_of_request(data: bytes | memoryview, signal: str) -> Converted | Dama
 
 
 def _tables_by_object(data: bytes | memoryview, signal: str) -> Converted | Damage:
-    """
-    Convert with an object per record: several times slower, and always right.
-    """
+    """Convert with an object per record: several times slower, and always right."""
     kind = SHAPES[view_name(signal)].request
     try:
         message = kind.FromString(data)
@@ -139,9 +137,7 @@ def tables_of_message(message: Any, signal: str) -> Converted | Damage:
 
 
 class _Rows:
-    """
-    Tables under construction: for each payload type a list per column.
-    """
+    """Tables under construction: for each payload type a list per column."""
 
     def __init__(self, signal: str) -> None:
         self.lists: dict[int, Lists] = {}
@@ -164,9 +160,7 @@ class _Rows:
             lists[name].append(value)
 
     def root_id(self, used: Any) -> int | None:
-        """
-        Return the id of the record that comes next, and None when nothing will hang on it.
-        """
+        """Return the id of the record that comes next, and None when nothing will hang on it."""
         if not used:
             self.root["id"].append(None)
             return None
@@ -175,17 +169,13 @@ class _Rows:
         return self._root_ids - 1
 
     def child_id(self, payload: int, used: Any) -> int | None:
-        """
-        Return the id of the child that comes next, its number among all, and None when nothing will hang on it.
-        """
+        """Return the id of the child that comes next, its number among all, and None when nothing will hang on it."""
         ids = self.lists[payload]["id"]
         ids.append(len(ids) if used else None)
         return ids[-1]
 
     def origin(self, payload: int, attributes: Any) -> int:
-        """
-        Return the id of a further resource (1) or scope (2).
-        """
+        """Return the id of a further resource (1) or scope (2)."""
         made = self._origins[payload]
         self._origins[payload] += 1
         self.attributes(payload, made, attributes)
@@ -222,9 +212,7 @@ def _stores(lists: Lists, prefix: str) -> _Stores:
 
 
 def _store(value: Any, stores: _Stores) -> int:
-    """
-    Put a value into the column of its kind, and return the kind; 0 for an unset one, which has no column.
-    """
+    """Put a value into the column of its kind, and return the kind; 0 for an unset one, which has no column."""
     arm = value.WhichOneof("value")
     found = stores.get(arm)
     if found is None:
@@ -387,7 +375,5 @@ def _exemplar(rows: _Rows, payload: int, parent: int | None, exemplar: Any) -> N
 
 
 def _set(message: Any, name: str) -> Any:
-    """
-    Return a field that may be unset; None when it is.
-    """
+    """Return a field that may be unset; None when it is."""
     return getattr(message, name) if message.HasField(name) else None

@@ -128,9 +128,7 @@ def _field(column: Column, array: pa.Array) -> pa.Field:
 
 
 def is_all_default(column: Column, array: pa.Array) -> bool:
-    """
-    Say whether a column, plain and without a null that means zero, may be left out.
-    """
+    """Say whether a column, plain and without a null that means zero, may be left out."""
     if array.null_count == len(array):
         return True
     if column.optional:
@@ -230,9 +228,7 @@ def flat_columns(table: Table, batch: pa.RecordBatch, decoded: Mapping[str, pa.A
 
 
 def default_array(column: Column, rows: int) -> pa.Array:
-    """
-    Return the column as it is where it was left out.
-    """
+    """Return the column as it is where it was left out."""
     kind = column.type
     if column.optional or (pa.types.is_fixed_size_binary(kind) and not column.required):
         return pa.nulls(rows, kind)
@@ -249,9 +245,7 @@ def default_array(column: Column, rows: int) -> pa.Array:
 
 
 def _children(table: Table, holder: Any) -> dict[str, pa.Array]:
-    """
-    Return the columns of a batch, or of a struct array, by name; a null struct has null children.
-    """
+    """Return the columns of a batch, or of a struct array, by name; a null struct has null children."""
     if isinstance(holder, pa.RecordBatch):
         names, arrays = holder.schema.names, holder.columns
     else:
@@ -322,9 +316,7 @@ def plain_values(table: Table, column: Column, array: pa.Array) -> pa.Array:
 
 
 def _bound_decoded(table: Table, column: Column, array: pa.Array) -> None:
-    """
-    A long value in a dictionary costs four bytes a row, and its length when decoded.
-    """
+    """A long value in a dictionary costs four bytes a row, and its length when decoded."""
     if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
         return
     if array.dictionary.nbytes * len(array) <= COLUMN_BYTES_MAX:
@@ -347,9 +339,7 @@ def _same(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _list_values(array: pa.Array) -> list[Any]:
-    """
-    Return lists whose null items are zeros: one producer writes a zero so.
-    """
+    """Return lists whose null items are zeros: one producer writes a zero so."""
     lists = array.to_pylist()
     if array.null_count == 0 and array.flatten().null_count == 0 and not pa.types.is_struct(array.type.value_type):
         return lists

@@ -67,16 +67,12 @@ class Column:
 
     @property
     def struct(self) -> str:
-        """
-        The struct that the column is a child of; empty when it is none.
-        """
+        """The struct that the column is a child of; empty when it is none."""
         return self.name.rpartition(".")[0]
 
     @property
     def leaf(self) -> str:
-        """
-        Its name inside the struct.
-        """
+        """Its name inside the struct."""
         return self.name.rpartition(".")[2]
 
 
@@ -101,16 +97,12 @@ class Table:
 
     @cached_property
     def by_name(self) -> dict[str, Column]:
-        """
-        Its columns by name.
-        """
+        """Its columns by name."""
         return {column.name: column for column in self.columns}
 
     @property
     def rows_max(self) -> int:
-        """
-        How many rows a batch of it may have.
-        """
+        """How many rows a batch of it may have."""
         return ROOT_ROWS_MAX if self.family == "root" else CHILD_ROWS_MAX
 
 
@@ -321,8 +313,6 @@ def signal_named(name: str) -> Signal:
 
 
 def root_signal(payloads: Any) -> str | None:
-    """
-    Return the signal whose root is among *payloads*; None when there is none, or more than one.
-    """
+    """Return the signal whose root is among *payloads*; None when there is none, or more than one."""
     found = [signal for signal, tables in SIGNALS.items() if tables.root in payloads]
     return found[0] if len(found) == 1 else None

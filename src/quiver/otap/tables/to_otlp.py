@@ -99,9 +99,7 @@ def message_of_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> tupl
 
 
 class _Reader:
-    """
-    Goes over the tables, parents first, and hangs each row on what its parent's row became.
-    """
+    """Goes over the tables, parents first, and hangs each row on what its parent's row became."""
 
     def __init__(self, tables: Mapping[int, pa.RecordBatch], view: str) -> None:
         self._shape = SHAPES[view]
@@ -123,9 +121,7 @@ class _Reader:
     # -- roots ------------------------------------------------------------------------------------
 
     def roots(self, payload: int) -> tuple[Lists, list[Any], dict[int, list[Any]]]:
-        """
-        Return the root table's columns, a new message for each row in its place, and those with an id by id.
-        """
+        """Return the root table's columns, a new message for each row in its place, and those with an id by id."""
         lists, rows = self.lists(payload)
         holders: dict[tuple[Any, ...], Any] = {}
         resources: dict[tuple[Any, ...], Any] = {}
@@ -170,9 +166,7 @@ class _Reader:
 
     @staticmethod
     def by_id(payload: int, lists: Lists, made: Sequence[Any]) -> dict[int, list[Any]]:
-        """
-        Return what has an id, by id; orphans are not in it.
-        """
+        """Return what has an id, by id; orphans are not in it."""
         if not made:
             return {}
         found = {identity: [made[at]] for at, identity in enumerate(lists["id"]) if identity is not None}
@@ -199,17 +193,13 @@ class _Reader:
                     self._set_value(pair.value, value, payload)
 
     def _count_copies(self, copies: int, key: str, value: Sequence[Any]) -> None:
-        """
-        A resource that several groups share is written for each of them, with all that it says.
-        """
+        """A resource that several groups share is written for each of them, with all that it says."""
         self._copies_left -= copies * (100 + len(key) + sum(len(value[at] or "") for at in (1, 5, 6)))
         if self._copies_left < 0:
             raise Refused("resources and scopes are shared so often that the request would become too large")
 
     def _set_value(self, value: Any, columns: Sequence[Any], payload: int) -> None:
-        """
-        Set an `AnyValue` from the columns type, str, int, double, bool, bytes, ser.
-        """
+        """Set an `AnyValue` from the columns type, str, int, double, bool, bytes, ser."""
         kind = columns[0]
         if kind == 1:
             value.string_value = columns[1] or ""
@@ -235,9 +225,7 @@ class _Reader:
             raise Refused(f"{TABLES[payload].name}: value type {kind} is not known")
 
     def children(self, payload: int, targets: Targets, field: str) -> tuple[Lists, list[Any], dict[int, list[Any]]]:
-        """
-        Return a child table's columns, a new message for each row (None for an orphan), and those with an id.
-        """
+        """Return a child table's columns, a new message for each row (None for an orphan), and those with an id."""
         lists, rows = self.lists(payload)
         made = []
         for parent in lists["parent_id"] if rows else ():
@@ -318,9 +306,7 @@ class _Reader:
 
 
 def _fill(made: Sequence[Any], lists: Lists, names: Sequence[str]) -> None:
-    """
-    Set the fields that are not zero; orphans are passed over.
-    """
+    """Set the fields that are not zero; orphans are passed over."""
     if not made:
         return
     for name in names:
@@ -374,8 +360,6 @@ def _fill_optional(point: Any, lists: Lists, at: int) -> None:
 
 
 def value_levels(payload: int) -> int:
-    """
-    Return how many levels of messages protobuf's readers still follow inside a value of this table.
-    """
+    """Return how many levels of messages protobuf's readers still follow inside a value of this table."""
     above = {1: 4, 2: 5, 26: 5, 30: 4, 31: 5, 41: 5, 44: 6, 45: 6}
     return LEVELS_MAX - above.get(payload, 7 if payload < 19 else 8)

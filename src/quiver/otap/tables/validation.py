@@ -103,9 +103,7 @@ def sound_tables(
 
 
 def _columns(table: Table, batch: pa.RecordBatch, decoded: Flat | None) -> Flat:
-    """
-    Return the columns without dictionaries; their types are the table's, and no id stands twice.
-    """
+    """Return the columns without dictionaries; their types are the table's, and no id stands twice."""
     if batch.num_rows > table.rows_max:
         raise Refused(f"{table.name} has {batch.num_rows} rows; the most is {table.rows_max}")
     columns = plain_columns(table.payload, batch, decoded)
@@ -126,9 +124,7 @@ def _at_most(table: Table, columns: Flat, name: str, most: int) -> None:
 
 
 def _values(payload: int, columns: Flat, items: int) -> int:
-    """
-    Return how many values the nested ones have; each different one of those that are not flat is decoded once.
-    """
+    """Return how many values the nested ones have; each different one of those that are not flat is decoded once."""
     prefix = "body." if payload == 30 else ""
     kinds, nested = columns.get(f"{prefix}type"), columns.get(f"{prefix}ser")
     if kinds is None or nested is None:
@@ -158,9 +154,7 @@ def _values(payload: int, columns: Flat, items: int) -> int:
 
 
 def _sizes(columns: Mapping[int, Flat], rows: Mapping[int, int], signal: str) -> int:
-    """
-    Bound what is small as tables and would be huge as a request, or as rows; return about what the rows take.
-    """
+    """Bound what is small as tables and would be huge as a request, or as rows; return about what the rows take."""
     root = columns[SIGNALS[signal].root]
     count = rows[SIGNALS[signal].root]
     most = _at_worst(columns, rows, count)
@@ -186,18 +180,14 @@ def _sizes(columns: Mapping[int, Flat], rows: Mapping[int, int], signal: str) ->
 
 
 def _at_worst(columns: Mapping[int, Flat], rows: Mapping[int, int], count: int) -> int:
-    """
-    Return what the rows would take if every record had all the attributes of resources and scopes.
-    """
+    """Return what the rows would take if every record had all the attributes of resources and scopes."""
     taken = {payload: sum(array.nbytes for array in flat.values()) for payload, flat in columns.items()}
     origins = sum(taken.get(payload, 0) + _COPIED_ATTRIBUTE_BYTES * rows.get(payload, 0) for payload in (1, 2))
     return 3 * sum(taken.values()) + 20 * sum(rows.values()) + count * (origins + _ROW_BYTES)
 
 
 def _copies(columns: Mapping[int, Flat], root: Flat, count: int) -> None:
-    """
-    A resource or scope that several groups share is written for each of them, with all that it says.
-    """
+    """A resource or scope that several groups share is written for each of them, with all that it says."""
     copied = 0.0
     for payload, name, names in ((1, "resource.id", _RESOURCE), (2, "scope.id", _ORIGIN)):
         if payload not in columns or not count:
@@ -227,9 +217,7 @@ def _lengths(columns: Flat, names: tuple[str, ...], count: int) -> Any:
 
 
 def _per_parent(attributes: Flat | None, each_bytes: int) -> Any:
-    """
-    Return about what the attributes of each parent take, indexed by its id.
-    """
+    """Return about what the attributes of each parent take, indexed by its id."""
     if attributes is None or not attributes:
         return np.zeros(_IDS)
     count = len(next(iter(attributes.values())))

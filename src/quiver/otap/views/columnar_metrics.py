@@ -1,6 +1,4 @@
-"""
-The columns of the view `metrics`, from nested Arrow: the points of five kinds, back in document order.
-"""
+"""The columns of the view `metrics`, from nested Arrow: the points of five kinds, back in document order."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ class MetricArrays:
 
 
 class _Points:
-    """
-    Where the points of each kind stand among all rows.
-    """
+    """Where the points of each kind stand among all rows."""
 
     def __init__(self, metrics: Any) -> None:
         arms = [metrics.field(name) for name in _ARMS]
@@ -67,15 +63,11 @@ class _Points:
         self._places = [np.flatnonzero(self.kind_of == kind) for kind in range(len(_ARMS))]
 
     def every(self, make: Callable[[Any], pa.Array], *, but: Iterable[int] = ()) -> pa.Array:
-        """
-        Make a column of all kinds (null for those in *but*) in the order of rows.
-        """
+        """Make a column of all kinds (null for those in *but*) in the order of rows."""
         return self.of([kind for kind in range(len(_ARMS)) if kind not in but], make)
 
     def of(self, kinds: Iterable[int], make: Callable[[Any], pa.Array], arrow: pa.DataType | None = None) -> pa.Array:
-        """
-        Make a column that the points of *kinds* have, in the order of rows; null elsewhere.
-        """
+        """Make a column that the points of *kinds* have, in the order of rows; null elsewhere."""
         rows = len(self.metric_of)
         parts = []
         order = np.full(rows, -1, np.int32)

@@ -41,9 +41,7 @@ _ALL = slice(None)
 
 
 class _Columns:
-    """
-    Columns by name, some of them again such a set: what the makers ask a struct array for.
-    """
+    """Columns by name, some of them again such a set: what the makers ask a struct array for."""
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self._columns = columns
@@ -53,9 +51,7 @@ class _Columns:
 
 
 class _Lists:
-    """
-    For each of some parents so many of *values*, one parent behind the other.
-    """
+    """For each of some parents so many of *values*, one parent behind the other."""
 
     def __init__(self, counts: Any, values: Any) -> None:
         self.offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
@@ -63,9 +59,7 @@ class _Lists:
 
 
 class _Table:
-    """
-    The rows of one table: columns with defaults for nulls and for what is left out, in the types of requests.
-    """
+    """The rows of one table: columns with defaults for nulls and for what is left out, in the types of requests."""
 
     def __init__(self, payload: int, sets: Sequence[SoundTables]) -> None:
         self.payload = payload
@@ -78,9 +72,7 @@ class _Table:
         self._sets = np.repeat(np.arange(len(sets), dtype=np.int64) << _ID_BITS, self.counts)
 
     def column(self, name: str, picked: Any = _ALL) -> Any:
-        """
-        Return a column, or the rows *picked* of it.
-        """
+        """Return a column, or the rows *picked* of it."""
         column = TABLES[self.payload].by_name[name]
         array = self._flat.get(name)
         if array is None:
@@ -88,9 +80,7 @@ class _Table:
         return _filled(column, array if picked is _ALL else array.take(pa.array(picked)))
 
     def ids(self, name: str) -> tuple[Any, Any]:
-        """
-        Return an id column, zeros in place of nulls, and where they are none.
-        """
+        """Return an id column, zeros in place of nulls, and where they are none."""
         array = self._flat.get(name)
         if array is None:
             required = TABLES[self.payload].by_name[name].required and name != "id"
@@ -99,9 +89,7 @@ class _Table:
         return np.asarray(pc.fill_null(array, 0)).astype(np.int64) + self._sets, there
 
     def children(self, ids: Any, there: Any) -> tuple[Any, Any]:
-        """
-        Return how many rows name each of *ids* as their parent, and which those are.
-        """
+        """Return how many rows name each of *ids* as their parent, and which those are."""
         parents, _ = self.ids("parent_id")
         in_order = bool((parents[1:] >= parents[:-1]).all())
         order = None if in_order else np.argsort(parents, kind="stable")
@@ -117,9 +105,7 @@ class _Table:
 
 
 def _joined(table: Table, flats: Sequence[Flat], counts: Sequence[int]) -> Flat:
-    """
-    Return the columns of several batches, one behind the other.
-    """
+    """Return the columns of several batches, one behind the other."""
     names = {name for flat in flats for name in flat}
     return {
         column.name: pa.concat_arrays(
@@ -134,9 +120,7 @@ def _joined(table: Table, flats: Sequence[Flat], counts: Sequence[int]) -> Flat:
 
 
 def _typed(column: Column, array: pa.Array) -> pa.Array:
-    """
-    Return the column in its very type: time zones are not looked at.
-    """
+    """Return the column in its very type: time zones are not looked at."""
     return array if array.type == column.type else array.view(pa.int64()).view(column.type)
 
 
@@ -159,9 +143,7 @@ def decode_tables(sets: Sequence[SoundTables], view: str) -> ColumnarRequests:
 
 
 class _Made(dict[str, Any]):
-    """
-    Columns that are made when they are asked for.
-    """
+    """Columns that are made when they are asked for."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Any]]) -> None:
         super().__init__()
@@ -194,9 +176,7 @@ def _root(root: _Table, found: Mapping[int, _Table]) -> _Made:
 
 
 def _hanging(table: _Table, attributes: _Table, ids: Any, there: Any) -> Callable[[], _Lists]:
-    """
-    Return what makes the events, or links, of each span.
-    """
+    """Return what makes the events, or links, of each span."""
 
     def make() -> _Lists:
         counts, picked = table.children(ids, there)
@@ -219,9 +199,7 @@ def _attributes(table: _Table, ids: Any, there: Any) -> _Lists:
 
 
 def _values(table: _Table, prefix: str, picked: Any) -> _Columns:
-    """
-    Return values as the arms of AnyValue, each null where the value is of another kind.
-    """
+    """Return values as the arms of AnyValue, each null where the value is of another kind."""
     kinds = np.asarray(table.column(f"{prefix}type", picked))
     arms: dict[str, Any] = {}
     for arm, name, kind, zero in _ARMS:
@@ -245,9 +223,7 @@ def _values(table: _Table, prefix: str, picked: Any) -> _Columns:
 
 
 def _json(cbor: pa.Array, kinds: Any, levels: int) -> pa.Array:
-    """
-    Return arrays and maps as JSON; each different one is read once.
-    """
+    """Return arrays and maps as JSON; each different one is read once."""
     encoded: Any = cbor.dictionary_encode()
     distinct = encoded.dictionary
     try:
@@ -293,9 +269,7 @@ def _sum(starts: pa.Array, durations: pa.Array) -> pa.Array:
 
 
 def _filled(column: Column, array: pa.Array) -> Any:
-    """
-    Return the column as a request has it: ids of any length, times as numbers, nothing null unless it may be.
-    """
+    """Return the column as a request has it: ids of any length, times as numbers, nothing null unless it may be."""
     kind = column.type
     if pa.types.is_fixed_size_binary(kind):
         return _ids_of_any_length(array, kind.byte_width)
@@ -313,9 +287,7 @@ def _zero(kind: pa.DataType) -> Any:
 
 
 def _ids_of_any_length(array: pa.Array, width: int) -> pa.Array:
-    """
-    Return ids as binary; those that are null or all zeros, which is unset, are empty.
-    """
+    """Return ids as binary; those that are null or all zeros, which is unset, are empty."""
     if not len(array):
         return pa.array([], pa.binary())
     start = array.offset * width

@@ -55,23 +55,17 @@ Column = Callable[[Any], pa.Array]
 
 
 def texts(values: Iterable[str]) -> pa.Array:
-    """
-    Return strings; the empty string, which OTLP cannot tell from unset, is null.
-    """
+    """Return strings; the empty string, which OTLP cannot tell from unset, is null."""
     return pa.array([value or None for value in values], pa.string())
 
 
 def hex_ids(values: Iterable[bytes]) -> pa.Array:
-    """
-    Return ids as lower-case hex, whatever their length; an id that is empty, or all zeros, is null.
-    """
+    """Return ids as lower-case hex, whatever their length; an id that is empty, or all zeros, is null."""
     return pa.array([value.hex() if any(value) else None for value in values], pa.string())
 
 
 def signed(values: Sequence[int]) -> pa.Array:
-    """
-    Return unsigned 64-bit numbers as int64; what does not fit is null.
-    """
+    """Return unsigned 64-bit numbers as int64; what does not fit is null."""
     unsigned = pa.array(values, pa.uint64())
     if len(unsigned) and pc.max(unsigned).as_py() > _INT64_MAX:
         unsigned = pc.if_else(pc.less_equal(unsigned, pa.scalar(_INT64_MAX, pa.uint64())), unsigned, None)
@@ -83,9 +77,7 @@ nanoseconds = signed
 
 
 def times(values: Sequence[int]) -> pa.Array:
-    """
-    Return nanoseconds since the epoch as timestamps, cut to the microsecond; 0 (unknown) is null.
-    """
+    """Return nanoseconds since the epoch as timestamps, cut to the microsecond; 0 (unknown) is null."""
     unsigned = pa.array(values, pa.uint64())
     micros = pc.divide(unsigned, pa.scalar(1000, pa.uint64())).cast(pa.int64())
     known = pc.not_equal(unsigned, pa.scalar(_UNIX_EPOCH_UNKNOWN, pa.uint64()))
@@ -93,17 +85,13 @@ def times(values: Sequence[int]) -> pa.Array:
 
 
 def codes(values: Iterable[int], names: Sequence[str]) -> pa.Array:
-    """
-    Return the names of enumeration numbers; a number without a name is written in digits.
-    """
+    """Return the names of enumeration numbers; a number without a name is written in digits."""
     known = dict(enumerate(names))
     return pa.array([known.get(value) or str(value) for value in values], pa.string())
 
 
 def list_column(lengths: Iterable[int], values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """
-    Cut *values* into lists of the given lengths.
-    """
+    """Cut *values* into lists of the given lengths."""
     return pa.ListArray.from_arrays(_offsets(lengths), values, type=kind)
 
 
@@ -117,23 +105,17 @@ def _offsets(lengths: Iterable[int]) -> pa.Array:
 
 
 def int32s(values: array[int]) -> pa.Array:
-    """
-    Return the numbers of an `array("i")` as int32, without copying.
-    """
+    """Return the numbers of an `array("i")` as int32, without copying."""
     return pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(values)])
 
 
 def small_numbers(values: bytes | bytearray) -> pa.Array:
-    """
-    Return bytes as uint8 numbers, without copying.
-    """
+    """Return bytes as uint8 numbers, without copying."""
     return pa.Array.from_buffers(pa.uint8(), len(values), [None, pa.py_buffer(values)])
 
 
 def scatter(kinds: pa.Array, parts: dict[int, pa.Array], kind_of_column: pa.DataType) -> pa.Array:
-    """
-    Return a column that holds, where `kinds` says k, the next value of `parts[k]`, and null elsewhere.
-    """
+    """Return a column that holds, where `kinds` says k, the next value of `parts[k]`, and null elsewhere."""
     column = pa.nulls(len(kinds), kind_of_column)
     for kind, values in parts.items():
         if len(values):
@@ -145,9 +127,7 @@ def scatter(kinds: pa.Array, parts: dict[int, pa.Array], kind_of_column: pa.Data
 
 
 def typed_values(values: Iterable[Any]) -> pa.Array:
-    """
-    Return AnyValues as structs with one field per kind; all fields are null when the value is unset.
-    """
+    """Return AnyValues as structs with one field per kind; all fields are null when the value is unset."""
     kinds = bytearray()
     strings: list[str] = []
     bools: list[bool] = []
@@ -191,9 +171,7 @@ def typed_values(values: Iterable[Any]) -> pa.Array:
 
 
 def json_text(value: Any) -> str:
-    """
-    Return an AnyValue as JSON: bytes as base64, NaN and infinities as strings, an unset value as null.
-    """
+    """Return an AnyValue as JSON: bytes as base64, NaN and infinities as strings, an unset value as null."""
     return _JSON.encode(_json_value(value))
 
 
@@ -213,9 +191,7 @@ def _json_value(value: Any) -> Any:
 
 
 def json_number(number: float) -> float | str:
-    """
-    Return what stands for a number in JSON, which has no NaN and no infinities.
-    """
+    """Return what stands for a number in JSON, which has no NaN and no infinities."""
     if math.isfinite(number):
         return number
     if math.isnan(number):
@@ -224,9 +200,7 @@ def json_number(number: float) -> float | str:
 
 
 def attribute_maps(attribute_lists: Iterable[Any]) -> pa.Array:
-    """
-    Return one map per list of attributes. Of several values under one key the last is kept.
-    """
+    """Return one map per list of attributes. Of several values under one key the last is kept."""
     keys: list[str] = []
     ends = array("i", [0])
 
@@ -270,9 +244,7 @@ class Flat:
 
 
 def flatten(messages: Iterable[Any], *, resources: str, scopes: str, items: str) -> Flat:
-    """
-    Lay the items of parsed requests one behind the other. The arguments name the repeated fields.
-    """
+    """Lay the items of parsed requests one behind the other. The arguments name the repeated fields."""
     flat = Flat([], array("i"), [], array("i"), [], [])
     for message in messages:
         before = len(flat.items)

@@ -1,6 +1,4 @@
-"""
-The columns of the `logs` view.
-"""
+"""The columns of the `logs` view."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ __all__ = ["log_columns"]
 
 
 def log_columns(flat: Flat) -> dict[str, Callable[[], pa.Array]]:
-    """
-    Return, by name, what makes each column of the log records themselves.
-    """
+    """Return, by name, what makes each column of the log records themselves."""
     records = flat.items
     return {
         "time": lambda: times([r.time_unix_nano for r in records]),

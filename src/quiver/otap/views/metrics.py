@@ -67,9 +67,7 @@ class Points:
 
 
 def points_of(metrics_flat: Flat) -> Points:
-    """
-    Lay the data points of metrics one behind the other. A metric without points leaves no row.
-    """
+    """Lay the data points of metrics one behind the other. A metric without points leaves no row."""
     points: list[Any] = []
     metrics: list[Any] = []
     metric_of, scope_of = array("i"), array("i")
@@ -99,9 +97,7 @@ def points_of(metrics_flat: Flat) -> Points:
 
 
 def metric_columns(points: Points) -> dict[str, Callable[[], pa.Array]]:
-    """
-    Return, by name, what makes each column of the data points themselves.
-    """
+    """Return, by name, what makes each column of the data points themselves."""
     return {**_head_columns(points), **_point_columns(points), **_histogram_columns(points)}
 
 
@@ -187,9 +183,7 @@ def _doubles(values: Sequence[float]) -> pa.Array:
 
 
 def _of(points: Points, kinds: Iterable[int], make: Callable[[list[Any]], pa.Array], arrow: pa.DataType) -> pa.Array:
-    """
-    Return a column that only points of *kinds* have.
-    """
+    """Return a column that only points of *kinds* have."""
     parts = {kind: make(points.by_kind[kind]) for kind in kinds}
     return scatter(small_numbers(points.kinds), parts, arrow)
 
@@ -230,9 +224,7 @@ def _lists(
     make: Callable[[list[Any]], pa.Array],
     arrow: pa.DataType,
 ) -> pa.Array:
-    """
-    Return a column of lists that points of *kind* have; an empty list is a list that was sent empty.
-    """
+    """Return a column of lists that points of *kind* have; an empty list is a list that was sent empty."""
     found = points.by_kind[kind]
     values = [value for p in found for value in field(p)]
     lists = list_column((len(field(p)) for p in found), make(values), arrow)
@@ -240,9 +232,7 @@ def _lists(
 
 
 def _placed(points: Points, kind: int, values: pa.Array) -> pa.Array:
-    """
-    Put values of the points of *kind* where these points stand; null elsewhere.
-    """
+    """Put values of the points of *kind* where these points stand; null elsewhere."""
     count = len(points.kinds)
     if len(values) == count:
         return values

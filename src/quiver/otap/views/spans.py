@@ -1,6 +1,4 @@
-"""
-The columns of the `spans` view.
-"""
+"""The columns of the `spans` view."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ _SCHEMA = view_schema("spans")
 
 
 def span_columns(flat: Flat) -> dict[str, Callable[[], pa.Array]]:
-    """
-    Return, by name, what makes each column of the spans themselves.
-    """
+    """Return, by name, what makes each column of the spans themselves."""
     spans = flat.items
     return {
         "trace_id": lambda: hex_ids(s.trace_id for s in spans),
@@ -60,9 +56,7 @@ def span_columns(flat: Flat) -> dict[str, Callable[[], pa.Array]]:
 
 
 def _durations(spans: Sequence[Any]) -> pa.Array:
-    """
-    End minus start, negative when clocks stepped; null when either is unknown or does not fit.
-    """
+    """End minus start, negative when clocks stepped; null when either is unknown or does not fit."""
     start = nanoseconds([s.start_time_unix_nano for s in spans])
     end = nanoseconds([s.end_time_unix_nano for s in spans])
     known = pc.and_(pc.not_equal(start, 0), pc.not_equal(end, 0))

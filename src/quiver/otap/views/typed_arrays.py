@@ -1,6 +1,4 @@
-"""
-AnyValues and lists of attributes → typed values and maps of a view.
-"""
+"""AnyValues and lists of attributes → typed values and maps of a view."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ def maps(lists: pa.Array) -> pa.Array:
 
 
 def repeated_maps(maps_of_few: pa.MapArray, which: np.ndarray) -> pa.Array:
-    """
-    Return for each index of *which* the map there, as `take` does; arms that no value has cost nothing.
-    """
+    """Return for each index of *which* the map there, as `take` does; arms that no value has cost nothing."""
     counts = counts_of(maps_of_few)
     of_row = counts[which]
     offsets = np.zeros(len(which) + 1, np.int32)

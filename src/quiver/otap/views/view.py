@@ -78,9 +78,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Run:
-    """
-    Sets of tables that are decoded together.
-    """
+    """Sets of tables that are decoded together."""
 
     first: int = 0
     stored: list[StoredTables] = field(default_factory=list)
@@ -225,9 +223,7 @@ def _decoded(group: _Group, signal: str, schema: pa.Schema) -> DecodedRequests:
 
 
 def _decoded_tables(run: _Run, signal: str, schema: pa.Schema) -> DecodedRequests | None:
-    """
-    Return the rows of tables, and which are unsound; None when some have to become a request first.
-    """
+    """Return the rows of tables, and which are unsound; None when some have to become a request first."""
     bad = tuple((at, found.reason) for at, found in enumerate(run.found) if isinstance(found, Damage))
     sound = [found for found in run.found if isinstance(found, SoundTables)]
     if not sound:
@@ -247,9 +243,7 @@ def _decoded_tables(run: _Run, signal: str, schema: pa.Schema) -> DecodedRequest
 def _decoded_by_object(
     group: _Group, view_of: str, schema: pa.Schema
 ) -> tuple[list[pa.Array], list[int], list[int], list[tuple[int, str]]]:
-    """
-    Decode with an object per record: several times slower, and always right.
-    """
+    """Decode with an object per record: several times slower, and always right."""
     messages, indexes, bad = [], [], list(group.bad)
     for index, data in zip(group.indexes, group.requests, strict=True):
         read = parse_request(data, view_of)
@@ -264,9 +258,7 @@ def _decoded_by_object(
 
 
 def _no_columns(rows: int) -> pa.RecordBatch:
-    """
-    Return a batch that has nothing but its number of rows, which is all a count needs.
-    """
+    """Return a batch that has nothing but its number of rows, which is all a count needs."""
     return pa.record_batch([pa.nulls(rows)], names=["none"]).select([])
 
 

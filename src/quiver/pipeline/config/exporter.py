@@ -1,5 +1,6 @@
 """
-The configs of what sends on: exporters that pass requests on, and exporters that are queries of the Spark process.
+The configs of what sends on: exporters that pass requests on, and exporters that are queries of the
+Spark process.
 """
 
 from __future__ import annotations
@@ -94,9 +95,7 @@ _IN_RETRY = {
 
 
 def is_said(config: Mapping[str, Any], key: str) -> bool:
-    """
-    Say whether the *config* of an exporter, as it is written, has *key* under either of its names.
-    """
+    """Say whether the *config* of an exporter, as it is written, has *key* under either of its names."""
     retry = config.get("retry")
     return key in config or (isinstance(retry, Mapping) and retry.get(_IN_RETRY.get(key, "")) is not None)
 
@@ -120,9 +119,7 @@ class ExporterConfig(Config):
     retry_multiplier: float | None = None
 
     def model_post_init(self, _context: Any, /) -> None:
-        """
-        Refuse a retry policy that is none.
-        """
+        """Refuse a retry policy that is none."""
         for flat, key in _IN_RETRY.items():
             if getattr(self, flat) is not None and getattr(self.retry, key) is not None:
                 raise ValueError(f"{flat} and retry.{key} both say the same; keep one")
@@ -179,16 +176,12 @@ class ExporterConfig(Config):
 
     @property
     def destination(self) -> str:
-        """
-        Where it sends or writes.
-        """
+        """Where it sends or writes."""
         return ""
 
     @property
     def sends(self) -> str:
-        """
-        How, for people.
-        """
+        """How, for people."""
         return ""
 
 
@@ -238,9 +231,7 @@ class OtlpExporterConfig(ExporterConfig):
     max_delay: Duration | None = None
 
     def model_post_init(self, context: Any, /) -> None:
-        """
-        Refuse an exporter that sends nowhere, or to two places.
-        """
+        """Refuse an exporter that sends nowhere, or to two places."""
         if (self.grpc_endpoint is None) == (self.http_endpoint is None):
             raise ValueError("give grpc_endpoint or http_endpoint, one of them")
         super().model_post_init(context)
@@ -254,16 +245,12 @@ class OtlpExporterConfig(ExporterConfig):
 
     @property
     def destination(self) -> str:
-        """
-        Where it sends.
-        """
+        """Where it sends."""
         return self.grpc_endpoint or self.http_endpoint or ""
 
     @property
     def sends(self) -> str:
-        """
-        How.
-        """
+        """How."""
         protocol = "gRPC" if self.grpc_endpoint else "HTTP"
         packed = "gzip" if self.request_compression == "gzip" else "not compressed"
         return f"OTLP over {protocol}, {packed}, up to {self.max_in_flight} at once{self._combines}"
@@ -274,9 +261,7 @@ class OtlpExporterConfig(ExporterConfig):
 
     @property
     def request_compression(self) -> Literal["none", "gzip"]:
-        """
-        How whole requests are compressed.
-        """
+        """How whole requests are compressed."""
         return self.compression_method
 
     def settings(self) -> ExporterSettings:
@@ -338,9 +323,7 @@ class OtapExporterConfig(OtlpExporterConfig):
     metric_metadata: bool = False
 
     def model_post_init(self, context: Any, /) -> None:
-        """
-        Refuse what an exporter of OTLP requests refuses, and HTTP, over which OTAP is not spoken.
-        """
+        """Refuse what an exporter of OTLP requests refuses, and HTTP, over which OTAP is not spoken."""
         super().model_post_init(context)
         if self.http_endpoint is not None:
             raise ValueError("OTAP is spoken over gRPC only; give grpc_endpoint")
@@ -353,25 +336,19 @@ class OtapExporterConfig(OtlpExporterConfig):
 
     @property
     def request_compression(self) -> Literal["none", "gzip"]:
-        """
-        How whole messages are compressed.
-        """
+        """How whole messages are compressed."""
         return "gzip" if self.compression_method == "gzip" else "none"
 
     @property
     def table_compression(self) -> Literal["zstd", "none"]:
-        """
-        How the tables in a batch are compressed. `none` only where nobody asked for zstd.
-        """
+        """How the tables in a batch are compressed. `none` only where nobody asked for zstd."""
         if self.compression_method == "zstd":
             return "zstd"
         return self.arrow.payload_compression or self.payload_compression or "zstd"
 
     @property
     def sends(self) -> str:
-        """
-        How.
-        """
+        """How."""
         whole = ", messages gzip" if self.request_compression == "gzip" else ""
         tables = "zstd" if self.table_compression == "zstd" else "not compressed"
         return f"OTAP over gRPC, tables {tables}{whole}{self._combines}"
@@ -408,9 +385,7 @@ class QueryExporterConfig(ExporterConfig):
 
     @property
     def sends(self) -> str:
-        """
-        How often.
-        """
+        """How often."""
         return f"a batch every {duration_words(self.trigger)}" if self.trigger else "batches without a pause"
 
 
@@ -430,9 +405,7 @@ class ParquetExporterConfig(QueryExporterConfig):
     file_mode: FileMode = None
 
     def model_post_init(self, context: Any, /) -> None:
-        """
-        Refuse a mode with which the files could not be written.
-        """
+        """Refuse a mode with which the files could not be written."""
         super().model_post_init(context)
         try:
             check_file_mode(self.file_mode)
@@ -441,23 +414,17 @@ class ParquetExporterConfig(QueryExporterConfig):
 
     @property
     def destination(self) -> str:
-        """
-        Where it writes.
-        """
+        """Where it writes."""
         return self.path
 
     @property
     def checkpoint_path(self) -> str:
-        """
-        Where Spark keeps its notes.
-        """
+        """Where Spark keeps its notes."""
         return self.checkpoint or f"{self.path}/_checkpoint"
 
 
 def _texts(value: object) -> object:
-    """
-    Spark's options are texts; a number or a truth value of the YAML is meant as one.
-    """
+    """Spark's options are texts; a number or a truth value of the YAML is meant as one."""
     if not isinstance(value, Mapping):
         return value
     for key, text in value.items():
@@ -475,52 +442,36 @@ _QuiverKeys = settings_config("quiver", QuiverSinkSettings, QueryExporterConfig)
 
 
 class ConsoleExporterConfig(_ConsoleKeys):  # type: ignore[valid-type,misc]
-    """
-    `urn:quiver:console:exporter`: rows, printed in the log of the Spark process. Keys: `ConsoleSettings`.
-    """
+    """`urn:quiver:console:exporter`: rows, printed in the log of the Spark process. Keys: `ConsoleSettings`."""
 
     @property
     def destination(self) -> str:
-        """
-        Where it writes.
-        """
+        """Where it writes."""
         return "the log of the Spark process"
 
 
 class FileExporterConfig(_FileKeys):  # type: ignore[valid-type,misc]
-    """
-    `urn:quiver:file:exporter`: JSON lines, or OpenTelemetry's file format. Keys: `FileSettings`.
-    """
+    """`urn:quiver:file:exporter`: JSON lines, or OpenTelemetry's file format. Keys: `FileSettings`."""
 
     @property
     def destination(self) -> str:
-        """
-        Where it writes.
-        """
+        """Where it writes."""
         return str(self.path)
 
 
 class SparkExporterConfig(_SparkKeys):  # type: ignore[valid-type,misc]
-    """
-    `urn:quiver:spark:exporter`: any format that Spark writes. Keys: `SparkSinkSettings`.
-    """
+    """`urn:quiver:spark:exporter`: any format that Spark writes. Keys: `SparkSinkSettings`."""
 
     @property
     def destination(self) -> str:
-        """
-        Where it writes.
-        """
+        """Where it writes."""
         return f"{self.format} {shown(self.path or '')}".strip()
 
 
 class QuiverExporterConfig(_QuiverKeys):  # type: ignore[valid-type,misc]
-    """
-    `urn:quiver:quiver:exporter`: processed data in another store. Keys: `QuiverSinkSettings`.
-    """
+    """`urn:quiver:quiver:exporter`: processed data in another store. Keys: `QuiverSinkSettings`."""
 
     @property
     def destination(self) -> str:
-        """
-        Where it writes.
-        """
+        """Where it writes."""
         return str(self.path)

@@ -104,9 +104,7 @@ def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[Buffe
 
 
 def _check_made_names(document: Document, nodes: Mapping[str, RawNode], plans: Sequence[BufferPlan]) -> None:
-    """
-    Refuse two buffers, or a buffer and a node, of one name: directories and subscribers are named like them.
-    """
+    """Refuse two buffers, or a buffer and a node, of one name: directories and subscribers are named like them."""
     taken: dict[str, RawNode | None] = dict(nodes)
     for plan in plans:
         if plan.kind == "persistence":
@@ -154,9 +152,7 @@ def _a(node: RawNode) -> str:
 
 
 def _ways(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """
-    Yield the processors and the end of each way that begins with one of *first*.
-    """
+    """Yield the processors and the end of each way that begins with one of *first*."""
     for name in first:
         node = nodes[name]
         if node.plugin.kind == "exporter" or _is_store(node):
@@ -167,9 +163,7 @@ def _ways(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> Iterator
 
 
 def _store_behind(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> str | None:
-    """
-    Return the first persistence node that can be reached from *first*, over however many ways.
-    """
+    """Return the first persistence node that can be reached from *first*, over however many ways."""
     waiting = list(first)
     seen: set[str] = set()
     while waiting:
@@ -186,9 +180,7 @@ def _store_behind(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> 
 def _lead_out(
     document: Document, nodes: Mapping[str, RawNode], plan: BufferPlan, start: RawNode, reached: dict[str, Path]
 ) -> Iterator[BufferPlan]:
-    """
-    Fill the routes of *plan*; yield the buffers that lie behind some of them.
-    """
+    """Fill the routes of *plan*; yield the buffers that lie behind some of them."""
     for between, end in _ways(nodes, start.edges):
         last = nodes[between[-1]] if between else start
         path = last.edges[end].path
@@ -211,9 +203,7 @@ def _lead_out(
 
 
 def _in_order(plans: Sequence[BufferPlan]) -> list[BufferPlan]:
-    """
-    Return *plans*, each before those it leads into.
-    """
+    """Return *plans*, each before those it leads into."""
     rest = list(plans)
     found: list[BufferPlan] = []
     while rest:

@@ -1,6 +1,4 @@
-"""
-`memory` and `disk`, beside `nodes`: how much a pipeline may keep.
-"""
+"""`memory` and `disk`, beside `nodes`: how much a pipeline may keep."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ class MemoryConfig(Config):
     size_cap_policy: Literal["backpressure", "drop_oldest"] = "backpressure"
 
     def settings(self) -> Settings:
-        """
-        Return the settings of the store.
-        """
+        """Return the settings of the store."""
         return Settings(
             durability="segment_only",
             segment_bytes_max=8 * MIB,

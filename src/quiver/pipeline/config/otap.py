@@ -1,6 +1,4 @@
-"""
-The config of what listens for OTAP.
-"""
+"""The config of what listens for OTAP."""
 
 from __future__ import annotations
 
@@ -44,7 +42,8 @@ class OtapReceiverConfig(OtlpReceiverConfig):
 
     def model_post_init(self, context: Any, /) -> None:
         """
-        Refuse what a receiver of OTLP requests refuses, a receiver without gRPC, and limits that do not go together.
+        Refuse what a receiver of OTLP requests refuses, a receiver without gRPC, and limits that do not go
+        together.
         """
         super().model_post_init(context)
         if self.grpc_address is None:

@@ -53,24 +53,18 @@ class Document:
     _lines: dict[Path, int] = field(default_factory=dict)
 
     def line(self, path: Path) -> int:
-        """
-        Return the line, counted from 1, of the key or item at *path*; of the nearest parent when it is not there.
-        """
+        """Return the line, counted from 1, of the key or item at *path*; of the nearest parent when it is not there."""
         while path and path not in self._lines:
             path = path[:-1]
         return self._lines.get(path, 1)
 
     def invalid(self, path: Path, reason: str) -> PipelineInvalid:
-        """
-        Return the error to raise for the value at *path*.
-        """
+        """Return the error to raise for the value at *path*."""
         return PipelineInvalid(self.source, self.line(path), reason)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """
-    Return ``; did you mean X?`` for the known word closest to *word*, or the whole list when none is close.
-    """
+    """Return ``; did you mean X?`` for the known word closest to *word*, or the whole list when none is close."""
     words = sorted(known)
     near = difflib.get_close_matches(word, words, n=1)
     if near:
@@ -114,9 +108,7 @@ def _syntax_error(source: str, text: str, error: yaml.YAMLError) -> PipelineInva
 
 
 class _Reading:
-    """
-    One walk over the node tree. Aliases are expanded, bounded in depth and number.
-    """
+    """One walk over the node tree. Aliases are expanded, bounded in depth and number."""
 
     def __init__(self, source: str, loader: yaml.SafeLoader, values: Mapping[str, str]) -> None:
         self.source = source

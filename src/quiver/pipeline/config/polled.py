@@ -1,6 +1,4 @@
-"""
-The config of a receiver that fetches what it stores, and listens nowhere.
-"""
+"""The config of a receiver that fetches what it stores, and listens nowhere."""
 
 from __future__ import annotations
 
@@ -29,47 +27,33 @@ class PolledReceiverConfig(Config):
     poll_interval: Duration = 0.25
 
     def model_post_init(self, _context: Any, /) -> None:
-        """
-        Refuse to look without end.
-        """
+        """Refuse to look without end."""
         if self.poll_interval <= 0:
             raise ValueError("poll_interval must be positive")
 
     @property
     def addresses(self) -> dict[str, str]:
-        """
-        Nothing: it listens nowhere.
-        """
+        """Nothing: it listens nowhere."""
         return {}
 
     @property
     @abstractmethod
     def position(self) -> str:
-        """
-        What it goes on from, for people; no two receivers may have the same.
-        """
+        """What it goes on from, for people; no two receivers may have the same."""
 
     @abstractmethod
     def settings(self) -> Any:
-        """
-        Return the settings of the receiver.
-        """
+        """Return the settings of the receiver."""
 
     @abstractmethod
     def receiver(self, store: Store, observer: Observer) -> Receiver:
-        """
-        Return the receiver, not yet started, that fills *store*.
-        """
+        """Return the receiver, not yet started, that fills *store*."""
 
     def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
-        """
-        Yield it, not yet started, where it runs: of several cores in the first.
-        """
+        """Yield it, not yet started, where it runs: of several cores in the first."""
         if place.core == 0:
             yield self.receiver(place.store, place.observer)
 
     @abstractmethod
     def told(self) -> dict[str, str]:
-        """
-        Return what it reads, and as whom, for people.
-        """
+        """Return what it reads, and as whom, for people."""

@@ -1,6 +1,4 @@
-"""
-The configs of what stands between: the persistence node in both of its spellings, and the processors on Spark.
-"""
+"""The configs of what stands between: the persistence node in both of its spellings, and the processors on Spark."""
 
 from __future__ import annotations
 
@@ -129,9 +127,7 @@ PROCESSOR_CONFIGS: dict[str, type[Config]] = {
 
 @dataclass(frozen=True, slots=True)
 class UserProcessorConfig:
-    """
-    A processor that another package brings: the entry point, and its keys as they are written.
-    """
+    """A processor that another package brings: the entry point, and its keys as they are written."""
 
     entry_point: EntryPoint
     arguments: Mapping[str, Any]
@@ -170,7 +166,5 @@ def find_user_processor(urn: str) -> EntryPoint | None:
 
 
 def _name_parts(urn: str) -> list[str]:
-    """
-    Return namespace and name, or the name alone, in whichever order name and kind stand.
-    """
+    """Return namespace and name, or the name alone, in whichever order name and kind stand."""
     return [part for part in urn.split(":") if part not in {"urn", "processor"}]

@@ -1,6 +1,4 @@
-"""
-The config of the exporter to QuestDB.
-"""
+"""The config of the exporter to QuestDB."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ class QuestdbExporterConfig(QueryExporterConfig):
     at: str | None = None
 
     def model_post_init(self, context: Any, /) -> None:
-        """
-        Refuse a connect string or a name that would be refused once rows come.
-        """
+        """Refuse a connect string or a name that would be refused once rows come."""
         super().model_post_init(context)
         try:
             self.settings()
@@ -45,9 +41,7 @@ class QuestdbExporterConfig(QueryExporterConfig):
 
     @property
     def destination(self) -> str:
-        """
-        Where it writes; no password is in it.
-        """
+        """Where it writes; no password is in it."""
         return f"QuestDB at {', '.join(self.settings().addresses)}"
 
     def settings(self) -> QuestdbSinkSettings:

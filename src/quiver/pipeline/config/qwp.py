@@ -1,6 +1,4 @@
-"""
-The config of what listens for QWP.
-"""
+"""The config of what listens for QWP."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ class QwpReceiverConfig(ReceiverConfig):
     listening_cores: Literal["first", "all"] = "first"
 
     def model_post_init(self, _context: Any, /) -> None:
-        """
-        Refuse what contradicts itself, and an address that strangers can reach.
-        """
+        """Refuse what contradicts itself, and an address that strangers can reach."""
         try:
             self.settings(self.listening_addr)
         except SettingsInvalid as error:
@@ -82,9 +78,7 @@ class QwpReceiverConfig(ReceiverConfig):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """
-        Where it listens, by protocol.
-        """
+        """Where it listens, by protocol."""
         return {"qwp": self.listening_addr}
 
     def settings_at(self, place: ReceiverPlace) -> dict[str, Any]:
@@ -104,18 +98,14 @@ class QwpReceiverConfig(ReceiverConfig):
         return super().settings_at(place)
 
     def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
-        """
-        Yield what listens, not yet started.
-        """
+        """Yield what listens, not yet started."""
         from quiver.receivers.qwp.receiver import QwpReceiver  # noqa: PLC0415 - an extra; only what is configured
 
         for settings in self.settings_at(place).values():
             yield QwpReceiver(place.store, settings, observer=place.observer)
 
     def told(self) -> dict[str, Any]:
-        """
-        Return what it does, for people.
-        """
+        """Return what it does, for people."""
         return {
             "qwp": self.listening_addr,
             "speaks": "QWP",

@@ -1,6 +1,4 @@
-"""
-The configs of what listens.
-"""
+"""The configs of what listens."""
 
 from __future__ import annotations
 
@@ -106,17 +104,13 @@ class SecuredConfig(Config):
 
     @property
     def security(self) -> SecuritySettings:
-        """
-        How the port is protected.
-        """
+        """How the port is protected."""
         tls = None if self.tls is None else TlsSettings(**self.tls.model_dump())
         auth = None if self.auth is None else self.auth.settings()
         return SecuritySettings(tls=tls, auth=auth, insecure=self.insecure)
 
     def security_words(self, host: str) -> str:
-        """
-        Return how a port on *host* is protected, for people.
-        """
+        """Return how a port on *host* is protected, for people."""
         words = []
         tls, auth = self.security.tls, self.security.auth
         if tls is None:
@@ -132,16 +126,12 @@ class SecuredConfig(Config):
 
 
 class ReceiverConfig(SecuredConfig):
-    """
-    What the config of every receiver that listens has.
-    """
+    """What the config of every receiver that listens has."""
 
     @property
     @abstractmethod
     def addresses(self) -> dict[str, str]:
-        """
-        Where it listens, by protocol.
-        """
+        """Where it listens, by protocol."""
 
     @abstractmethod
     def settings(self, address: str) -> Any:
@@ -163,15 +153,11 @@ class ReceiverConfig(SecuredConfig):
 
     @abstractmethod
     def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
-        """
-        Yield what listens, not yet started: one for each port.
-        """
+        """Yield what listens, not yet started: one for each port."""
 
     @abstractmethod
     def told(self) -> dict[str, Any]:
-        """
-        Return what it does, for people.
-        """
+        """Return what it does, for people."""
 
 
 class MetricsConfig(Config):
@@ -187,9 +173,7 @@ class MetricsConfig(Config):
     insecure: bool = False
 
     def model_post_init(self, _context: Any, /) -> None:
-        """
-        Refuse an address that others can reach, unless that is meant.
-        """
+        """Refuse an address that others can reach, unless that is meant."""
         host = split_address(self.listen)[0]
         try:
             check_exposure(host, SecuritySettings(insecure=self.insecure))
@@ -233,9 +217,7 @@ class OtlpReceiverConfig(ReceiverConfig):
     _speaks: ClassVar[str] = "OTLP"
 
     def model_post_init(self, _context: Any, /) -> None:
-        """
-        Refuse a receiver that listens nowhere, twice for the same protocol, or where strangers can reach it.
-        """
+        """Refuse a receiver that listens nowhere, twice for the same protocol, or where strangers can reach it."""
         if self.listening_addr is not None and self.protocols.grpc is not None:
             raise ValueError("listening_addr and protocols.grpc both say where gRPC listens; keep one")
         if self.grpc_address is None and self.http_address is None:
@@ -279,9 +261,7 @@ class OtlpReceiverConfig(ReceiverConfig):
         )
 
     def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
-        """
-        Yield what listens, not yet started: one for each port.
-        """
+        """Yield what listens, not yet started: one for each port."""
         from quiver.receivers.intake import OtlpIntake  # noqa: PLC0415 - an extra; only what is configured
         from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver  # noqa: PLC0415
 
@@ -300,9 +280,7 @@ class OtlpReceiverConfig(ReceiverConfig):
         return OtlpGrpcReceiver
 
     def told(self) -> dict[str, Any]:
-        """
-        Return what it does, for people.
-        """
+        """Return what it does, for people."""
         host, _ = split_address(self.grpc_address or self.http_address or "")
         return {
             "grpc": self.grpc_address,
@@ -318,22 +296,16 @@ class OtlpReceiverConfig(ReceiverConfig):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """
-        Where it listens, by protocol.
-        """
+        """Where it listens, by protocol."""
         found = {"grpc": self.grpc_address, "http": self.http_address}
         return {protocol: address for protocol, address in found.items() if address is not None}
 
     @property
     def grpc_address(self) -> str | None:
-        """
-        Where gRPC listens, or None.
-        """
+        """Where gRPC listens, or None."""
         return self.protocols.grpc.listening_addr if self.protocols.grpc else self.listening_addr
 
     @property
     def http_address(self) -> str | None:
-        """
-        Where HTTP listens, or None.
-        """
+        """Where HTTP listens, or None."""
         return self.protocols.http.listening_addr if self.protocols.http else None

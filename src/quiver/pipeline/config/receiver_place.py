@@ -1,6 +1,4 @@
-"""
-Where a receiver of a pipeline runs: which store it fills, and what that asks of its settings.
-"""
+"""Where a receiver of a pipeline runs: which store it fills, and what that asks of its settings."""
 
 from __future__ import annotations
 
@@ -24,21 +22,15 @@ AGE_WITH_CORES_S = 30.0
 
 
 class Receiver(Protocol):
-    """
-    What fills a store, in threads of its own.
-    """
+    """What fills a store, in threads of its own."""
 
     settings: Any
 
     def start(self) -> object:
-        """
-        Begin.
-        """
+        """Begin."""
 
     def stop(self, grace_s: float) -> None:
-        """
-        End, in about *grace_s* seconds; what is at hand is stored and confirmed as far as there is room.
-        """
+        """End, in about *grace_s* seconds; what is at hand is stored and confirmed as far as there is room."""
 
 
 @dataclass(frozen=True, slots=True)

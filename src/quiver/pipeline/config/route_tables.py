@@ -48,9 +48,7 @@ def check_tables(document: Document, raw: Mapping[str, RawNode], pipeline: Pipel
 
 
 def _named(route: Route) -> Iterator[tuple[tuple[str, str], Iterable[str], set[str]]]:
-    """
-    Yield which node names something under which key, what, and what there is; nothing where anything may be.
-    """
+    """Yield which node names something under which key, what, and what there is; nothing where anything may be."""
     tables: set[str] = set(SIGNALS)
     has_own, has_query = False, False
     for node in route.processors:
@@ -70,9 +68,7 @@ def _named(route: Route) -> Iterator[tuple[tuple[str, str], Iterable[str], set[s
 
 
 def _settings(node: Node) -> Any:
-    """
-    Return the settings of a processor; None of one that another package brings, of which nothing is known.
-    """
+    """Return the settings of a processor; None of one that another package brings, of which nothing is known."""
     return node.config.settings() if isinstance(node.config, SettingsConfig) else None
 
 

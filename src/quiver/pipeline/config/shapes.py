@@ -57,9 +57,7 @@ _CONNECTION_KEYS = ("from", "to", "dispatch_strategy")
 
 
 class Edge(NamedTuple):
-    """
-    Where the file says that a node feeds another, and how that one's instances share it.
-    """
+    """Where the file says that a node feeds another, and how that one's instances share it."""
 
     path: Path
     strategy: Strategy = "round_robin"
@@ -243,9 +241,7 @@ def _later(document: Document, top: Mapping[str, Any]) -> dict[str, RawNode]:
 
 
 def _refuse_settings(document: Document, path: Path, raw: Mapping[str, Any]) -> None:
-    """
-    Refuse sizes of channels: between nodes lies a store or a Spark query here, and neither has one.
-    """
+    """Refuse sizes of channels: between nodes lies a store or a Spark query here, and neither has one."""
     settings = raw.get("settings")
     if settings:
         first = next(iter(mapping(document, (*path, "settings"), settings, "settings")))
@@ -274,9 +270,7 @@ def _only_pipeline(document: Document, top: Mapping[str, Any]) -> tuple[Path, di
 
 
 def _connections(document: Document, path: Path, value: Any) -> Iterator[tuple[Any, Any, Edge]]:
-    """
-    Yield from, to and where it stands; either end may be a list of nodes.
-    """
+    """Yield from, to and where it stands; either end may be a list of nodes."""
     if value is None:
         return
     if not isinstance(value, list):

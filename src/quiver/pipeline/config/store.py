@@ -1,6 +1,4 @@
-"""
-The config of a store that another program fills, as the beginning of a pipeline.
-"""
+"""The config of a store that another program fills, as the beginning of a pipeline."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ class StoreReceiverConfig(PolledReceiverConfig):
     start: Literal["earliest", "latest"] = "earliest"
 
     def model_post_init(self, context: Any, /) -> None:
-        """
-        Refuse what is no name of a subscriber.
-        """
+        """Refuse what is no name of a subscriber."""
         super().model_post_init(context)
         try:
             check_subscriber_id(self.subscriber)
@@ -49,15 +45,11 @@ class StoreReceiverConfig(PolledReceiverConfig):
 
     @property
     def position(self) -> str:
-        """
-        The subscriber, and its store by whatever way.
-        """
+        """The subscriber, and its store by whatever way."""
         return f"subscriber {self.subscriber} of the store {os.path.realpath(self.store)}"
 
     def settings(self) -> StoreReceiverSettings:
-        """
-        Return the settings of the receiver.
-        """
+        """Return the settings of the receiver."""
         from quiver.receivers.store_receiver import StoreReceiverSettings  # noqa: PLC0415 - only what is configured
 
         return StoreReceiverSettings(
@@ -65,17 +57,13 @@ class StoreReceiverConfig(PolledReceiverConfig):
         )
 
     def receiver(self, store: Store, observer: Observer) -> Receiver:
-        """
-        Return the receiver, not yet started, that fills *store*.
-        """
+        """Return the receiver, not yet started, that fills *store*."""
         from quiver.receivers.store_receiver import StoreReceiver  # noqa: PLC0415 - only what is configured
 
         return StoreReceiver(store, self.settings(), observer=observer)
 
     def told(self) -> dict[str, str]:
-        """
-        Return what it reads, and as whom, for people.
-        """
+        """Return what it reads, and as whom, for people."""
         return {
             "reads": self.settings().listening_addr,
             "as_subscriber": self.subscriber,

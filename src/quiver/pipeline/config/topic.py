@@ -1,6 +1,4 @@
-"""
-The configs of topics in a pipeline: one as the end of a route, one as the beginning of another pipeline.
-"""
+"""The configs of topics in a pipeline: one as the end of a route, one as the beginning of another pipeline."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ class TopicExporterConfig(QueryExporterConfig):
     metadata: Location | None = Field(default=None, repr=False)
 
     def model_post_init(self, context: Any, /) -> None:
-        """
-        Refuse what is no topic.
-        """
+        """Refuse what is no topic."""
         super().model_post_init(context)
         try:
             self.settings()
@@ -69,9 +65,7 @@ class TopicExporterConfig(QueryExporterConfig):
 
     @property
     def destination(self) -> str:
-        """
-        Where it writes.
-        """
+        """Where it writes."""
         return f"topic {check_topic(self.topic)} of {self.topics.rstrip('/') or '/'}"
 
     def settings(self) -> TopicSinkSettings:
@@ -109,9 +103,7 @@ class TopicReceiverConfig(PolledReceiverConfig):
     metadata: Location | None = Field(default=None, repr=False)
 
     def model_post_init(self, context: Any, /) -> None:
-        """
-        Refuse what is no topic, no name of a subscription, and metadata without objects.
-        """
+        """Refuse what is no topic, no name of a subscription, and metadata without objects."""
         super().model_post_init(context)
         if self.metadata is not None and self.objects is None:
             raise ValueError("metadata says what is in the object store: it needs objects, too")
@@ -130,16 +122,12 @@ class TopicReceiverConfig(PolledReceiverConfig):
 
     @property
     def position(self) -> str:
-        """
-        The subscription, its topic, and where that is, by whatever way.
-        """
+        """The subscription, its topic, and where that is, by whatever way."""
         topic, root = check_topic(self.topic), os.path.realpath(self.topics)
         return f"subscription {self.subscription} of the topic {topic} in {root}"
 
     def settings(self) -> TopicReceiverSettings:
-        """
-        Return the settings of the receiver.
-        """
+        """Return the settings of the receiver."""
         from quiver.receivers.topic_receiver import TopicReceiverSettings  # noqa: PLC0415 - only what is configured
 
         return TopicReceiverSettings(
@@ -152,17 +140,13 @@ class TopicReceiverConfig(PolledReceiverConfig):
         )
 
     def receiver(self, store: Store, observer: Observer) -> Receiver:
-        """
-        Return the receiver, not yet started, that fills *store*.
-        """
+        """Return the receiver, not yet started, that fills *store*."""
         from quiver.receivers.topic_receiver import TopicReceiver  # noqa: PLC0415 - only what is configured
 
         return TopicReceiver(store, self.settings(), observer=observer)
 
     def told(self) -> dict[str, str]:
-        """
-        Return what it reads, and as whom, for people.
-        """
+        """Return what it reads, and as whom, for people."""
         return {
             "reads": self.settings().listening_addr,
             "as_subscription": self.subscription,

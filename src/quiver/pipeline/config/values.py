@@ -1,6 +1,4 @@
-"""
-What the configs of all plugins are made of: sizes, durations and addresses as people write them.
-"""
+"""What the configs of all plugins are made of: sizes, durations and addresses as people write them."""
 
 from __future__ import annotations
 
@@ -60,25 +58,19 @@ Duration = Annotated[float, BeforeValidator(_duration)]
 
 
 class Config(BaseModel):
-    """
-    A mapping of known keys; others are refused.
-    """
+    """A mapping of known keys; others are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class SettingsConfig(Config):
-    """
-    A config whose keys are the fields of a frozen dataclass of settings, which checks itself.
-    """
+    """A config whose keys are the fields of a frozen dataclass of settings, which checks itself."""
 
     settings_type: ClassVar[type[Any]]
     settings_fields: ClassVar[tuple[str, ...]] = ()
 
     def model_post_init(self, context: Any, /) -> None:
-        """
-        Refuse what the settings refuse.
-        """
+        """Refuse what the settings refuse."""
         super().model_post_init(context)
         try:
             self.settings()

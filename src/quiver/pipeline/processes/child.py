@@ -1,6 +1,4 @@
-"""
-What every child process of a pipeline begins and ends with: arguments, logging, exit codes.
-"""
+"""What every child process of a pipeline begins and ends with: arguments, logging, exit codes."""
 
 from __future__ import annotations
 
@@ -81,16 +79,12 @@ class ChildContext:
 
     @property
     def ready_name(self) -> str:
-        """
-        What this ingest process calls the file that says it is ready.
-        """
+        """What this ingest process calls the file that says it is ready."""
         return ingest_ready(None if self.cores is None else self.core)
 
 
 def ingest_ready(core: int | None) -> str:
-    """
-    Return the name of the file in which the ingest process of *core* (None: the only one) says that it is ready.
-    """
+    """Return the name of the file in which the ingest process of *core* (None: the only one) says that it is ready."""
     return INGEST_READY if core is None else f"ingest-{core}.json"
 
 
@@ -190,16 +184,12 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
 
 
 def set_log_level(pipeline: Pipeline) -> None:
-    """
-    Let this process log as much as *pipeline* says.
-    """
+    """Let this process log as much as *pipeline* says."""
     logging.getLogger().setLevel(pipeline.log_level.upper())
 
 
 def reload_log_level(context: ChildContext) -> None:
-    """
-    Take over the level of the log from the file as it is now. A file that is wrong changes nothing.
-    """
+    """Take over the level of the log from the file as it is now. A file that is wrong changes nothing."""
     try:
         if context.reread is not None:
             set_log_level(context.reread())
@@ -208,17 +198,13 @@ def reload_log_level(context: ChildContext) -> None:
 
 
 def write_ready(run_dir: Path, name: str, facts: Mapping[str, Any]) -> None:
-    """
-    Say in *run_dir* that this process is ready, with its pid, atomically.
-    """
+    """Say in *run_dir* that this process is ready, with its pid, atomically."""
     data = json.dumps({"pid": os.getpid(), **facts}, indent=1).encode() + b"\n"
     replace_file(REAL_FILES, str(run_dir / name), data)
 
 
 def write_closed(run_dir: Path, name: str) -> None:
-    """
-    Say in *run_dir* that this process takes in nothing more.
-    """
+    """Say in *run_dir* that this process takes in nothing more."""
     try:
         write_ready(run_dir, name, {"closed": True})
     except OSError:
@@ -227,9 +213,7 @@ def write_closed(run_dir: Path, name: str) -> None:
 
 
 def has_closed(run_dir: Path, name: str, pid: int) -> bool:
-    """
-    Say whether the process *pid*, which was ready under *name*, takes in nothing more.
-    """
+    """Say whether the process *pid*, which was ready under *name*, takes in nothing more."""
     try:
         facts = json.loads(REAL_FILES.read_all(str(run_dir / name), size_max=NOTE_BYTES_MAX))
     except FileNotFoundError:

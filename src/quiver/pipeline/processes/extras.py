@@ -1,6 +1,4 @@
-"""
-Which extra brings which module, for the one sentence that says what to install.
-"""
+"""Which extra brings which module, for the one sentence that says what to install."""
 
 from __future__ import annotations
 

@@ -62,9 +62,7 @@ def keep_short(files: FileSystem, path: str, *, bytes_max: int = LOG_BYTES_MAX, 
 
 
 def _copy(log: File, copy: File, copied: int) -> int:
-    """
-    Copy what *log* has behind *copied* bytes; return how many there are then.
-    """
+    """Copy what *log* has behind *copied* bytes; return how many there are then."""
     for _ in range(_ROUNDS_MAX):
         size = log.size()
         if size == copied:

@@ -54,7 +54,8 @@ class Lifeline:
 
     def hear_signals(self) -> None:
         """
-        Take SIGTERM, SIGINT, SIGUSR1, SIGHUP. Call it again after a library (Spark's) has put in handlers of its own.
+        Take SIGTERM, SIGINT, SIGUSR1, SIGHUP. Call it again after a library (Spark's) has put in handlers of its
+        own.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: self._end("stop"))
@@ -92,9 +93,7 @@ class Lifeline:
         return max((now if self._told_at is None else self._told_at) + drain_s - now, 0.0)
 
     def reload_asked(self) -> bool:
-        """
-        Say whether the child was asked to read its file again since this was last asked.
-        """
+        """Say whether the child was asked to read its file again since this was last asked."""
         asked, self._reload = self._reload, False
         return asked
 

@@ -17,9 +17,7 @@ __all__ = ["changed_queries", "needs_restart", "told"]
 
 
 def needs_restart(old: Pipeline, new: Pipeline) -> list[str]:
-    """
-    Return what of *new* cannot be taken over by what runs as *old*; empty when all of it can.
-    """
+    """Return what of *new* cannot be taken over by what runs as *old*; empty when all of it can."""
     found = []
     before, after = ({buffer.name: buffer for buffer in one.buffers} for one in (old, new))
     changed = before.keys() ^ after.keys()
@@ -56,9 +54,7 @@ def _changed_keys(old: Node, new: Node) -> list[str]:
 
 
 def changed_queries(old: Pipeline, new: Pipeline) -> bool:
-    """
-    Say whether the Spark process has something else to do.
-    """
+    """Say whether the Spark process has something else to do."""
     return _queries(old) != _queries(new)
 
 
@@ -71,9 +67,7 @@ def _said(route: Route) -> tuple[Any, ...]:
 
 
 def told(old: Pipeline, new: Pipeline) -> str:
-    """
-    Return in words what was taken over.
-    """
+    """Return in words what was taken over."""
     before, after = old.routes, new.routes
     words = [f"{name} comes" for name in after if name not in before]
     words += [f"{name} goes; it stays a subscriber until it is dropped" for name in before if name not in after]

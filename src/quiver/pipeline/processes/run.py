@@ -85,7 +85,8 @@ _log = logging.getLogger("quiver.pipeline")
 
 def default_run_dir(pipeline: Pipeline) -> Path:
     """
-    Return where logs and state go unless told otherwise: `<store>.run`, or `<file>.run` here when there is no store.
+    Return where logs and state go unless told otherwise: `<store>.run`, or `<file>.run` here when there is no
+    store.
     """
     if not pipeline.persistence.path:
         return Path(f"{Path(pipeline.source).stem}.run")
@@ -93,9 +94,7 @@ def default_run_dir(pipeline: Pipeline) -> Path:
 
 
 def read_state(run_dir: Path) -> dict[str, Any]:
-    """
-    Return the state file's contents; empty when the pipeline has not written one yet.
-    """
+    """Return the state file's contents; empty when the pipeline has not written one yet."""
     try:
         state: dict[str, Any] = json.loads(REAL_FILES.read_all(str(run_dir / STATE_NAME), size_max=NOTE_BYTES_MAX))
     except (FileNotFoundError, ValueError):
@@ -164,9 +163,7 @@ def run_pipeline(
 
 
 class _Running:
-    """
-    A pipeline that runs: what it is now, its supervisor, and its state file.
-    """
+    """A pipeline that runs: what it is now, its supervisor, and its state file."""
 
     def __init__(
         self,
@@ -192,9 +189,7 @@ class _Running:
         )
 
     def _keep(self, pipeline: Pipeline) -> Path:
-        """
-        Write down what runs, and return the file that the children read.
-        """
+        """Write down what runs, and return the file that the children read."""
         path = self._options.run_dir / KEPT_NAME
         try:
             replace_file(REAL_FILES, str(path), pipeline.text.encode())
@@ -251,9 +246,7 @@ class _Running:
         self._tell(f"reloaded: {told(old, new)}")
 
     def tell_what_is_left_behind(self) -> None:
-        """
-        Say which subscribers keep data that no exporter of this pipeline will ever take.
-        """
+        """Say which subscribers keep data that no exporter of this pipeline will ever take."""
         for name, bundles, directory in left_behind(self.pipeline):
             self._tell(
                 f"{directory} keeps {bundles} bundles for {name}, which is no exporter here; if nobody else reads as "
@@ -261,9 +254,7 @@ class _Running:
             )
 
     def tell_when_ready(self) -> None:
-        """
-        Say once when every child is ready, in its present life: before, ports are closed.
-        """
+        """Say once when every child is ready, in its present life: before, ports are closed."""
         never = threading.Condition()
         while True:
             children = {child.spec.name: child.pid for child in self.supervisor.children}
@@ -280,9 +271,7 @@ class _Running:
         self._tell(said)
 
     def tell_what_remains(self) -> None:
-        """
-        Say how much each exporter has left behind in its buffer.
-        """
+        """Say how much each exporter has left behind in its buffer."""
         for name, bundles, directory in remaining(self.pipeline):
             fate = "which is in memory, and gone" if not self.pipeline.is_durable else "for the next start"
             self._tell(f"{name}: {bundles} bundles remain in {directory}, {fate}")
@@ -296,9 +285,7 @@ class _Running:
 
 
 def _ready(path: Path) -> dict[str, Any]:
-    """
-    Return what a child wrote when it was ready; nothing as long as it is not.
-    """
+    """Return what a child wrote when it was ready; nothing as long as it is not."""
     try:
         return dict(json.loads(REAL_FILES.read_all(str(path), size_max=NOTE_BYTES_MAX)))
     except (OSError, ValueError):
@@ -307,7 +294,8 @@ def _ready(path: Path) -> dict[str, Any]:
 
 def remaining(pipeline: Pipeline) -> list[tuple[str, int, str]]:
     """
-    Return each route that has not resolved all: its name, how many bundles are sealed and not resolved, and where.
+    Return each route that has not resolved all: its name, how many bundles are sealed and not
+    resolved, and where.
     """
     found = []
     for buffer in pipeline.buffers:
@@ -317,9 +305,7 @@ def remaining(pipeline: Pipeline) -> list[tuple[str, int, str]]:
 
 
 def not_sealed(pipeline: Pipeline) -> list[tuple[str, int, str]]:
-    """
-    Return each buffer that could not seal all: its name, how many bundles are only in its log, and where that is.
-    """
+    """Return each buffer that could not seal all: its name, how many bundles are only in its log, and where that is."""
     found = []
     for buffer in pipeline.buffers:
         directory = buffer.config.path
@@ -334,9 +320,7 @@ def not_sealed(pipeline: Pipeline) -> list[tuple[str, int, str]]:
 
 
 def lost_letters(pipeline: Pipeline) -> list[tuple[str, int, str]]:
-    """
-    Return whose dead letters end with the run, because they are in memory: whose, how many, and where they are.
-    """
+    """Return whose dead letters end with the run, because they are in memory: whose, how many, and where they are."""
     from quiver.delivery.dead_letters import count_letters, exporters_with_letters  # noqa: PLC0415 - brings the engine
 
     found = []
@@ -379,7 +363,8 @@ def _lags(directory: str) -> dict[str, int]:
 
 def _roots(directory: str) -> list[str]:
     """
-    Return the stores at *directory*; none where there is no store yet, although somebody may have made the directory.
+    Return the stores at *directory*; none where there is no store yet, although somebody may have made the
+    directory.
     """
     try:
         return instance_roots(REAL_FILES, directory)
@@ -389,9 +374,7 @@ def _roots(directory: str) -> list[str]:
 
 @contextlib.contextmanager
 def _memory(pipeline: Pipeline, run_dir: Path) -> Iterator[None]:
-    """
-    Inside there is an empty place for what is only in memory; afterwards there is none.
-    """
+    """Inside there is an empty place for what is only in memory; afterwards there is none."""
     root = memory_directory(run_dir)
     if pipeline.is_durable:
         yield

@@ -1,6 +1,4 @@
-"""
-Messages to systemd, as `sd_notify(3)` sends them: a datagram to the socket that `NOTIFY_SOCKET` names.
-"""
+"""Messages to systemd, as `sd_notify(3)` sends them: a datagram to the socket that `NOTIFY_SOCKET` names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Where Spark's own files go while a pipeline runs: a place of its own, gone with the run, or with the next one.
-"""
+"""Where Spark's own files go while a pipeline runs: a place of its own, gone with the run, or with the next one."""
 
 from __future__ import annotations
 

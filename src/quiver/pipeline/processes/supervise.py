@@ -70,9 +70,7 @@ class ChildSpec:
 
 @dataclass(slots=True)
 class Child:
-    """
-    One child as it is now. `state` is starting, running, waiting (for its next start), failed or stopped.
-    """
+    """One child as it is now. `state` is starting, running, waiting (for its next start), failed or stopped."""
 
     spec: ChildSpec
     delays: Iterator[float]
@@ -88,9 +86,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """
-        The process id while it runs.
-        """
+        """The process id while it runs."""
         return self.process.pid if self.process is not None and self.state == "running" else None
 
 
@@ -141,32 +137,24 @@ class Supervisor:
         self._events: queue.SimpleQueue[_Exited | str] = queue.SimpleQueue()
 
     def request_stop(self) -> None:
-        """
-        Ask `run` to stop all children and return. The second time they are killed. Safe in a signal handler.
-        """
+        """Ask `run` to stop all children and return. The second time they are killed. Safe in a signal handler."""
         self._events.put("stop")
 
     def request_reload(self) -> None:
-        """
-        Ask `run` to call `on_reload`. Safe in a signal handler.
-        """
+        """Ask `run` to call `on_reload`. Safe in a signal handler."""
         self._events.put("reload")
 
     # ── for on_reload ────────────────────────────────────────────────────────────────────────────────
 
     def tell(self, name: str, number: signal.Signals) -> None:
-        """
-        Send a signal to a child, if it runs.
-        """
+        """Send a signal to a child, if it runs."""
         for child in self.children:
             if child.spec.name == name and child.process is not None:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.send_signal(number)
 
     def renew(self, name: str) -> None:
-        """
-        Let a child stop in its own time, and start it again. One that waits for its next start has it now.
-        """
+        """Let a child stop in its own time, and start it again. One that waits for its next start has it now."""
         for child in self.children:
             if child.spec.name == name:
                 self._ask_to_stop(child)
@@ -224,9 +212,7 @@ class Supervisor:
         return 1 if failed else 0
 
     def _keep(self) -> bool:
-        """
-        Restart what dies, until asked to stop (False) or a child is beyond help (True).
-        """
+        """Restart what dies, until asked to stop (False) or a child is beyond help (True)."""
         while True:
             times = [time for child in self.children for time in (child.restart_at, child.kill_at)]
             due = [time for time in times if time is not None]
@@ -314,9 +300,7 @@ class Supervisor:
         self._events.put(_Exited(child, process, code))
 
     def _bury(self, event: _Exited) -> None:
-        """
-        Note that a child is gone, and when it starts again.
-        """
+        """Note that a child is gone, and when it starts again."""
         child = event.child
         self._close(child)
         child.state = "waiting"
@@ -362,7 +346,8 @@ class Supervisor:
 
     def _close_all(self) -> bool:
         """
-        Tell the children that all will stop, and wait until none takes in anything more; False when asked once more.
+        Tell the children that all will stop, and wait until none takes in anything more; False when asked once
+        more.
         """
         deadline = self._clock.monotonic() + CLOSE_S
         for child in self.children:
@@ -374,7 +359,8 @@ class Supervisor:
 
     def _await_stopped(self, child: Child, deadline: float) -> bool:
         """
-        Wait until *child* has stopped, and kill it when it has not by *deadline*; False when asked to stop once more.
+        Wait until *child* has stopped, and kill it when it has not by *deadline*; False when asked to stop once
+        more.
         """
         if not self._await(lambda: child.process is None, deadline):
             return False
@@ -384,9 +370,7 @@ class Supervisor:
         return True
 
     def _await(self, is_done: Callable[[], bool], deadline: float) -> bool:
-        """
-        Wait until *is_done*, or until *deadline*; False when asked to stop once more.
-        """
+        """Wait until *is_done*, or until *deadline*; False when asked to stop once more."""
         while not is_done() and (left := deadline - self._clock.monotonic()) > 0:
             event = self._next(min(left, LOOK_S))
             if event == "stop":
@@ -440,9 +424,7 @@ def _exit_words(code: int) -> str:
 
 @contextlib.contextmanager
 def _reload_waits() -> Iterator[None]:
-    """
-    A child that is started here is handed SIGHUP when its lifeline can hear it. Before, it would die of it.
-    """
+    """A child that is started here is handed SIGHUP when its lifeline can hear it. Before, it would die of it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
@@ -451,9 +433,7 @@ def _reload_waits() -> Iterator[None]:
 
 
 def _last_line(log_path: Path) -> str:
-    """
-    Return the last line of a child's log: its last word.
-    """
+    """Return the last line of a child's log: its last word."""
     with contextlib.suppress(OSError), log_path.open("rb") as log:
         log.seek(max(log.seek(0, os.SEEK_END) - LAST_LINE_BYTES_MAX, 0))
         lines = log.read().decode(errors="replace").strip().splitlines()

@@ -17,9 +17,7 @@ _PIECE_BYTES = 4 * 1024 * 1024
 
 
 def checksum_of(fs: FileSystem, path: str) -> tuple[int, int]:
-    """
-    Return the length and the CRC-32 of the file *path*, read in pieces.
-    """
+    """Return the length and the CRC-32 of the file *path*, read in pieces."""
     crc = offset = 0
     file = fs.open_read(path)
     try:

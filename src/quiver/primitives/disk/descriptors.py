@@ -30,9 +30,7 @@ _LIMIT_MAX = 1 << 20
 
 
 class DescriptorReserve:
-    """
-    Descriptors that are kept open for opens that must not fail for want of one. Thread-safe.
-    """
+    """Descriptors that are kept open for opens that must not fail for want of one. Thread-safe."""
 
     def __init__(self) -> None:
         # Taken again by its holder when the garbage collector closes a file meanwhile.
@@ -73,9 +71,7 @@ class DescriptorReserve:
         return opened
 
     def close(self, descriptor: int) -> None:
-        """
-        Close *descriptor*; when some that were kept are lacking, it becomes one of them, at once.
-        """
+        """Close *descriptor*; when some that were kept are lacking, it becomes one of them, at once."""
         if len(self._kept) < self._wanted:
             with self.guard:
                 if self._kept and len(self._kept) < self._wanted:
@@ -105,7 +101,8 @@ call_at_fork(before=RESERVE.guard.acquire, after_in_parent=RESERVE.guard.release
 
 def descriptor_limit(*, raised: bool = False) -> int | None:
     """
-    Return how many descriptors this process may have open, or could have once *raised*; None where there is no limit.
+    Return how many descriptors this process may have open, or could have once *raised*; None where there is no
+    limit.
     """
     resource = _resource()
     if resource is None:

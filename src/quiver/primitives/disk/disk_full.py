@@ -1,6 +1,4 @@
-"""
-Tell what passes by itself, a full disk or a lack of descriptors, from a broken disk, which does not.
-"""
+"""Tell what passes by itself, a full disk or a lack of descriptors, from a broken disk, which does not."""
 
 from __future__ import annotations
 
@@ -25,30 +23,22 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def is_full_disk(error: BaseException | None) -> bool:
-    """
-    Say whether *error* means that there is no room: no space, no quota, or the file may not grow further.
-    """
+    """Say whether *error* means that there is no room: no space, no quota, or the file may not grow further."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 def is_out_of_descriptors(error: BaseException | None) -> bool:
-    """
-    Say whether *error* means that this process, or this machine, may open no more files. No file was touched.
-    """
+    """Say whether *error* means that this process, or this machine, may open no more files. No file was touched."""
     return isinstance(error, OSError) and error.errno in _EXHAUSTED
 
 
 def passes(error: BaseException | None) -> bool:
-    """
-    Say whether the same call may succeed later: the disk is full, or no file can be opened now.
-    """
+    """Say whether the same call may succeed later: the disk is full, or no file can be opened now."""
     return is_full_disk(error) or is_out_of_descriptors(error)
 
 
 def what_is_short(error: OSError, directory: str | None = None) -> str:
-    """
-    Describe an *error* that passes, in a few words, for people. *directory* is what the file was for.
-    """
+    """Describe an *error* that passes, in a few words, for people. *directory* is what the file was for."""
     if error.errno == errno.EMFILE:
         return f"this process has no file descriptor left{f' for {directory}' if directory else ''} (ulimit -n)"
     if error.errno == errno.ENFILE:

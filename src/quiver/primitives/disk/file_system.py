@@ -31,7 +31,8 @@ Buffer = bytes | bytearray | memoryview
 
 class NotRegularFile(OSError):
     """
-    The path names a pipe, a socket or a device where a file is expected. Nothing was read from it or written to it.
+    The path names a pipe, a socket or a device where a file is expected. Nothing was read from it
+    or written to it.
     """
 
 
@@ -60,9 +61,7 @@ def directory_name(path: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """
-    What a directory knows of a file.
-    """
+    """What a directory knows of a file."""
 
     size_bytes: int
     modified_ns: int
@@ -71,21 +70,15 @@ class FileStat:
 
 
 class File(Protocol):
-    """
-    An open file. Positions are explicit; there is no cursor.
-    """
+    """An open file. Positions are explicit; there is no cursor."""
 
     path: str
 
     def pread(self, size: int, offset: int) -> bytes:
-        """
-        Return up to *size* bytes at *offset*; fewer only at the end of the file.
-        """
+        """Return up to *size* bytes at *offset*; fewer only at the end of the file."""
 
     def pwrite(self, data: Buffer, offset: int) -> None:
-        """
-        Write all of *data* at *offset*. Visible to readers on return, not durable.
-        """
+        """Write all of *data* at *offset*. Visible to readers on return, not durable."""
 
     def pwritev(self, parts: Sequence[Buffer], offset: int, size: int = -1) -> None:
         """
@@ -95,9 +88,7 @@ class File(Protocol):
         """
 
     def truncate(self, size: int) -> None:
-        """
-        Set the file's length. Not durable until `sync`.
-        """
+        """Set the file's length. Not durable until `sync`."""
 
     def reserve(self, start: int, length: int) -> None:
         """
@@ -107,50 +98,35 @@ class File(Protocol):
         """
 
     def size(self) -> int:
-        """
-        Return the length in bytes.
-        """
+        """Return the length in bytes."""
 
     def map_write(self) -> WriteMapping:
         """
-        Map the whole of a file whose blocks are reserved, for writing. The file stays open as long as it is mapped.
+        Map the whole of a file whose blocks are reserved, for writing. The file stays open as long
+        as it is mapped.
         """
 
     def sync_data(self) -> None:
-        """
-        Make contents and length durable (fdatasync). After an error nothing may be assumed: never retry.
-        """
+        """Make contents and length durable (fdatasync). After an error nothing may be assumed: never retry."""
 
     def sync(self) -> None:
-        """
-        Make contents and metadata durable (fsync). After an error nothing may be assumed: never retry.
-        """
+        """Make contents and metadata durable (fsync). After an error nothing may be assumed: never retry."""
 
     def set_mode(self, mode: int) -> None:
-        """
-        Set permission bits; where the file system has none, do what comes nearest.
-        """
+        """Set permission bits; where the file system has none, do what comes nearest."""
 
     def close(self) -> None:
-        """
-        Release the descriptor. Idempotent. Makes nothing durable.
-        """
+        """Release the descriptor. Idempotent. Makes nothing durable."""
 
 
 class Mapping(Protocol):
-    """
-    A read-only mapping that stays valid while it, or any buffer of it, is referenced.
-    """
+    """A read-only mapping that stays valid while it, or any buffer of it, is referenced."""
 
     def view(self) -> memoryview:
-        """
-        Return the whole file as a read-only view, without copying.
-        """
+        """Return the whole file as a read-only view, without copying."""
 
     def close(self) -> None:
-        """
-        Drop this reference; the pages go when the last view goes.
-        """
+        """Drop this reference; the pages go when the last view goes."""
 
 
 class WriteMapping(Protocol):
@@ -161,14 +137,10 @@ class WriteMapping(Protocol):
     """
 
     def view(self) -> memoryview:
-        """
-        Return the whole file as a writable view, without copying.
-        """
+        """Return the whole file as a writable view, without copying."""
 
     def store(self, start: int, data: Buffer) -> None:
-        """
-        Store *data* at *start*, as through the view; large pieces in the way that costs least.
-        """
+        """Store *data* at *start*, as through the view; large pieces in the way that costs least."""
 
     def touch(self, start: int, end: int) -> None:
         """
@@ -178,14 +150,10 @@ class WriteMapping(Protocol):
         """
 
     def sync(self) -> None:
-        """
-        Make all that was stored durable. After an error nothing may be assumed: `touch`, then check, then sync.
-        """
+        """Make all that was stored durable. After an error nothing may be assumed: `touch`, then check, then sync."""
 
     def close(self) -> None:
-        """
-        Drop this reference; the pages go when the last view goes. Makes nothing durable.
-        """
+        """Drop this reference; the pages go when the last view goes. Makes nothing durable."""
 
 
 class FileSystem(Protocol):
@@ -197,14 +165,10 @@ class FileSystem(Protocol):
     """
 
     def open_read(self, path: str) -> File:
-        """
-        Open an existing file for reading.
-        """
+        """Open an existing file for reading."""
 
     def open_write(self, path: str) -> File:
-        """
-        Open an existing file for reading and writing.
-        """
+        """Open an existing file for reading and writing."""
 
     def create(self, path: str, *, mode: int = 0o600) -> File:
         """
@@ -214,19 +178,13 @@ class FileSystem(Protocol):
         """
 
     def create_or_truncate(self, path: str, *, mode: int = 0o600) -> File:
-        """
-        Open for reading and writing, emptied; created when missing. For temporary files.
-        """
+        """Open for reading and writing, emptied; created when missing. For temporary files."""
 
     def map_read(self, path: str) -> Mapping:
-        """
-        Map an existing, immutable file read-only. An empty file maps to an empty view.
-        """
+        """Map an existing, immutable file read-only. An empty file maps to an empty view."""
 
     def rename(self, source: str, target: str) -> None:
-        """
-        Rename, replacing *target*. Atomic for readers; durable only after `sync_dir`.
-        """
+        """Rename, replacing *target*. Atomic for readers; durable only after `sync_dir`."""
 
     def link(self, source: str, target: str) -> None:
         """
@@ -237,44 +195,31 @@ class FileSystem(Protocol):
         """
 
     def remove(self, path: str) -> None:
-        """
-        Unlink. Durable only after `sync_dir`.
-        """
+        """Unlink. Durable only after `sync_dir`."""
 
     def remove_dir(self, path: str) -> None:
         """
-        Remove a directory; an OSError (ENOTEMPTY) when something is in it. Durable only after `sync_dir` of its parent.
+        Remove a directory; an OSError (ENOTEMPTY) when something is in it. Durable only after `sync_dir` of its
+        parent.
         """
 
     def sync_dir(self, path: str) -> None:
-        """
-        Make the names in directory *path* durable.
-        """
+        """Make the names in directory *path* durable."""
 
     def make_dirs(self, path: str, *, mode: int = 0o700) -> None:
-        """
-        Create *path* and its missing parents, each durable on return. Existing ones are left alone.
-        """
+        """Create *path* and its missing parents, each durable on return. Existing ones are left alone."""
 
     def list_dir(self, path: str) -> list[str]:
-        """
-        Return the names in *path*, sorted.
-        """
+        """Return the names in *path*, sorted."""
 
     def stat(self, path: str) -> FileStat:
-        """
-        Return size, times, inode and mode; FileNotFoundError when missing.
-        """
+        """Return size, times, inode and mode; FileNotFoundError when missing."""
 
     def exists(self, path: str) -> bool:
-        """
-        Say whether *path* names a file or directory.
-        """
+        """Say whether *path* names a file or directory."""
 
     def read_all(self, path: str, *, size_max: int) -> bytes:
-        """
-        Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*.
-        """
+        """Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
 
     def try_lock(self, path: str, *, note: str) -> Lock | None:
         """
@@ -284,17 +229,11 @@ class FileSystem(Protocol):
         """
 
     def free_bytes(self, path: str) -> int:
-        """
-        Return the bytes an ordinary user may still write below *path*; `sys.maxsize` when nobody can say.
-        """
+        """Return the bytes an ordinary user may still write below *path*; `sys.maxsize` when nobody can say."""
 
 
 class Lock(Protocol):
-    """
-    A held exclusive lock.
-    """
+    """A held exclusive lock."""
 
     def release(self) -> None:
-        """
-        Let go. Idempotent.
-        """
+        """Let go. Idempotent."""

@@ -31,9 +31,7 @@ def hold(fs: FileSystem, path: str, *, owner: str) -> Lock:
 
 
 def holder_of(fs: FileSystem, path: str) -> str | None:
-    """
-    Return what the last holder of the lock *path* wrote about itself, or None. It may have let go since.
-    """
+    """Return what the last holder of the lock *path* wrote about itself, or None. It may have let go since."""
     # The holder may be between taking the lock and writing its note, or be letting go right now.
     try:
         note = fs.read_all(path, size_max=_NOTE_BYTES_MAX)

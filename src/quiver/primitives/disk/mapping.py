@@ -25,9 +25,7 @@ _WRITE_BYTES = 16 << 10
 
 
 class ReadMapping:
-    """
-    A read-only mapping of a whole file. Not for files that may still shrink.
-    """
+    """A read-only mapping of a whole file. Not for files that may still shrink."""
 
     __slots__ = ("_pages",)
 
@@ -46,9 +44,7 @@ class ReadMapping:
         return memoryview(self._pages)
 
     def close(self) -> None:
-        """
-        Drop this reference; the pages go when the last view goes. Idempotent.
-        """
+        """Drop this reference; the pages go when the last view goes. Idempotent."""
         self._pages = None
 
 
@@ -65,9 +61,7 @@ def map_descriptor(fd: int, size: int) -> ReadMapping:
 
 
 def let_pages_go(view: memoryview) -> None:
-    """
-    Give back the memory of the mapping that *view* is of. It stays valid: what is read again comes from the file.
-    """
+    """Give back the memory of the mapping that *view* is of. It stays valid: what is read again comes from the file."""
     pages = view.obj
     if sys.platform != "win32" and isinstance(pages, mmap.mmap):
         with contextlib.suppress(OSError):  # the memory is then taken back when somebody else wants it
@@ -145,9 +139,7 @@ class MappedForWriting:
         self._sync(self._require())
 
     def close(self) -> None:
-        """
-        Drop this reference; the pages go when the last view goes. Idempotent. Makes nothing durable.
-        """
+        """Drop this reference; the pages go when the last view goes. Idempotent. Makes nothing durable."""
         self._pages = None
 
 

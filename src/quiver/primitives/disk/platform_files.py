@@ -37,9 +37,7 @@ def _call(name: str) -> Any:
 
 
 class Platform(Protocol):
-    """
-    What `RealFileSystem` asks of the operating system. Errors are plain `OSError`.
-    """
+    """What `RealFileSystem` asks of the operating system. Errors are plain `OSError`."""
 
     open_flags: int
     """Or-ed into every open: not inherited by children, never through a symbolic link, no waiting, no text mode."""
@@ -54,70 +52,44 @@ class Platform(Protocol):
     """Whether what was stored into a mapping reaches the file only by flushing the mapping first."""
 
     def pread(self, fd: int, size: int, offset: int, /) -> bytes:
-        """
-        Read up to *size* bytes at *offset*.
-        """
+        """Read up to *size* bytes at *offset*."""
 
     def pwrite(self, fd: int, data: Buffer, offset: int, /) -> int:
-        """
-        Write at *offset*; return how many bytes were taken.
-        """
+        """Write at *offset*; return how many bytes were taken."""
 
     def pwritev(self, fd: int, parts: Sequence[Buffer], offset: int, /) -> int:
-        """
-        Write *parts* one behind the other at *offset*; return how many bytes were taken.
-        """
+        """Write *parts* one behind the other at *offset*; return how many bytes were taken."""
 
     def sync_data(self, fd: int) -> None:
-        """
-        Make contents and length durable, through the drive's own cache.
-        """
+        """Make contents and length durable, through the drive's own cache."""
 
     def sync(self, fd: int) -> None:
-        """
-        Make contents and all metadata durable, through the drive's own cache.
-        """
+        """Make contents and all metadata durable, through the drive's own cache."""
 
     def sync_directory(self, path: str, close: Callable[[int], None] = os.close) -> None:
-        """
-        Make the names in *path* durable. *close* closes a descriptor.
-        """
+        """Make the names in *path* durable. *close* closes a descriptor."""
 
     def set_mode(self, fd: int, path: str, mode: int) -> None:
-        """
-        Set the permission bits of an open file.
-        """
+        """Set the permission bits of an open file."""
 
     def lock(self, fd: int) -> bool:
-        """
-        Take the exclusive lock of an open file; False when another holds it.
-        """
+        """Take the exclusive lock of an open file; False when another holds it."""
 
     def unlock(self, fd: int) -> None:
-        """
-        Give the lock back.
-        """
+        """Give the lock back."""
 
     def reserve(self, fd: int, start: int, length: int) -> None:
-        """
-        Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) where that cannot be done.
-        """
+        """Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) where that cannot be done."""
 
     def rename(self, source: str, target: str) -> None:
-        """
-        Rename, replacing *target*.
-        """
+        """Rename, replacing *target*."""
 
     def remove(self, path: str) -> None:
-        """
-        Unlink, also when the file is read-only.
-        """
+        """Unlink, also when the file is read-only."""
 
 
 class LinuxFiles:
-    """
-    Linux, and whatever else speaks POSIX.
-    """
+    """Linux, and whatever else speaks POSIX."""
 
     open_flags = (
         getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -138,21 +110,15 @@ class LinuxFiles:
         self._fcntl = fcntl
 
     def sync_data(self, fd: int) -> None:
-        """
-        Make contents and length durable: fdatasync.
-        """
+        """Make contents and length durable: fdatasync."""
         os.fdatasync(fd)
 
     def sync(self, fd: int) -> None:
-        """
-        Make contents and metadata durable: fsync.
-        """
+        """Make contents and metadata durable: fsync."""
         os.fsync(fd)  # noqa: TID251
 
     def sync_directory(self, path: str, close: Callable[[int], None] = os.close) -> None:
-        """
-        Make the names in *path* durable: fsync of the directory.
-        """
+        """Make the names in *path* durable: fsync of the directory."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self.sync(fd)
@@ -160,15 +126,11 @@ class LinuxFiles:
             close(fd)
 
     def set_mode(self, fd: int, path: str, mode: int) -> None:  # noqa: ARG002
-        """
-        Set the permission bits exactly; the umask has no say.
-        """
+        """Set the permission bits exactly; the umask has no say."""
         os.fchmod(fd, mode)
 
     def lock(self, fd: int) -> bool:
-        """
-        Take the exclusive flock of an open file; False when another holds it.
-        """
+        """Take the exclusive flock of an open file; False when another holds it."""
         try:
             self._fcntl.flock(fd, self._fcntl.LOCK_EX | self._fcntl.LOCK_NB)
         except BlockingIOError:
@@ -176,22 +138,16 @@ class LinuxFiles:
         return True
 
     def unlock(self, fd: int) -> None:
-        """
-        Give the flock back.
-        """
+        """Give the flock back."""
         self._fcntl.flock(fd, self._fcntl.LOCK_UN)
 
     def reserve(self, fd: int, start: int, length: int) -> None:
-        """
-        Reserve blocks: posix_fallocate. glibc writes real blocks where the file system cannot reserve.
-        """
+        """Reserve blocks: posix_fallocate. glibc writes real blocks where the file system cannot reserve."""
         os.posix_fallocate(fd, start, length)
 
 
 class MacFiles(LinuxFiles):
-    """
-    macOS: fsync reaches the drive but not the platter, and posix_fallocate is missing.
-    """
+    """macOS: fsync reaches the drive but not the platter, and posix_fallocate is missing."""
 
     sync_all = None
     maps_apart = True
@@ -203,15 +159,11 @@ class MacFiles(LinuxFiles):
     """fst_flags, fst_posmode, fst_offset, fst_length, fst_bytesalloc."""
 
     def sync_data(self, fd: int) -> None:
-        """
-        Make contents and metadata durable; macOS makes no difference between the two.
-        """
+        """Make contents and metadata durable; macOS makes no difference between the two."""
         self.sync(fd)
 
     def sync(self, fd: int) -> None:
-        """
-        Make contents and metadata durable: F_FULLFSYNC, and fsync on volumes that do not know it.
-        """
+        """Make contents and metadata durable: F_FULLFSYNC, and fsync on volumes that do not know it."""
         try:
             self._fcntl.fcntl(fd, self.F_FULLFSYNC)
         except OSError as error:
@@ -221,9 +173,7 @@ class MacFiles(LinuxFiles):
             os.fsync(fd)  # noqa: TID251
 
     def reserve(self, fd: int, start: int, length: int) -> None:
-        """
-        Reserve blocks behind the end of the file, then grow it: F_PREALLOCATE and ftruncate.
-        """
+        """Reserve blocks behind the end of the file, then grow it: F_PREALLOCATE and ftruncate."""
         size = os.fstat(fd).st_size
         missing = start + length - size
         if missing > 0:
@@ -233,9 +183,7 @@ class MacFiles(LinuxFiles):
 
 
 class WindowsFiles:
-    """
-    Windows: no positioned I/O, no directory handles to sync, mandatory byte-range locks.
-    """
+    """Windows: no positioned I/O, no directory handles to sync, mandatory byte-range locks."""
 
     LOCK_OFFSET = 1 << 30
     """Range locks are mandatory: a byte far beyond the end is locked, so that the note stays readable."""
@@ -250,54 +198,38 @@ class WindowsFiles:
         self._position = threading.Lock()
 
     def pread(self, fd: int, size: int, offset: int, /) -> bytes:
-        """
-        Read up to *size* bytes at *offset*; the descriptor's position is shared, hence the lock.
-        """
+        """Read up to *size* bytes at *offset*; the descriptor's position is shared, hence the lock."""
         with self._position:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.read(fd, size)
 
     def pwrite(self, fd: int, data: Buffer, offset: int, /) -> int:
-        """
-        Write at *offset*; return how many bytes were taken.
-        """
+        """Write at *offset*; return how many bytes were taken."""
         with self._position:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.write(fd, data)
 
     def pwritev(self, fd: int, parts: Sequence[Buffer], offset: int, /) -> int:
-        """
-        Join *parts* and write them at *offset*: one call, as a reader beside us must never see half of it.
-        """
+        """Join *parts* and write them at *offset*: one call, as a reader beside us must never see half of it."""
         return self.pwrite(fd, b"".join(parts), offset)
 
     def sync_data(self, fd: int) -> None:
-        """
-        Make contents and metadata durable: `os.fsync` is FlushFileBuffers.
-        """
+        """Make contents and metadata durable: `os.fsync` is FlushFileBuffers."""
         self.sync(fd)
 
     def sync(self, fd: int) -> None:
-        """
-        Make contents and metadata durable: `os.fsync` is FlushFileBuffers.
-        """
+        """Make contents and metadata durable: `os.fsync` is FlushFileBuffers."""
         os.fsync(fd)  # noqa: TID251
 
     def sync_directory(self, path: str, close: Callable[[int], None] = os.close) -> None:
-        """
-        Do nothing: a directory cannot be opened for syncing, and NTFS logs changes of names in order.
-        """
+        """Do nothing: a directory cannot be opened for syncing, and NTFS logs changes of names in order."""
 
     def set_mode(self, fd: int, path: str, mode: int) -> None:  # noqa: ARG002
-        """
-        Set or clear the read-only attribute, which is all there is.
-        """
+        """Set or clear the read-only attribute, which is all there is."""
         os.chmod(path, mode)  # noqa: PTH101
 
     def lock(self, fd: int) -> bool:
-        """
-        Lock one byte beyond the end; False when another holds it.
-        """
+        """Lock one byte beyond the end; False when another holds it."""
         with self._position:
             os.lseek(fd, self.LOCK_OFFSET, os.SEEK_SET)
             try:
@@ -309,9 +241,7 @@ class WindowsFiles:
             return True
 
     def unlock(self, fd: int) -> None:
-        """
-        Unlock that byte.
-        """
+        """Unlock that byte."""
         with self._position:
             os.lseek(fd, self.LOCK_OFFSET, os.SEEK_SET)
             self._msvcrt.locking(fd, self._msvcrt.LK_UNLCK, 1)
@@ -326,16 +256,12 @@ class WindowsFiles:
         raise OSError(errno.ENOTSUP, "this system cannot reserve blocks")
 
     def rename(self, source: str, target: str) -> None:
-        """
-        Rename, replacing *target*, which may be read-only.
-        """
+        """Rename, replacing *target*, which may be read-only."""
         self._make_writable(target)
         os.replace(source, target)  # noqa: PTH105, TID251
 
     def remove(self, path: str) -> None:
-        """
-        Unlink, also when the file is read-only.
-        """
+        """Unlink, also when the file is read-only."""
         self._make_writable(path)
         os.remove(path)  # noqa: PTH107
 
@@ -348,9 +274,7 @@ class WindowsFiles:
 
 
 def choose_platform(name: str) -> Platform:
-    """
-    Return the `Platform` for a `sys.platform` name.
-    """
+    """Return the `Platform` for a `sys.platform` name."""
     if name == "win32":
         return WindowsFiles(importlib.import_module("msvcrt"))
     fcntl = importlib.import_module("fcntl")
@@ -358,9 +282,7 @@ def choose_platform(name: str) -> Platform:
 
 
 def call_at_fork(**functions: Callable[[], object]) -> None:
-    """
-    Register functions for `os.fork` (``before``, ``after_in_parent``, ``after_in_child``), where there is one.
-    """
+    """Register functions for `os.fork` (``before``, ``after_in_parent``, ``after_in_child``), where there is one."""
     register = _call("register_at_fork")
     if register is not None:
         register(**functions)

@@ -1,6 +1,4 @@
-"""
-The real disk: `RealFileSystem` keeps the promises of `files.FileSystem` with system calls.
-"""
+"""The real disk: `RealFileSystem` keeps the promises of `files.FileSystem` with system calls."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ class RealFile:
         self._pwritev = platform.pwritev
 
     def pread(self, size: int, offset: int) -> bytes:
-        """
-        Return up to *size* bytes at *offset*; fewer only at the end of the file.
-        """
+        """Return up to *size* bytes at *offset*; fewer only at the end of the file."""
         pieces: list[bytes] = []
         try:
             while size > 0:
@@ -75,9 +71,7 @@ class RealFile:
         return b"".join(pieces)
 
     def pwrite(self, data: Buffer, offset: int) -> None:
-        """
-        Write all of *data* at *offset*. Visible to readers on return, not durable.
-        """
+        """Write all of *data* at *offset*. Visible to readers on return, not durable."""
         left = data if type(data) is bytes else memoryview(data).cast("B")
         try:
             written = self._pwrite(self._fd, left, offset)
@@ -143,9 +137,7 @@ class RealFile:
                 left[0] = left[0][written:]
 
     def truncate(self, size: int) -> None:
-        """
-        Set the file's length. Not durable until `sync`.
-        """
+        """Set the file's length. Not durable until `sync`."""
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:
@@ -153,9 +145,7 @@ class RealFile:
             raise
 
     def reserve(self, start: int, length: int) -> None:
-        """
-        Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) where that cannot be done.
-        """
+        """Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) where that cannot be done."""
         try:
             self._platform.reserve(self._fd, start, length)
         except OSError as error:
@@ -163,9 +153,7 @@ class RealFile:
             raise
 
     def size(self) -> int:
-        """
-        Return the length in bytes.
-        """
+        """Return the length in bytes."""
         try:
             return os.fstat(self._fd).st_size
         except OSError as error:
@@ -173,9 +161,7 @@ class RealFile:
             raise
 
     def map(self) -> ReadMapping:
-        """
-        Map the whole file read-only. The mapping outlives this file.
-        """
+        """Map the whole file read-only. The mapping outlives this file."""
         try:
             return map_descriptor(self._fd, os.fstat(self._fd).st_size)
         except OSError as error:
@@ -203,9 +189,7 @@ class RealFile:
         self.sync_data()
 
     def sync_data(self) -> None:
-        """
-        Make contents and length durable. After an error nothing may be assumed: never retry.
-        """
+        """Make contents and length durable. After an error nothing may be assumed: never retry."""
         try:
             self._platform.sync_data(self._fd)
         except OSError as error:
@@ -213,9 +197,7 @@ class RealFile:
             raise
 
     def sync(self) -> None:
-        """
-        Make contents and metadata durable. After an error nothing may be assumed: never retry.
-        """
+        """Make contents and metadata durable. After an error nothing may be assumed: never retry."""
         try:
             self._platform.sync(self._fd)
         except OSError as error:
@@ -223,9 +205,7 @@ class RealFile:
             raise
 
     def set_mode(self, mode: int) -> None:
-        """
-        Set permission bits, whatever the umask. A disk that keeps none (SMB, FAT) is left as it is.
-        """
+        """Set permission bits, whatever the umask. A disk that keeps none (SMB, FAT) is left as it is."""
         try:
             self._platform.set_mode(self._fd, self.path, mode)
         except OSError as error:
@@ -235,9 +215,7 @@ class RealFile:
             raise
 
     def close(self) -> None:
-        """
-        Release the descriptor. Idempotent. Makes nothing durable.
-        """
+        """Release the descriptor. Idempotent. Makes nothing durable."""
         fd, self._fd = self._fd, _CLOSED
         if fd != _CLOSED:
             RESERVE.close(fd)
@@ -249,9 +227,7 @@ class RealFile:
 
 
 class RealLock:
-    """
-    A held lock: an open descriptor that the kernel closes when the process dies.
-    """
+    """A held lock: an open descriptor that the kernel closes when the process dies."""
 
     __slots__ = ("__weakref__", "_fd", "_platform")
 
@@ -260,9 +236,7 @@ class RealLock:
         self._platform = platform
 
     def release(self) -> None:
-        """
-        Let go. Idempotent. The file stays: removing it would let two holders lock two files of one name.
-        """
+        """Let go. Idempotent. The file stays: removing it would let two holders lock two files of one name."""
         fd, self._fd = self._fd, _CLOSED
         if fd != _CLOSED:
             try:
@@ -276,9 +250,7 @@ class RealLock:
             self.release()
 
     def forget(self) -> None:
-        """
-        Close the descriptor without unlocking: in a forked child the lock is still the parent's.
-        """
+        """Close the descriptor without unlocking: in a forked child the lock is still the parent's."""
         fd, self._fd = self._fd, _CLOSED
         if fd != _CLOSED:
             os.close(fd)
@@ -311,9 +283,7 @@ def _require_regular(found: os.stat_result, path: str) -> None:
 
 
 class RealFileSystem:
-    """
-    The operations of the machine's file system. Stateless; one instance serves all threads.
-    """
+    """The operations of the machine's file system. Stateless; one instance serves all threads."""
 
     def __init__(self, platform: Platform = PLATFORM) -> None:
         self._platform = platform
@@ -357,15 +327,11 @@ class RealFileSystem:
         return file
 
     def open_read(self, path: str) -> RealFile:
-        """
-        Open an existing file for reading.
-        """
+        """Open an existing file for reading."""
         return self._open(path, os.O_RDONLY)
 
     def open_write(self, path: str) -> RealFile:
-        """
-        Open an existing file for reading and writing.
-        """
+        """Open an existing file for reading and writing."""
         return self._open(path, os.O_RDWR)
 
     def create(self, path: str, *, mode: int = 0o600) -> RealFile:
@@ -377,15 +343,11 @@ class RealFileSystem:
         return self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
 
     def create_or_truncate(self, path: str, *, mode: int = 0o600) -> RealFile:
-        """
-        Open for reading and writing, emptied; created when missing. For temporary files.
-        """
+        """Open for reading and writing, emptied; created when missing. For temporary files."""
         return self._open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)
 
     def map_read(self, path: str) -> ReadMapping:
-        """
-        Map an existing, immutable file read-only. An empty file maps to an empty view.
-        """
+        """Map an existing, immutable file read-only. An empty file maps to an empty view."""
         file = self.open_read(path)
         try:
             return file.map()
@@ -393,9 +355,7 @@ class RealFileSystem:
             file.close()
 
     def rename(self, source: str, target: str) -> None:
-        """
-        Rename, replacing *target*. Atomic for readers; durable only after `sync_dir`.
-        """
+        """Rename, replacing *target*. Atomic for readers; durable only after `sync_dir`."""
         self._platform.rename(source, target)
 
     def link(self, source: str, target: str) -> None:
@@ -407,21 +367,15 @@ class RealFileSystem:
         os.link(source, target)
 
     def remove(self, path: str) -> None:
-        """
-        Unlink. Durable only after `sync_dir`.
-        """
+        """Unlink. Durable only after `sync_dir`."""
         self._platform.remove(path)
 
     def remove_dir(self, path: str) -> None:
-        """
-        Remove an empty directory. Durable only after `sync_dir` of its parent.
-        """
+        """Remove an empty directory. Durable only after `sync_dir` of its parent."""
         os.rmdir(path)  # noqa: PTH106
 
     def sync_dir(self, path: str) -> None:
-        """
-        Make the names in directory *path* durable.
-        """
+        """Make the names in directory *path* durable."""
         try:
             RESERVE.open(lambda: self._platform.sync_directory(path or ".", RESERVE.close))
         except OSError as error:
@@ -433,9 +387,7 @@ class RealFileSystem:
             raise
 
     def make_dirs(self, path: str, *, mode: int = 0o700) -> None:
-        """
-        Create *path* and its missing parents, each durable on return. Existing ones are left alone.
-        """
+        """Create *path* and its missing parents, each durable on return. Existing ones are left alone."""
         missing = []
         deepest = os.path.abspath(path)  # noqa: PTH100
         while not self.exists(deepest):
@@ -464,22 +416,16 @@ class RealFileSystem:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
     def list_dir(self, path: str) -> list[str]:
-        """
-        Return the names in *path*, sorted.
-        """
+        """Return the names in *path*, sorted."""
         return sorted(RESERVE.open(lambda: os.listdir(path)))  # noqa: PTH208
 
     def stat(self, path: str) -> FileStat:
-        """
-        Return size, times, inode and mode; FileNotFoundError when missing.
-        """
+        """Return size, times, inode and mode; FileNotFoundError when missing."""
         found = os.stat(path)  # noqa: PTH116
         return FileStat(found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode & 0o7777)
 
     def exists(self, path: str) -> bool:
-        """
-        Say whether *path* names a file or directory.
-        """
+        """Say whether *path* names a file or directory."""
         try:
             os.stat(path)  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
@@ -487,9 +433,7 @@ class RealFileSystem:
         return True
 
     def read_all(self, path: str, *, size_max: int) -> bytes:
-        """
-        Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*.
-        """
+        """Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
         file = self.open_read(path)
         try:
             # The size is checked first, or a file that is too large would be read up to the limit. A file of the
@@ -551,9 +495,7 @@ class RealFileSystem:
             return False
 
     def free_bytes(self, path: str) -> int:
-        """
-        Return the bytes an ordinary user may still write below *path*; `sys.maxsize` when nobody can say.
-        """
+        """Return the bytes an ordinary user may still write below *path*; `sys.maxsize` when nobody can say."""
         usage = shutil.disk_usage(path)
         return usage.free if usage.total else sys.maxsize  # some in user space fill in nothing
 

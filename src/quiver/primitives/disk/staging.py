@@ -17,9 +17,7 @@ __all__ = ["last_batch", "names_in", "remove_staged", "remove_taken"]
 
 
 def names_in(fs: FileSystem, directory: str) -> list[str]:
-    """
-    Return the names in *directory*; none when it is not there, or no directory.
-    """
+    """Return the names in *directory*; none when it is not there, or no directory."""
     try:
         return fs.list_dir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -27,17 +25,13 @@ def names_in(fs: FileSystem, directory: str) -> list[str]:
 
 
 def last_batch(fs: FileSystem, directory: str) -> int:
-    """
-    Return the last batch that a writer's *directory* knows to be committed, taken over or not; −1: there is none.
-    """
+    """Return the last batch that a writer's *directory* knows to be committed, taken over or not; −1: there is none."""
     found = (parse_note_name(name) for name in names_in(fs, directory))
     return max((note[0] for note in found if note is not None and note[1] != "begun"), default=-1)
 
 
 def remove_staged(fs: FileSystem, directory: str, names: Iterable[str]) -> None:
-    """
-    Remove the staging directories *names* of a writer's *directory*, whatever files are in them.
-    """
+    """Remove the staging directories *names* of a writer's *directory*, whatever files are in them."""
     for name in names:
         if parse_part_directory(name) is not None:
             remove_files_below(fs, f"{directory}/{name}")

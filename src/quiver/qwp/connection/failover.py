@@ -16,9 +16,7 @@ __all__ = ["Backoff", "HostState", "HostTracker"]
 
 
 class HostState(IntEnum):
-    """
-    What is thought of a host, the best first.
-    """
+    """What is thought of a host, the best first."""
 
     HEALTHY = 0
     UNKNOWN = 1
@@ -44,24 +42,18 @@ class HostTracker:
         self.last_failure = ""
 
     def states(self) -> tuple[HostState, ...]:
-        """
-        Return what is thought of each host.
-        """
+        """Return what is thought of each host."""
         with self._lock:
             return tuple(self._states)
 
     def pick_next(self) -> int | None:
-        """
-        Return the best host that this round has not tried, or None.
-        """
+        """Return the best host that this round has not tried, or None."""
         with self._lock:
             left = [index for index, attempted in enumerate(self._attempted) if not attempted]
             return min(left, key=lambda index: (self._states[index], index)) if left else None
 
     def begin_round(self, *, forget: bool) -> None:
-        """
-        Let every host be tried again. With *forget* nothing is thought of any but the one that answered last.
-        """
+        """Let every host be tried again. With *forget* nothing is thought of any but the one that answered last."""
         with self._lock:
             self._attempted = [False] * len(self._attempted)
             if forget:
@@ -71,27 +63,19 @@ class HostTracker:
                 ]
 
     def record_success(self, index: int) -> None:
-        """
-        The host answered.
-        """
+        """The host answered."""
         self._record(index, HostState.HEALTHY)
 
     def record_role_reject(self, index: int, *, transient: bool) -> None:
-        """
-        The host takes no writes: for now, or because of its place in the cluster.
-        """
+        """The host takes no writes: for now, or because of its place in the cluster."""
         self._record(index, HostState.TRANSIENT_REJECT if transient else HostState.TOPOLOGY_REJECT)
 
     def record_transport_error(self, index: int) -> None:
-        """
-        The host could not be reached, or did not speak the protocol.
-        """
+        """The host could not be reached, or did not speak the protocol."""
         self._record(index, HostState.TRANSPORT_ERROR)
 
     def record_mid_stream_failure(self, index: int) -> None:
-        """
-        A connection broke. Whether the host was tried in this round stays as it is.
-        """
+        """A connection broke. Whether the host was tried in this round stays as it is."""
         with self._lock:
             if self._states[index] is HostState.HEALTHY:
                 self._states[index] = HostState.TRANSPORT_ERROR
@@ -126,9 +110,7 @@ class Backoff:
     since: float = 0.0
 
     def base_s(self, attempt: int) -> float:
-        """
-        Return the pause after so many rounds, before chance.
-        """
+        """Return the pause after so many rounds, before chance."""
         base = min(self.first_s, self.cap_s)
         for _ in range(attempt):
             if base > self.cap_s / 2:
@@ -137,16 +119,12 @@ class Backoff:
         return base
 
     def start(self, now: float) -> None:
-        """
-        Begin an outage: the first pause again, and all of the time.
-        """
+        """Begin an outage: the first pause again, and all of the time."""
         self.attempt = 0
         self.since = now
 
     def remaining_s(self, now: float) -> float:
-        """
-        Return how much of the outage's time is left.
-        """
+        """Return how much of the outage's time is left."""
         return self.outage_s_max - (now - self.since)
 
     def after_round(self, now: float, *, role_reject: bool) -> float | None:

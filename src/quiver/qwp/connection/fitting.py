@@ -19,9 +19,7 @@ __all__ = ["FittedFrame", "FrameFitter", "TooLarge"]
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
-    """
-    A message that the server would not take, however it is cut; and why.
-    """
+    """A message that the server would not take, however it is cut; and why."""
 
     message: bytes
     reason: str
@@ -29,9 +27,7 @@ class TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class FittedFrame:
-    """
-    What to send for a frame, and what of it cannot be sent and was not known to be so before.
-    """
+    """What to send for a frame, and what of it cannot be sent and was not known to be so before."""
 
     messages: list[Buffer]
     too_large: list[TooLarge] = field(default_factory=list)
@@ -39,9 +35,7 @@ class FittedFrame:
 
 @dataclass(slots=True)
 class _Cut:
-    """
-    A frame in pieces: the size that they were cut for, numbers of those left out, numbers of those sent.
-    """
+    """A frame in pieces: the size that they were cut for, numbers of those left out, numbers of those sent."""
 
     bytes_max: int
     left_out: set[int] = field(default_factory=set)
@@ -49,16 +43,15 @@ class _Cut:
 
 
 class FrameFitter:
-    """
-    Cuts frames, and remembers which pieces are left out. For one thread.
-    """
+    """Cuts frames, and remembers which pieces are left out. For one thread."""
 
     def __init__(self) -> None:
         self._cuts: dict[int, _Cut] = {}
 
     def fit(self, fsn: int, frame: Buffer, bytes_max: int) -> FittedFrame:
         """
-        Return what to send for the frame *fsn* to a server that takes messages of *bytes_max* bytes; 0: of any size.
+        Return what to send for the frame *fsn* to a server that takes messages of *bytes_max* bytes; 0: of any
+        size.
         """
         size = memoryview(frame).nbytes
         cut = self._cuts.get(fsn)
@@ -79,26 +72,20 @@ class FrameFitter:
         return FittedFrame(messages, too_large)
 
     def leave_out(self, fsn: int, frame: Buffer, index: int) -> bytes:
-        """
-        Send the message *index* of those that were last sent for the frame *fsn* no more; return it.
-        """
+        """Send the message *index* of those that were last sent for the frame *fsn* no more; return it."""
         cut = self._cuts[fsn]
         number = cut.sent[index]
         cut.left_out.add(number)
         return _pieces(frame, cut.bytes_max)[0][number].message
 
     def confirmed(self, fsn: int) -> None:
-        """
-        Forget frames up to *fsn*.
-        """
+        """Forget frames up to *fsn*."""
         for known in [known for known in self._cuts if known <= fsn]:
             del self._cuts[known]
 
 
 def _pieces(frame: Buffer, bytes_max: int) -> tuple[list[Piece], str | None]:
-    """
-    Return the pieces of *frame*; all of it, and why, when it cannot be read.
-    """
+    """Return the pieces of *frame*; all of it, and why, when it cannot be read."""
     answer = split_message(memoryview(frame), bytes_max)
     if isinstance(answer, Frame):
         return answer.value, None

@@ -112,9 +112,7 @@ _ORDERLY_CLOSES = frozenset({1000, 1001, 1006})
 
 
 def category_of(status: int) -> Category:
-    """
-    Return what an error status means; one that nobody knows is UNKNOWN.
-    """
+    """Return what an error status means; one that nobody knows is UNKNOWN."""
     return _CATEGORIES.get(status, Category.UNKNOWN)
 
 
@@ -147,9 +145,7 @@ class SenderError:
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """
-    What the decisions depend on. `policies` are those that differ from the defaults.
-    """
+    """What the decisions depend on. `policies` are those that differ from the defaults."""
 
     durable_ack: bool = False
     keepalive_s: float = 0.2
@@ -158,17 +154,13 @@ class SessionSettings:
     poison_window_s: float = 5.0
 
     def policy_of(self, category: Category) -> Policy:
-        """
-        Return what happens to a frame refused as *category*.
-        """
+        """Return what happens to a frame refused as *category*."""
         if category in FORCED:
             return Policy.HALT
         return self.policies.get(category) or DEFAULT_POLICIES[category]
 
     def retries_without_end(self, category: Category) -> bool:
-        """
-        Say whether a frame refused as *category* is sent again for as long as it takes: the user asked for that.
-        """
+        """Say whether a frame refused as *category* is sent again for as long as it takes: the user asked for that."""
         return category not in FORCED and self.policies.get(category) is Policy.RETRY
 
 
@@ -178,7 +170,8 @@ class SessionSettings:
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """
-    The server speaks the protocol. `batch_bytes_max` is the largest message that it takes, 0 when it does not say.
+    The server speaks the protocol. `batch_bytes_max` is the largest message that it takes, 0 when
+    it does not say.
     """
 
     durable_ack: bool
@@ -202,9 +195,7 @@ class Refused:
 def request_headers(
     *, durable_ack: bool, client_id: str | None, username: str | None, password: str | None, token: str | None
 ) -> list[tuple[str, str]]:
-    """
-    Return the headers that the upgrade request carries besides those of WebSocket.
-    """
+    """Return the headers that the upgrade request carries besides those of WebSocket."""
     headers = [("X-QWP-Max-Version", str(VERSION_MAX))]
     if client_id is not None:
         headers.append(("X-QWP-Client-Id", client_id))
@@ -219,9 +210,7 @@ def request_headers(
 
 
 def judge_answer(status: int, headers: Mapping[str, str], *, durable_ack: bool) -> Accepted | Refused:
-    """
-    Say what the server's answer to the upgrade request means. *headers* are looked up by the names below.
-    """
+    """Say what the server's answer to the upgrade request means. *headers* are looked up by the names below."""
     if status in {401, 403}:
         return Refused("auth", f"the server refuses the credentials (HTTP {status})")
     role = headers.get("X-QuestDB-Role", "").strip()
@@ -249,9 +238,7 @@ def _number(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """
-    Everything up to `fsn` is confirmed.
-    """
+    """Everything up to `fsn` is confirmed."""
 
     fsn: int
 
@@ -271,7 +258,8 @@ class Drop:
 @dataclass(frozen=True, slots=True)
 class Reconnect:
     """
-    This connection is of no more use. `paced` asks for a pause first; `error` is what to tell the handler, if anything.
+    This connection is of no more use. `paced` asks for a pause first; `error` is what to tell the handler, if
+    anything.
     """
 
     reason: str
@@ -281,9 +269,7 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """
-    Stop. The next call of the producer raises `error`.
-    """
+    """Stop. The next call of the producer raises `error`."""
 
     error: SenderError
 
@@ -292,9 +278,7 @@ Action = Confirm | Drop | Reconnect | Halt
 
 
 class Session:
-    """
-    The accounts of one sender over all of its connections.
-    """
+    """The accounts of one sender over all of its connections."""
 
     def __init__(self, settings: SessionSettings, *, acked_fsn: int = -1) -> None:
         self._settings = settings
@@ -315,9 +299,7 @@ class Session:
         self._first_strike_at = 0.0
 
     def connected(self, *, acked_fsn: int, durable_ack: bool, now: float) -> None:
-        """
-        Start a connection: the next frame to send is the one behind *acked_fsn*, its number on the wire is 0.
-        """
+        """Start a connection: the next frame to send is the one behind *acked_fsn*, its number on the wire is 0."""
         self._fruitless = 0 if self._has_progress else self._fruitless + 1
         self._has_progress = False
         self._durable = durable_ack
@@ -333,9 +315,7 @@ class Session:
 
     @property
     def next_fsn(self) -> int:
-        """
-        The frame to be sent next.
-        """
+        """The frame to be sent next."""
         fsn = self._next_fsn
         for dropped in self._dropped:
             if dropped > fsn:
@@ -345,28 +325,20 @@ class Session:
 
     @property
     def fruitless(self) -> int:
-        """
-        How many connections in a row, before this one, ended without anything confirmed.
-        """
+        """How many connections in a row, before this one, ended without anything confirmed."""
         return self._fruitless
 
     @property
     def awaits_durability(self) -> bool:
-        """
-        Say whether frames are applied and not yet durable.
-        """
+        """Say whether frames are applied and not yet durable."""
         return bool(self._pending)
 
     def resumed(self) -> None:
-        """
-        Begin to count failures anew: whoever resumes after a halt has mended something.
-        """
+        """Begin to count failures anew: whoever resumes after a halt has mended something."""
         self._strikes = 0
 
     def sent(self, now: float, messages: int = 1) -> None:
-        """
-        Note that the frame `next_fsn` is on its way, as so many messages.
-        """
+        """Note that the frame `next_fsn` is on its way, as so many messages."""
         fsn = self.next_fsn
         if messages > 1 or not self._runs or self._place_of(self._sent) != (fsn, 0, 1):
             self._runs.append((self._sent, fsn, messages))
@@ -375,31 +347,23 @@ class Session:
         self._last_sent_at = now
 
     def given_up(self) -> list[Action]:
-        """
-        Note that nothing of the frame `next_fsn` is sent; return what is to be done, in order.
-        """
+        """Note that nothing of the frame `next_fsn` is sent; return what is to be done, in order."""
         fsn = self.next_fsn
         self._next_fsn = fsn + 1
         return self._leave_out(fsn, follows_confirmed=self._confirmed >= fsn - 1)
 
     def pinged(self, now: float) -> None:
-        """
-        Note that a ping is on its way.
-        """
+        """Note that a ping is on its way."""
         self._last_sent_at = now
 
     def ping_in_s(self, now: float) -> float | None:
-        """
-        Return how long until a ping is due, 0 for now; None when none is needed.
-        """
+        """Return how long until a ping is due, 0 for now; None when none is needed."""
         if not self._durable or not self._pending or self._settings.keepalive_s <= 0:
             return None
         return max(0.0, self._last_sent_at + self._settings.keepalive_s - now)
 
     def receive(self, message: bytes | str, now: float, *, published_fsn: int) -> list[Action]:
-        """
-        Take one message of the server; return what is to be done, in order.
-        """
+        """Take one message of the server; return what is to be done, in order."""
         if isinstance(message, str):
             return [Halt(self._violation("the server sent text", published_fsn))]
         answer = decode_response(memoryview(message))
@@ -424,9 +388,7 @@ class Session:
         return fsn, sequence - first, messages
 
     def _complete_fsn(self, sequence: int) -> int:
-        """
-        Return the newest frame of which all messages are among those up to *sequence*.
-        """
+        """Return the newest frame of which all messages are among those up to *sequence*."""
         fsn, number, messages = self._place_of(sequence)
         return fsn if number == messages - 1 else fsn - 1
 
@@ -507,9 +469,7 @@ class Session:
         return []
 
     def closed(self, code: int, reason: str, now: float, *, published_fsn: int) -> Action:
-        """
-        Say what the end of the connection means; *code* is 1006 when there was no word of it.
-        """
+        """Say what the end of the connection means; *code* is 1006 when there was no word of it."""
         if code in TERMINAL_CLOSES:
             return Halt(self._violation(f"ws-close[{code}]: {reason}", published_fsn))
         if code in _ORDERLY_CLOSES:
@@ -522,15 +482,11 @@ class Session:
         return self._struck(text, now, published_fsn)
 
     def gave_up(self, reason: str, *, published_fsn: int) -> Halt:
-        """
-        Return the end of all connections: no server could be reached in time.
-        """
+        """Return the end of all connections: no server could be reached in time."""
         return Halt(self._violation(reason, published_fsn))
 
     def not_let_in(self, reason: str, *, published_fsn: int) -> Halt:
-        """
-        Return the end that wrong credentials mean.
-        """
+        """Return the end that wrong credentials mean."""
         span = (self._confirmed + 1, published_fsn)
         return Halt(SenderError(Category.SECURITY_ERROR, Policy.HALT, -1, reason, -1, *span))
 
@@ -539,9 +495,7 @@ class Session:
         return SenderError(Category.PROTOCOL_VIOLATION, Policy.HALT, -1, message, -1, *span)
 
     def _struck(self, reason: str, now: float, published_fsn: int) -> Halt | Reconnect:
-        """
-        Count a failure that a message of ours may have caused; too many without progress are final.
-        """
+        """Count a failure that a message of ours may have caused; too many without progress are final."""
         suspect = self._confirmed + 1
         if self._strikes == 0 or suspect != self._struck_fsn:
             self._strikes, self._struck_fsn, self._first_strike_at = 0, suspect, now

@@ -49,9 +49,7 @@ _LIVENESS = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USE
 
 
 class ConnectionLost(QuiverError):
-    """
-    The connection is over: `code` is 1006 when the server said nothing.
-    """
+    """The connection is over: `code` is 1006 when the server said nothing."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
@@ -60,9 +58,7 @@ class ConnectionLost(QuiverError):
 
 
 class HandshakeFailed(QuiverError):
-    """
-    There is no connection; `refused` says why, and what to do.
-    """
+    """There is no connection; `refused` says why, and what to do."""
 
     def __init__(self, refused: Refused) -> None:
         super().__init__(refused.reason)
@@ -70,9 +66,7 @@ class HandshakeFailed(QuiverError):
 
 
 class WakeUp:
-    """
-    A pipe to oneself: `wake`, from any thread, ends the wait of the thread that watches it.
-    """
+    """A pipe to oneself: `wake`, from any thread, ends the wait of the thread that watches it."""
 
     def __init__(self) -> None:
         self.reader, self._writer = socket.socketpair()
@@ -81,9 +75,7 @@ class WakeUp:
         self.asleep = False
 
     def wake(self) -> None:
-        """
-        End the wait, if there is one.
-        """
+        """End the wait, if there is one."""
         if self.asleep:
             self.asleep = False
             try:
@@ -92,9 +84,7 @@ class WakeUp:
                 return  # full: it is awake already; or closed
 
     def drain(self) -> None:
-        """
-        Forget earlier calls of `wake`.
-        """
+        """Forget earlier calls of `wake`."""
         try:
             while self.reader.recv(4096):
                 continue
@@ -102,9 +92,7 @@ class WakeUp:
             return
 
     def close(self) -> None:
-        """
-        Give the pipe back.
-        """
+        """Give the pipe back."""
         self.reader.close()
         self._writer.close()
 
@@ -216,18 +204,14 @@ def _judge(protocol: ClientProtocol, *, durable_ack: bool) -> Accepted:
 
 
 class _Titles(dict[str, str]):
-    """
-    Headers by name, whatever its case.
-    """
+    """Headers by name, whatever its case."""
 
     def get(self, key: str, default: Any = None) -> Any:
         return super().get(key.title(), default)
 
 
 class Connection:
-    """
-    An open connection. For one thread.
-    """
+    """An open connection. For one thread."""
 
     def __init__(self, sock: socket.socket, protocol: ClientProtocol) -> None:
         self._sock = sock
@@ -262,9 +246,7 @@ class Connection:
         self._queue(_apply_mask(message, mask))
 
     def ping(self) -> None:
-        """
-        Queue a ping.
-        """
+        """Queue a ping."""
         self._require_open()
         self._protocol.send_ping(_PING)
         self._collect()
@@ -379,9 +361,7 @@ class Connection:
         raise ConnectionLost(_NO_WORD, reason)
 
     def close(self, *, orderly: bool) -> None:
-        """
-        Let go of the socket; *orderly* says goodbye first, as far as the socket takes it.
-        """
+        """Let go of the socket; *orderly* says goodbye first, as far as the socket takes it."""
         try:
             if orderly and self._protocol.state is State.OPEN:
                 self._protocol.send_close(1000)

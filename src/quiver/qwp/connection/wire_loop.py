@@ -64,9 +64,7 @@ _IDLE_S = 0.5
 
 @dataclass(slots=True)
 class Counters:
-    """
-    What happened, since the sender was made.
-    """
+    """What happened, since the sender was made."""
 
     reconnect_attempts: int = 0
     reconnects_succeeded: int = 0
@@ -155,24 +153,18 @@ class WireLoop:
     # ---- from other threads
 
     def start(self, name: str) -> None:
-        """
-        Run in a thread of its own.
-        """
+        """Run in a thread of its own."""
         self._worker = Worker(
             name, self._work, every=0.0, on_death=self._fail, clock=self._clock, observer=self._observer
         )
         self._worker.start()
 
     def wake(self) -> None:
-        """
-        Say that there is something to send. Costs nothing while the loop is busy.
-        """
+        """Say that there is something to send. Costs nothing while the loop is busy."""
         self._wake_up.wake()
 
     def stop(self, timeout_s: float) -> None:
-        """
-        End the loop; what is not confirmed stays in the slot. Waits at most *timeout_s* for the thread.
-        """
+        """End the loop; what is not confirmed stays in the slot. Waits at most *timeout_s* for the thread."""
         with self._pause:
             self._stopping = True
             self._pause.notify_all()
@@ -183,9 +175,7 @@ class WireLoop:
             self._worker.join(timeout_s)
 
     def stats(self) -> dict[str, Any]:
-        """
-        Return figures of this moment about the slot.
-        """
+        """Return figures of this moment about the slot."""
         ring = self._ring
         oldest_us = ring.oldest_us
         age_s = 0.0 if oldest_us is None else max(0.0, (self._clock.now_ns() // 1000 - oldest_us) / 1e6)
@@ -199,9 +189,7 @@ class WireLoop:
 
     @property
     def is_running(self) -> bool:
-        """
-        Say whether the thread is alive.
-        """
+        """Say whether the thread is alive."""
         return self._worker is not None and self._worker.is_running
 
     def _why_full(self) -> str:
@@ -222,9 +210,7 @@ class WireLoop:
             self._connect(only_one_round=self._settings.initial_connect == "off")
 
     def run(self) -> None:
-        """
-        Drain the slot until `stop`, until it halts, or until it is drained when that was asked for.
-        """
+        """Drain the slot until `stop`, until it halts, or until it is drained when that was asked for."""
         try:
             while not self._stopping and self.halted is None and not self._is_drained():
                 if self._connection is None:
@@ -247,9 +233,7 @@ class WireLoop:
         return FINISHED
 
     def _fail(self, died: WorkerDied) -> None:
-        """
-        Halt the sender: otherwise its producer would wait for ever.
-        """
+        """Halt the sender: otherwise its producer would wait for ever."""
         span = (self._ring.acked_fsn + 1, self._ring.published_fsn)
         reason = f"a fault of the sender: {died.__cause__}"
         self._halt(SenderError(Category.INTERNAL_ERROR, Policy.HALT, -1, reason, -1, *span))
@@ -258,9 +242,7 @@ class WireLoop:
         return self._until_drained and self._ring.acked_fsn >= self._ring.published_fsn
 
     def release(self) -> None:
-        """
-        Give back what the loop holds beside the slot. After the thread has ended.
-        """
+        """Give back what the loop holds beside the slot. After the thread has ended."""
         if not self.is_running:
             self._wake_up.close()
 
@@ -274,9 +256,7 @@ class WireLoop:
     # ---- connecting
 
     def _connect(self, *, only_one_round: bool) -> None:
-        """
-        Walk the hosts until one answers, the time is over, or nobody may be asked any more.
-        """
+        """Walk the hosts until one answers, the time is over, or nobody may be asked any more."""
         now = self._clock.monotonic()
         self._backoff.start(now)
         self._attempt_s = now
@@ -327,9 +307,7 @@ class WireLoop:
         self._reason = self._tracker.last_failure = f"{self._settings.addresses[index]}: {reason}"
 
     def _why_not(self) -> str:
-        """
-        Say why there is no connection. Where other loops have tried every host of this round, their reason.
-        """
+        """Say why there is no connection. Where other loops have tried every host of this round, their reason."""
         return self._reason or self._tracker.last_failure or "every server of this round was asked already"
 
     def _not_let_in(self, failure: HandshakeFailed) -> SenderError:
@@ -339,9 +317,7 @@ class WireLoop:
         return self._session.not_let_in(str(failure), published_fsn=published).error
 
     def _next_round(self, *, only_one_round: bool, role_reject: bool) -> bool:
-        """
-        Pause between two rounds; False when there is no next one.
-        """
+        """Pause between two rounds; False when there is no next one."""
         pause_s = None
         if not only_one_round:
             pause_s = self._backoff.after_round(self._clock.monotonic(), role_reject=role_reject)
@@ -400,9 +376,7 @@ class WireLoop:
     # ---- connected
 
     def _pump(self, connection: Connection) -> None:
-        """
-        Send what fits, then take what arrived; one turn.
-        """
+        """Send what fits, then take what arrived; one turn."""
         try:
             more = self._send(connection)
             self._ring.upkeep(provision=not self._until_drained)
@@ -471,9 +445,7 @@ class WireLoop:
         return _IDLE_S if ping_s is None else min(ping_s, _IDLE_S)
 
     def _apply(self, actions: list[Action]) -> bool:
-        """
-        Do what the session decided; False when this connection is over.
-        """
+        """Do what the session decided; False when this connection is over."""
         for action in actions:
             if isinstance(action, Confirm):
                 self._ring.acknowledge(action.fsn)
@@ -534,9 +506,7 @@ class WireLoop:
             self._connection = None
 
     def resume(self) -> None:
-        """
-        Forget why it halted; `start` begins again, with the first frame that is not confirmed.
-        """
+        """Forget why it halted; `start` begins again, with the first frame that is not confirmed."""
         self.halted = None
         self._stopping = False
         self._previous = None

@@ -56,9 +56,7 @@ _SEARCHED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """
-    One frame that was given up, when and why.
-    """
+    """One frame that was given up, when and why."""
 
     fsn: int
     at_ns: int
@@ -68,16 +66,12 @@ class DeadLetter:
 
 
 def encode_dead_letters_header() -> bytes:
-    """
-    Return the 8 bytes at the beginning of the file.
-    """
+    """Return the 8 bytes at the beginning of the file."""
     return DEAD_LETTERS_HEADER.pack(DEAD_LETTERS_MAGIC, _VERSION, DEAD_LETTERS_HEADER.size)
 
 
 def decode_dead_letters_header(view: memoryview) -> Answer[None]:
-    """
-    Check the beginning of the file; records start at the answer's end.
-    """
+    """Check the beginning of the file; records start at the answer's end."""
     if not DEAD_LETTERS_MAGIC.startswith(bytes(view[:4])):
         return Damage(0, "not a file of dead letters: the magic does not match")
     if len(view) < DEAD_LETTERS_HEADER.size:
@@ -93,9 +87,7 @@ def decode_dead_letters_header(view: memoryview) -> Answer[None]:
 
 
 def encode_dead_letter(letter: DeadLetter) -> bytes:
-    """
-    Return the bytes of one record; a reason of more than 64 KiB is cut.
-    """
+    """Return the bytes of one record; a reason of more than 64 KiB is cut."""
     reason = letter.reason.encode()[:0xFFFF].decode("utf-8", "ignore").encode()
     length = DEAD_LETTER.size - _LENGTH_END + len(reason) + len(letter.message)
     fields = DEAD_LETTER.pack(0, length, letter.fsn, letter.at_ns, letter.status, 0, len(reason))
@@ -104,9 +96,7 @@ def encode_dead_letter(letter: DeadLetter) -> bytes:
 
 
 def decode_dead_letter(view: memoryview, offset: int) -> Answer[DeadLetter]:
-    """
-    Decode the record at *offset*.
-    """
+    """Decode the record at *offset*."""
     if len(view) - offset < DEAD_LETTER.size:
         return NeedMore(DEAD_LETTER.size - (len(view) - offset))
     crc, length, fsn, at_ns, status, reserved, reason_bytes = DEAD_LETTER.unpack_from(view, offset)
@@ -127,7 +117,8 @@ def decode_dead_letter(view: memoryview, offset: int) -> Answer[DeadLetter]:
 
 def end_of_dead_letter(head: bytes, offset: int) -> int | None:
     """
-    Return where the record at *offset*, which begins with *head*, ends by its own account; None when it cannot be one.
+    Return where the record at *offset*, which begins with *head*, ends by its own account; None when it cannot be
+    one.
     """
     if len(head) < DEAD_LETTER.size:
         return None
@@ -138,9 +129,7 @@ def end_of_dead_letter(head: bytes, offset: int) -> int | None:
 
 
 def find_dead_letter(view: memoryview, damaged: int) -> int | None:
-    """
-    Return where the next record begins behind the *damaged* one; None when there is none.
-    """
+    """Return where the next record begins behind the *damaged* one; None when there is none."""
     end = end_of_dead_letter(bytes(view[damaged : damaged + DEAD_LETTER.size]), damaged)
     if end is not None and isinstance(decode_dead_letter(view, end), Frame):
         return end
@@ -154,7 +143,8 @@ def find_dead_letter(view: memoryview, damaged: int) -> int | None:
 
 def _possible_records(view: memoryview, start: int, stop: int) -> list[int]:
     """
-    Return the offsets from *start* to *stop* at which length and reserved byte are possible: few, and quickly found.
+    Return the offsets from *start* to *stop* at which length and reserved byte are possible: few, and quickly
+    found.
     """
     reserved = np.frombuffer(view, np.uint8, offset=_RESERVED_AT)
     room = min(len(view) - start - _LENGTH_END, DEAD_LETTER_BYTES_MAX)

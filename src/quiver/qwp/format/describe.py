@@ -1,6 +1,4 @@
-"""
-What a file of a slot holds, for people. Bytes only.
-"""
+"""What a file of a slot holds, for people. Bytes only."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ __all__ = ["describe", "kind_of"]
 
 
 def describe(name: str, data: memoryview, *, rows_max: int) -> Description:
-    """
-    Say what the bytes *data* of the file *name* hold; of each table at most *rows_max* rows.
-    """
+    """Say what the bytes *data* of the file *name* hold; of each table at most *rows_max* rows."""
     kind = kind_of(name)
     found = Description(name, kind, len(data))
     if kind == "qwp watermark":
@@ -31,9 +27,7 @@ def describe(name: str, data: memoryview, *, rows_max: int) -> Description:
 
 
 def kind_of(name: str) -> str:
-    """
-    Return the kind of the file *name* of a slot.
-    """
+    """Return the kind of the file *name* of a slot."""
     file = name.rpartition("/")[2]
     if number_of_dead_letters(file) is not None:
         return "qwp dead letters"

@@ -61,60 +61,47 @@ _SENDER_ID = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 
 
 def segment_name(generation: int) -> str:
-    """
-    Return the name of the segment with that number in the order of creation, 0 to 2^64 - 1.
-    """
+    """Return the name of the segment with that number in the order of creation, 0 to 2^64 - 1."""
     return f"sf-{generation:016x}{SEGMENT_SUFFIX}"
 
 
 def is_segment_name(name: str) -> bool:
-    """
-    Say whether a recovery has to look at the file *name*. Other clients' names count, too.
-    """
+    """Say whether a recovery has to look at the file *name*. Other clients' names count, too."""
     return name.endswith(SEGMENT_SUFFIX)
 
 
 def shorter_name(segment: str) -> str:
     """
-    Return under which name a shorter copy of *segment* (a name or a path) is written. No client takes it for a segment.
+    Return under which name a shorter copy of *segment* (a name or a path) is written. No client takes it for a
+    segment.
     """
     return segment + _UNFINISHED_SUFFIX
 
 
 def is_unfinished_name(name: str) -> bool:
-    """
-    Say whether *name* is one of `shorter_name`. Whoever holds the slot may remove it.
-    """
+    """Say whether *name* is one of `shorter_name`. Whoever holds the slot may remove it."""
     return name.endswith(SEGMENT_SUFFIX + _UNFINISHED_SUFFIX)
 
 
 def generation_of(name: str) -> int | None:
-    """
-    Return the number in a segment's *name*; None when it has none (``sf-initial.sfa``).
-    """
+    """Return the number in a segment's *name*; None when it has none (``sf-initial.sfa``)."""
     match = _SEGMENT.fullmatch(name)
     return int(match[1], 16) if match else None
 
 
 def dead_letters_name(number: int) -> str:
-    """
-    Return the name of the file of dead letters with that number, from 0, in the order of creation.
-    """
+    """Return the name of the file of dead letters with that number, from 0, in the order of creation."""
     return f"{DEAD_LETTERS_NAME}-{number}" if number else DEAD_LETTERS_NAME
 
 
 def number_of_dead_letters(name: str) -> int | None:
-    """
-    Return the number of a file of dead letters; None when *name* is not that of one.
-    """
+    """Return the number of a file of dead letters; None when *name* is not that of one."""
     match = _DEAD_LETTERS.fullmatch(name)
     return None if match is None else int(match[1] or 0)
 
 
 def is_sender_id(name: str) -> bool:
-    """
-    Say whether a directory called *name* can be a slot; who looks for slots looks into no other.
-    """
+    """Say whether a directory called *name* can be a slot; who looks for slots looks into no other."""
     return _SENDER_ID.fullmatch(name) is not None and set(name) != {"."}
 
 

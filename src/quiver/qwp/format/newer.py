@@ -52,9 +52,7 @@ _SYMBOLS_MAX = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class DualRecord:
-    """
-    The record that counts.
-    """
+    """The record that counts."""
 
     generation: int
     first: int
@@ -62,9 +60,7 @@ class DualRecord:
 
 
 def decode_dual_record(view: memoryview, magic: bytes) -> Answer[DualRecord]:
-    """
-    Decode the newest sound record of a manifest or of a newer watermark.
-    """
+    """Decode the newest sound record of a manifest or of a newer watermark."""
     best: DualRecord | None = None
     newer: Damage | None = None
     for place in _PLACES:
@@ -95,9 +91,7 @@ def _decode_record(view: memoryview, place: int, magic: bytes) -> DualRecord | D
 
 
 def decode_symbol_file(view: memoryview) -> Answer[tuple[str, ...]]:
-    """
-    Decode the symbols, as far as they check.
-    """
+    """Decode the symbols, as far as they check."""
     if not SYMBOLS_MAGIC.startswith(bytes(view[:4])):
         return Damage(0, "not a symbol file: the magic does not match")
     if len(view) < SYMBOL_FILE.size:

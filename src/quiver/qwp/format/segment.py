@@ -55,9 +55,7 @@ _TORN_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """
-    What a segment says of itself.
-    """
+    """What a segment says of itself."""
 
     base: int
     created_us: int
@@ -65,16 +63,12 @@ class SegmentHeader:
 
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
-    """
-    Return the 24 bytes of *header*.
-    """
+    """Return the 24 bytes of *header*."""
     return SEGMENT_HEADER.pack(SEGMENT_MAGIC, SEGMENT_VERSION, header.flags, 0, header.base, header.created_us)
 
 
 def decode_segment_header(view: memoryview) -> Answer[SegmentHeader]:
-    """
-    Decode the header that *view* starts with.
-    """
+    """Decode the header that *view* starts with."""
     if not SEGMENT_MAGIC.startswith(bytes(view[:4])):
         return Damage(0, "not a segment: the magic does not match")
     if len(view) < SEGMENT_HEADER.size:
@@ -92,9 +86,7 @@ def decode_segment_header(view: memoryview) -> Answer[SegmentHeader]:
 
 
 def encode_frame_head(payload: Buffer) -> bytes:
-    """
-    Return the 8 bytes that stand before *payload*.
-    """
+    """Return the 8 bytes that stand before *payload*."""
     length = _LENGTH.pack(memoryview(payload).nbytes)
     return FRAME_HEAD.pack(crc32c(payload, crc32c(length)), memoryview(payload).nbytes)
 
@@ -142,9 +134,7 @@ class SegmentScan:
 
 
 def scan_segment(view: memoryview, *, end: int | None = None) -> Answer[SegmentScan]:
-    """
-    Walk all of the segment *view*, up to *end* where the caller knows that no frame lies behind it.
-    """
+    """Walk all of the segment *view*, up to *end* where the caller knows that no frame lies behind it."""
     view = view if end is None else view[:end]
     answer = decode_segment_header(view)
     if not isinstance(answer, Frame):
@@ -164,9 +154,7 @@ def scan_segment(view: memoryview, *, end: int | None = None) -> Answer[SegmentS
 
 
 def frames_behind(view: memoryview, offset: int) -> list[tuple[int, int]]:
-    """
-    Return where the payload of each whole frame behind *offset* starts and ends, whatever lies between them.
-    """
+    """Return where the payload of each whole frame behind *offset* starts and ends, whatever lies between them."""
     return [frame.value for frame in _frames_behind(view, offset)]
 
 

@@ -25,16 +25,12 @@ WATERMARK_FSN_OFFSET = 8
 
 
 def encode_watermark(confirmed: int) -> bytes:
-    """
-    Return the 16 bytes that say *confirmed*.
-    """
+    """Return the 16 bytes that say *confirmed*."""
     return WATERMARK.pack(WATERMARK_MAGIC, 0, confirmed)
 
 
 def decode_watermark(view: memoryview) -> Answer[int]:
-    """
-    Decode the number. Anything but a whole, sound watermark means that there is none; `Damage` says why.
-    """
+    """Decode the number. Anything but a whole, sound watermark means that there is none; `Damage` says why."""
     if len(view) < WATERMARK.size:
         return NeedMore(WATERMARK.size - len(view))
     magic, reserved, confirmed = WATERMARK.unpack_from(view)

@@ -1,6 +1,4 @@
-"""
-When frames were appended, remembered to about a second, in bounded memory. With a backlog of hours it is coarser.
-"""
+"""When frames were appended, remembered to about a second, in bounded memory. With a backlog of hours it is coarser."""
 
 from __future__ import annotations
 
@@ -38,16 +36,12 @@ class AppendTimes:
             self._apart_us *= 2
 
     def time_of(self, fsn: int) -> int | None:
-        """
-        Return when the frame *fsn* was appended, or a moment before; None when that is not known.
-        """
+        """Return when the frame *fsn* was appended, or a moment before; None when that is not known."""
         at = bisect.bisect_right(self._marks, fsn, key=lambda mark: mark[0])
         return self._marks[at - 1][1] if at else None
 
     def forget(self, fsn: int) -> None:
-        """
-        Forget what is not needed to tell when frames from *fsn* on were appended.
-        """
+        """Forget what is not needed to tell when frames from *fsn* on were appended."""
         at = bisect.bisect_right(self._marks, fsn, key=lambda mark: mark[0])
         if at > 1:
             del self._marks[: at - 1]

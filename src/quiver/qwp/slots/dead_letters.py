@@ -67,9 +67,7 @@ _LOCK_POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
-    """
-    A dead letter, and what it is called: the number of its frame, and a checksum that tells it from others.
-    """
+    """A dead letter, and what it is called: the number of its frame, and a checksum that tells it from others."""
 
     id: str
     letter: DeadLetter
@@ -77,9 +75,7 @@ class StoredLetter:
 
 @dataclass(frozen=True, slots=True)
 class LettersDamage:
-    """
-    Bytes of a file that are no letter, although letters follow; or a file that cannot be read at all.
-    """
+    """Bytes of a file that are no letter, although letters follow; or a file that cannot be read at all."""
 
     path: str
     offset: int
@@ -146,9 +142,7 @@ class DeadLetterFiles:
             return dropped
 
     def close(self) -> None:
-        """
-        Let go of the file. Idempotent.
-        """
+        """Let go of the file. Idempotent."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -158,7 +152,8 @@ class DeadLetterFiles:
 
     def _look(self, *, may_append: bool) -> dict[int, int]:
         """
-        Return the files by number, and open the newest one, unless all of that is known and nobody has changed it.
+        Return the files by number, and open the newest one, unless all of that is known and nobody
+        has changed it.
         """
         if self._sizes is not None and self._file is not None and may_append:
             with contextlib.suppress(FileNotFoundError):
@@ -239,9 +234,7 @@ class DeadLetterFiles:
 
 @contextmanager
 def _locked(fs: FileSystem, directory: str, clock: Clock) -> Iterator[bool]:
-    """
-    Hold the lock of the dead letters; False when somebody else held it all the time.
-    """
+    """Hold the lock of the dead letters; False when somebody else held it all the time."""
     deadline = clock.monotonic() + _LOCK_WAIT_S
     pause = threading.Condition()
     lock = fs.try_lock(f"{directory}/{DEAD_LETTERS_LOCK_NAME}", note="dead letters")
@@ -262,9 +255,7 @@ def _numbers(fs: FileSystem, directory: str) -> list[int]:
 
 
 def _end_of(data: memoryview) -> int:
-    """
-    Return the end of the last record that can be read from the beginning on.
-    """
+    """Return the end of the last record that can be read from the beginning on."""
     header = decode_dead_letters_header(data)
     if not isinstance(header, Frame):
         return 0
@@ -276,7 +267,8 @@ def _end_of(data: memoryview) -> int:
 
 def _records(data: memoryview, path: str) -> Iterator[tuple[int, int, DeadLetter] | LettersDamage]:
     """
-    Yield where each record begins and ends, and its letter; what stands between them, when letters follow, as damage.
+    Yield where each record begins and ends, and its letter; what stands between them, when letters follow, as
+    damage.
     """
     header = decode_dead_letters_header(data)
     if not isinstance(header, Frame):

@@ -91,17 +91,13 @@ class SlotReport:
 
     @property
     def backlog(self) -> int:
-        """
-        How many frames are not confirmed.
-        """
+        """How many frames are not confirmed."""
         return max(0, self.next_fsn - max(self.first_fsn, self.confirmed + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class KnownSegment:
-    """
-    A segment as it was when it was last read.
-    """
+    """A segment as it was when it was last read."""
 
     stat: FileStat
     scanned: Scanned
@@ -109,9 +105,7 @@ class KnownSegment:
 
 @dataclass(frozen=True, slots=True)
 class FrameReport:
-    """
-    One message of a slot: its tables, or why it cannot be read.
-    """
+    """One message of a slot: its tables, or why it cannot be read."""
 
     fsn: int
     size_bytes: int
@@ -276,9 +270,7 @@ def _frame(fsn: int, message: memoryview, dictionary: SymbolDictionary) -> Frame
 
 
 def rows_by_table(frames: Iterator[FrameReport]) -> dict[str, int]:
-    """
-    Return how many rows of each table *frames* hold.
-    """
+    """Return how many rows of each table *frames* hold."""
     counts: Counter[str] = Counter()
     for frame in frames:
         for table in frame.tables:
@@ -310,9 +302,7 @@ def _written(field: Any, value: Any) -> Any:
 
 
 def _geohash(value: int, bits: int) -> str:
-    """
-    Return what the server shows: a letter for five bits where that comes out even, digits of 0 and 1 otherwise.
-    """
+    """Return what the server shows: a letter for five bits where that comes out even, digits of 0 and 1 otherwise."""
     if bits % 5:
         return f"{value:0{bits}b}"
     return "".join(_BASE32[value >> shift & 31] for shift in range(bits - 5, -1, -5))

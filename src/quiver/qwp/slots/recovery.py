@@ -75,37 +75,27 @@ class Scanned:
 
     @property
     def count(self) -> int:
-        """
-        Whole frames in it.
-        """
+        """Whole frames in it."""
         return len(self.scan.payloads) if self.scan is not None else 0
 
     @property
     def base(self) -> int:
-        """
-        The sequence number of its first frame.
-        """
+        """The sequence number of its first frame."""
         return self.scan.header.base if self.scan is not None else 0
 
     @property
     def is_used(self) -> bool:
-        """
-        Say whether a frame was ever written to it, whole or not.
-        """
+        """Say whether a frame was ever written to it, whole or not."""
         return self.scan is not None and (self.count > 0 or self.scan.torn or self.scan.later is not None)
 
     @property
     def has_hole(self) -> bool:
-        """
-        Say whether whole frames lie behind bytes that are none.
-        """
+        """Say whether whole frames lie behind bytes that are none."""
         return self.scan is not None and self.scan.later is not None
 
     @property
     def next_fsn(self) -> int:
-        """
-        The sequence number behind its last frame.
-        """
+        """The sequence number behind its last frame."""
         return self.base + self.count
 
 
@@ -236,9 +226,7 @@ def _manifest_head(fs: FileSystem, directory: str) -> int:
 
 
 def read_watermark(fs: FileSystem, directory: str) -> int:
-    """
-    Return the last number that is confirmed, as the watermark in *directory* says; -1 when it says none.
-    """
+    """Return the last number that is confirmed, as the watermark in *directory* says; -1 when it says none."""
     try:
         data = memoryview(fs.read_all(f"{directory}/{WATERMARK_NAME}", size_max=_SMALL_FILE_BYTES_MAX))
     except FileNotFoundError:
@@ -259,7 +247,8 @@ def _refers_back(message: memoryview) -> bool:
 
 def _symbols_of(fs: FileSystem, directory: str, kept: Sequence[Scanned]) -> Sequence[str]:
     """
-    Return the symbols that frames refer to without bringing them, from the side file and from the frames themselves.
+    Return the symbols that frames refer to without bringing them, from the side file and from the frames
+    themselves.
     """
     if not any(one.refers_back for one in kept):
         return ()
@@ -331,7 +320,8 @@ def _cut_tail(fs: FileSystem, directory: str, newest: Scanned, observer: Observe
 
 def _without_hole(fs: FileSystem, newest: Scanned, tail: int) -> bytes | None:
     """
-    Return the segment with its later frames behind the others; None when one of them needs symbols that may be lost.
+    Return the segment with its later frames behind the others; None when one of them needs symbols that may be
+    lost.
     """
     file = fs.open_read(newest.path)
     try:

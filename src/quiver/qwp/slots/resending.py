@@ -44,7 +44,8 @@ _REFUSALS = (
 @dataclass(slots=True)
 class Resent:
     """
-    What became of letters: how many the server took, those that were refused again, and why the others were not sent.
+    What became of letters: how many the server took, those that were refused again, and why the others were not
+    sent.
     """
 
     taken: int = 0
@@ -55,16 +56,12 @@ class Resent:
 
 @dataclass(slots=True)
 class _Collector(MemorySlot):
-    """
-    A slot in memory that collects what is refused.
-    """
+    """A slot in memory that collects what is refused."""
 
     refused: list[DeadLetter] = field(default_factory=list)
 
     def keep_dead_letter(self, letter: DeadLetter) -> int:
-        """
-        Collect a letter. Returns that none was dropped.
-        """
+        """Collect a letter. Returns that none was dropped."""
         self.refused.append(letter)
         return 0
 
@@ -130,9 +127,7 @@ def _batches(letters: Sequence[StoredLetter]) -> Iterator[list[StoredLetter]]:
 def _send(
     settings: SenderSettings, messages: list[bytes], clock: Clock, observer: Observer
 ) -> tuple[list[DeadLetter], int, SenderError | None]:
-    """
-    Return what of *messages* was refused, by their numbers, how many are done with, and why that are not all.
-    """
+    """Return what of *messages* was refused, by their numbers, how many are done with, and why that are not all."""
     segment_bytes = _FRAME_BYTES * (len(messages) + 1) + sum(map(len, messages))
     ring = Ring(RingSettings(segment_bytes, 2 * segment_bytes, 0.0), MemorySegments(), clock=clock, observer=observer)
     slot = _Collector(ring)

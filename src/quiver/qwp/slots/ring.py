@@ -60,9 +60,7 @@ class RingSettings:
 
     @property
     def payload_bytes_max(self) -> int:
-        """
-        The largest frame that fits into a segment.
-        """
+        """The largest frame that fits into a segment."""
         return self.segment_bytes - SEGMENT_HEADER.size - FRAME_HEAD.size
 
 
@@ -124,38 +122,28 @@ class Ring:
 
     @property
     def published_fsn(self) -> int:
-        """
-        The number of the newest frame, -1 when there never was one.
-        """
+        """The number of the newest frame, -1 when there never was one."""
         return self._published
 
     @property
     def acked_fsn(self) -> int:
-        """
-        The highest number that the server has confirmed, -1 for none.
-        """
+        """The highest number that the server has confirmed, -1 for none."""
         return self._acked
 
     @property
     def is_drained(self) -> bool:
-        """
-        Say whether everything is confirmed, and nothing failed.
-        """
+        """Say whether everything is confirmed, and nothing failed."""
         return self._failed is None and self._acked >= self._published
 
     @property
     def backlog(self) -> int:
-        """
-        Frames that are not confirmed.
-        """
+        """Frames that are not confirmed."""
         with self._changed:
             return self._published - self._acked
 
     @property
     def backlog_bytes(self) -> int:
-        """
-        Bytes of the frames that are not confirmed.
-        """
+        """Bytes of the frames that are not confirmed."""
         with self._changed:
             return sum(segment.payload_bytes_from(self._acked + 1) for segment in self._segments)
 
@@ -171,9 +159,7 @@ class Ring:
 
     @property
     def allocated_bytes(self) -> int:
-        """
-        Bytes of all segments together, the spare included.
-        """
+        """Bytes of all segments together, the spare included."""
         with self._changed:
             return self._allocated()
 
@@ -328,7 +314,8 @@ class Ring:
 
     def wait_for_frame(self, fsn: int, timeout_s: float) -> bool:
         """
-        Wait until the frame *fsn* is there, the ring is closed, or *timeout_s* has passed; say whether it is there.
+        Wait until the frame *fsn* is there, the ring is closed, or *timeout_s* has passed; say
+        whether it is there.
         """
         with self._changed:
             if self._published < fsn and not self._closed:
@@ -336,9 +323,7 @@ class Ring:
             return self._published >= fsn
 
     def wait_until_confirmed(self, fsn: int, timeout_s: float) -> bool:
-        """
-        Wait until *fsn* is confirmed, or *timeout_s* has passed; say whether it is.
-        """
+        """Wait until *fsn* is confirmed, or *timeout_s* has passed; say whether it is."""
         deadline = self._clock.monotonic() + timeout_s
         with self._changed:
             while self._acked < fsn and self._failed is None and not self._closed:
@@ -349,9 +334,7 @@ class Ring:
             return self._acked >= fsn
 
     def wake(self) -> None:
-        """
-        End every wait, so that whoever waits looks again.
-        """
+        """End every wait, so that whoever waits looks again."""
         with self._changed:
             self._changed.notify_all()
 

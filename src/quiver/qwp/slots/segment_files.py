@@ -27,9 +27,7 @@ _SPARES_MAX = 2
 
 
 class _Memory:
-    """
-    A file that is gone with the process. Only what a segment calls.
-    """
+    """A file that is gone with the process. Only what a segment calls."""
 
     def __init__(self, path: str, data: bytearray) -> None:
         self.path = path
@@ -90,43 +88,31 @@ class Segment:
 
     @property
     def path(self) -> str:
-        """
-        Of the file.
-        """
+        """Of the file."""
         return self.file.path
 
     @property
     def base(self) -> int:
-        """
-        The sequence number of the first frame.
-        """
+        """The sequence number of the first frame."""
         return self.header.base
 
     @property
     def count(self) -> int:
-        """
-        Frames that are in it.
-        """
+        """Frames that are in it."""
         return len(self.ends) - 1
 
     @property
     def next_fsn(self) -> int:
-        """
-        The sequence number behind the last frame.
-        """
+        """The sequence number behind the last frame."""
         return self.header.base + len(self.ends) - 1
 
     @property
     def tail(self) -> int:
-        """
-        The offset behind the last frame.
-        """
+        """The offset behind the last frame."""
         return self.ends[-1]
 
     def has_room(self, payload_bytes: int) -> bool:
-        """
-        Say whether a frame with so many bytes of payload still fits.
-        """
+        """Say whether a frame with so many bytes of payload still fits."""
         return self.ends[-1] + FRAME_HEAD.size + payload_bytes <= self.size_bytes
 
     def write(self, head: bytes, payload: Buffer, payload_bytes: int) -> int:
@@ -143,9 +129,7 @@ class Segment:
         return end
 
     def publish(self, end: int) -> None:
-        """
-        Make the frame that ends at *end* the last one.
-        """
+        """Make the frame that ends at *end* the last one."""
         self.ends.append(end)
 
     def erase(self, payload_bytes: int) -> None:
@@ -181,9 +165,7 @@ class Segment:
         return self.file.pread(self.ends[index + 1] - start, start)
 
     def payload_bytes_from(self, first: int) -> int:
-        """
-        Return the bytes of the payloads of its frames from *first* on.
-        """
+        """Return the bytes of the payloads of its frames from *first* on."""
         index = max(0, first - self.header.base)
         if index >= self.count:
             return 0
@@ -200,9 +182,7 @@ class Segment:
         return self.size_bytes - SEGMENT_HEADER.size - (self.tail - self.ends[index])
 
     def without(self, first: int, file: _SegmentFile) -> Segment:
-        """
-        Return what *file* is after `copy_from` put the frames from *first* on into it.
-        """
+        """Return what *file* is after `copy_from` put the frames from *first* on into it."""
         cut = self.ends[first - self.header.base] - SEGMENT_HEADER.size
         ends = self.ends[first - self.header.base :]
         kept = [(start + FRAME_HEAD.size - cut, end - cut) for start, end in itertools.pairwise(ends)]
@@ -236,19 +216,13 @@ class Segment:
 
 
 class SegmentStorage(Protocol):
-    """
-    Where segments are made and removed: a directory, or memory.
-    """
+    """Where segments are made and removed: a directory, or memory."""
 
     def create(self, generation: int, header: SegmentHeader, size_bytes: int) -> Segment:
-        """
-        Make an empty segment with all of its blocks; nothing is left of it when that fails.
-        """
+        """Make an empty segment with all of its blocks; nothing is left of it when that fails."""
 
     def remove(self, segments: Sequence[Segment]) -> None:
-        """
-        Remove *segments*, in their order, durably on return.
-        """
+        """Remove *segments*, in their order, durably on return."""
 
     def shorten(self, segment: Segment, first: int) -> Segment:
         """
@@ -259,17 +233,13 @@ class SegmentStorage(Protocol):
 
 
 class MemorySegments:
-    """
-    Segments that are gone with the process. Memory of a few that were removed is kept for the next.
-    """
+    """Segments that are gone with the process. Memory of a few that were removed is kept for the next."""
 
     def __init__(self) -> None:
         self._spares: deque[bytearray] = deque(maxlen=_SPARES_MAX)
 
     def create(self, generation: int, header: SegmentHeader, size_bytes: int) -> Segment:
-        """
-        Make an empty segment.
-        """
+        """Make an empty segment."""
         # What it held before is never read: only what was appended is.
         data = self._spares.pop() if self._spares else bytearray()
         if len(data) != size_bytes:
@@ -277,18 +247,14 @@ class MemorySegments:
         return Segment(_Memory(segment_name(generation), data), size_bytes, header)
 
     def remove(self, segments: Sequence[Segment]) -> None:
-        """
-        Let go of the memory.
-        """
+        """Let go of the memory."""
         for segment in segments:
             if isinstance(segment.file, _Memory):
                 self._spares.append(segment.file.data)
             segment.file.close()
 
     def shorten(self, segment: Segment, first: int) -> Segment:
-        """
-        Return a copy that takes no more memory than its frames.
-        """
+        """Return a copy that takes no more memory than its frames."""
         file = _Memory(segment.path, bytearray(segment.size_bytes - segment.bytes_saved(first)))
         segment.copy_from(first, file)
         segment.file.close()
@@ -296,9 +262,7 @@ class MemorySegments:
 
 
 class DiskSegments:
-    """
-    Segments in the directory of a slot. Without *durable* a new one is not synced, as nothing in it will be.
-    """
+    """Segments in the directory of a slot. Without *durable* a new one is not synced, as nothing in it will be."""
 
     def __init__(self, fs: FileSystem, directory: str, *, durable: bool) -> None:
         self._fs = fs

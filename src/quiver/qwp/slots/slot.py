@@ -50,31 +50,23 @@ _SMALL_FILE_BYTES_MAX = 1 << 20
 
 @dataclass(slots=True)
 class MemorySlot:
-    """
-    A ring that is gone with the process.
-    """
+    """A ring that is gone with the process."""
 
     ring: Ring
     symbols: Sequence[str] = ()
     directory: str | None = None
 
     def keep_dead_letter(self, letter: DeadLetter) -> int:  # noqa: ARG002
-        """
-        Keep nothing, because there is no directory. Returns that one letter was dropped.
-        """
+        """Keep nothing, because there is no directory. Returns that one letter was dropped."""
         return 1
 
     def close(self) -> None:
-        """
-        Let go of the memory.
-        """
+        """Let go of the memory."""
         self.ring.close()
 
 
 def memory_slot(settings: RingSettings, *, clock: Clock, observer: Observer) -> MemorySlot:
-    """
-    Return an empty slot in memory.
-    """
+    """Return an empty slot in memory."""
     return MemorySlot(Ring(settings, MemorySegments(), clock=clock, observer=observer))
 
 
@@ -212,9 +204,7 @@ def _open_watermark(fs: FileSystem, directory: str, confirmed: int) -> File:
 
 
 def holder_of_slot(fs: FileSystem, directory: str) -> str | None:
-    """
-    Return the pid that the last holder of a slot wrote, or None. It may have let go since.
-    """
+    """Return the pid that the last holder of a slot wrote, or None. It may have let go since."""
     try:
         note = fs.read_all(f"{directory}/{PID_NAME}", size_max=_SMALL_FILE_BYTES_MAX)
     except OSError:

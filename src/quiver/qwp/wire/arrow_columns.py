@@ -227,9 +227,7 @@ def _symbols(name: str, array: Any) -> ColumnData:
 
 
 def _by_first_row(numbers: Array, count: int) -> Array:
-    """
-    Return those of *count* numbers that occur, in the order of their first row.
-    """
+    """Return those of *count* numbers that occur, in the order of their first row."""
     if 4 * count < len(numbers):
         # Where a few repeat, the first rows have them all; then the others need not be looked through.
         order, first = np.unique(numbers[: 4 * count], return_index=True)

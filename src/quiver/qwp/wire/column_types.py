@@ -15,9 +15,7 @@ __all__ = ["DECIMAL_BYTES", "FIXED_BYTES", "SENTINELS", "TIMESTAMPS", "ColumnTyp
 
 
 class ColumnType(IntEnum):
-    """
-    The byte behind a column's name. 0x08 was once a string type and is refused.
-    """
+    """The byte behind a column's name. 0x08 was once a string type and is refused."""
 
     BOOLEAN = 0x01
     BYTE = 0x02

@@ -58,9 +58,7 @@ class SymbolData:
 
 @dataclass(frozen=True, slots=True)
 class ColumnData:
-    """
-    A column to be written. `parts` are its bytes; those of symbols end with ids that only the message can give.
-    """
+    """A column to be written. `parts` are its bytes; those of symbols end with ids that only the message can give."""
 
     name: str
     type: ColumnType
@@ -70,9 +68,7 @@ class ColumnData:
 
     @property
     def nbytes(self) -> int:
-        """
-        Bytes of the values, about: a symbol counts three.
-        """
+        """Bytes of the values, about: a symbol counts three."""
         known = sum(memoryview(part).nbytes for part in self.parts)
         return known + (3 * len(self.symbols.indices) if self.symbols else 0)
 
@@ -95,9 +91,7 @@ def _with_sentinels(kind: ColumnType, values: Array, nulls: Array) -> Array:
 
 
 def fixed_column(name: str, kind: ColumnType, values: Array, nulls: Array | None = None) -> ColumnData:
-    """
-    Return a column of values of one width; *values* has that item size, little-endian.
-    """
+    """Return a column of values of one width; *values* has that item size, little-endian."""
     if values.dtype.itemsize != FIXED_BYTES[kind]:
         raise WrongUse(f"{kind.name} has {FIXED_BYTES[kind]} bytes a value, not {values.dtype.itemsize}")
     rows = len(values) if nulls is None else len(nulls)
@@ -109,9 +103,7 @@ def fixed_column(name: str, kind: ColumnType, values: Array, nulls: Array | None
 
 
 def boolean_column(name: str, values: Array, nulls: Array | None = None) -> ColumnData:
-    """
-    Return a column of bits. A null is written as false.
-    """
+    """Return a column of bits. A null is written as false."""
     if nulls is not None:
         values = _with_sentinels(ColumnType.BOOLEAN, values, nulls)
     return ColumnData(
@@ -133,9 +125,7 @@ def bytes_column(name: str, kind: ColumnType, offsets: Array, data: Buffer, null
 
 
 def decimal_column(name: str, kind: ColumnType, scale: int, unscaled: Array, nulls: Array | None = None) -> ColumnData:
-    """
-    Return a column of decimals. *unscaled* are their bytes: two's complement, little-endian, one row each.
-    """
+    """Return a column of decimals. *unscaled* are their bytes: two's complement, little-endian, one row each."""
     if not 0 <= scale <= 76:
         raise WrongUse(f"column {name}: a decimal has a scale of 0 to 76, not {scale}")
     width = DECIMAL_BYTES[kind]
@@ -144,9 +134,7 @@ def decimal_column(name: str, kind: ColumnType, scale: int, unscaled: Array, nul
 
 
 def geohash_column(name: str, precision: int, values: Array, nulls: Array | None = None) -> ColumnData:
-    """
-    Return a column of geohashes of *precision* bits, 1 to 60.
-    """
+    """Return a column of geohashes of *precision* bits, 1 to 60."""
     if not 1 <= precision <= 60:
         raise WrongUse(f"column {name}: a geohash has 1 to 60 bits, not {precision}")
     rows = len(values) if nulls is None else len(nulls)
@@ -179,9 +167,7 @@ def array_column(name: str, kind: ColumnType, values: Sequence[Array], nulls: Ar
 def symbol_column(
     name: str, values: Sequence[str], indices: Array, nulls: Array | None = None, *, order: Array | None = None
 ) -> ColumnData:
-    """
-    Return a column of symbols; see `SymbolData` for *values*, *indices* and *order*.
-    """
+    """Return a column of symbols; see `SymbolData` for *values*, *indices* and *order*."""
     rows = len(indices) if nulls is None else len(nulls)
     return ColumnData(name, ColumnType.SYMBOL, rows, (_null_header(nulls),), SymbolData(values, indices, order))
 

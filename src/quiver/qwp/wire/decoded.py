@@ -74,16 +74,15 @@ class Column:
     scale: int = 0
 
     def numbers(self) -> Array:
-        """
-        Return the present values of a number type as a numpy array.
-        """
+        """Return the present values of a number type as a numpy array."""
         if self.present.dtype != np.uint8 or self.present.ndim == 1:
             return self.present  # booleans, ids, and timestamps that were compressed
         return np.ascontiguousarray(self.present).view(_NUMPY[self.type]).reshape(-1)
 
     def values(self) -> list[Any]:
         """
-        Return a Python value a row, None for a null of the bitmap; a sentinel is the value that it is on the wire.
+        Return a Python value a row, None for a null of the bitmap; a sentinel is the value that it
+        is on the wire.
         """
         present = self._present_values()
         if self.nulls is None:
@@ -112,9 +111,7 @@ class Column:
         return [int.from_bytes(row, "little") for row in rows]
 
     def to_arrow(self) -> tuple[Any, Any]:
-        """
-        Return the column as an Arrow array, and the field that describes it.
-        """
+        """Return the column as an Arrow array, and the field that describes it."""
         array = self._arrow()
         metadata = {TYPE_KEY: self.type.name.encode()}
         if self.type is ColumnType.GEOHASH:
@@ -207,7 +204,8 @@ class Column:
 
 def fits_decimal(kind: ColumnType, unscaled: Array, scale: int) -> bool:
     """
-    Say whether each row of *unscaled* has no more digits than the type: 18, 38 or 76. More would break its readers.
+    Say whether each row of *unscaled* has no more digits than the type: 18, 38 or 76. More would
+    break its readers.
     """
     try:
         arrow = _DECIMALS[kind](scale)
@@ -223,18 +221,14 @@ def _decimal(unscaled: int, scale: int) -> Decimal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """
-    Rows of one table, as one message brought them.
-    """
+    """Rows of one table, as one message brought them."""
 
     name: str
     rows: int
     columns: tuple[Column, ...]
 
     def to_arrow(self) -> Any:
-        """
-        Return the rows as a record batch. The designated timestamp is named so unless a column has that name.
-        """
+        """Return the rows as a record batch. The designated timestamp is named so unless a column has that name."""
         arrays = []
         fields = []
         taken = {column.name.lower() for column in self.columns}

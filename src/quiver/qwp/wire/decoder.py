@@ -51,9 +51,7 @@ _TYPES = {int(kind): kind for kind in ColumnType}
 
 
 class _Unreadable(Shortage):
-    """
-    Like a shortage, but with a reason of its own. Never leaves this module.
-    """
+    """Like a shortage, but with a reason of its own. Never leaves this module."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(offset, 1)
@@ -62,16 +60,12 @@ class _Unreadable(Shortage):
 
 @dataclass(slots=True)
 class SymbolDictionary:
-    """
-    What a connection has been told of symbols: id → symbol, without gaps.
-    """
+    """What a connection has been told of symbols: id → symbol, without gaps."""
 
     entries: list[str] = field(default_factory=list)
 
     def accept(self, start: int, symbols: Sequence[str]) -> None:
-        """
-        Add *symbols* from id *start* on. Ids that are there already may be told again, also differently.
-        """
+        """Add *symbols* from id *start* on. Ids that are there already may be told again, also differently."""
         if start == len(self.entries):
             self.entries.extend(symbols)
             return
@@ -81,9 +75,7 @@ class SymbolDictionary:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """
-    One message. `symbols` are those it brought, from id `symbols_start` on.
-    """
+    """One message. `symbols` are those it brought, from id `symbols_start` on."""
 
     flags: int
     tables: tuple[Table, ...]
@@ -93,9 +85,7 @@ class Message:
 
     @property
     def is_self_sufficient(self) -> bool:
-        """
-        Say whether the message brought every symbol that it uses.
-        """
+        """Say whether the message brought every symbol that it uses."""
         return self.symbols_start == 0
 
 
@@ -127,9 +117,7 @@ def decode_message(view: memoryview, dictionary: SymbolDictionary | None = None)
 
 @dataclass(frozen=True, slots=True)
 class SymbolDelta:
-    """
-    The dictionary part of a message: symbols from id `start` on, and the offset behind them.
-    """
+    """The dictionary part of a message: symbols from id `start` on, and the offset behind them."""
 
     start: int
     symbols: tuple[str, ...]
@@ -137,9 +125,7 @@ class SymbolDelta:
 
 
 def decode_symbol_delta(view: memoryview) -> Answer[SymbolDelta]:
-    """
-    Decode only the dictionary part of a message.
-    """
+    """Decode only the dictionary part of a message."""
     header = _decode_header(view)
     if not isinstance(header, Frame):
         return header
@@ -223,9 +209,7 @@ def _is_text(offsets: np.ndarray[Any, Any], data: memoryview) -> bool:
 
 
 class _TableReader:
-    """
-    What the columns of one message have in common while they are read.
-    """
+    """What the columns of one message have in common while they are read."""
 
     def __init__(self, cursor: Cursor, flags: int, symbols: Sequence[str], dialect: Dialect) -> None:
         self._cursor = cursor

@@ -29,9 +29,7 @@ _WIDTHS = (7, 9, 12, 32)
 
 
 class _Bits:
-    """
-    The bits of what is left, and how many were taken.
-    """
+    """The bits of what is left, and how many were taken."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view

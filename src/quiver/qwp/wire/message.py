@@ -75,9 +75,7 @@ Dialect = Literal["inline", "schema"]
 
 
 class Flags:
-    """
-    Bits of the header's flags.
-    """
+    """Bits of the header's flags."""
 
     DEFER_COMMIT = 0x01
     DURABLE_POLL = 0x02
@@ -87,9 +85,7 @@ class Flags:
 
 @dataclass(frozen=True, slots=True)
 class TableData:
-    """
-    Rows of one table, to be written. Every column has `rows` of them.
-    """
+    """Rows of one table, to be written. Every column has `rows` of them."""
 
     name: str
     rows: int
@@ -109,9 +105,7 @@ def _checked_name(what: str, name: str) -> bytes:
 
 
 def _encode_table(table: TableData, ids: dict[str, int], schemas: dict[bytes, int] | None, parts: list[Buffer]) -> int:
-    """
-    Add the table to *parts*; return the highest symbol id that it uses, -1 for none.
-    """
+    """Add the table to *parts*; return the highest symbol id that it uses, -1 for none."""
     if not table.name:
         raise WrongUse("a table needs a name")
     if not 0 <= table.rows <= ROWS_MAX:
@@ -140,9 +134,7 @@ def _encode_table(table: TableData, ids: dict[str, int], schemas: dict[bytes, in
 
 
 class SymbolIds:
-    """
-    Symbol → id, shared by the messages of a sender until it has grown too large to be carried by each of them.
-    """
+    """Symbol → id, shared by the messages of a sender until it has grown too large to be carried by each of them."""
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
@@ -151,9 +143,7 @@ class SymbolIds:
         self._ends = [0]  # in `_encoded`, behind so many symbols
 
     def of_message(self) -> dict[str, int]:
-        """
-        Return the ids to begin a message with: the shared ones, or none.
-        """
+        """Return the ids to begin a message with: the shared ones, or none."""
         if len(self._ids) > _SHARED_SYMBOLS_MAX or self._nbytes > _SHARED_BYTES_MAX:
             return {}
         return self._ids
@@ -174,7 +164,8 @@ class SymbolIds:
 
     def keep(self, ids: dict[str, int], known: int, *, is_sent: bool) -> None:
         """
-        Note what a message added to *ids*, which had *known* of them before, or forget it when there is no message.
+        Note what a message added to *ids*, which had *known* of them before, or forget it when
+        there is no message.
         """
         if ids is not self._ids:
             return
@@ -203,15 +194,11 @@ class MessageBuffer:
 
     @property
     def size_bytes(self) -> int:
-        """
-        What it takes now.
-        """
+        """What it takes now."""
         return len(self._data)
 
     def join(self, parts: Sequence[Buffer]) -> Buffer:
-        """
-        Return *parts*, one behind the other; valid until the next call.
-        """
+        """Return *parts*, one behind the other; valid until the next call."""
         pieces = [memoryview(part).cast("B") for part in parts]
         size = sum(map(len, pieces))
         if size > self._bytes_max:
@@ -301,9 +288,7 @@ def with_all_symbols(message: bytes, symbols: Sequence[str], delta: tuple[int, i
 
 
 def is_complete(data: Buffer) -> bool:
-    """
-    Say whether *data* is one whole message by its header: magic, version, and as many bytes as it says.
-    """
+    """Say whether *data* is one whole message by its header: magic, version, and as many bytes as it says."""
     view = memoryview(data)
     if len(view) < MESSAGE_HEADER.size:
         return False

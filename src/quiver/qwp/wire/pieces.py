@@ -31,18 +31,14 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """
-    A part of a message, itself a message. One that is larger than was asked for is a single row.
-    """
+    """A part of a message, itself a message. One that is larger than was asked for is a single row."""
 
     message: bytes
     rows: int
 
 
 def split_message(view: memoryview, bytes_max: int) -> Answer[list[Piece]]:
-    """
-    Return the rows of the message *view*, which is self-sufficient, in messages of at most *bytes_max* bytes.
-    """
+    """Return the rows of the message *view*, which is self-sufficient, in messages of at most *bytes_max* bytes."""
     answer = decode_message(view)
     if not isinstance(answer, Frame):
         return answer
@@ -66,9 +62,7 @@ def as_group(pieces: Sequence[bytes], original: Buffer) -> list[bytes]:
 
 
 def committing(message: Buffer) -> bytes:
-    """
-    Return *message* so that it defers nothing.
-    """
+    """Return *message* so that it defers nothing."""
     data = bytearray(message)
     data[_FLAGS_OFFSET] &= ~Flags.DEFER_COMMIT
     return bytes(data)
@@ -102,9 +96,7 @@ def _table(table: Table, start: int, stop: int) -> TableData:
 
 
 def _column(column: Column, start: int, stop: int) -> ColumnData:
-    """
-    Return the rows from *start* to *stop* of a column, to be written.
-    """
+    """Return the rows from *start* to *stop* of a column, to be written."""
     nulls: Array | None = None
     first, last = start, stop  # of the values that are there
     header = b"\0"

@@ -31,9 +31,7 @@ _STANDALONE = 0
 
 
 def encode_server_info(now_ns: int, node: str) -> bytes:
-    """
-    Return the first message to a client that queries: a single server, called *node*.
-    """
+    """Return the first message to a client that queries: a single server, called *node*."""
     name = node.encode()
     return _message(
         _INFO.pack(_SERVER_INFO, _STANDALONE, 0, 0, now_ns) + _LENGTH.pack(0) + _LENGTH.pack(len(name)) + name
@@ -41,17 +39,13 @@ def encode_server_info(now_ns: int, node: str) -> bytes:
 
 
 def encode_query_error(request: int, status: int, text: str) -> bytes:
-    """
-    Return the answer that ends the query *request*; a text that is too long is cut between two characters.
-    """
+    """Return the answer that ends the query *request*; a text that is too long is cut between two characters."""
     data = text.encode()[:ERROR_TEXT_BYTES_MAX].decode("utf-8", "ignore").encode()
     return _message(_ERROR.pack(_QUERY_ERROR, request, status, len(data)) + data)
 
 
 def decode_query(view: memoryview) -> Answer[int | None]:
-    """
-    Return the number of the query that *view* asks for; None: it asks for nothing.
-    """
+    """Return the number of the query that *view* asks for; None: it asks for nothing."""
     start = MESSAGE_HEADER.size if view[:4] == MESSAGE_MAGIC else 0
     if len(view) - start < _REQUEST.size:
         return NeedMore(_REQUEST.size - (len(view) - start))

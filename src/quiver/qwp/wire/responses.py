@@ -42,9 +42,7 @@ _COUNT = struct.Struct("<H")
 
 
 class Status(IntEnum):
-    """
-    The first byte of an answer, as far as this client knows them.
-    """
+    """The first byte of an answer, as far as this client knows them."""
 
     OK = 0x00
     DURABLE_ACK = 0x02
@@ -60,9 +58,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ok:
-    """
-    All messages up to `sequence` are applied. `tables`: name → the transaction that holds the newest of them.
-    """
+    """All messages up to `sequence` are applied. `tables`: name → the transaction that holds the newest of them."""
 
     sequence: int
     tables: Mapping[str, int] = field(default_factory=dict)
@@ -82,9 +78,7 @@ class DurableAck:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """
-    The message `sequence` was refused, and the server answers nothing that follows it on this connection.
-    """
+    """The message `sequence` was refused, and the server answers nothing that follows it on this connection."""
 
     status: int
     sequence: int
@@ -95,9 +89,7 @@ Response = Ok | DurableAck | Refusal
 
 
 def decode_response(view: memoryview) -> Answer[Response]:
-    """
-    Decode one answer: all of *view*. A text, a name without letters and bytes left over are damage.
-    """
+    """Decode one answer: all of *view*. A text, a name without letters and bytes left over are damage."""
     cursor = Cursor(view)
     try:
         response = _take_response(cursor)
@@ -150,23 +142,17 @@ def _encode_tables(tables: Mapping[str, int]) -> bytes:
 
 
 def encode_ok(ok: Ok) -> bytes:
-    """
-    Return the bytes of an OK.
-    """
+    """Return the bytes of an OK."""
     return _STATUS.pack(Status.OK) + _SEQUENCE.pack(ok.sequence) + _encode_tables(ok.tables)
 
 
 def encode_durable_ack(ack: DurableAck) -> bytes:
-    """
-    Return the bytes of a durable acknowledgement.
-    """
+    """Return the bytes of a durable acknowledgement."""
     status = Status.LOCAL_DURABLE_ACK if ack.is_local else Status.DURABLE_ACK
     return _STATUS.pack(status) + _encode_tables(ack.tables)
 
 
 def encode_refusal(refusal: Refusal) -> bytes:
-    """
-    Return the bytes of an error answer; a text that is too long is cut between two characters.
-    """
+    """Return the bytes of an error answer; a text that is too long is cut between two characters."""
     text = refusal.text.encode()[:ERROR_TEXT_BYTES_MAX].decode("utf-8", "ignore").encode()
     return _STATUS.pack(refusal.status) + _SEQUENCE.pack(refusal.sequence) + _COUNT.pack(len(text)) + text

@@ -24,7 +24,8 @@ _ONE_BYTE = tuple(bytes([value]) for value in range(0x80))
 
 class VarintInvalid(WrongUse):
     """
-    No further byte can make a 64-bit number of these; `offset` is where it began. Decoders turn it into their damage.
+    No further byte can make a 64-bit number of these; `offset` is where it began. Decoders turn it into their
+    damage.
     """
 
     def __init__(self, offset: int, reason: str) -> None:
@@ -34,9 +35,7 @@ class VarintInvalid(WrongUse):
 
 
 def encode_varint(value: int) -> bytes:
-    """
-    Return the bytes of *value*, 0 to 2^64 - 1.
-    """
+    """Return the bytes of *value*, 0 to 2^64 - 1."""
     if value < 0x80:
         return _ONE_BYTE[value]
     out = bytearray()
@@ -48,9 +47,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_varints(values: np.ndarray[Any, Any]) -> bytes:
-    """
-    Return the bytes of all *values* (unsigned, below 2^35), one behind the other.
-    """
+    """Return the bytes of all *values* (unsigned, below 2^35), one behind the other."""
     largest = int(values.max(initial=0))
     if largest < 0x80:
         return values.astype(np.uint8).tobytes()

@@ -107,22 +107,19 @@ class OtapIntake:
 
     @property
     def streams(self) -> int:
-        """
-        How many streams are open.
-        """
+        """How many streams are open."""
         with self._lock:
             return len(self._dictionaries)
 
     def close(self, stream: OtapStream) -> None:
-        """
-        Forget a stream and its dictionaries.
-        """
+        """Forget a stream and its dictionaries."""
         with self._lock:
             self._dictionaries.pop(stream, None)
 
     def take(self, stream: OtapStream, message: bytes) -> Taken:
         """
-        Decode the next message of *stream* and store its tables, not yet synced. Raises nothing for what it is like.
+        Decode the next message of *stream* and store its tables, not yet synced. Raises nothing for what it is
+        like.
         """
         taken, outcome = self._take(stream, message)
         self._observer.count("quiver.receiver.batches_total", signal=stream.signal, outcome=outcome)
@@ -171,9 +168,7 @@ class OtapIntake:
         return inflated
 
     def _once(self, bundle: Bundle, digest: bytes | None) -> tuple[StatusCode, str, str]:
-        """
-        Keep a batch unless it is kept already: a client whose stream broke sends it again on another.
-        """
+        """Keep a batch unless it is kept already: a client whose stream broke sends it again on another."""
         window = self._window
         if window is None or digest is None:
             return self._keep(bundle)[:3]
@@ -193,9 +188,7 @@ class OtapIntake:
         return code, text, outcome
 
     def _keep(self, bundle: Bundle) -> tuple[StatusCode, str, str, Any]:
-        """
-        Store a batch; return the answer to it, and what the store gave for it.
-        """
+        """Store a batch; return the answer to it, and what the store gave for it."""
         size = bundle.nbytes
         try:
             self._budget.reserve(size)
@@ -215,9 +208,7 @@ class OtapIntake:
         return StatusCode.OK, "", "stored", receipt
 
     def _outgrown(self, stream: OtapStream) -> str:
-        """
-        Return why the stream should end for the sake of its dictionaries; empty when it need not.
-        """
+        """Return why the stream should end for the sake of its dictionaries; empty when it need not."""
         own = stream.decoder.dictionary_bytes
         with self._lock:
             if stream in self._dictionaries:
@@ -252,9 +243,7 @@ def _with_headers(
 
 
 class OtapStream:
-    """
-    One stream: its decoder, and what it counts against. Not for use by several threads at once.
-    """
+    """One stream: its decoder, and what it counts against. Not for use by several threads at once."""
 
     def __init__(
         self, intake: OtapIntake, signal: str, decoder: StreamDecoder, headers: tuple[tuple[str, str | bytes], ...] = ()
@@ -265,13 +254,9 @@ class OtapStream:
         self._intake = intake
 
     def take(self, message: bytes) -> Taken:
-        """
-        Take the next message; see `OtapIntake.take`.
-        """
+        """Take the next message; see `OtapIntake.take`."""
         return self._intake.take(self, message)
 
     def close(self) -> None:
-        """
-        End it. Idempotent.
-        """
+        """End it. Idempotent."""
         self._intake.close(self)

@@ -82,9 +82,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         self._syncing: asyncio.Task[None] | None = None
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """
-        Refuse what is new at once, and give what is being handled *grace_s* seconds. Idempotent.
-        """
+        """Refuse what is new at once, and give what is being handled *grace_s* seconds. Idempotent."""
         super().stop(grace_s)
         self._taking.shutdown(wait=True)
 
@@ -133,9 +131,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         return serve
 
     async def _serve(self, stream: OtapStream, context: Any, place: Place) -> Taken | None:
-        """
-        Answer a stream until it ends; return what became of its last message.
-        """
+        """Answer a stream until it ends; return what became of its last message."""
         answers: set[asyncio.Task[None]] = set()
         one_writer = asyncio.Lock()  # gRPC fails a write that begins while another is on its way
         loop = asyncio.get_running_loop()
@@ -159,9 +155,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         return taken
 
     async def _fewer_than(self, count: int, answers: set[asyncio.Task[None]]) -> None:
-        """
-        Wait until fewer than *count* batches wait for their status; done ones leave *answers*.
-        """
+        """Wait until fewer than *count* batches wait for their status; done ones leave *answers*."""
         async with asyncio.timeout(self.otap.stream_idle_s):
             while len(answers) >= count:
                 done, _ = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
@@ -208,9 +202,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
                 await context.write(encode_status(BatchStatus(status.batch_id, status.code, text)))
 
     async def _synced(self) -> str:
-        """
-        Return when everything stored so far is on the disk, or why it is not; all streams share the syncs.
-        """
+        """Return when everything stored so far is on the disk, or why it is not; all streams share the syncs."""
         waiter: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._unsynced.append(waiter)
         if self._syncing is None or self._syncing.done():

@@ -1,6 +1,4 @@
-"""
-Settings of OTAP streams.
-"""
+"""Settings of OTAP streams."""
 
 from __future__ import annotations
 

@@ -51,9 +51,7 @@ _BUSY = Verdict("unavailable", "busy or shutting down", 1.0)
 
 
 def server_options(settings: OtlpSettings) -> list[tuple[str, int]]:
-    """
-    Return the options of a gRPC server with these limits.
-    """
+    """Return the options of a gRPC server with these limits."""
     keepalive = settings.keepalive
     options = [
         ("grpc.max_receive_message_length", settings.max_request_bytes),
@@ -82,9 +80,7 @@ def _ms(seconds: float) -> int:
 
 
 async def refuse_call(context: Any, verdict: Verdict) -> None:
-    """
-    End a call with what *verdict* says, and when to come again.
-    """
+    """End a call with what *verdict* says, and when to come again."""
     code = _CODES[verdict.outcome]
     status = encode_status(code.value[0], verdict.message, retry_after_s=verdict.retry_after_s)
     metadata: tuple[tuple[str, bytes], ...] = (("grpc-status-details-bin", status),)
@@ -153,15 +149,11 @@ class OtlpGrpcReceiver(PortReceiver):
         return port
 
     def _services(self) -> list[str]:
-        """
-        Return the names of the services on this port.
-        """
+        """Return the names of the services on this port."""
         return list(SERVICES.values())
 
     def _handlers(self) -> list[Any]:
-        """
-        Return what answers calls; a receiver of more protocols on this port adds its own.
-        """
+        """Return what answers calls; a receiver of more protocols on this port adds its own."""
         return [
             grpc.method_handlers_generic_handler(
                 # On the wire one message is a stream of one. Declared so, nothing of it is read before this
@@ -202,9 +194,7 @@ class OtlpGrpcReceiver(PortReceiver):
         )
 
     async def _read(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
-        """
-        Return the call's one message; a call without, or too slow, is ended.
-        """
+        """Return the call's one message; a call without, or too slow, is ended."""
         data = b""
         with self._reading.take(network_of(address_of_peer(context.peer()))) as place:
             if place is None:

@@ -25,9 +25,7 @@ _ACCEPT_PAUSE_S = 0.5
 
 
 class ConnectionLimits:
-    """
-    The bounds of a listener: numbers of connections, and times in seconds; *age_s* None is as long as they like.
-    """
+    """The bounds of a listener: numbers of connections, and times in seconds; *age_s* None is as long as they like."""
 
     __slots__ = ("age_s", "connections_max", "head_timeout_s", "idle_timeout_s")
 
@@ -41,20 +39,14 @@ class ConnectionLimits:
 
 
 class HttpServer(Protocol):
-    """
-    What a listener stands in front of: `aiohttp.web.Server`, or what looks like it.
-    """
+    """What a listener stands in front of: `aiohttp.web.Server`, or what looks like it."""
 
     def __call__(self) -> Any:
-        """
-        Return the asyncio protocol of a new connection.
-        """
+        """Return the asyncio protocol of a new connection."""
 
     @property
     def connections(self) -> Iterable[Any]:
-        """
-        The protocols that are through with their handshake and open.
-        """
+        """The protocols that are through with their handshake and open."""
 
 
 class HttpListener:
@@ -123,9 +115,7 @@ class HttpListener:
         return port
 
     async def close(self) -> None:
-        """
-        Accept no more. Connections that are open stay so; those in their handshake do not. Idempotent.
-        """
+        """Accept no more. Connections that are open stay so; those in their handshake do not. Idempotent."""
         for bound in self._sockets:
             asyncio.get_running_loop().remove_reader(bound)
             bound.close()
@@ -140,18 +130,14 @@ class HttpListener:
         self._greeting.clear()
 
     def is_old(self, request: Any) -> bool:
-        """
-        Say whether the connection of *request* is as old as one may get: its client is to make a new one.
-        """
+        """Say whether the connection of *request* is as old as one may get: its client is to make a new one."""
         now = asyncio.get_running_loop().time()
         born = self._born.setdefault(request.protocol, now)
         return self._limits.age_s is not None and now - born >= self._limits.age_s
 
     @contextlib.contextmanager
     def handling(self, request: Any) -> Iterator[None]:
-        """
-        A request is being handled inside; its connection is not silent.
-        """
+        """A request is being handled inside; its connection is not silent."""
         protocol = request.protocol
         self._busy.add(protocol)
         try:
@@ -162,9 +148,7 @@ class HttpListener:
             self._silent_since[protocol] = asyncio.get_running_loop().time()
 
     def release(self, protocol: Any) -> None:
-        """
-        Let a connection that speaks another protocol from now on look after itself.
-        """
+        """Let a connection that speaks another protocol from now on look after itself."""
         self._released.add(protocol)
 
     # ── accepting ────────────────────────────────────────────────────────────────────────────────────
@@ -207,16 +191,12 @@ class HttpListener:
             asyncio.get_running_loop().add_reader(bound, self._accept, bound)
 
     def _open(self) -> int:
-        """
-        Return how many connections there are; the server knows those that are through with their handshake.
-        """
+        """Return how many connections there are; the server knows those that are through with their handshake."""
         known = set(self._server.connections)
         return len(known - self._dropped) + sum(protocol not in known for protocol in self._greeting.values())
 
     def _silent(self) -> list[tuple[str, float, Any]]:
-        """
-        Return the open connections that nothing is expected of: from which network, since when, and which.
-        """
+        """Return the open connections that nothing is expected of: from which network, since when, and which."""
         now = asyncio.get_running_loop().time()
         found = []
         for protocol in set(self._server.connections) - self._busy - self._released - self._dropped:
@@ -284,9 +264,7 @@ class _Crowd:
         self._counts: Counter[str] = Counter()
 
     def leaving(self, network: str) -> Any:
-        """
-        Return the connection that leaves for one from *network*; None when none does.
-        """
+        """Return the connection that leaves for one from *network*; None when none does."""
         if self._silent is None:
             found = self._look()
             self._counts = Counter(one[0] for one in found)

@@ -56,9 +56,7 @@ _SHUTDOWN_S = 0.5
 
 
 class _NotTheirs(logging.Filter):
-    """
-    Keeps what clients sent out of the log: a head that does not parse is their affair, and may hold credentials.
-    """
+    """Keeps what clients sent out of the log: a head that does not parse is their affair, and may hold credentials."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -70,9 +68,7 @@ _log.addFilter(_NotTheirs())
 
 
 class _Body:
-    """
-    How many bytes of a request have arrived.
-    """
+    """How many bytes of a request have arrived."""
 
     __slots__ = ("size",)
 
@@ -81,9 +77,7 @@ class _Body:
 
 
 class _Reply:
-    """
-    Answers to one request, in its language, compressed if it asked for that.
-    """
+    """Answers to one request, in its language, compressed if it asked for that."""
 
     def __init__(self, request: web.Request) -> None:
         self._json = request.content_type == JSON
@@ -123,9 +117,7 @@ def _zstd(body: bytes) -> bytes:
 
 
 def _best_encoding(accepted: str) -> str:
-    """
-    Return gzip or zstd where an `Accept-Encoding` header names it and does not rule it out; otherwise nothing.
-    """
+    """Return gzip or zstd where an `Accept-Encoding` header names it and does not rule it out; otherwise nothing."""
     for item in accepted.lower().split(","):
         name, _, weight = item.partition(";")
         if name.strip() in {"gzip", "zstd"} and weight.replace(" ", "").rstrip("0.") != "q=":
@@ -323,9 +315,7 @@ class OtlpHttpReceiver(PortReceiver):
         return min(self.settings.body_timeout_s, _BODY_PATIENCE_S)
 
     def _extend(self, place: Place, timer: asyncio.Timeout, began: float, body: _Body) -> None:
-        """
-        Give a body the time that its bytes so far have earned.
-        """
+        """Give a body the time that its bytes so far have earned."""
         if not place.is_evicted:
             earned_s = self._patience_s + body.size / _BODY_BYTES_PER_S_MIN
             timer.reschedule(began + min(self.settings.body_timeout_s, earned_s))
@@ -350,8 +340,6 @@ class OtlpHttpReceiver(PortReceiver):
 
 
 def _closing(response: web.Response) -> web.Response:
-    """
-    Close the connection behind the answer: what is left of the body is not read.
-    """
+    """Close the connection behind the answer: what is left of the body is not read."""
     response.force_close()
     return response

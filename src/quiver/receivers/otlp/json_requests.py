@@ -79,9 +79,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """
-    Return an object, in which no key may stand twice: of its values only the last one would be left.
-    """
+    """Return an object, in which no key may stand twice: of its values only the last one would be left."""
     made = dict(pairs)
     if len(made) < len(pairs):
         (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
@@ -90,15 +88,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Rounded(float):
-    """
-    A number with a fraction that a float has no room for: an integer to Python, and to nobody else.
-    """
+    """A number with a fraction that a float has no room for: an integer to Python, and to nobody else."""
 
 
 def _as_written(text: str) -> float:
-    """
-    Return a number as a float; as an integer where it is one and no float is equal to it.
-    """
+    """Return a number as a float; as an integer where it is one and no float is equal to it."""
     value = float(text)
     if not value.is_integer():
         return value
@@ -159,9 +153,7 @@ def _prepare(top: dict[str, Any], kind: Any) -> str | None:
 
 
 def _bad_value(value: Any, field: Any) -> str:
-    """
-    Return what is wrong with a number, an enum or bytes; empty when nothing is that protobuf's own JSON passes.
-    """
+    """Return what is wrong with a number, an enum or bytes; empty when nothing is that protobuf's own JSON passes."""
     if field.type == Field.TYPE_ENUM:
         return "" if _names_a_number(value, field.enum_type) else f"is not a number of {field.enum_type.name}"
     if field.cpp_type in _INTEGERS:
@@ -176,9 +168,7 @@ def _bad_value(value: Any, field: Any) -> str:
 
 
 def _rewritten(value: Any, field: Any) -> Any:
-    """
-    Return a text of which nothing is wrong as protobuf's own JSON wants it, and anything else as it is.
-    """
+    """Return a text of which nothing is wrong as protobuf's own JSON wants it, and anything else as it is."""
     if not isinstance(value, str):
         return value
     if field.name in _IDS:
@@ -189,9 +179,7 @@ def _rewritten(value: Any, field: Any) -> Any:
 
 
 def _is_integer(value: Any) -> bool:
-    """
-    Say whether a value is one for an integer; how large it may be is asked later.
-    """
+    """Say whether a value is one for an integer; how large it may be is asked later."""
     if isinstance(value, str):
         if _INTEGER.fullmatch(value):
             return True
@@ -200,9 +188,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_float(value: Any) -> bool:
-    """
-    Say whether a value is a number, or names what is none, and does not become infinite for being too large.
-    """
+    """Say whether a value is a number, or names what is none, and does not become infinite for being too large."""
     if isinstance(value, str):
         if _NUMBER.fullmatch(value):
             return math.isfinite(float(value))
@@ -212,7 +198,8 @@ def _is_float(value: Any) -> bool:
 
 def _names_a_number(value: Any, kind: Any) -> bool:
     """
-    Say whether an enum may be written so: a number, as OTLP demands, or what senders write who leave it to protobuf.
+    Say whether an enum may be written so: a number, as OTLP demands, or what senders write who leave it to
+    protobuf.
     """
     if isinstance(value, str):
         return value in kind.values_by_name or _INTEGER.fullmatch(value) is not None

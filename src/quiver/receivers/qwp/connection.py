@@ -53,9 +53,7 @@ _REFUSED_S = 10.0
 
 
 class Host(Protocol):
-    """
-    What a connection needs of the receiver.
-    """
+    """What a connection needs of the receiver."""
 
     intake: QwpIntake
     settings: QwpSettings
@@ -63,47 +61,31 @@ class Host(Protocol):
     receiving_bytes: int
 
     def let_in(self, authorization: list[str]) -> bool:
-        """
-        Say whether these headers show a credential.
-        """
+        """Say whether these headers show a credential."""
 
     @property
     def challenge(self) -> str:
-        """
-        What `WWW-Authenticate` says.
-        """
+        """What `WWW-Authenticate` says."""
 
     @property
     def is_stopping(self) -> bool:
-        """
-        Whether nobody is let in any more.
-        """
+        """Whether nobody is let in any more."""
 
     def opened(self, connection: QwpConnection) -> None:
-        """
-        The handshake is done.
-        """
+        """The handshake is done."""
 
     def joined(self, connection: QwpConnection) -> None:
-        """
-        The connection exists.
-        """
+        """The connection exists."""
 
     def left(self, connection: QwpConnection) -> None:
-        """
-        The connection is gone.
-        """
+        """The connection is gone."""
 
     def ask(self, numbers: frozenset[int]) -> None:
-        """
-        Ping the connections *numbers*, unless they have been pinged for this just now.
-        """
+        """Ping the connections *numbers*, unless they have been pinged for this just now."""
 
 
 class QwpConnection(asyncio.Protocol):
-    """
-    A connection. Everything but `QwpClient` happens in the event loop.
-    """
+    """A connection. Everything but `QwpClient` happens in the event loop."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -136,17 +118,13 @@ class QwpConnection(asyncio.Protocol):
     # ── asyncio's side ───────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """
-        The socket is there, TLS included.
-        """
+        """The socket is there, TLS included."""
         if isinstance(transport, asyncio.Transport):
             self.transport = transport
         self._host.joined(self)
 
     def data_received(self, data: bytes) -> None:
-        """
-        Bytes came.
-        """
+        """Bytes came."""
         self._heard = asyncio.get_running_loop().time()
         self._asked_at = None
         self._websocket.receive_data(data)
@@ -154,26 +132,20 @@ class QwpConnection(asyncio.Protocol):
         self._count_partial(len(self._websocket.reader.buffer))
 
     def eof_received(self) -> bool:
-        """
-        The client sends nothing more.
-        """
+        """The client sends nothing more."""
         self._said_goodbye = True
         self._websocket.receive_eof()
         self._react()
         return False
 
     def pause_writing(self) -> None:
-        """
-        The client does not read what it is told: nothing more of it is read.
-        """
+        """The client does not read what it is told: nothing more of it is read."""
         self._is_deaf = True
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """
-        The client reads again.
-        """
+        """The client reads again."""
         self._is_deaf = False
         if not self._is_backlogged and self.transport is not None:
             self._resume(self.transport)
@@ -185,7 +157,8 @@ class QwpConnection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """
-        It is over. What came in full is stored all the same, unless the client comes back with it; nobody is told.
+        It is over. What came in full is stored all the same, unless the client comes back with it;
+        nobody is told.
         """
         self._broken = True
         self._said_goodbye = self._said_goodbye and not self._partial_bytes and self._refused_at is None
@@ -300,7 +273,8 @@ class QwpConnection(asyncio.Protocol):
 
     def _refuse_query(self, data: bytes) -> None:
         """
-        Answer a message on a connection for queries. Clients that pool both kinds of connection send no row without it.
+        Answer a message on a connection for queries. Clients that pool both kinds of connection send no row without
+        it.
         """
         self._message_at = self._heard
         answer = decode_query(memoryview(data))
@@ -310,9 +284,7 @@ class QwpConnection(asyncio.Protocol):
             self._websocket.send_binary(encode_query_error(answer.value, Status.PARSE_ERROR, _NO_QUERIES))
 
     def _count_partial(self, size: int) -> None:
-        """
-        Count what has come of a message that is not whole yet.
-        """
+        """Count what has come of a message that is not whole yet."""
         self._host.receiving_bytes += size - self._partial_bytes
         self._partial_bytes = size
         if not size:
@@ -410,15 +382,11 @@ class QwpConnection(asyncio.Protocol):
 
     @property
     def client(self) -> QwpClient | None:
-        """
-        The state of the connection; None before its handshake.
-        """
+        """The state of the connection; None before its handshake."""
         return self._client
 
     def prove(self, now: float) -> None:
-        """
-        Ping the client, because another connection may be its next one.
-        """
+        """Ping the client, because another connection may be its next one."""
         if self._websocket.state is not OPEN or self._client is None or self.transport is None:
             return
         if self._proof_asked_at is None:
@@ -454,14 +422,13 @@ class QwpConnection(asyncio.Protocol):
     @property
     def durable_since(self) -> float | None:
         """
-        Since when, in the loop's time, the client has waited for a durable acknowledgement; None when it does not.
+        Since when, in the loop's time, the client has waited for a durable acknowledgement; None
+        when it does not.
         """
         return self._undurable_since
 
     def made_durable(self, through: int) -> None:
-        """
-        Tell the client what cannot be lost any more.
-        """
+        """Tell the client what cannot be lost any more."""
         covered = {table for table, newest in self._undurable.items() if newest <= through}
         if self._websocket.state is not OPEN or not (covered or (self._undurable and through > self._told_durable)):
             return
@@ -476,9 +443,7 @@ class QwpConnection(asyncio.Protocol):
         self._write()
 
     def tick(self, now: float) -> None:
-        """
-        Look at the time: end what is too slow, too old or gone; ask the silent.
-        """
+        """Look at the time: end what is too slow, too old or gone; ask the silent."""
         settings, keepalive = self._settings, self._settings.keepalive
         if self._websocket.state is not OPEN:
             self._closing_since = self._closing_since or now
@@ -507,9 +472,7 @@ class QwpConnection(asyncio.Protocol):
             self._write()
 
     def leave(self, code: int = _GOING_AWAY, reason: str = "shutting down") -> None:
-        """
-        Say goodbye.
-        """
+        """Say goodbye."""
         if self._websocket.state is OPEN:
             self._websocket.send_close(code, reason)
             self._write()
@@ -517,22 +480,16 @@ class QwpConnection(asyncio.Protocol):
             self.transport.abort()
 
     def drop(self) -> None:
-        """
-        Close the socket once everything written is sent.
-        """
+        """Close the socket once everything written is sent."""
         if self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:
-        """
-        Close the socket now.
-        """
+        """Close the socket now."""
         if self.transport is not None:
             self.transport.abort()
 
     @property
     def work(self) -> asyncio.Task[None] | None:
-        """
-        What is being stored.
-        """
+        """What is being stored."""
         return self._work

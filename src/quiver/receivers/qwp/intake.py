@@ -47,33 +47,23 @@ _ENDED = "the connection has ended"
 
 
 class QwpStore(IntakeStore, Protocol):
-    """
-    What the receiver needs of a store; `quiver.Store` has it.
-    """
+    """What the receiver needs of a store; `quiver.Store` has it."""
 
     path: str
 
     @property
     def catalog(self) -> Any:
-        """
-        The sealed segments.
-        """
+        """The sealed segments."""
 
     @property
     def settings(self) -> Any:
-        """
-        Those of the store.
-        """
+        """Those of the store."""
 
     def stats(self) -> dict[str, Any]:
-        """
-        Return figures of this moment; `cold` is about the object tier.
-        """
+        """Return figures of this moment; `cold` is about the object tier."""
 
     def flush(self) -> None:
-        """
-        Seal everything ingested so far.
-        """
+        """Seal everything ingested so far."""
 
 
 @dataclass(slots=True)
@@ -106,7 +96,8 @@ class Progress:
 @dataclass(slots=True)
 class _Opened:
     """
-    A decoded message of *nbytes*, and how many of its tables are stored; *digest* is that of the next one, once known.
+    A decoded message of *nbytes*, and how many of its tables are stored; *digest* is that of the next one, once
+    known.
     """
 
     flags: int
@@ -117,9 +108,7 @@ class _Opened:
 
 
 class _Ended(Exception):
-    """
-    The connection was closed while its tables were being stored.
-    """
+    """The connection was closed while its tables were being stored."""
 
 
 class QwpIntake:
@@ -181,7 +170,8 @@ class QwpIntake:
 
     def close(self) -> None:
         """
-        Write down what clients may send again to the next process. Idempotent; after the last connection has ended.
+        Write down what clients may send again to the next process. Idempotent; after the last
+        connection has ended.
         """
         replay, self.replay = self.replay, None
         if replay is not None:
@@ -192,23 +182,17 @@ class QwpIntake:
 
     @property
     def is_available(self) -> bool:
-        """
-        Whether new connections make sense: the store has not failed just now.
-        """
+        """Whether new connections make sense: the store has not failed just now."""
         failed_at = self._failed_at
         return failed_at is None or self.clock.monotonic() - failed_at >= _UNAVAILABLE_RETRY_S
 
     def open(self, sender: bytes = b"") -> QwpClient:
-        """
-        Return the state of a new connection of *sender* (`sender_key`); its user calls its `close`.
-        """
+        """Return the state of a new connection of *sender* (`sender_key`); its user calls its `close`."""
         return QwpClient(self, sender)
 
     @property
     def durable_before(self) -> int:
-        """
-        What `durable_through` returned last.
-        """
+        """What `durable_through` returned last."""
         return self._durable
 
     def durable_through(self, *, seal: bool) -> int:
@@ -237,38 +221,28 @@ class QwpIntake:
         return self._durable
 
     def stored(self, sequence: int) -> None:
-        """
-        Take note of the number of a table that was stored just now.
-        """
+        """Take note of the number of a table that was stored just now."""
         self.awaited(sequence)
         self._failed_at = None
 
     def awaited(self, sequence: int) -> None:
-        """
-        Take note of a number that a client may wait for, whenever its table was stored.
-        """
+        """Take note of a number that a client may wait for, whenever its table was stored."""
         with self._lock:
             self._newest = max(self._newest, sequence)
 
     def failed(self) -> None:
-        """
-        Take note that the store took nothing.
-        """
+        """Take note that the store took nothing."""
         self._failed_at = self.clock.monotonic()
 
     def grow(self, size: int) -> bool:
-        """
-        Count *size* more bytes of symbols; False when all connections have too many together.
-        """
+        """Count *size* more bytes of symbols; False when all connections have too many together."""
         with self._lock:
             self._dictionary_bytes += size
             return self._dictionary_bytes <= self.settings.dictionaries_bytes_max
 
 
 class QwpClient:
-    """
-    One connection: its symbols, where it is, and what it may have sent before. Used by one thread at a time.
-    """
+    """One connection: its symbols, where it is, and what it may have sent before. Used by one thread at a time."""
 
     def __init__(self, intake: QwpIntake, sender: bytes) -> None:
         self._intake = intake
@@ -291,9 +265,7 @@ class QwpClient:
 
     @property
     def number(self) -> int | None:
-        """
-        What `Progress.asked` calls the connection; None where nothing is recognised.
-        """
+        """What `Progress.asked` calls the connection; None where nothing is recognised."""
         return None if self._life is None else self._life.number
 
     def close(self, *, in_order: bool = False) -> None:
@@ -316,7 +288,8 @@ class QwpClient:
 
     def silence(self) -> None:
         """
-        Note that nothing more is told to the client, though it may have brought what is not stored yet. Idempotent.
+        Note that nothing more is told to the client, though it may have brought what is not stored
+        yet. Idempotent.
         """
         if self._replay is not None and self._life is not None:
             self._replay.end(self._life)
@@ -324,9 +297,7 @@ class QwpClient:
     # ── what the client knows ────────────────────────────────────────────────────────────────────────
 
     def told(self, *, durable: bool = False) -> None:
-        """
-        Note that the client is about to be told how far it got. With *durable* it goes on keeping its rows.
-        """
+        """Note that the client is about to be told how far it got. With *durable* it goes on keeping its rows."""
         life = self._life
         if life is not None:
             life.confirmed = self._tables_confirmed
@@ -336,9 +307,7 @@ class QwpClient:
                 life.told = self._tables_confirmed
 
     def told_durable(self, through: int) -> None:
-        """
-        Note that the client is about to be told that everything stored up to the number *through* is durable.
-        """
+        """Note that the client is about to be told that everything stored up to the number *through* is durable."""
         while self._undurable and self._undurable[0][1] <= through:
             count, _ = self._undurable.popleft()
             if self._life is not None:
@@ -356,25 +325,19 @@ class QwpClient:
         return _PING.pack(self._ping_number)
 
     def pong(self, said: bytes) -> None:
-        """
-        Note that the client has answered the ping that said *said*, and with it all before it.
-        """
+        """Note that the client has answered the ping that said *said*, and with it all before it."""
         number = _PING.unpack(said)[0] if len(said) == _PING.size else 0
         while self._life is not None and self._pings and self._pings[0][0] <= number:
             _, at, told = self._pings.popleft()
             self._life.alive_at, self._life.known = at, told
 
     def is_alive(self) -> None:
-        """
-        Note that the client is there at this moment, as far as anybody can tell.
-        """
+        """Note that the client is there at this moment, as far as anybody can tell."""
         if self._life is not None:
             self._life.alive_at = self._intake.clock.monotonic()
 
     def knows_all(self) -> None:
-        """
-        Note that the client has heard everything that it was told.
-        """
+        """Note that the client has heard everything that it was told."""
         if self._life is not None:
             self._life.known = self._life.told
 
@@ -551,7 +514,8 @@ def _with_rows(message: Message) -> Iterator[Table]:
 
 def _arrow_bytes(table: Table) -> int:
     """
-    Return about what the table will take in memory: a row of nulls takes a bit on the wire, and a whole value here.
+    Return about what the table will take in memory: a row of nulls takes a bit on the wire, and a
+    whole value here.
     """
     size = 0
     for column in table.columns:

@@ -59,7 +59,8 @@ Answer = TypeVar("Answer")
 @dataclass(frozen=True, slots=True)
 class Stored:
     """
-    A stored table: what it is known by, its number in the store, its bytes, whether its rows say when they happened.
+    A stored table: what it is known by, its number in the store, its bytes, whether its rows say when they
+    happened.
     """
 
     digest: bytes
@@ -70,9 +71,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """
-    A stored table that a connection repeats: its place in the ledger, its number in the store, and whose it was.
-    """
+    """A stored table that a connection repeats: its place in the ledger, its number in the store, and whose it was."""
 
     life: int
     position: int
@@ -127,9 +126,7 @@ class ReplayLedger:
         self._observer.event(event, level=logging.ERROR, path=path, reason=str(error))
 
     def _run(self, work: Callable[[sqlite3.Connection], Answer], otherwise: Answer) -> Answer:
-        """
-        Return what *work* returns; *otherwise* where the file cannot be read or written, which may repeat rows.
-        """
+        """Return what *work* returns; *otherwise* where the file cannot be read or written, which may repeat rows."""
         try:
             if not self._database.in_transaction:
                 self._database.execute("BEGIN")
@@ -144,9 +141,7 @@ class ReplayLedger:
             return otherwise
 
     def commit(self) -> None:
-        """
-        Make everything that was written survive the death of the process.
-        """
+        """Make everything that was written survive the death of the process."""
 
         def commit(database: sqlite3.Connection) -> None:
             database.execute("COMMIT")
@@ -156,9 +151,7 @@ class ReplayLedger:
             self._run(commit, None)
 
     def close(self) -> None:
-        """
-        Close the file. Idempotent.
-        """
+        """Close the file. Idempotent."""
         with contextlib.suppress(sqlite3.ProgrammingError):
             self.commit()
             self._database.close()
@@ -190,22 +183,16 @@ class ReplayLedger:
         return self._run(recover, (0, -1))
 
     def hear_of(self, sequence: int) -> None:
-        """
-        Note that tables up to *sequence* need not be looked for in the log.
-        """
+        """Note that tables up to *sequence* need not be looked for in the log."""
         self._run(lambda database: database.execute("UPDATE facts SET sequence = max(sequence, ?)", (sequence,)), None)
 
     def open_life(self, life: int, sender: bytes) -> None:
-        """
-        Begin the connection *life* of *sender*.
-        """
+        """Begin the connection *life* of *sender*."""
         row = (life, sender, _EVERYTHING, _EVERYTHING, -1.0)
         self._run(lambda database: database.execute("INSERT INTO lives VALUES (?, ?, ?, ?, ?, NULL)", row), None)
 
     def end_life(self, life: int, *, confirmed: int, told: int, alive_at: float, ended_ns: int) -> None:
-        """
-        Note that nothing more is told on *life*. Whoever repeats what it brought may be recognised from now on.
-        """
+        """Note that nothing more is told on *life*. Whoever repeats what it brought may be recognised from now on."""
         row = (confirmed, told, alive_at, ended_ns, life)
         self._run(
             lambda database: database.execute(
@@ -217,25 +204,19 @@ class ReplayLedger:
         self._forget("life = ? AND position < ? AND NOT stamped", life, told)
 
     def drop_life(self, life: int) -> None:
-        """
-        Forget a connection: its client knows that everything is stored.
-        """
+        """Forget a connection: its client knows that everything is stored."""
         self._forget("life = ?", life)
         self._run(lambda database: database.execute("DELETE FROM lives WHERE life = ?", (life,)), None)
 
     def expire(self, before_ns: int) -> None:
-        """
-        Forget connections that ended before *before_ns*.
-        """
+        """Forget connections that ended before *before_ns*."""
         self._forget("life IN (SELECT life FROM lives WHERE ended_ns < ?)", before_ns)
         self._run(lambda database: database.execute("DELETE FROM lives WHERE ended_ns < ?", (before_ns,)), None)
 
     # ---- tables
 
     def add(self, life: int, position: int, stored: Stored) -> None:
-        """
-        Note that the table at *position* of a connection is stored.
-        """
+        """Note that the table at *position* of a connection is stored."""
         row = (life, position, stored.digest, stored.sequence, stored.nbytes, stored.is_stamped)
 
         def add(database: sqlite3.Connection) -> None:
@@ -248,9 +229,7 @@ class ReplayLedger:
             self._evict()
 
     def add_unclaimed(self, life: int, tables: Iterable[Stored], *, ended_ns: int) -> None:
-        """
-        Note tables of which nobody knows who brought them, as those of a connection that is over.
-        """
+        """Note tables of which nobody knows who brought them, as those of a connection that is over."""
         self.open_life(life, b"")
         self.end_life(life, confirmed=0, told=0, alive_at=-1.0, ended_ns=ended_ns)
         for position, stored in enumerate(tables):
@@ -259,9 +238,7 @@ class ReplayLedger:
     def find_repeated(
         self, life: int, digest: bytes, *, sender: bytes, opened_at: float, since_ns: int
     ) -> Found | None:
-        """
-        Return the table that *life*, a connection of *sender*, repeats; None: it is new.
-        """
+        """Return the table that *life*, a connection of *sender*, repeats; None: it is new."""
         asked = {"life": life, "digest": digest, "sender": sender, "opened_at": opened_at, "since": since_ns}
         row = self._run(lambda database: database.execute(_REPEATED, asked).fetchone(), None)
         if row is None:
@@ -270,9 +247,7 @@ class ReplayLedger:
         return Found(former, position, sequence, nbytes, bool(is_same_sender))
 
     def has(self, life: int, digest: bytes) -> bool:
-        """
-        Say whether *life* brought this table.
-        """
+        """Say whether *life* brought this table."""
         query = "SELECT 1 FROM tables WHERE digest = ? AND life = ?"
         return self._run(lambda database: database.execute(query, (digest, life)).fetchone(), None) is not None
 
@@ -287,9 +262,7 @@ class ReplayLedger:
             self._forget("life = ? AND position = ?", found.life, found.position)
 
     def forget(self, life: int, position: int) -> None:
-        """
-        Forget the tables of a connection before *position*.
-        """
+        """Forget the tables of a connection before *position*."""
         self._forget("life = ? AND position < ?", life, position)
 
     def _forget(self, which: str, *values: int) -> None:

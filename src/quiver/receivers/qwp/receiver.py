@@ -70,65 +70,47 @@ class QwpReceiver(PortReceiver):
     # ── what the listener and the connections need ───────────────────────────────────────────────────
 
     def __call__(self) -> QwpConnection:
-        """
-        Return the protocol of a new connection.
-        """
+        """Return the protocol of a new connection."""
         return QwpConnection(self)
 
     @property
     def connections(self) -> Iterable[QwpConnection]:
-        """
-        The connections that are there.
-        """
+        """The connections that are there."""
         return self._connections
 
     @property
     def challenge(self) -> str:
-        """
-        What `WWW-Authenticate` says.
-        """
+        """What `WWW-Authenticate` says."""
         return "" if self._authenticator is None else self._authenticator.challenge
 
     def let_in(self, authorization: list[str]) -> bool:
-        """
-        Say whether these headers show a credential.
-        """
+        """Say whether these headers show a credential."""
         return self._authenticator is None or self._authenticator.check(authorization)
 
     def joined(self, connection: QwpConnection) -> None:
-        """
-        The connection exists.
-        """
+        """The connection exists."""
         self._connections.add(connection)
 
     def opened(self, connection: QwpConnection) -> None:
-        """
-        The handshake is done.
-        """
+        """The handshake is done."""
         if self._listener is not None:
             self._listener.release(connection)
 
     def left(self, connection: QwpConnection) -> None:
-        """
-        The connection is gone.
-        """
+        """The connection is gone."""
         self._connections.discard(connection)
         if self._closing is not None and not self._connections:
             self._closing.set()
 
     def ask(self, numbers: frozenset[int]) -> None:
-        """
-        Ping the connections *numbers*, unless they have been pinged for this just now.
-        """
+        """Ping the connections *numbers*, unless they have been pinged for this just now."""
         now = asyncio.get_running_loop().time()
         for one in list(self._connections):
             if one.client is not None and one.client.number in numbers:
                 one.prove(now)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """
-        Refuse what is new at once, and give what is being handled *grace_s* seconds. Idempotent.
-        """
+        """Refuse what is new at once, and give what is being handled *grace_s* seconds. Idempotent."""
         super().stop(grace_s)
         self.intake.close()
 

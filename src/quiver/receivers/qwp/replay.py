@@ -44,9 +44,7 @@ _EXPIRE_S = 60.0
 
 
 def table_digest(batch: pa.RecordBatch) -> bytes:
-    """
-    Return what a table is known by: 128 bits of BLAKE3 over its name, its columns and its rows.
-    """
+    """Return what a table is known by: 128 bits of BLAKE3 over its name, its columns and its rows."""
     digest = blake3()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -56,9 +54,7 @@ def table_digest(batch: pa.RecordBatch) -> bytes:
 
 
 def is_stamped(batch: pa.RecordBatch) -> bool:
-    """
-    Say whether every row has its designated timestamp from the client.
-    """
+    """Say whether every row has its designated timestamp from the client."""
     for index, column in enumerate(batch.schema):
         if (column.metadata or {}).get(_DESIGNATED_KEY) == b"true":
             return batch.column(index).null_count == 0
@@ -66,9 +62,7 @@ def is_stamped(batch: pa.RecordBatch) -> bool:
 
 
 def sender_key(client_id: str | None, host: str, authorization: Sequence[str]) -> bytes:
-    """
-    Return what a sender is taken for: its client id, or the host that it connects from; and its credentials.
-    """
+    """Return what a sender is taken for: its client id, or the host that it connects from; and its credentials."""
     parts = [f"id:{client_id}" if client_id else f"host:{host}", *authorization]
     digest = blake3()
     for part in parts:
@@ -78,7 +72,8 @@ def sender_key(client_id: str | None, host: str, authorization: Sequence[str]) -
 
 class Unproven(Exception):
     """
-    The table is a repetition if these connections are over and are not if they are alive: ping them, then ask again.
+    The table is a repetition if these connections are over and are not if they are alive: ping them, then ask
+    again.
     """
 
     def __init__(self, lives: frozenset[int]) -> None:
@@ -87,9 +82,7 @@ class Unproven(Exception):
 
 
 class Replaced(Exception):
-    """
-    What this connection brought is stored by a later one of the same client.
-    """
+    """What this connection brought is stored by a later one of the same client."""
 
 
 class Life:
@@ -199,17 +192,13 @@ class ReplayIndex:
         return unread
 
     def commit(self) -> None:
-        """
-        Make what was stored known to the next process, too. To be called before anything of it is told.
-        """
+        """Make what was stored known to the next process, too. To be called before anything of it is told."""
         with self._changed:
             self._settle()
             self._ledger.commit()
 
     def shut(self, *, next_sequence: int) -> None:
-        """
-        Close the file. Idempotent. *next_sequence*: no table below it was stored without being noted here.
-        """
+        """Close the file. Idempotent. *next_sequence*: no table below it was stored without being noted here."""
         with self._changed:
             self._settle()
             self._ledger.hear_of(next_sequence - 1)
@@ -218,17 +207,13 @@ class ReplayIndex:
     # ---- a connection
 
     def open(self, sender: bytes) -> Life:
-        """
-        Begin a connection.
-        """
+        """Begin a connection."""
         life = Life(next(self._numbers), sender, self._clock.monotonic())
         self._news.append(lambda: self._opened(life))
         return life
 
     def end(self, life: Life) -> None:
-        """
-        Nothing more is told on the connection, though what it brought may still be stored. Again is fine.
-        """
+        """Nothing more is told on the connection, though what it brought may still be stored. Again is fine."""
         if not life.is_over:
             life.is_over = True
             now_ns = self._time.now_ns()
@@ -236,7 +221,8 @@ class ReplayIndex:
 
     def close(self, life: Life, *, in_order: bool) -> None:
         """
-        Nothing more of the connection is stored. With *in_order* the client said goodbye, and nothing it sent is left.
+        Nothing more of the connection is stored. With *in_order* the client said goodbye, and nothing it sent is
+        left.
         """
         self.end(life)
         self._news.append(lambda: self._closed(life, in_order=in_order))
@@ -296,9 +282,7 @@ class ReplayIndex:
             life.storing = digest
 
     def finish(self, life: Life, stored: Stored | None) -> None:
-        """
-        End what `begin` began; None: the table is not stored.
-        """
+        """End what `begin` began; None: the table is not stored."""
         with self._changed:
             life.storing = None
             if stored is not None:
@@ -347,9 +331,7 @@ class ReplayIndex:
             self._trim(life)
 
     def _trim(self, life: Life) -> None:
-        """
-        Forget what the client cannot send again.
-        """
+        """Forget what the client cannot send again."""
         marks = life.marks
         known = bisect.bisect_right(marks, (life.known, life.nbytes))
         known_bytes = marks[known - 1][1] if known else 0
@@ -361,9 +343,7 @@ class ReplayIndex:
 
 
 def _may_be_former(one: Life, life: Life, *, even_over: bool = False) -> bool:
-    """
-    Say whether *one* may be an earlier connection of the client that has *life*, and still counts as open.
-    """
+    """Say whether *one* may be an earlier connection of the client that has *life*, and still counts as open."""
     return (
         one.number < life.number
         and one.sender == life.sender

@@ -1,6 +1,4 @@
-"""
-Settings of the QWP receiver.
-"""
+"""Settings of the QWP receiver."""
 
 from __future__ import annotations
 

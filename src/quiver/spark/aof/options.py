@@ -55,9 +55,7 @@ _BYTES_MAX_DEFAULT = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class AofOptions:
-    """
-    What one `load()` asks for. See the table above.
-    """
+    """What one `load()` asks for. See the table above."""
 
     path: str
     objects: str | Mapping[str, object] | None

@@ -52,7 +52,8 @@ _log = logging.getLogger("quiver")
 @dataclass(frozen=True, slots=True)
 class StagedRecords:
     """
-    What one attempt of one task wrote and synced, relative to the writer's directory; nothing where there were no rows.
+    What one attempt of one task wrote and synced, relative to the writer's directory; nothing where there were no
+    rows.
     """
 
     part: StagedPart | None = None
@@ -125,9 +126,7 @@ def stage_records(
 
 
 def is_records_batch_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
-    """
-    Say whether *batch* of *writer*, or a later one, was committed.
-    """
+    """Say whether *batch* of *writer*, or a later one, was committed."""
     return last_batch(files, f"{root}/{INCOMING}/{writer}") >= batch
 
 
@@ -162,9 +161,7 @@ def commit_records(
 
 
 def discard_records(files: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[StagedRecords]) -> None:
-    """
-    Remove what tasks staged for *batch*, unless it is committed.
-    """
+    """Remove what tasks staged for *batch*, unless it is committed."""
     # A commit that failed late may be there all the same: then its parts belong to it.
     if not is_records_batch_committed(files, root, writer=writer, batch=batch):
         names = dict.fromkeys(one.part.path.partition("/")[0] for one in staged if one.part is not None)
@@ -172,9 +169,7 @@ def discard_records(files: FileSystem, root: str, *, writer: str, batch: int, st
 
 
 def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
-    """
-    Append what is committed, where nobody has the log open to do it.
-    """
+    """Append what is committed, where nobody has the log open to do it."""
     if not files.exists(f"{root}/{INCOMING}"):
         return
     # Another sink is soon done; it may have looked before our commit was there.
@@ -204,23 +199,17 @@ def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AofSink:
-    """
-    Format `quiver-aof`, as `quiver.spark.store.sink` drives it.
-    """
+    """Format `quiver-aof`, as `quiver.spark.store.sink` drives it."""
 
     options: AofSinkOptions
 
     @property
     def transaction(self) -> tuple[str, int] | None:
-        """
-        Writer and number that the program gave to this write, if it did.
-        """
+        """Writer and number that the program gave to this write, if it did."""
         return self.options.transaction
 
     def stage(self, rows: Iterator[pa.RecordBatch], *, writer: str, batch: int) -> StagedRecords:
-        """
-        Write and sync one partition, in a task.
-        """
+        """Write and sync one partition, in a task."""
         partition, attempt = task_place()
         found = records_of(rows, self.options)
         return stage_records(
@@ -228,13 +217,9 @@ class AofSink:
         )
 
     def commit(self, *, writer: str, batch: int, staged: Sequence[StagedRecords]) -> None:
-        """
-        Make all that was staged one committed batch; one that was committed before is not again.
-        """
+        """Make all that was staged one committed batch; one that was committed before is not again."""
         commit_records(REAL_FILES, self.options.path, writer=writer, batch=batch, staged=staged)
 
     def discard(self, *, writer: str, batch: int, staged: Sequence[StagedRecords]) -> None:
-        """
-        Remove what was staged, unless it is committed.
-        """
+        """Remove what was staged, unless it is committed."""
         discard_records(REAL_FILES, self.options.path, writer=writer, batch=batch, staged=staged)

@@ -41,9 +41,7 @@ _PASSED_OVER = ("record_id", "timestamp", "_segment", "_offset", "_timestamp_ns"
 
 @dataclass(frozen=True, slots=True)
 class AofSinkOptions:
-    """
-    Where rows go. See the table above.
-    """
+    """Where rows go. See the table above."""
 
     path: str
     record_bytes_max: int = _RECORD_BYTES_DEFAULT

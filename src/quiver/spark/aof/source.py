@@ -42,9 +42,7 @@ __all__ = ["AofBatchReader", "AofDataSource", "AofStreamReader", "PiecesPartitio
 
 
 class PiecesPartition(InputPartition):
-    """
-    What one task reads.
-    """
+    """What one task reads."""
 
     def __init__(self, pieces: tuple[Piece, ...]) -> None:
         super().__init__(None)
@@ -71,24 +69,18 @@ class AofDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """
-        The name of the format.
-        """
+        """The name of the format."""
         return "quiver-aof"
 
     def schema(self) -> StructType:
-        """
-        Return the columns of a record; with `includeMetadata` where it lies, too.
-        """
+        """Return the columns of a record; with `includeMetadata` where it lies, too."""
         options = self._parsed
         fields = [AOF_SCHEMA.field(name) for name in options.columns]
         schema = from_arrow_schema(pa.schema([*fields, *(METADATA_SCHEMA if options.include_metadata else ())]))
         return schema_with_options(schema, self.name(), self.options)
 
     def reader(self, schema: StructType) -> AofBatchReader:
-        """
-        Return the batch reader. Spark passes *schema* by keyword.
-        """
+        """Return the batch reader. Spark passes *schema* by keyword."""
         self._given = options_of_table(self._given, schema, self.name())
         refuse_stream_options(self._given, STREAM_OPTIONS)
         return AofBatchReader(self._parsed, schema)
@@ -135,9 +127,7 @@ def _sink_options(given: Mapping[str, str], schema: StructType, *, overwrite: bo
 
 
 class _Pieces:
-    """
-    Reads pieces in a task, as batches of the declared schema.
-    """
+    """Reads pieces in a task, as batches of the declared schema."""
 
     def __init__(self, options: AofOptions, schema: StructType) -> None:
         self._options = options
@@ -156,9 +146,7 @@ class _Pieces:
 
 
 class AofBatchReader(DataSourceReader):
-    """
-    Reads the records that are durable when the frame is first used.
-    """
+    """Reads the records that are durable when the frame is first used."""
 
     def __init__(self, options: AofOptions, schema: StructType) -> None:
         self._options = options
@@ -177,16 +165,12 @@ class AofBatchReader(DataSourceReader):
         return _partitions(view, self._options, start, stop)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """
-        Yield the records of one partition, in a task.
-        """
+        """Yield the records of one partition, in a task."""
         return self._pieces.read(partition)
 
 
 class AofStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """
-    A streaming query's source. It only reads: its position is in Spark's checkpoint, and nothing waits for it.
-    """
+    """A streaming query's source. It only reads: its position is in Spark's checkpoint, and nothing waits for it."""
 
     def __init__(self, options: AofOptions, schema: StructType) -> None:
         if options.starting == "latest":
@@ -206,15 +190,11 @@ class AofStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return position.to_json(self._view.identity)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """
-        Return where a new query starts.
-        """
+        """Return where a new query starts."""
         return self._json(self._view.resolve(self._options.starting))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """
-        Return a limit that stands for both options; Spark replaces it where all is to be read at once.
-        """
+        """Return a limit that stands for both options; Spark replaces it where all is to be read at once."""
         return ReadMaxBytes(self._options.bytes_max)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -236,38 +216,26 @@ class AofStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._json(self._view.reach(began, end, rows_max=options.rows_max, bytes_max=options.bytes_max))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """
-        Return the end of the log, for progress reports.
-        """
+        """Return the end of the log, for progress reports."""
         return self._json(self._view.end())
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """
-        Fix the end of this run at what the log holds now.
-        """
+        """Fix the end of this run at what the log holds now."""
         self._available = self._view.end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[PiecesPartition]:
-        """
-        Return one partition per task for the records from *start* to before *end*.
-        """
+        """Return one partition per task for the records from *start* to before *end*."""
         return _partitions(self._view, self._options, self._position(start), self._position(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """
-        Yield the records of one partition, in a task.
-        """
+        """Yield the records of one partition, in a task."""
         return self._pieces.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """
-        Do nothing: a log keeps no readers' positions.
-        """
+        """Do nothing: a log keeps no readers' positions."""
 
     def stop(self) -> None:
-        """
-        Do nothing: nothing is held.
-        """
+        """Do nothing: nothing is held."""
 
 
 def _view(options: AofOptions) -> LogView:
@@ -282,8 +250,6 @@ def _partitions(view: LogView, options: AofOptions, start: AofPosition, stop: Ao
 
 
 def _parallelism() -> int:
-    """
-    Return how many tasks may run at once: Spark does not tell a data source, so this host's cores.
-    """
+    """Return how many tasks may run at once: Spark does not tell a data source, so this host's cores."""
     affinity = getattr(os, "sched_getaffinity", None)
     return max(1, len(affinity(0)) if affinity is not None else (os.cpu_count() or 1))

@@ -145,9 +145,7 @@ class BundleDelivery:
         )
 
     def deliver(self, descriptors: Iterable[tuple[str, int, int]]) -> None:
-        """
-        The same for path, segment and index of each bundle.
-        """
+        """The same for path, segment and index of each bundle."""
         if self._halted is not None:
             raise self._halted
         if self._failed is not None:
@@ -186,15 +184,11 @@ class BundleDelivery:
         return None
 
     def _fail(self, died: WorkerDied) -> None:
-        """
-        Let the next batch fail: nothing that failed before would be tried again.
-        """
+        """Let the next batch fail: nothing that failed before would be tried again."""
         self._failed = StoreFailed(f"exporter {self._subscriber}: {died}; start the query again")
 
     def close(self) -> None:
-        """
-        Stop draining, and let go of the retry sets and dead letters. Idempotent. Stop the query first.
-        """
+        """Stop draining, and let go of the retry sets and dead letters. Idempotent. Stop the query first."""
         self._worker.stop()
         for store in self._stores.values():
             store.close()

@@ -1,6 +1,4 @@
-"""
-What an exporter on Spark delivered, and which kind of failure an error of Spark is.
-"""
+"""What an exporter on Spark delivered, and which kind of failure an error of Spark is."""
 
 from __future__ import annotations
 
@@ -81,16 +79,12 @@ class Exported:
 
 
 def exported_parts(parts: Iterable[Part]) -> Exported:
-    """
-    Return how much is in *parts*.
-    """
+    """Return how much is in *parts*."""
     return sum((Exported(part.rows, part.size_bytes) for part in parts), start=Exported())
 
 
 def failure_type(text: str) -> FailureType:
-    """
-    Return what failed, of an error that `quiver.spark.exporters.retry_queue.told` told.
-    """
+    """Return what failed, of an error that `quiver.spark.exporters.retry_queue.told` told."""
     if "No space left on device" in text:
         return "storage"
     name = _NAME.match(text)
@@ -124,9 +118,7 @@ class Observed:
         self.frame = observed.drop(_ROW)
 
     def exported(self) -> Exported:
-        """
-        Return what was written. Call it when the write has returned.
-        """
+        """Return what was written. Call it when the write has returned."""
         found: list[Exported] = []
 
         def look() -> Finished:
@@ -149,9 +141,7 @@ class Observed:
 
 
 def _size(value: Column, kind: DataType) -> Column:
-    """
-    Return the bytes of a value: of a text its own, of a number its width, of what is nested those of all in it.
-    """
+    """Return the bytes of a value: of a text its own, of a number its width, of what is nested those of all in it."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - in the driver only
     from pyspark.sql import types  # noqa: PLC0415
 

@@ -1,6 +1,4 @@
-"""
-A file that a task writes for others to read: who may read it, and when its bytes are on the disk.
-"""
+"""A file that a task writes for others to read: who may read it, and when its bytes are on the disk."""
 
 from __future__ import annotations
 

@@ -74,9 +74,7 @@ _log = logging.getLogger("quiver")
 
 @dataclass
 class _Table:
-    """
-    One file being written.
-    """
+    """One file being written."""
 
     name: str
     part: str
@@ -232,9 +230,7 @@ def _beyond_parquet(kind: pa.DataType) -> bool:
 
 
 def _task_name() -> str:
-    """
-    Return what tells this task attempt from every other of the batch; sorts by partition.
-    """
+    """Return what tells this task attempt from every other of the batch; sorts by partition."""
     from pyspark import TaskContext  # noqa: PLC0415 - there is a context in tasks only
 
     context = TaskContext.get()
@@ -358,14 +354,10 @@ class ParquetExporter:
             self._delivered(rows)
 
     def probe(self, spark: SparkSession, bundles: pa.Table, *, views: AbstractSet[str]) -> None:
-        """
-        Do nothing: there are no processors here.
-        """
+        """Do nothing: there are no processors here."""
 
     def exported_apart(self, names: AbstractSet[str]) -> set[str]:
-        """
-        Return under which of *names* a bundle was exported by itself.
-        """
+        """Return under which of *names* a bundle was exported by itself."""
         return committed_apart(REAL_FILES, self._output, names)
 
     def _written(self, batch: DataFrame, prefix: str, exported_through: Mapping[str, Position]) -> list[Row]:

@@ -99,9 +99,7 @@ class ExportRecord:
     files: tuple[tuple[Part, str], ...]
 
     def encode(self) -> bytes:
-        """
-        Return the record as JSON with a CRC-32 over its body.
-        """
+        """Return the record as JSON with a CRC-32 over its body."""
         body = {
             "v": RECORD_VERSION,
             "batch": self.batch,
@@ -155,18 +153,14 @@ def apart_id(subscriber: str, bundle: str) -> str:
 
 
 def committed_apart(files: FileSystem, output: str, names: AbstractSet[str]) -> set[str]:
-    """
-    Return under which of *names* a bundle was exported into *output* by itself.
-    """
+    """Return under which of *names* a bundle was exported into *output* by itself."""
     root = f"{output}/{RECORDS_DIR}"
     queries = files.list_dir(root) if files.exists(root) else ()
     return {name for name in queries if name in names and files.exists(f"{root}/{name}/{0:010}.json")}
 
 
 def part_prefix(query_id: str, batch: int) -> str:
-    """
-    Return how the hidden names of a batch's parts begin.
-    """
+    """Return how the hidden names of a batch's parts begin."""
     return f".{_short(query_id)}-{batch:010}-"
 
 
@@ -327,9 +321,7 @@ class ExportCommitter:
         return tuple(f"{part.table}/{name}" for part, name in named)
 
     def roll_forward(self, record: ExportRecord) -> None:
-        """
-        Give each part of *record* its final name. Does nothing where that was done. Durable on return.
-        """
+        """Give each part of *record* its final name. Does nothing where that was done. Durable on return."""
         moved = []
         for part, name in record.files:
             source = f"{self._output}/{part.table}/{part.name}"
@@ -345,9 +337,7 @@ class ExportCommitter:
             remove_durably(self._files, [f"{self._records}/{old:010}.json"])
 
     def _forget(self, directory: str, batches: Sequence[int]) -> None:
-        """
-        Remove the records of *batches* that nobody will ask for. Losing this to a crash costs nothing.
-        """
+        """Remove the records of *batches* that nobody will ask for. Losing this to a crash costs nothing."""
         oldest = max(batches, default=0) - RECORDS_KEPT
         remove_durably(self._files, [f"{directory}/{batch:010}.json" for batch in batches if batch <= oldest])
 

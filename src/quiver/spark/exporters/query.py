@@ -115,7 +115,8 @@ class TableBatches:
         self, spark: SparkSession, descriptors: Descriptors, views: AbstractSet[str] = frozenset()
     ) -> dict[str, DataFrame]:
         """
-        Return what the processors make of the bundles, and of *views* without rows where these have nothing of them.
+        Return what the processors make of the bundles, and of *views* without rows where these have nothing of
+        them.
         """
         # A batch that happens to have no spans is none that a query over logs and spans cannot work on.
         joined = [step.reads for step in self._chain if isinstance(step, SqlSettings) and len(step.reads) > 1]
@@ -160,9 +161,7 @@ class TableBatches:
             self._deliver(self._processed(spark, Descriptors(bundle)), which)
 
     def exported_apart(self, names: AbstractSet[str]) -> set[str]:
-        """
-        Return under which of *names* a bundle was exported by itself.
-        """
+        """Return under which of *names* a bundle was exported by itself."""
         return self._exporter.exported_apart(names)
 
 

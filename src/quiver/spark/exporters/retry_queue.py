@@ -85,35 +85,23 @@ _log = logging.getLogger("quiver")
 
 @runtime_checkable
 class BundleExport(Protocol):
-    """
-    What exports batches, and can do so bundle by bundle: `TableBatches` and `ParquetExporter`.
-    """
+    """What exports batches, and can do so bundle by bundle: `TableBatches` and `ParquetExporter`."""
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """
-        Export one batch.
-        """
+        """Export one batch."""
 
     def probe(self, spark: SparkSession, bundles: pa.Table, *, views: AbstractSet[str]) -> None:
-        """
-        Compute what the processors make of *bundles*; raise what they raise.
-        """
+        """Compute what the processors make of *bundles*; raise what they raise."""
 
     def apart(self, spark: SparkSession, bundle: pa.Table, name: str) -> None:
-        """
-        Export one bundle by itself, under *name*.
-        """
+        """Export one bundle by itself, under *name*."""
 
     def exported_apart(self, names: AbstractSet[str]) -> set[str]:
-        """
-        Return under which of *names* a bundle was exported by itself.
-        """
+        """Return under which of *names* a bundle was exported by itself."""
 
 
 def undecodable(bundle: Bundle) -> str | None:
-    """
-    Say why something in *bundle* can never be decoded; None when all of it can.
-    """
+    """Say why something in *bundle* can never be decoded; None when all of it can."""
     return next(
         (
             f"a request for {view} cannot be decoded: {why}"
@@ -140,9 +128,7 @@ def names_apart(subscriber: str, places: Iterable[tuple[str, BundleRef]]) -> dic
 
 
 def row_of(root: str, ref: BundleRef, bundle: Bundle) -> pa.Table:
-    """
-    Return the descriptor of a sealed bundle, as a frame of mode `bundles` has it.
-    """
+    """Return the descriptor of a sealed bundle, as a frame of mode `bundles` has it."""
     path = f"{root}/{SEGMENTS_DIR}/{segment_name(ref.segment)}"
     return pa.table(
         {
@@ -167,7 +153,8 @@ def blames_nobody(error: Exception) -> bool:
 
 def told(error: Exception) -> str:
     """
-    Return what *error* says, for people, in a line: of what Spark and the bridge to Java wrap around one, that one.
+    Return what *error* says, for people, in a line: of what Spark and the bridge to Java wrap
+    around one, that one.
     """
     raw = [line for line in str(error).splitlines() if line.strip() and not line.strip().startswith("at ")]
     lines = [line.strip() for line in raw]
@@ -190,9 +177,7 @@ def told(error: Exception) -> str:
 
 
 def _causes(lines: list[str]) -> list[str]:
-    """
-    Return what a Java error in *lines* says, beginning with the first that is not about who waited for whom.
-    """
+    """Return what a Java error in *lines* says, beginning with the first that is not about who waited for whom."""
     said = [lines[0].removeprefix(": ")]
     said += [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     # A job tells which task it lost, and behind that why.
@@ -202,9 +187,7 @@ def _causes(lines: list[str]) -> list[str]:
 
 
 def unresolved_bundles(root: str, subscriber: str) -> list[BundleRef]:
-    """
-    Return every bundle that a subscriber has not resolved.
-    """
+    """Return every bundle that a subscriber has not resolved."""
     progress = load_progress(REAL_FILES, root, subscriber)
     state = SubscriberState() if progress is None else SubscriberState.from_progress(progress)
     found = []
@@ -313,15 +296,11 @@ class HeldExports:
 
     @property
     def is_empty(self) -> bool:
-        """
-        Whether nothing is held.
-        """
+        """Whether nothing is held."""
         return not any(len(one.retries) for one in self._stores.values())
 
     def has(self, root: str, ref: BundleRef) -> bool:
-        """
-        Say whether a bundle is held.
-        """
+        """Say whether a bundle is held."""
         return root in self._stores and ref in self._stores[root].retries
 
     # ── in a batch ───────────────────────────────────────────────────────────────────────────────────
@@ -378,9 +357,7 @@ class HeldExports:
         return None
 
     def _fail(self, died: WorkerDied) -> None:
-        """
-        Let the next batch fail: nothing that is held would be tried again.
-        """
+        """Let the next batch fail: nothing that is held would be tried again."""
         self.failed = StoreFailed(f"exporter {self._subscriber}: {died}; start the query again")
 
     def drain(self) -> int:
@@ -426,9 +403,7 @@ class HeldExports:
             self._failed(root, ref, outcome, save=True)
 
     def _exported(self, spark: SparkSession, root: str, ref: BundleRef, bundle: Bundle) -> Transient | None:
-        """
-        Export a bundle; return what its processors have against it. What the exporter has is another matter.
-        """
+        """Export a bundle; return what its processors have against it. What the exporter has is another matter."""
         if self._export is None:
             return None
         row = row_of(root, ref, bundle)

@@ -55,9 +55,7 @@ def check_file_mode(mode: int | None) -> None:
 
 
 def directory_mode(file_mode: int | None) -> int:
-    """
-    Return the permission bits of new directories for files of *file_mode*: whoever may read those may enter.
-    """
+    """Return the permission bits of new directories for files of *file_mode*: whoever may read those may enter."""
     return 0o755 if file_mode is None else file_mode | (file_mode & 0o444) >> 2
 
 
@@ -169,9 +167,7 @@ class SparkSinkSettings:
         object.__setattr__(self, "options", MappingProxyType({key: str(text) for key, text in self.options.items()}))
 
     def filled(self, *, table: str, batch: int, query: str) -> tuple[str | None, dict[str, str]]:
-        """
-        Return path and options with the placeholders filled in.
-        """
+        """Return path and options with the placeholders filled in."""
         values = {"table": table, "batch": str(batch), "query": query}
 
         def fill(text: str) -> str:

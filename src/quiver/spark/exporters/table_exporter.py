@@ -1,6 +1,4 @@
-"""
-What an exporter of tables is to the batch that it writes.
-"""
+"""What an exporter of tables is to the batch that it writes."""
 
 from __future__ import annotations
 
@@ -40,26 +38,19 @@ class BatchOf:
 
 
 class TableExporter(Protocol):
-    """
-    Where the tables of a batch go.
-    """
+    """Where the tables of a batch go."""
 
     def has(self, batch: BatchOf) -> bool:
-        """
-        Say whether *batch* is exported already; then it is not to be computed again.
-        """
+        """Say whether *batch* is exported already; then it is not to be computed again."""
 
     def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:
         """
-        Return identity of a store → the position before which another query of the same exporter exported everything.
+        Return identity of a store → the position before which another query of the same exporter exported
+        everything.
         """
 
     def exported_apart(self, names: AbstractSet[str]) -> set[str]:
-        """
-        Return those of *names* that are queries of one batch each, number 0, and exported: bundles by themselves.
-        """
+        """Return those of *names* that are queries of one batch each, number 0, and exported: bundles by themselves."""
 
     def export(self, tables: Tables, batch: BatchOf) -> Exported:
-        """
-        Export the tables of *batch*; return how much that was. On return they are where they belong.
-        """
+        """Export the tables of *batch*; return how much that was. On return they are where they belong."""

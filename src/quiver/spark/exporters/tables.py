@@ -75,49 +75,35 @@ _REQUEST_ROWS_MAX = 8192
 
 
 def exporter_of(settings: SparkExporterSettings | ParquetTables, *, subscriber: str) -> TableExporter:
-    """
-    Return the exporter that *settings* describe, for the query that reads as *subscriber*.
-    """
+    """Return the exporter that *settings* describe, for the query that reads as *subscriber*."""
     return _MAKERS[type(settings)](settings, subscriber)
 
 
 class _Forgetful:
-    """
-    Of an exporter that remembers nothing.
-    """
+    """Of an exporter that remembers nothing."""
 
     def has(self, batch: BatchOf) -> bool:  # noqa: ARG002 - it remembers none
-        """
-        Return False.
-        """
+        """Return False."""
         return False
 
     def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:  # noqa: ARG002
-        """
-        Return nothing.
-        """
+        """Return nothing."""
         return {}
 
     def exported_apart(self, names: AbstractSet[str]) -> set[str]:  # noqa: ARG002
-        """
-        Return none.
-        """
+        """Return none."""
         return set()
 
 
 class ConsoleExporter(_Forgetful):
-    """
-    Prints the first rows of every table.
-    """
+    """Prints the first rows of every table."""
 
     def __init__(self, settings: ConsoleSettings, out: TextIO | None = None) -> None:
         self._settings = settings
         self._out = out
 
     def export(self, tables: Tables, batch: BatchOf) -> Exported:
-        """
-        Print; a batch that is tried again is printed again.
-        """
+        """Print; a batch that is tried again is printed again."""
         settings = self._settings
         out = self._out if self._out is not None else sys.stdout
         exported = Exported()
@@ -137,17 +123,13 @@ class ConsoleExporter(_Forgetful):
 
 
 class FormatExporter(_Forgetful):
-    """
-    Hands every table to a format of Spark's.
-    """
+    """Hands every table to a format of Spark's."""
 
     def __init__(self, settings: SparkSinkSettings) -> None:
         self._settings = settings
 
     def export(self, tables: Tables, batch: BatchOf) -> Exported:
-        """
-        Write each table in turn.
-        """
+        """Write each table in turn."""
         settings = self._settings
         exported = Exported()
         for name, frame in tables.items():
@@ -165,9 +147,7 @@ class FormatExporter(_Forgetful):
 
 
 class QuiverExporter:
-    """
-    Puts every table into a store, all of a batch in one commit.
-    """
+    """Puts every table into a store, all of a batch in one commit."""
 
     def __init__(self, settings: QuiverSinkSettings) -> None:
         self._settings = settings
@@ -176,21 +156,15 @@ class QuiverExporter:
         self._root = sink_root(REAL_FILES, settings.path)
 
     def has(self, batch: BatchOf) -> bool:
-        """
-        Say whether the store has *batch*.
-        """
+        """Say whether the store has *batch*."""
         return is_committed(REAL_FILES, self._root, writer=batch.query, batch=batch.number)
 
     def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:  # noqa: ARG002 - kept by batch only
-        """
-        Return nothing: the store knows batches of queries, not where they came from.
-        """
+        """Return nothing: the store knows batches of queries, not where they came from."""
         return {}
 
     def exported_apart(self, names: AbstractSet[str]) -> set[str]:
-        """
-        Return those of *names* that the store has a batch of.
-        """
+        """Return those of *names* that the store has a batch of."""
         directory = f"{self._root}/{INCOMING_DIR}"
         writers = REAL_FILES.list_dir(directory) if REAL_FILES.exists(directory) else ()
         return {name for name in writers if name in names and self.has(BatchOf(name, 0))}
@@ -278,9 +252,7 @@ _SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 
 
 class FileExporter:
-    """
-    Files below a directory, one folder for each table, each batch exactly once.
-    """
+    """Files below a directory, one folder for each table, each batch exactly once."""
 
     def __init__(self, settings: FileSettings | ParquetTables, *, subscriber: str) -> None:
         self._settings = settings
@@ -292,21 +264,15 @@ class FileExporter:
         self._attempts = 0
 
     def has(self, batch: BatchOf) -> bool:
-        """
-        Say whether *batch* has its files; they are in place then, durably.
-        """
+        """Say whether *batch* has its files; they are in place then, durably."""
         return self._committer(batch).is_committed(batch.number)
 
     def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:
-        """
-        Return how far earlier queries came: a lost checkpoint writes nothing twice.
-        """
+        """Return how far earlier queries came: a lost checkpoint writes nothing twice."""
         return self._committer(batch).exported_through
 
     def exported_apart(self, names: AbstractSet[str]) -> set[str]:
-        """
-        Return those of *names* that have their files.
-        """
+        """Return those of *names* that have their files."""
         return committed_apart(REAL_FILES, self._output, names)
 
     def export(self, tables: Tables, batch: BatchOf) -> Exported:
@@ -358,9 +324,7 @@ class FileExporter:
 
 @dataclass(frozen=True, kw_only=True)
 class _FileTask:
-    """
-    Runs in a task: rows in, one synced hidden file and its name out; nothing where there are no rows.
-    """
+    """Runs in a task: rows in, one synced hidden file and its name out; nothing where there are no rows."""
 
     output: str
     table: str
@@ -410,16 +374,12 @@ class _FileTask:
 
 
 def _lines(frame: DataFrame) -> DataFrame:
-    """
-    Return one column, `line`: each row as JSON.
-    """
+    """Return one column, `line`: each row as JSON."""
     return frame.select(F.to_json(F.struct(*map(column_named, frame.columns)), _TIMES).alias("line"))
 
 
 def _cut(line: str, length: int) -> str:
-    """
-    Return a row with the texts in it cut to *length*: an object all the same, with all of its columns.
-    """
+    """Return a row with the texts in it cut to *length*: an object all the same, with all of its columns."""
     if not length or len(line) <= length:
         return line
     return json.dumps(_short(json.loads(line), length), ensure_ascii=False, separators=(",", ":"))

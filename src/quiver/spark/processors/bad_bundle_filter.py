@@ -150,15 +150,14 @@ class PoisonSieve:
 
     @property
     def halted(self) -> DeliveryHalted | None:
-        """
-        Why no batch is taken any more, where the policy says to stop at a bundle and one was tried in vain.
-        """
+        """Why no batch is taken any more, where the policy says to stop at a bundle and one was tried in vain."""
         return self._held.halted
 
     @property
     def failed(self) -> StoreFailed | None:
         """
-        Why no batch is taken any more, when the thread that tries bundles again has died: the query must start again.
+        Why no batch is taken any more, when the thread that tries bundles again has died: the query must start
+        again.
         """
         return self._held.failed
 
@@ -200,9 +199,7 @@ class PoisonSieve:
         self._is_first = False
 
     def _wanted(self, batch: DataFrame) -> DataFrame:
-        """
-        Return the batch without what is held, and without what was exported by itself.
-        """
+        """Return the batch without what is held, and without what was exported by itself."""
         if self._held.is_empty and not self._is_first:
             return batch
         places = _places(batch.select("path", "segment", "index").toArrow())
@@ -214,9 +211,7 @@ class PoisonSieve:
         return _without(batch, passed) if passed else batch
 
     def _failed(self, batch: DataFrame, failure: Exception) -> dict[_Place, Transient | Permanent]:
-        """
-        Return the bundles because of which *batch* failed; none when it was something else.
-        """
+        """Return the bundles because of which *batch* failed; none when it was something else."""
         find = partial(bad_bundles, fail_on_data_loss=self._fail)
         rows = batch.select("path", "segment", "index").mapInArrow(find, _FOUND).collect()
         failed: dict[_Place, Transient | Permanent] = {
@@ -249,9 +244,7 @@ class PoisonSieve:
         return self._held.drain()
 
     def close(self) -> None:
-        """
-        Try nothing again any more, and let go of retry sets and dead letters. Idempotent. Stop the query first.
-        """
+        """Try nothing again any more, and let go of retry sets and dead letters. Idempotent. Stop the query first."""
         self._held.close()
 
     def __enter__(self) -> Self:
@@ -262,9 +255,7 @@ class PoisonSieve:
 
 
 class _Probe:
-    """
-    Says why processors fail on some of the bundles of a batch.
-    """
+    """Says why processors fail on some of the bundles of a batch."""
 
     def __init__(self, spark: SparkSession, export: BundleExport, bundles: pa.Table) -> None:
         self._spark = spark

@@ -206,9 +206,7 @@ def _with(attributes: Column, key: str, value: Column) -> Column:
 
 
 def _typed(value: AttributeValue | None) -> Column:
-    """
-    Return *value* as a typed value: one field of the struct is set.
-    """
+    """Return *value* as a typed value: one field of the struct is set."""
     if isinstance(value, bool):
         name = "bool_value"
     elif isinstance(value, int):

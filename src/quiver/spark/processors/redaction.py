@@ -47,16 +47,12 @@ class Redaction:
         self._columns = frozenset(columns)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """
-        Yield each batch, its schema unchanged.
-        """
+        """Yield each batch, its schema unchanged."""
         for batch in batches:
             yield self.batch(batch)
 
     def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """
-        Return *batch* without what must not be read.
-        """
+        """Return *batch* without what must not be read."""
         columns = self._fields(batch.schema, batch.columns)
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema) if columns else batch
 
@@ -67,9 +63,7 @@ class Redaction:
         ]
 
     def _inside(self, array: pa.Array) -> pa.Array:
-        """
-        Return *array* with every typed value in it, at any depth, made unreadable.
-        """
+        """Return *array* with every typed value in it, at any depth, made unreadable."""
         kind = array.type
         if pa.types.is_map(kind):
             return self._map(array)
@@ -105,9 +99,7 @@ class Redaction:
         return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=array.is_null())
 
     def _hide(self, items: pa.Array, hidden: pa.Array) -> pa.Array:
-        """
-        Return *items* with the replacement, or null where a text has no place, at the *hidden* ones.
-        """
+        """Return *items* with the replacement, or null where a text has no place, at the *hidden* ones."""
         kind = items.type
         if _is_text(kind):
             return pc.if_else(hidden, pa.scalar(self._replacement, kind), items)
@@ -141,9 +133,7 @@ class Redaction:
         return self._text(array) if _is_text(array.type) else self._blob(array)
 
     def _blob(self, array: pa.Array) -> pa.Array:
-        """
-        Return bytes without the matching parts.
-        """
+        """Return bytes without the matching parts."""
         if not self._value_patterns or array.null_count == len(array):
             return array
         try:
@@ -155,9 +145,7 @@ class Redaction:
             return pc.if_else(as_text, self._text(texts).cast(array.type), self._text(array))
 
     def _look_into_base64(self, texts: dict[str, str]) -> None:
-        """
-        Change those of *texts*, text → what stands there instead, that say bytes with matching parts.
-        """
+        """Change those of *texts*, text → what stands there instead, that say bytes with matching parts."""
         blobs = {text: blob for text in texts if (blob := _from_base64(text)) is not None}
         if not blobs:
             return
@@ -201,9 +189,7 @@ class Redaction:
 
 
 def text_names(fields: Iterable[pa.Field]) -> set[str]:
-    """
-    Return what can be named as one of the *columns* of a redaction of *fields*: columns, and fields of structs.
-    """
+    """Return what can be named as one of the *columns* of a redaction of *fields*: columns, and fields of structs."""
     found: set[str] = set()
     for field in fields:
         kind = field.type

@@ -109,16 +109,12 @@ class SqlSettings:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """
-        The views it reads, or ``input`` alone.
-        """
+        """The views it reads, or ``input`` alone."""
         return tables_named(self.query)
 
 
 def tables_named(query: str) -> tuple[str, ...]:
-    """
-    Return which of ``input``, ``logs``, ``spans`` and ``metrics`` stand after FROM, JOIN or TABLE in *query*.
-    """
+    """Return which of ``input``, ``logs``, ``spans`` and ``metrics`` stand after FROM, JOIN or TABLE in *query*."""
     found: set[str] = set()
     for match in _TABLE_LIST.finditer(_OUTSIDE_NAMES.sub(" ", query)):
         found.update(part.split()[0].strip("`").lower() for part in match.group(1).split(","))

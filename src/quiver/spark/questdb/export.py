@@ -1,6 +1,4 @@
-"""
-The exporter to QuestDB: the tables of a batch through the sink `questdb`, each (query, batch, table) once.
-"""
+"""The exporter to QuestDB: the tables of a batch through the sink `questdb`, each (query, batch, table) once."""
 
 from __future__ import annotations
 
@@ -33,35 +31,25 @@ _NESTED = ("map", "struct", "array")
 
 
 class QuestdbExporter:
-    """
-    Sends every table; what was sent is in slots when `export` returns, whether the server answers or not.
-    """
+    """Sends every table; what was sent is in slots when `export` returns, whether the server answers or not."""
 
     def __init__(self, settings: QuestdbSinkSettings) -> None:
         self._settings = settings
 
     def has(self, batch: BatchOf) -> bool:  # noqa: ARG002 - the slots know, table by table
-        """
-        Return False: a batch that is repeated is recognised by the slots.
-        """
+        """Return False: a batch that is repeated is recognised by the slots."""
         return False
 
     def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:  # noqa: ARG002
-        """
-        Return nothing.
-        """
+        """Return nothing."""
         return {}
 
     def exported_apart(self, names: AbstractSet[str]) -> set[str]:  # noqa: ARG002 - the slots know
-        """
-        Return none.
-        """
+        """Return none."""
         return set()
 
     def export(self, tables: Mapping[str, DataFrame], batch: BatchOf) -> Exported:
-        """
-        Send each table in turn.
-        """
+        """Send each table in turn."""
         settings = self._settings
         exported = Exported()
         for name, frame in tables.items():
@@ -81,9 +69,7 @@ class QuestdbExporter:
 
 
 def flat(frame: DataFrame, name: str, *, at: str | None) -> tuple[DataFrame, str | None]:
-    """
-    Return the table as columns that QuestDB has, and which of them is the designated timestamp.
-    """
+    """Return the table as columns that QuestDB has, and which of them is the designated timestamp."""
     kinds = dict(frame.dtypes)
     times = [column for column in _TIMES.get(name, ()) if kinds.get(column) == "bigint"]
     dropped = {*times, *(column.removesuffix("_unix_nano") for column in times[:1])} if times else set()

@@ -1,6 +1,4 @@
-"""
-What the exporter to QuestDB is told. Frozen, checked when made, without Spark.
-"""
+"""What the exporter to QuestDB is told. Frozen, checked when made, without Spark."""
 
 from __future__ import annotations
 
@@ -68,7 +66,5 @@ class QuestdbSinkSettings:
             raise SettingsInvalid(f"table: {error}") from error
 
     def table_of(self, name: str) -> str:
-        """
-        Return what the table *name* is called over there.
-        """
+        """Return what the table *name* is called over there."""
         return self.table.replace("{table}", name)

@@ -33,9 +33,7 @@ _OF_SPARK = ("checkpointlocation", "path")
 
 @dataclass(frozen=True, slots=True)
 class QuestdbOptions:
-    """
-    Where rows go. See the table above.
-    """
+    """Where rows go. See the table above."""
 
     conf: str
     table: str

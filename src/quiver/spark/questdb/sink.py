@@ -37,9 +37,7 @@ _WRITER_DIGITS = 8
 
 
 class QuestdbDataSource(DataSource):
-    """
-    ``format("questdb")`` of `df.write` and `df.writeStream`. Options: see `quiver.spark.questdb.options`.
-    """
+    """``format("questdb")`` of `df.write` and `df.writeStream`. Options: see `quiver.spark.questdb.options`."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -47,9 +45,7 @@ class QuestdbDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """
-        The name of the format.
-        """
+        """The name of the format."""
         return "questdb"
 
     def writer(self, schema: StructType, overwrite: bool) -> QuestdbBatchWriter:  # noqa: FBT001 - Spark's signature
@@ -84,9 +80,7 @@ class QuestdbDataSource(DataSource):
 
 
 class _Sent(WriterCommitMessage):
-    """
-    What a task sent.
-    """
+    """What a task sent."""
 
     def __init__(self, messages: int, known: int) -> None:
         self.messages = messages
@@ -94,9 +88,7 @@ class _Sent(WriterCommitMessage):
 
 
 class QuestdbBatchWriter(DataSourceArrowWriter):
-    """
-    ``df.write.format("questdb")``. With `txnAppId` and `txnVersion` a write that is repeated sends nothing again.
-    """
+    """``df.write.format("questdb")``. With `txnAppId` and `txnVersion` a write that is repeated sends nothing again."""
 
     def __init__(self, options: QuestdbOptions) -> None:
         self._options = options
@@ -104,50 +96,36 @@ class QuestdbBatchWriter(DataSourceArrowWriter):
         self._writer, self._batch = once if options.transaction is None else options.transaction
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Sent:
-        """
-        Send one partition, in a task.
-        """
+        """Send one partition, in a task."""
         # A slot stays for ever: a write that nobody repeats shares those of all others.
         slots = "batch" if self._options.transaction is None else _digits(self._writer)
         return _send(self._options, slots, (self._writer, self._batch), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """
-        Nothing is left to do: the rows are in slots.
-        """
+        """Nothing is left to do: the rows are in slots."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """
-        What was sent stays sent.
-        """
+        """What was sent stays sent."""
 
 
 class QuestdbStreamWriter(DataSourceStreamArrowWriter):
-    """
-    ``df.writeStream.format("questdb")``. Batches are counted per query, whose id its checkpoint keeps.
-    """
+    """``df.writeStream.format("questdb")``. Batches are counted per query, whose id its checkpoint keeps."""
 
     def __init__(self, options: QuestdbOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Sent:
-        """
-        Send one partition of a batch, in a task.
-        """
+        """Send one partition of a batch, in a task."""
         context = TaskContext.get()
         writer = context.getLocalProperty("sql.streaming.queryId")
         batch = int(context.getLocalProperty("streaming.sql.batchId"))
         return _send(self._options, _digits(writer), (writer, batch), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """
-        Nothing is left to do: the rows are in slots.
-        """
+        """Nothing is left to do: the rows are in slots."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """
-        What was sent stays sent, and is recognised when the batch is repeated.
-        """
+        """What was sent stays sent, and is recognised when the batch is repeated."""
 
 
 def _digits(writer: str) -> str:

@@ -1,6 +1,4 @@
-"""
-In a task: the rows of a partition into its slot, once.
-"""
+"""In a task: the rows of a partition into its slot, once."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ def settings_of(options: QuestdbOptions, slots: str, partition: int) -> SenderSe
 def send_partition(
     options: QuestdbOptions, slots: str, partition: int, group: tuple[str, int], batches: Iterator[pa.RecordBatch]
 ) -> GroupSent:
-    """
-    Send the rows of *batches* as the *group* (writer, number) of the partition; see `send_group`.
-    """
+    """Send the rows of *batches* as the *group* (writer, number) of the partition; see `send_group`."""
     settings = settings_of(options, slots, partition)
     ids = SymbolIds()
     messages = (

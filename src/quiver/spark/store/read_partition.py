@@ -144,49 +144,37 @@ def _reader(path: str) -> SegmentReader:
 
 @dataclass(frozen=True, slots=True)
 class StoredBundle:
-    """
-    One bundle in an open segment.
-    """
+    """One bundle in an open segment."""
 
     reader: SegmentReader
     ref: BundleRef
 
     @property
     def ingested_at_us(self) -> int | None:
-        """
-        Microseconds since the epoch, or None where the segment does not say.
-        """
+        """Microseconds since the epoch, or None where the segment does not say."""
         nanos = self.reader.ingested_at_ns(self.ref.index)
         return None if nanos is None else nanos // 1000
 
     @property
     def slots(self) -> list[int]:
-        """
-        The slots it has, ascending.
-        """
+        """The slots it has, ascending."""
         return sorted(ref.slot for ref in self.reader.manifest.refs(self.ref.index))
 
     def schema(self, slot: int) -> pa.Schema:
-        """
-        Return the schema of its batch in *slot*, without columns when it has none. No value is read.
-        """
+        """Return the schema of its batch in *slot*, without columns when it has none. No value is read."""
         for ref in self.reader.manifest.refs(self.ref.index):
             if ref.slot == slot:
                 return self.reader.schema(ref.stream_id)
         return pa.schema([])
 
     def row_counts(self) -> dict[int, int]:
-        """
-        Return how many rows each slot has. No value is read, only the lengths beside them.
-        """
+        """Return how many rows each slot has. No value is read, only the lengths beside them."""
         return {slot: batch.num_rows for slot, batch in self.batches().items()}
 
     def batches(
         self, slots: Iterable[int] | None = None, columns: Sequence[str] | None = None
     ) -> dict[int, pa.RecordBatch]:
-        """
-        Return its batches, or those of *slots* only, with *columns* only.
-        """
+        """Return its batches, or those of *slots* only, with *columns* only."""
         return self.reader.bundle(self.ref.index, None if slots is None else tuple(slots), columns)
 
 
@@ -272,9 +260,7 @@ class PartitionReader:
         _log.warning("quiver.spark.request_skipped reason=%s", problem)
 
     def _finish(self, batch: pa.RecordBatch, origins: list[tuple[StoredBundle, int]]) -> pa.RecordBatch:
-        """
-        Cast to the declared schema; add where the rows come from if that is declared, too.
-        """
+        """Cast to the declared schema; add where the rows come from if that is declared, too."""
         names = self.target.names
         wanted = [name for name in METADATA_COLUMNS if name in names]
         if wanted:
@@ -326,9 +312,7 @@ class PartitionReader:
 
 
 def _metadata(origins: list[tuple[StoredBundle, int]], rows: int) -> pa.RecordBatch:
-    """
-    Return the metadata columns for *origins*: (bundle, number of rows), in the order of the rows.
-    """
+    """Return the metadata columns for *origins*: (bundle, number of rows), in the order of the rows."""
     segments: list[int] = []
     indexes: list[int] = []
     numbers: list[int] = []

@@ -25,35 +25,26 @@ __all__ = ["BatchWriter", "Sink", "StagedRows", "StreamWriter"]
 
 class Sink(Protocol):
     """
-    Where rows go: staged by tasks in a place of their own, and there for all from their commit on. It travels to tasks.
+    Where rows go: staged by tasks in a place of their own, and there for all from their commit on. It travels to
+    tasks.
     """
 
     @property
     def transaction(self) -> tuple[str, int] | None:
-        """
-        Writer and number that the program gave to this write, if it did.
-        """
+        """Writer and number that the program gave to this write, if it did."""
 
     def stage(self, rows: Iterator[pa.RecordBatch], *, writer: str, batch: int) -> Any:
-        """
-        Write and sync one partition, in a task; return what the commit has to know of it.
-        """
+        """Write and sync one partition, in a task; return what the commit has to know of it."""
 
     def commit(self, *, writer: str, batch: int, staged: Sequence[Any]) -> None:
-        """
-        Make all that was staged one committed batch; one that was committed before is not again.
-        """
+        """Make all that was staged one committed batch; one that was committed before is not again."""
 
     def discard(self, *, writer: str, batch: int, staged: Sequence[Any]) -> None:
-        """
-        Remove what was staged, unless it is committed.
-        """
+        """Remove what was staged, unless it is committed."""
 
 
 class StagedRows(WriterCommitMessage):
-    """
-    What a task staged, and for whom.
-    """
+    """What a task staged, and for whom."""
 
     def __init__(self, writer: str, staged: Any) -> None:
         self.writer = writer
@@ -61,9 +52,7 @@ class StagedRows(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """
-    ``df.write``. With `txnAppId` and `txnVersion` a write that is repeated changes nothing.
-    """
+    """``df.write``. With `txnAppId` and `txnVersion` a write that is repeated changes nothing."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -71,21 +60,15 @@ class BatchWriter(DataSourceArrowWriter):
         self._writer, self._batch = once if sink.transaction is None else sink.transaction
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
-        """
-        Stage one partition, in a task.
-        """
+        """Stage one partition, in a task."""
         return StagedRows(self._writer, self._sink.stage(iterator, writer=self._writer, batch=self._batch))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """
-        Make all that was staged one committed write.
-        """
+        """Make all that was staged one committed write."""
         self._sink.commit(writer=self._writer, batch=self._batch, staged=_staged(messages)[1])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """
-        Remove what was staged.
-        """
+        """Remove what was staged."""
         self._sink.discard(writer=self._writer, batch=self._batch, staged=_staged(messages)[1])
 
 
@@ -103,9 +86,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
-        """
-        Stage one partition of a batch, in a task.
-        """
+        """Stage one partition of a batch, in a task."""
         context = TaskContext.get()
         # Only a task is told them; `commit` knows the number of the batch alone.
         writer = context.getLocalProperty("sql.streaming.queryId")
@@ -113,17 +94,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return StagedRows(writer, self._sink.stage(iterator, writer=writer, batch=batch))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """
-        Make all that was staged one committed batch; one that was committed before is not again.
-        """
+        """Make all that was staged one committed batch; one that was committed before is not again."""
         writer, staged = _staged(messages)
         if writer is not None:
             self._sink.commit(writer=writer, batch=batchId, staged=staged)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """
-        Remove what was staged.
-        """
+        """Remove what was staged."""
         writer, staged = _staged(messages)
         if writer is not None:
             self._sink.discard(writer=writer, batch=batchId, staged=staged)

@@ -23,9 +23,7 @@ RETRY_S_MAX = 1.0
 
 
 def wait_until(is_done: Callable[[], bool], timeout_s: float, clock: Clock) -> bool:
-    """
-    Return whether *is_done* within *timeout_s* seconds; it is asked again after pauses that grow to a second.
-    """
+    """Return whether *is_done* within *timeout_s* seconds; it is asked again after pauses that grow to a second."""
     deadline = clock.monotonic() + timeout_s
     condition = threading.Condition()
     pause_s = RETRY_S

@@ -255,17 +255,13 @@ def await_room(
 
 
 def is_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
-    """
-    Say whether *batch* of *writer*, or a later one, was committed.
-    """
+    """Say whether *batch* of *writer*, or a later one, was committed."""
     committed = writer_commits(files, f"{root}/{INCOMING_DIR}/{writer}")
     return bool(committed) and committed[-1] >= batch
 
 
 def discard(files: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[Staged]) -> None:
-    """
-    Remove what tasks staged for *batch*, unless it is committed.
-    """
+    """Remove what tasks staged for *batch*, unless it is committed."""
     directory = f"{root}/{INCOMING_DIR}/{writer}"
     # A commit that failed late may be there all the same: then its parts belong to it.
     if batch not in writer_commits(files, directory):
@@ -276,9 +272,7 @@ def discard(files: FileSystem, root: str, *, writer: str, batch: int, staged: Se
 
 
 def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
-    """
-    Make segments of what is committed, where no store is open to do it.
-    """
+    """Make segments of what is committed, where no store is open to do it."""
     files.make_dirs(root)
     deadline = clock.monotonic() + _LOCK_PATIENCE_S
     condition = threading.Condition()
@@ -308,9 +302,7 @@ def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
 
 
 def task_place() -> tuple[int, str]:
-    """
-    Return the partition of the task that runs, and a name for this attempt at it that no other has.
-    """
+    """Return the partition of the task that runs, and a name for this attempt at it that no other has."""
     from pyspark import TaskContext  # noqa: PLC0415 - there is a context in tasks only
 
     context = TaskContext.get()
@@ -322,9 +314,7 @@ def task_place() -> tuple[int, str]:
 def stage_here(
     root: str, batches: Iterable[pa.RecordBatch], *, writer: str, batch: int, options: SinkOptions
 ) -> Staged:
-    """
-    Stage *batches* as the task that runs.
-    """
+    """Stage *batches* as the task that runs."""
     partition, attempt = task_place()
     return stage(
         REAL_FILES,
@@ -340,37 +330,27 @@ def stage_here(
 
 @dataclass(frozen=True, slots=True)
 class StoreSink:
-    """
-    Format `quiver`, as `quiver.spark.store.sink` drives it, into the store at *root*.
-    """
+    """Format `quiver`, as `quiver.spark.store.sink` drives it, into the store at *root*."""
 
     options: SinkOptions
     root: str
 
     @property
     def transaction(self) -> tuple[str, int] | None:
-        """
-        Writer and number that the program gave to this write, if it did.
-        """
+        """Writer and number that the program gave to this write, if it did."""
         return self.options.transaction
 
     def stage(self, rows: Iterable[pa.RecordBatch], *, writer: str, batch: int) -> Staged:
-        """
-        Write and sync one partition, in a task, once the store has taken over what *writer* committed before.
-        """
+        """Write and sync one partition, in a task, once the store has taken over what *writer* committed before."""
         await_room(REAL_FILES, self.root, writer=writer, timeout_s=self.options.timeout_s)
         return stage_here(self.root, rows, writer=writer, batch=batch, options=self.options)
 
     def commit(self, *, writer: str, batch: int, staged: Sequence[Staged]) -> None:
-        """
-        Make all that was staged one committed batch; one that was committed before is not again.
-        """
+        """Make all that was staged one committed batch; one that was committed before is not again."""
         commit_batch(REAL_FILES, self.root, writer=writer, batch=batch, staged=staged)
 
     def discard(self, *, writer: str, batch: int, staged: Sequence[Staged]) -> None:
-        """
-        Remove what was staged, unless it is committed.
-        """
+        """Remove what was staged, unless it is committed."""
         discard(REAL_FILES, self.root, writer=writer, batch=batch, staged=staged)
 
 

@@ -61,9 +61,7 @@ __all__ = ["BatchReader", "QuiverDataSource", "SpansPartition", "StreamReader"]
 
 
 class SpansPartition(InputPartition):
-    """
-    What one task reads.
-    """
+    """What one task reads."""
 
     def __init__(self, spans: tuple[Span, ...]) -> None:
         super().__init__(None)
@@ -90,9 +88,7 @@ class QuiverDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """
-        The name of the format.
-        """
+        """The name of the format."""
         return "quiver"
 
     def schema(self) -> StructType:
@@ -117,9 +113,7 @@ class QuiverDataSource(DataSource):
         return schema_with_options(from_arrow_schema(schema), self.name(), self.options)
 
     def reader(self, schema: StructType) -> BatchReader:
-        """
-        Return the batch reader. Spark passes *schema* by keyword.
-        """
+        """Return the batch reader. Spark passes *schema* by keyword."""
         self._given = options_of_table(self._given, schema, self.name())
         refuse_stream_options(self._given, STREAM_OPTIONS)
         return BatchReader(self._parsed, schema)
@@ -158,9 +152,7 @@ class QuiverDataSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """
-    Reads the bundles that are sealed when the frame is first used; the list is frozen from then on.
-    """
+    """Reads the bundles that are sealed when the frame is first used; the list is frozen from then on."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -191,16 +183,12 @@ class BatchReader(DataSourceReader):
         return [SpansPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """
-        Yield the rows of one partition, in a task.
-        """
+        """Yield the rows of one partition, in a task."""
         return self._reader.read(_spans(partition))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """
-    A streaming query's source. In the query's own process it is a subscriber; elsewhere it only reads.
-    """
+    """A streaming query's source. In the query's own process it is a subscriber; elsewhere it only reads."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -230,57 +218,39 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """
-        Return where a new query starts; the subscriber exists durably on return.
-        """
+        """Return where a new query starts; the subscriber exists durably on return."""
         return self._subscription.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """
-        Return a limit that stands for the three options; Spark replaces it where all is to be read at once.
-        """
+        """Return a limit that stands for the three options; Spark replaces it where all is to be read at once."""
         return ReadMaxBytes(self._options.limits.bytes_max or 1)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """
-        Ack what lies before *start*, whose batch is committed, and return where the next batch ends.
-        """
+        """Ack what lies before *start*, whose batch is committed, and return where the next batch ends."""
         return self._subscription.latest(start, unlimited=isinstance(limit, ReadAllAvailable))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """
-        Return the end of the store, for progress reports.
-        """
+        """Return the end of the store, for progress reports."""
         return self._subscription.tail()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """
-        Fix the end of this run at what the store holds now.
-        """
+        """Fix the end of this run at what the store holds now."""
         self._subscription.available_now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[SpansPartition]:
-        """
-        Return one partition per task for the bundles from *start* to before *end*.
-        """
+        """Return one partition per task for the bundles from *start* to before *end*."""
         return [SpansPartition(spans) for spans in self._subscription.plan(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """
-        Yield the rows of one partition, in a task.
-        """
+        """Yield the rows of one partition, in a task."""
         return self._reader.read(_spans(partition))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """
-        Ack what lies before *end*: its batch is committed.
-        """
+        """Ack what lies before *end*: its batch is committed."""
         self._subscription.commit(end)
 
     def stop(self) -> None:
-        """
-        Let go of the subscriber. Spark only comes here after an error; otherwise the process just dies.
-        """
+        """Let go of the subscriber. Spark only comes here after an error; otherwise the process just dies."""
         if self._made is not None:
             self._made.release()
 
@@ -373,8 +343,6 @@ def _spans(partition: InputPartition) -> tuple[Span, ...]:
 
 
 def _parallelism() -> int:
-    """
-    Return how many tasks may run at once: Spark does not tell a data source, so this host's cores.
-    """
+    """Return how many tasks may run at once: Spark does not tell a data source, so this host's cores."""
     affinity = getattr(os, "sched_getaffinity", None)
     return max(1, len(affinity(0)) if affinity is not None else (os.cpu_count() or 1))

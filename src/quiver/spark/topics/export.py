@@ -1,6 +1,4 @@
-"""
-The exporter to a topic: the tables of a batch become messages, all of a batch in one commit.
-"""
+"""The exporter to a topic: the tables of a batch become messages, all of a batch in one commit."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ _TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 
 
 class TopicExporter:
-    """
-    Puts every table into a topic, each batch once.
-    """
+    """Puts every table into a topic, each batch once."""
 
     def __init__(self, settings: TopicSinkSettings) -> None:
         self._settings = settings
@@ -55,21 +51,15 @@ class TopicExporter:
         self._topic = check_topic(settings.topic)
 
     def has(self, batch: BatchOf) -> bool:
-        """
-        Say whether *batch* is committed: then its messages are in the topic, or will be before any later one's.
-        """
+        """Say whether *batch* is committed: then its messages are in the topic, or will be before any later one's."""
         return is_batch_committed(REAL_FILES, self._place.root or "", writer=batch.query, batch=batch.number)
 
     def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:  # noqa: ARG002 - kept by batch only
-        """
-        Return nothing: a topic knows batches of queries, not where they came from.
-        """
+        """Return nothing: a topic knows batches of queries, not where they came from."""
         return {}
 
     def exported_apart(self, names: AbstractSet[str]) -> set[str]:
-        """
-        Return those of *names* that are writers with a committed batch.
-        """
+        """Return those of *names* that are writers with a committed batch."""
         directory = f"{self._place.root}/{INCOMING_DIR}"
         writers = REAL_FILES.list_dir(directory) if REAL_FILES.exists(directory) else ()
         return {
@@ -146,9 +136,7 @@ class _MessageTask:
 
 
 class _Count:
-    """
-    How many rows of a task went into how many bytes of messages.
-    """
+    """How many rows of a task went into how many bytes of messages."""
 
     def __init__(self) -> None:
         self.rows = self.size_bytes = 0

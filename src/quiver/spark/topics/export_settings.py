@@ -1,6 +1,4 @@
-"""
-What the exporter to a topic is told. Frozen, checked when made, without Spark.
-"""
+"""What the exporter to a topic is told. Frozen, checked when made, without Spark."""
 
 from __future__ import annotations
 

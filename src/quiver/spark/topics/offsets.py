@@ -33,9 +33,7 @@ _OFFSET_MAX = 2**63 - 1
 
 
 def offsets_to_json(offsets: Mapping[str, int]) -> dict[str, Any]:
-    """
-    Return the dict that Spark keeps. The order of the keys is part of the format.
-    """
+    """Return the dict that Spark keeps. The order of the keys is part of the format."""
     return {"v": TOPIC_OFFSET_VERSION, "topics": dict(sorted(offsets.items()))}
 
 

@@ -73,9 +73,7 @@ _WILD = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class TopicOptions:
-    """
-    What one `load()` asks for. See the table above.
-    """
+    """What one `load()` asks for. See the table above."""
 
     place: TopicPlace
     topics: tuple[str, ...]

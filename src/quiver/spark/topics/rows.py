@@ -1,6 +1,4 @@
-"""
-Messages → Arrow batches of the declared schema, in a task. Everything here pickles.
-"""
+"""Messages → Arrow batches of the declared schema, in a task. Everything here pickles."""
 
 from __future__ import annotations
 

@@ -63,17 +63,13 @@ _log = logging.getLogger("quiver")
 
 @dataclass(frozen=True, slots=True)
 class StagedParts:
-    """
-    What one attempt of one task wrote and synced, relative to the writer's directory.
-    """
+    """What one attempt of one task wrote and synced, relative to the writer's directory."""
 
     parts: tuple[SinkPart, ...] = field(default=())
 
 
 class _Part:
-    """
-    A staged file while it is written.
-    """
+    """A staged file while it is written."""
 
     def __init__(self, file: File, path: str, topic: str) -> None:
         self.file = file
@@ -200,9 +196,7 @@ def _rows(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...]]
 
 
 def is_batch_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
-    """
-    Say whether *batch* of *writer*, or a later one, was committed.
-    """
+    """Say whether *batch* of *writer*, or a later one, was committed."""
     return last_batch(files, f"{root}/{INCOMING_DIR}/{writer}") >= batch
 
 
@@ -242,9 +236,7 @@ def commit_messages(
 
 
 def discard_messages(files: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[StagedParts]) -> None:
-    """
-    Remove what tasks staged for *batch*, unless it is committed.
-    """
+    """Remove what tasks staged for *batch*, unless it is committed."""
     # A commit that failed late may be there all the same: then its parts belong to it.
     if not is_batch_committed(files, root, writer=writer, batch=batch):
         names = dict.fromkeys(part.path.partition("/")[0] for one in staged for part in one.parts)
@@ -260,9 +252,7 @@ def _check_file_name(files: FileSystem, directory: str, file_name: str) -> None:
 
 
 def _take_over(files: FileSystem, place: TopicPlace, clock: Clock) -> None:
-    """
-    Append what is committed, where nobody has the directory open to do it.
-    """
+    """Append what is committed, where nobody has the directory open to do it."""
     root = place.root or ""
     if not files.exists(f"{root}/{INCOMING_DIR}"):
         return
@@ -306,23 +296,17 @@ def _hold_sink_lock(files: FileSystem, path: str, clock: Clock) -> Lock | None:
 
 @dataclass(frozen=True, slots=True)
 class TopicSink:
-    """
-    Format `quiver-topic`, as `quiver.spark.store.sink` drives it.
-    """
+    """Format `quiver-topic`, as `quiver.spark.store.sink` drives it."""
 
     options: TopicSinkOptions
 
     @property
     def transaction(self) -> tuple[str, int] | None:
-        """
-        Writer and number that the program gave to this write, if it did.
-        """
+        """Writer and number that the program gave to this write, if it did."""
         return self.options.transaction
 
     def stage(self, rows: Iterator[pa.RecordBatch], *, writer: str, batch: int) -> StagedParts:
-        """
-        Write and sync one partition, in a task.
-        """
+        """Write and sync one partition, in a task."""
         partition, attempt = task_place()
         found = messages_of(rows, self.options)
         return stage_messages(
@@ -330,13 +314,9 @@ class TopicSink:
         )
 
     def commit(self, *, writer: str, batch: int, staged: Sequence[StagedParts]) -> None:
-        """
-        Make all that was staged one committed batch; one that was committed before is not again.
-        """
+        """Make all that was staged one committed batch; one that was committed before is not again."""
         commit_messages(REAL_FILES, self.options.place, writer=writer, batch=batch, staged=staged)
 
     def discard(self, *, writer: str, batch: int, staged: Sequence[StagedParts]) -> None:
-        """
-        Remove what was staged, unless it is committed.
-        """
+        """Remove what was staged, unless it is committed."""
         discard_messages(REAL_FILES, self.options.root, writer=writer, batch=batch, staged=staged)

@@ -46,9 +46,7 @@ _PASSED_OVER = ("offset", "_producer", "_producer_id", "_request_id", "_broker")
 
 @dataclass(frozen=True, slots=True)
 class TopicSinkOptions:
-    """
-    Where rows go. See the table above.
-    """
+    """Where rows go. See the table above."""
 
     place: TopicPlace
     topic: str | None = None
@@ -57,9 +55,7 @@ class TopicSinkOptions:
 
     @property
     def root(self) -> str:
-        """
-        The directory of the topics.
-        """
+        """The directory of the topics."""
         return self.place.root or ""
 
 

@@ -52,9 +52,7 @@ _log = logging.getLogger("quiver")
 
 
 class StretchesPartition(InputPartition):
-    """
-    What one task reads.
-    """
+    """What one task reads."""
 
     def __init__(self, stretches: tuple[Stretch, ...]) -> None:
         super().__init__(None)
@@ -80,24 +78,18 @@ class TopicDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """
-        The name of the format.
-        """
+        """The name of the format."""
         return "quiver-topic"
 
     def schema(self) -> StructType:
-        """
-        Return the columns of a message that are asked for; with `includeMetadata` those of its producer, too.
-        """
+        """Return the columns of a message that are asked for; with `includeMetadata` those of its producer, too."""
         options = self._parsed
         fields = [TOPIC_SCHEMA.field(name) for name in options.columns]
         fields += PRODUCER_SCHEMA if options.include_metadata else ()
         return schema_with_options(from_arrow_schema(pa.schema(fields)), self.name(), self.options)
 
     def reader(self, schema: StructType) -> TopicBatchReader:
-        """
-        Return the batch reader. Spark passes *schema* by keyword.
-        """
+        """Return the batch reader. Spark passes *schema* by keyword."""
         self._given = options_of_table(self._given, schema, self.name())
         refuse_stream_options(self._given, STREAM_OPTIONS)
         return TopicBatchReader(self._parsed, schema)
@@ -136,9 +128,7 @@ class TopicDataSource(DataSource):
 
 
 class TopicBatchReader(DataSourceReader):
-    """
-    Reads the messages that are there when the frame is first used; the list is frozen from then on.
-    """
+    """Reads the messages that are there when the frame is first used; the list is frozen from then on."""
 
     def __init__(self, options: TopicOptions, schema: StructType) -> None:
         self._options = options
@@ -165,16 +155,12 @@ class TopicBatchReader(DataSourceReader):
         return [StretchesPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """
-        Yield the rows of one partition, in a task.
-        """
+        """Yield the rows of one partition, in a task."""
         return self._rows.read(_stretches(partition))
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """
-    A streaming query's source. With a subscription it keeps that one's progress, in the query's own process only.
-    """
+    """A streaming query's source. With a subscription it keeps that one's progress, in the query's own process only."""
 
     def __init__(self, options: TopicOptions, schema: StructType) -> None:
         if options.starting == "latest" and options.subscription is None:
@@ -193,21 +179,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_views": {}, "_progress": {}}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """
-        Return where a new query starts; its subscriptions exist durably on return.
-        """
+        """Return where a new query starts; its subscriptions exist durably on return."""
         return offsets_to_json({topic: self._first(topic) for topic in topics_of(self._options)})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """
-        Return a limit that stands for both options; Spark replaces it where all is to be read at once.
-        """
+        """Return a limit that stands for both options; Spark replaces it where all is to be read at once."""
         return ReadMaxBytes(self._options.limits.bytes_max or 1)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """
-        Confirm what lies before *start*, whose batch is committed, and return where the next batch ends.
-        """
+        """Confirm what lies before *start*, whose batch is committed, and return where the next batch ends."""
         began = offsets_from_json(start)
         self._confirm(began)
         known = dict.fromkeys([*began, *topics_of(self._options)])
@@ -222,21 +202,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets_to_json(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """
-        Return the ends of the topics, for progress reports.
-        """
+        """Return the ends of the topics, for progress reports."""
         return offsets_to_json({topic: view.next_offset() for topic, view in self._views.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """
-        Fix the end of this run at what the topics hold now.
-        """
+        """Fix the end of this run at what the topics hold now."""
         self._available = {topic: self._view(topic).next_offset(durable=True) for topic in topics_of(self._options)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[StretchesPartition]:
-        """
-        Return one partition per task for the messages from *start* to before *end*.
-        """
+        """Return one partition per task for the messages from *start* to before *end*."""
         began = offsets_from_json(start)
         stretches: list[Stretch] = []
         for topic, stop in offsets_from_json(end).items():
@@ -249,21 +223,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [StretchesPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """
-        Yield the rows of one partition, in a task.
-        """
+        """Yield the rows of one partition, in a task."""
         return self._rows.read(_stretches(partition))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """
-        Confirm what lies before *end*: its batch is committed.
-        """
+        """Confirm what lies before *end*: its batch is committed."""
         self._confirm(offsets_from_json(end))
 
     def stop(self) -> None:
-        """
-        Let go of the subscriptions. Spark only comes here after an error; otherwise the process just dies.
-        """
+        """Let go of the subscriptions. Spark only comes here after an error; otherwise the process just dies."""
         for one in self._progress.values():
             one.release()
 
@@ -321,16 +289,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def absolute(place: TopicPlace) -> TopicPlace:
-    """
-    Return *place* with a directory that means the same in every process: tasks may run in another one.
-    """
+    """Return *place* with a directory that means the same in every process: tasks may run in another one."""
     return place if place.root is None else replace(place, root=os.path.abspath(place.root))  # noqa: PTH100
 
 
 def topics_of(options: TopicOptions) -> list[str]:
-    """
-    Return the topics that *options* name, or whose files are there now and match its pattern.
-    """
+    """Return the topics that *options* name, or whose files are there now and match its pattern."""
     if options.pattern is None or options.place.root is None:
         return list(options.topics)
     namespace, _, _ = options.pattern.partition("/")

@@ -52,9 +52,7 @@ OpenTier = Callable[[ObjectLocation], ObjectTier]
 
 @dataclass(frozen=True, slots=True)
 class ColdListing:
-    """
-    A cold list as read: where the objects are, and which of them may be relied on, by segment number.
-    """
+    """A cold list as read: where the objects are, and which of them may be relied on, by segment number."""
 
     location: ObjectLocation
     folder: str
@@ -178,9 +176,7 @@ def object_problem(tier: ObjectTier, key: str, entry: ColdSegment) -> str | None
 
 
 class _ColdFile:
-    """
-    A segment in the tier, opened for reading by ranges.
-    """
+    """A segment in the tier, opened for reading by ranges."""
 
     def __init__(self, path: str, tier: ObjectTier, key: str, entry: ColdSegment) -> None:
         self.path = path
@@ -189,9 +185,7 @@ class _ColdFile:
         self._entry = entry
 
     def pread(self, size: int, offset: int) -> bytes:
-        """
-        Return up to *size* bytes at *offset*; fewer only at the end.
-        """
+        """Return up to *size* bytes at *offset*; fewer only at the end."""
         length = max(0, min(size, self._entry.size_bytes - offset))
         if not length:
             return b""
@@ -205,64 +199,44 @@ class _ColdFile:
         return data
 
     def size(self) -> int:
-        """
-        Return the length in bytes.
-        """
+        """Return the length in bytes."""
         return self._entry.size_bytes
 
     def close(self) -> None:
-        """
-        Nothing stays open.
-        """
+        """Nothing stays open."""
 
     def _refuse(self, *_: object, **__: object) -> OSError:
         return OSError(errno.EROFS, os.strerror(errno.EROFS), self.path)
 
     def pwrite(self, data: Buffer, offset: int) -> None:
-        """
-        Refuse: the tier is only read here.
-        """
+        """Refuse: the tier is only read here."""
         raise self._refuse(data, offset)
 
     def pwritev(self, parts: object, offset: int, size: int = -1) -> None:
-        """
-        Refuse, as `pwrite` does.
-        """
+        """Refuse, as `pwrite` does."""
         raise self._refuse(parts, offset, size)
 
     def truncate(self, size: int) -> None:
-        """
-        Refuse, as `pwrite` does.
-        """
+        """Refuse, as `pwrite` does."""
         raise self._refuse(size)
 
     def reserve(self, start: int, length: int) -> None:
-        """
-        Refuse, as `pwrite` does.
-        """
+        """Refuse, as `pwrite` does."""
         raise self._refuse(start, length)
 
     def map_write(self) -> WriteMapping:
-        """
-        Refuse, as `pwrite` does.
-        """
+        """Refuse, as `pwrite` does."""
         raise self._refuse()
 
     def set_mode(self, mode: int) -> None:
-        """
-        Refuse, as `pwrite` does.
-        """
+        """Refuse, as `pwrite` does."""
         raise self._refuse(mode)
 
     def sync(self) -> None:
-        """
-        There is nothing to make durable.
-        """
+        """There is nothing to make durable."""
 
     def sync_data(self) -> None:
-        """
-        There is nothing to make durable.
-        """
+        """There is nothing to make durable."""
 
 
 class ColdFiles:
@@ -336,9 +310,7 @@ class ColdFiles:
             return tier
 
     def open_read(self, path: str) -> File:
-        """
-        Open a file, or a segment of the tier.
-        """
+        """Open a file, or a segment of the tier."""
         try:
             return self._files.open_read(path)
         except FileNotFoundError:
@@ -372,9 +344,7 @@ class ColdFiles:
                 raise
 
     def list_dir(self, path: str) -> list[str]:
-        """
-        Return the names in *path*, those of segments in the tier among them.
-        """
+        """Return the names in *path*, those of segments in the tier among them."""
         # The list first: a file that goes to the tier in between is in both, never in neither.
         names = self._files.list_dir(path)
         if path.rpartition("/")[2] != SEGMENTS_DIR:
@@ -385,9 +355,7 @@ class ColdFiles:
         return sorted({*names, *map(segment_name, listing.verified)})
 
     def stat(self, path: str) -> FileStat:
-        """
-        Return size, times, inode and mode; of a segment in the tier inode 0 and the time of its newest bundle.
-        """
+        """Return size, times, inode and mode; of a segment in the tier inode 0 and the time of its newest bundle."""
         try:
             return self._files.stat(path)
         except FileNotFoundError:
@@ -399,15 +367,11 @@ class ColdFiles:
             return FileStat(entry.size_bytes, newest_ns, COLD_INODE, 0o440)
 
     def exists(self, path: str) -> bool:
-        """
-        Say whether *path* names a file, a directory, or a segment of the tier.
-        """
+        """Say whether *path* names a file, a directory, or a segment of the tier."""
         return self._files.exists(path) or self._find(path) is not None
 
     def read_all(self, path: str, *, size_max: int) -> bytes:
-        """
-        Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*.
-        """
+        """Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
         try:
             return self._files.read_all(path, size_max=size_max)
         except FileNotFoundError:

@@ -35,9 +35,7 @@ class ColdWindow:
         self._out_of_log = out_of_log
 
     def keeps(self, seqs: Iterable[int]) -> set[int]:
-        """
-        Return which of the finished segments *seqs* the tier is to keep for a while yet (`cold.keep_finished`).
-        """
+        """Return which of the finished segments *seqs* the tier is to keep for a while yet (`cold.keep_finished`)."""
         keep_s = self._parts.settings.cold_keep_finished_s
         if keep_s <= 0:
             return set()

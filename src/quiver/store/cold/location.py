@@ -1,6 +1,4 @@
-"""
-Where a store's objects lie, as the cold list says it: a location without secrets, and the folder of this store.
-"""
+"""Where a store's objects lie, as the cold list says it: a location without secrets, and the folder of this store."""
 
 from __future__ import annotations
 
@@ -30,38 +28,28 @@ __all__ = [
 
 
 def folder_of(identity: str) -> str:
-    """
-    Return the folder of the store with this identity: several stores share a bucket.
-    """
+    """Return the folder of the store with this identity: several stores share a bucket."""
     return f"stores/{identity}"
 
 
 def mark_path(directory: str) -> str:
-    """
-    Return the path of the mark that belongs to the cold list in *directory*, where the segments are.
-    """
+    """Return the path of the mark that belongs to the cold list in *directory*, where the segments are."""
     root = directory.rpartition("/")[0]
     return f"{root}/{COLD_MARK}" if root else COLD_MARK
 
 
 def object_key(folder: str, entry: ColdSegment) -> str:
-    """
-    Return the key of a segment's object.
-    """
+    """Return the key of a segment's object."""
     return f"{folder}/segments/{object_name(entry.seq, entry.crc32)}"
 
 
 def quarantine_key(folder: str, entry: ColdSegment) -> str:
-    """
-    Return the key under which a damaged object is kept.
-    """
+    """Return the key under which a damaged object is kept."""
     return f"{folder}/quarantine/{object_name(entry.seq, entry.crc32)}"
 
 
 def location_to_list(location: ObjectLocation, folder: str) -> dict[str, Any]:
-    """
-    Return what the cold list keeps of *location*: everything but its secrets.
-    """
+    """Return what the cold list keeps of *location*: everything but its secrets."""
     options = {key: value for key, value in location.options.items() if str(value) not in location.secrets}
     return {
         "backend": location.backend,
@@ -147,9 +135,7 @@ class TierWhenNeeded:
             return self._own
 
     def close(self) -> None:
-        """
-        Close what was opened here; calls that wait for their next try give up. Idempotent.
-        """
+        """Close what was opened here; calls that wait for their next try give up. Idempotent."""
         # Without the lock: whoever opens it just now may wait for the network.
         self._closed = True
         own = self._own

@@ -1,6 +1,4 @@
-"""
-What a store needs of the object tier before it reads its first segment: the list, and a way to the objects.
-"""
+"""What a store needs of the object tier before it reads its first segment: the list, and a way to the objects."""
 
 from __future__ import annotations
 
@@ -47,15 +45,11 @@ class ColdSide:
 
     @property
     def is_used(self) -> bool:
-        """
-        Whether there is anything to look after.
-        """
+        """Whether there is anything to look after."""
         return self.is_set or len(self.register) > 0
 
     def files(self, files: FileSystem) -> FileSystem:
-        """
-        Return *files* for reading, segments of the tier included.
-        """
+        """Return *files* for reading, segments of the tier included."""
         return _OwnFiles(files, self) if self.is_used else files
 
     def open_tier(self, _location: ObjectLocation) -> ObjectTier:
@@ -81,9 +75,7 @@ class ColdSide:
 
 
 class _Verified(Mapping[int, ColdSegment]):
-    """
-    What an open store's register calls verified, at each moment.
-    """
+    """What an open store's register calls verified, at each moment."""
 
     def __init__(self, register: ColdRegister) -> None:
         self._register = register

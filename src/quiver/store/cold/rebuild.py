@@ -31,9 +31,7 @@ _NOWHERE = "objects"
 
 
 class _Shown(ColdFiles):
-    """
-    One object as a file, by an entry that is in no list yet.
-    """
+    """One object as a file, by an entry that is in no list yet."""
 
     def __init__(self, files: FileSystem, listing: ColdListing, tier: ObjectTier) -> None:
         super().__init__(files, open_tier=lambda _: tier)
@@ -101,9 +99,7 @@ def list_tier(files: FileSystem, location: Mapping[str, Any], tier: ObjectTier) 
 
 
 def _each_once(entries: Iterable[ColdSegment]) -> list[ColdSegment]:
-    """
-    Return *entries*, of which those are damaged that are the same segment under another number.
-    """
+    """Return *entries*, of which those are damaged that are the same segment under another number."""
     contents: set[tuple[int, int]] = set()
     kept = []
     for entry in entries:

@@ -42,9 +42,7 @@ _WHAT_TO_DO = (
 
 
 def cold_segment(info: SegmentInfo, checksum: int, state: ColdState) -> ColdSegment:
-    """
-    Return the entry of a segment whose file ends with *checksum*.
-    """
+    """Return the entry of a segment whose file ends with *checksum*."""
     return ColdSegment(
         info.seq,
         info.size_bytes,
@@ -62,9 +60,7 @@ def _pair(first: int | None, last: int | None) -> tuple[int, int] | None:
 
 
 def info_of(entry: ColdSegment, directory: str) -> SegmentInfo:
-    """
-    Return what the store keeps in mind of a segment that only the tier has; its path is where it would lie.
-    """
+    """Return what the store keeps in mind of a segment that only the tier has; its path is where it would lie."""
     wal, sequences, times = (pair or (None, None) for pair in (entry.wal, entry.sequences, entry.ingested_ns))
     return SegmentInfo(
         seq=entry.seq,
@@ -155,29 +151,21 @@ class ColdRegister:
                 self._make_mark()
 
     def get(self, seq: int) -> ColdSegment | None:
-        """
-        Return the entry of segment *seq*, or None.
-        """
+        """Return the entry of segment *seq*, or None."""
         return self._entries.get(seq)
 
     def is_verified(self, seq: int) -> bool:
-        """
-        Say whether the tier has segment *seq*, read back and found right.
-        """
+        """Say whether the tier has segment *seq*, read back and found right."""
         entry = self._entries.get(seq)
         return entry is not None and entry.state == "verified"
 
     def entries(self) -> list[ColdSegment]:
-        """
-        Return all entries, ascending.
-        """
+        """Return all entries, ascending."""
         with self._lock:
             return [self._entries[seq] for seq in sorted(self._entries)]
 
     def unverified(self) -> list[ColdSegment]:
-        """
-        Return the entries that nobody may rely on, ascending.
-        """
+        """Return the entries that nobody may rely on, ascending."""
         with self._lock:
             return [self._entries[seq] for seq in sorted(self._unverified)]
 
@@ -216,9 +204,7 @@ class ColdRegister:
             self._write({seq: entry for seq, entry in self._entries.items() if seq not in gone})
 
     def leave(self, seqs: Iterable[int], state: ColdState = "sent") -> None:
-        """
-        Say of segments that are no more that nobody relies on their objects. Durable after the next `keep`.
-        """
+        """Say of segments that are no more that nobody relies on their objects. Durable after the next `keep`."""
         with self._lock:
             for seq in seqs:
                 entry = self._entries.get(seq)

@@ -55,16 +55,12 @@ class RestoredStore:
 
     @property
     def bundles(self) -> int:
-        """
-        Bundles in the segments.
-        """
+        """Bundles in the segments."""
         return sum(entry.bundle_count for entry in self.segments)
 
     @property
     def size_bytes(self) -> int:
-        """
-        Bytes of the segments.
-        """
+        """Bytes of the segments."""
         return sum(entry.size_bytes for entry in self.segments)
 
 

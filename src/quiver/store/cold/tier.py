@@ -80,15 +80,11 @@ class ColdTier:
 
     @property
     def is_used(self) -> bool:
-        """
-        Whether segments are sent, or some are there.
-        """
+        """Whether segments are sent, or some are there."""
         return self._is_sending or len(self._register) > 0
 
     def stats(self) -> dict[str, Any]:
-        """
-        Return figures of this moment.
-        """
+        """Return figures of this moment."""
         verified = [entry for entry in self._register.entries() if entry.state == "verified"]
         waiting = self.waiting()
         sequences = [one.sequence_first for one in waiting if one.sequence_first is not None]
@@ -103,9 +99,7 @@ class ColdTier:
         }
 
     def waiting(self) -> list[SegmentInfo]:
-        """
-        Return the segments that are to be sent, ascending: sealed, not verified, and not finished by everybody.
-        """
+        """Return the segments that are to be sent, ascending: sealed, not verified, and not finished by everybody."""
         parts = self._parts
         if not self._is_sending:
             return []
@@ -122,9 +116,7 @@ class ColdTier:
     # ── one pass ─────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> int:
-        """
-        One pass; how many segments were sent and verified. What fails is told, and tried again after a pause.
-        """
+        """One pass; how many segments were sent and verified. What fails is told, and tried again after a pause."""
         clock, observer = self._parts.clock, self._parts.observer
         if self._not_before_s is not None and clock.monotonic() < self._not_before_s:
             return 0
@@ -154,9 +146,7 @@ class ColdTier:
         return sent
 
     def _require_place(self, tier: ObjectTier) -> None:
-        """
-        Return when the tier is where earlier segments went: what is sent elsewhere would be missed there.
-        """
+        """Return when the tier is where earlier segments went: what is sent elsewhere would be missed there."""
         verified = next((entry for entry in self._register.entries() if entry.state == "verified"), None)
         if verified is not None:
             key = object_key(self._folder, verified)
@@ -195,9 +185,7 @@ class ColdTier:
         return location_from_list(self._register.location)[1]
 
     def _intend(self, info: SegmentInfo, source: File) -> tuple[ColdSegment | None, ColdSegment | None]:
-        """
-        Step 1: note, durably, that there may be an object. Returns the entry as it was, and as it is.
-        """
+        """Step 1: note, durably, that there may be an object. Returns the entry as it was, and as it is."""
         checksum = int.from_bytes(source.pread(_CRC_BYTES, max(0, info.size_bytes - _CRC_BYTES)), "little")
         entry = cold_segment(info, checksum, "sent")
         with self._parts.maintenance:
@@ -213,9 +201,7 @@ class ColdTier:
             return before, entry
 
     def _is_there(self, tier: ObjectTier, key: str, entry: ColdSegment) -> bool:
-        """
-        Step 3: say whether the object is the segment, byte for byte, by its checksum.
-        """
+        """Step 3: say whether the object is the segment, byte for byte, by its checksum."""
         crc = offset = 0
         tail = b""
         try:
@@ -236,9 +222,7 @@ class ColdTier:
     # ── leaving ──────────────────────────────────────────────────────────────────────────────────────
 
     def _remove(self, tier: ObjectTier) -> None:
-        """
-        Remove the objects that nobody relies on; keep a copy of damaged ones.
-        """
+        """Remove the objects that nobody relies on; keep a copy of damaged ones."""
         with self._parts.maintenance:
             self._register.keep()  # never an object before the list says that it may be missing
         leaving = self._leaving()
@@ -256,25 +240,19 @@ class ColdTier:
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """
-        Run passes in a thread of its own from now on, when asked by `tend`. None without a tier.
-        """
+        """Run passes in a thread of its own from now on, when asked by `tend`. None without a tier."""
         if self.is_used:
             self._worker.start()
 
     def tend(self) -> None:
-        """
-        Do what there is to do: now, or where there is a thread, there.
-        """
+        """Do what there is to do: now, or where there is a thread, there."""
         if not self._worker.is_started:
             self.run()
         elif self._leaving() or self.waiting():
             self._worker.wake()
 
     def stop(self) -> None:
-        """
-        Let the pass that runs end, and start no other: on return nobody here writes any more. Idempotent.
-        """
+        """Let the pass that runs end, and start no other: on return nobody here writes any more. Idempotent."""
         self._stopping.set()
         self._worker.stop()
         with self._pass:  # one that somebody drives by hand writes to the directory, too
@@ -284,9 +262,7 @@ class ColdTier:
         self.run()
 
     def _fail(self, died: WorkerDied) -> None:
-        """
-        Let the store refuse: it would fill up with segments that nothing sends.
-        """
+        """Let the store refuse: it would fill up with segments that nothing sends."""
         self.failure = str(died)
         self._parts.wal.poison(died)
         with self._parts.lock:
@@ -294,9 +270,7 @@ class ColdTier:
 
 
 def _upload(tier: ObjectTier, key: str, source: File, entry: ColdSegment) -> tuple[int, str] | None:
-    """
-    Step 2. Returns where and why the local file is not what was written, or None.
-    """
+    """Step 2. Returns where and why the local file is not what was written, or None."""
     seen: list[int] = [0]
 
     def parts() -> Iterator[bytes]:

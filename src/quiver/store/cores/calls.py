@@ -1,5 +1,6 @@
 """
-What a store of several cores offers about its subscribers: what `Store` offers, over the cores that are open here.
+What a store of several cores offers about its subscribers: what `Store` offers, over the cores that
+are open here.
 """
 
 from __future__ import annotations
@@ -22,17 +23,13 @@ _Told = TypeVar("_Told")
 
 
 class ShardedSubscriberCalls(abc.ABC):
-    """
-    A base of `ShardedStore`. Everything counts sealed bundles, of the cores that this process has open.
-    """
+    """A base of `ShardedStore`. Everything counts sealed bundles, of the cores that this process has open."""
 
     path: str
 
     @abc.abstractmethod
     def open_stores(self) -> dict[int, Store]:
-        """
-        Return the store of each core that this process has open now.
-        """
+        """Return the store of each core that this process has open now."""
 
     @abc.abstractmethod
     def _require_open(self) -> None: ...
@@ -48,7 +45,8 @@ class ShardedSubscriberCalls(abc.ABC):
 
     def orphans(self) -> list[SubscriberStatus]:
         """
-        Return those that have progress in some core, hold data for it, and were not registered there; as `subscribers`.
+        Return those that have progress in some core, hold data for it, and were not registered there; as
+        `subscribers`.
         """
         return _together(status for store in self._stores() for status in store.orphans())
 

@@ -58,17 +58,13 @@ _CAPS_MAX = 2
 
 
 def find_cores(fs: FileSystem, root: str) -> list[int]:
-    """
-    Return the numbers of all cores that have a directory in *root*, ascending.
-    """
+    """Return the numbers of all cores that have a directory in *root*, ascending."""
     found = (parse_core_directory(name) for name in fs.list_dir(root))
     return sorted(core for core in found if core is not None)
 
 
 def directory_bytes(fs: FileSystem, directory: str) -> int:
-    """
-    Return the bytes of all files in *directory* and the directories right below it. What vanishes meanwhile is 0.
-    """
+    """Return the bytes of all files in *directory* and the directories right below it. What vanishes meanwhile is 0."""
     total = 0
     for name in fs.list_dir(directory):
         path = f"{directory}/{name}"
@@ -86,9 +82,7 @@ def directory_bytes(fs: FileSystem, directory: str) -> int:
 
 @dataclass(slots=True)
 class _Peer:
-    """
-    What was last seen of another core.
-    """
+    """What was last seen of another core."""
 
     signature: tuple[int, int, bytes] | None = None
     changed_s: float = -math.inf
@@ -150,23 +144,17 @@ class SharedCapacity:
 
     @property
     def cap_bytes(self) -> int | None:
-        """
-        The cap on all cores together, at this moment.
-        """
+        """The cap on all cores together, at this moment."""
         return self._cap.now_bytes
 
     @property
     def largest_bytes(self) -> int | None:
-        """
-        The largest that it may become.
-        """
+        """The largest that it may become."""
         return self._cap.largest_bytes
 
     @property
     def cap_name(self) -> str:
-        """
-        The setting that it comes from.
-        """
+        """The setting that it comes from."""
         return self._cap.name
 
     def attach(self, own_bytes: Callable[[], int]) -> None:
@@ -273,37 +261,27 @@ class SharedCapacity:
         self._look_again_s = -math.inf
 
     def _shut_out_bytes(self) -> int:
-        """
-        Return how much of the cap is not for this core: all that it did not claim, also what nobody claimed yet.
-        """
+        """Return how much of the cap is not for this core: all that it did not claim, also what nobody claimed yet."""
         return max(0, (self.cap_bytes or 0) - self.claim_bytes)
 
     @property
     def seen_bytes(self) -> int:
-        """
-        What the other cores had or claimed when they were last looked at, and what is above all cores.
-        """
+        """What the other cores had or claimed when they were last looked at, and what is above all cores."""
         return self._others_bytes
 
     def used_bytes(self) -> int:
-        """
-        Return what this core has on disk and in its open segment; 0 before it is attached.
-        """
+        """Return what this core has on disk and in its open segment; 0 before it is attached."""
         return 0 if self._own_bytes is None else self._own_bytes()
 
     def bytes_of(self, core: int) -> int:
-        """
-        Return what *core*, another one, was last seen to claim or to have.
-        """
+        """Return what *core*, another one, was last seen to claim or to have."""
         peer = self._peers.get(core)
         return 0 if peer is None else peer.bytes
 
     # What a maintenance tick does.
 
     def beat(self) -> None:
-        """
-        Write the claim anew, also when it did not change: that is how the others know that this core is alive.
-        """
+        """Write the claim anew, also when it did not change: that is how the others know that this core is alive."""
         with self._lock:
             if self._own_bytes is not None:
                 own = self._own_bytes()
@@ -311,9 +289,7 @@ class SharedCapacity:
                 self._publish(self.claim_bytes)
 
     def close(self) -> None:
-        """
-        Claim no more than what is there, and let go of the file. Idempotent.
-        """
+        """Claim no more than what is there, and let go of the file. Idempotent."""
         with self._lock:
             if self._file is not None and self._own_bytes is not None:
                 self._publish(self._own_bytes())

@@ -62,9 +62,7 @@ _CRC_BYTES = 4
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Victim:
-    """
-    A segment that may go; they sort oldest first.
-    """
+    """A segment that may go; they sort oldest first."""
 
     sealed_ns: int
     core: int
@@ -86,9 +84,7 @@ def take_claim(fs: FileSystem, directory: str, *, who: str) -> Lock | None:
 
 
 def was_evicted(fs: FileSystem, directory: str) -> bool:
-    """
-    Say whether others deleted segments in *directory* that its owner has not taken note of.
-    """
+    """Say whether others deleted segments in *directory* that its owner has not taken note of."""
     return fs.exists(f"{directory}/{EVICTED}")
 
 
@@ -115,9 +111,7 @@ def read_record(fs: FileSystem, directory: str, observer: Observer) -> tuple[Dro
 
 
 def forget_record(fs: FileSystem, directory: str) -> None:
-    """
-    Remove the record, durably, after everything it says was taken note of. The caller has the lock.
-    """
+    """Remove the record, durably, after everything it says was taken note of. The caller has the lock."""
     remove_durably(fs, [f"{directory}/{EVICTED}"])
 
 
@@ -229,9 +223,7 @@ class Evictor:
                 yield victim
 
     def _is_copy(self, victim: _Victim, entry: ColdSegment) -> bool:
-        """
-        Say whether the file is what the tier has, and nothing that the log would bring back.
-        """
+        """Say whether the file is what the tier has, and nothing that the log would bring back."""
         if self._info(victim) is None or victim.size_bytes != entry.size_bytes:
             return False
         file = self._fs.open_read(self._path(victim.core, victim.seq))
@@ -249,9 +241,7 @@ class Evictor:
                     yield _Victim(victim.sealed_ns, core, seq, victim.size_bytes, info.bundle_count)
 
     def _durable_states(self, core: int) -> list[SubscriberState]:
-        """
-        Return what every subscriber's file says; empty when there is none, or when one of them does not tell.
-        """
+        """Return what every subscriber's file says; empty when there is none, or when one of them does not tell."""
         directory = self._directory(core)
         states = []
         for subscriber in find_subscribers(self._fs, directory):
@@ -281,9 +271,7 @@ class Evictor:
         return info is not None and all(state.is_complete(SegmentRef(info.seq, info.bundle_count)) for state in states)
 
     def _info(self, victim: _Victim) -> SegmentInfo | None:
-        """
-        Read what a segment says of itself; None when it is none that may go.
-        """
+        """Read what a segment says of itself; None when it is none that may go."""
         try:
             info = read_info(self._fs, self._path(victim.core, victim.seq))
         except (Damaged, FileNotFoundError):

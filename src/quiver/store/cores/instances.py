@@ -1,6 +1,4 @@
-"""
-Which directories below a path are stores: the path itself, or one for each core.
-"""
+"""Which directories below a path are stores: the path itself, or one for each core."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ __all__ = ["instance_roots", "is_store"]
 
 
 def is_store(fs: FileSystem, root: str) -> bool:
-    """
-    Say whether *root* looks like the directory of one store.
-    """
+    """Say whether *root* looks like the directory of one store."""
     return any(fs.exists(f"{root}/{name}") for name in (WAL_DIR, SEGMENTS_DIR, STORE_LOCK))
 
 

@@ -1,6 +1,4 @@
-"""
-`quiver.open`: one store in a directory, or one for each core of it.
-"""
+"""`quiver.open`: one store in a directory, or one for each core of it."""
 
 from __future__ import annotations
 
@@ -164,9 +162,7 @@ class _Place:
     share: DiskShare | None
 
     def open_single(self) -> Store:
-        """
-        Open the one store of a directory without cores.
-        """
+        """Open the one store of a directory without cores."""
         cap = OwnCap(self.settings.size_cap_bytes, self.share, self.root)
         store = open_store(
             self.root,
@@ -183,15 +179,11 @@ class _Place:
         return store
 
     def open_alone(self, core: int) -> Shard:
-        """
-        Open a core that has its even part of the cap, and neither asks nor tells anybody.
-        """
+        """Open a core that has its even part of the cap, and neither asks nor tells anybody."""
         return Shard(core, self._open_store(core, None))
 
     def open_shared(self, core: int) -> Shard:
-        """
-        Open a core under the cap of all.
-        """
+        """Open a core under the cap of all."""
         evictor = Evictor(self.files, self.root, core, clock=self.clock, observer=self.observer)
         capacity = self._capacity(core, evictor)
         store = self._open_store(core, capacity)
@@ -246,7 +238,8 @@ class _Place:
 
         def evict(bytes_wanted: int) -> dict[int, int]:
             """
-            Free what is finished; under `drop_oldest` also what is not, from cores that have more than an even part.
+            Free what is finished; under `drop_oldest` also what is not, from cores that have more than an even
+            part.
             """
             others = [other for other in find_cores(self.files, self.root) if other != core]
             greedy: list[int] = []
@@ -283,9 +276,7 @@ def _check_cores(files: FileSystem, root: str, cores: int, core: int | None) -> 
 
 
 def _settings_of_one(settings: Settings, cores: int, directories: int, *, share_cap: bool) -> Settings:
-    """
-    Return the settings of one core, the cap divided evenly unless they share it. Each could live on its part.
-    """
+    """Return the settings of one core, the cap divided evenly unless they share it. Each could live on its part."""
     cap = settings.size_cap_bytes
     if cap is None:
         return settings

@@ -65,16 +65,12 @@ def remove_drained(fs: FileSystem, directory: str) -> bool:
 
 
 def _letter_boxes(fs: FileSystem, directory: str) -> list[str]:
-    """
-    Return the stores of dead letters in the store at *directory*.
-    """
+    """Return the stores of dead letters in the store at *directory*."""
     return [f"{directory}/{DEAD_LETTER_DIR}/{name}" for name in _names(fs, f"{directory}/{DEAD_LETTER_DIR}")]
 
 
 def _empty(fs: FileSystem, directory: str) -> None:
-    """
-    Remove what is in a store's directory, but for its lock, durably.
-    """
+    """Remove what is in a store's directory, but for its lock, durably."""
     # The log first: without its cursor, or without progress files, what is in it would be delivered once more.
     log = [name for name in _names(fs, f"{directory}/{WAL_DIR}") if name != CURSOR_NAME]
     remove_durably(fs, [f"{directory}/{WAL_DIR}/{name}" for name in log])
@@ -102,9 +98,7 @@ def _must_stay(fs: FileSystem, directory: str) -> bool:
 
 
 def _has_logged(fs: FileSystem, directory: str) -> bool:
-    """
-    Say whether something may be in the log of a store that is in no segment.
-    """
+    """Say whether something may be in the log of a store that is in no segment."""
     try:
         return sealed_and_logged(fs, directory)[1] > 0
     except QuiverError:

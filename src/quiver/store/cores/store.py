@@ -52,9 +52,7 @@ _ADOPT_S_MAX = 300.0
 
 
 class CoreReceipt(NamedTuple):
-    """
-    Proof of ingest: the core, and there the bundle's sequence number and the log position behind it.
-    """
+    """Proof of ingest: the core, and there the bundle's sequence number and the log position behind it."""
 
     core: int
     sequence: int
@@ -63,9 +61,7 @@ class CoreReceipt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """
-    One core's store, open, and what it shares the cap by; neither when the cap is divided evenly.
-    """
+    """One core's store, open, and what it shares the cap by; neither when the cap is divided evenly."""
 
     core: int
     store: Store
@@ -73,9 +69,7 @@ class Shard:
     evictor: Evictor | None = None
 
     def figures(self) -> dict[str, int]:
-        """
-        Return how this core stands towards the others; empty when it shares nothing.
-        """
+        """Return how this core stands towards the others; empty when it shares nothing."""
         if self.capacity is None or self.evictor is None:
             return {}
         return {
@@ -89,9 +83,7 @@ class Shard:
 
 @dataclass(slots=True)
 class _Registered:
-    """
-    A subscriber, and how it is registered in a core that is opened later.
-    """
+    """A subscriber, and how it is registered in a core that is opened later."""
 
     subscriber: ShardedSubscriber
     start: Start = "latest"
@@ -230,9 +222,7 @@ class ShardedStore(ShardedSubscriberCalls):
         return self._shards[core].store
 
     def open_stores(self) -> dict[int, Store]:
-        """
-        Return the store of each core that this process has open now, those included that are only drained.
-        """
+        """Return the store of each core that this process has open now, those included that are only drained."""
         return {shard.core: shard.store for shard in self._open_shards()}
 
     # ── subscribers ──────────────────────────────────────────────────────────────────────────────────
@@ -356,7 +346,8 @@ class ShardedStore(ShardedSubscriberCalls):
 
     def _fail(self, died: WorkerDied) -> None:
         """
-        Let every core of this process refuse: the others no longer see what these claim, nor take over what they leave.
+        Let every core of this process refuse: the others no longer see what these claim, nor take over what they
+        leave.
         """
         for store in self.open_stores().values():
             store.poison(died)
@@ -373,9 +364,7 @@ class ShardedStore(ShardedSubscriberCalls):
         return shard
 
     def _take_note(self, shard: Shard) -> None:
-        """
-        Forget what other cores deleted in this core's directory.
-        """
+        """Forget what other cores deleted in this core's directory."""
         directory = shard.store.path
         if not was_evicted(self._files, directory):
             return
@@ -434,9 +423,7 @@ class ShardedStore(ShardedSubscriberCalls):
 
     @property
     def disk_bytes(self) -> int:
-        """
-        Bytes of log and segments on disk, of the cores that this process has open.
-        """
+        """Bytes of log and segments on disk, of the cores that this process has open."""
         return sum(shard.store.disk_bytes for shard in self._open_shards())
 
     def core_usage(self) -> dict[int, tuple[int, float | None]]:
@@ -459,15 +446,14 @@ class ShardedStore(ShardedSubscriberCalls):
         by: By = "ingested",
         table: str | None = None,
     ) -> Scan:
-        """
-        Return the rows of one slot, of every core of the directory, one core after the other; see `Store.scan`.
-        """
+        """Return the rows of one slot, of every core of the directory, one core after the other; see `Store.scan`."""
         self._require_open()
         return self._reader.scan(slot, columns, start, end, by=by, table=table)
 
     def stats(self) -> dict[str, Any]:
         """
-        Return figures of this moment: sums over the open cores, each subscriber's lag, and each core's own figures.
+        Return figures of this moment: sums over the open cores, each subscriber's lag, and each
+        core's own figures.
         """
         by_core = {shard.core: (shard, shard.store.stats()) for shard in self._open_shards()}
         usage = self.core_usage()

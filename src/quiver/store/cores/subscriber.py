@@ -1,6 +1,4 @@
-"""
-A subscriber of several cores: one `Subscriber` in each store, and handles that say from which core they come.
-"""
+"""A subscriber of several cores: one `Subscriber` in each store, and handles that say from which core they come."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ _WAIT_S = 0.02
 
 
 class CoreHandle:
-    """
-    One bundle of one core, claimed for one subscriber; see `BundleHandle`, which it stands for.
-    """
+    """One bundle of one core, claimed for one subscriber; see `BundleHandle`, which it stands for."""
 
     __slots__ = ("core", "handle")
 
@@ -41,16 +37,12 @@ class CoreHandle:
 
     @property
     def ref(self) -> BundleRef:
-        """
-        Where the bundle lies within its core's store.
-        """
+        """Where the bundle lies within its core's store."""
         return self.handle.ref
 
     @property
     def outcome(self) -> str | None:
-        """
-        How the claim ended; None while it lasts.
-        """
+        """How the claim ended; None while it lasts."""
         return self.handle.outcome
 
     @property
@@ -124,15 +116,11 @@ class ShardedSubscriber:
         self._turn = itertools.count()
 
     def join(self, core: int, part: Subscriber) -> None:
-        """
-        Deliver from *core*, too.
-        """
+        """Deliver from *core*, too."""
         self._parts = {**self._parts, core: part}
 
     def leave(self, core: int) -> None:
-        """
-        Deliver from *core* no more.
-        """
+        """Deliver from *core* no more."""
         self._parts = {other: part for other, part in self._parts.items() if other != core}
 
     def next_bundle(self, timeout: float | None = None) -> CoreHandle | None:
@@ -194,9 +182,7 @@ class ShardedSubscriber:
 
     @contextlib.contextmanager
     def _unless_gone(self, core: int, part: Subscriber) -> Iterator[None]:
-        """
-        Pass over a core that was drained and is gone: the others go on.
-        """
+        """Pass over a core that was drained and is gone: the others go on."""
         try:
             yield
         except StoreClosed:
@@ -298,15 +284,11 @@ class ShardedSubscriber:
         return part
 
     def pending_bundle_count(self) -> int:
-        """
-        Return how many sealed bundles are not resolved, over all cores; claimed and deferred ones included.
-        """
+        """Return how many sealed bundles are not resolved, over all cores; claimed and deferred ones included."""
         return sum(part.pending_bundle_count() for part in self._parts.values())
 
     def is_drained(self) -> bool:
-        """
-        Say whether all sealed bundles of all cores are resolved. What is in open segments is not: `flush` first.
-        """
+        """Say whether all sealed bundles of all cores are resolved. What is in open segments is not: `flush` first."""
         return self.pending_bundle_count() == 0
 
     def release(self) -> None:

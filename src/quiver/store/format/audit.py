@@ -64,9 +64,7 @@ class AuditRecord:
 
 
 def ranges_of(bits: int) -> tuple[tuple[int, int], ...]:
-    """
-    Return the ranges of set bits, first and last included.
-    """
+    """Return the ranges of set bits, first and last included."""
     found: list[tuple[int, int]] = []
     at = 0
     while bits:
@@ -80,9 +78,7 @@ def ranges_of(bits: int) -> tuple[tuple[int, int], ...]:
 
 
 def encode_audit_record(record: AuditRecord) -> bytes:
-    """
-    Return the line, its end included.
-    """
+    """Return the line, its end included."""
     seconds, ns = divmod(record.at_ns, _NS)
     moment = datetime.fromtimestamp(seconds, UTC)
     fields: dict[str, Any] = {
@@ -98,9 +94,7 @@ def encode_audit_record(record: AuditRecord) -> bytes:
 
 
 def decode_audit(data: bytes) -> Iterator[AuditRecord]:
-    """
-    Iterate over the records in *data*; lines that are none are passed over.
-    """
+    """Iterate over the records in *data*; lines that are none are passed over."""
     for line in data.split(b"\n"):
         record = _decode_line(line)
         if record is not None:

@@ -112,7 +112,8 @@ class ColdSegment:
 @dataclass(frozen=True, slots=True)
 class ColdList:
     """
-    The whole list. *location* is what `quiver.objects` needs to find the objects, without secrets; entries ascend.
+    The whole list. *location* is what `quiver.objects` needs to find the objects, without secrets;
+    entries ascend.
     """
 
     location: Mapping[str, Any]
@@ -121,15 +122,14 @@ class ColdList:
 
 def object_name(seq: int, checksum: int) -> str:
     """
-    Return the last part of the key of a segment's object: number and checksum, so that no two contents share a name.
+    Return the last part of the key of a segment's object: number and checksum, so that no two contents share a
+    name.
     """
     return f"{segment_name(seq).removesuffix('.qseg')}-{checksum:08x}.qseg"
 
 
 def parse_object_name(name: str) -> tuple[int, int] | None:
-    """
-    Return number and checksum of the segment whose object is called *name*; None when it is none.
-    """
+    """Return number and checksum of the segment whose object is called *name*; None when it is none."""
     number, dash, checksum = name.removesuffix(".qseg").rpartition("-")
     seq = parse_segment_name(f"{number}.qseg")
     if seq is None or not dash or re.fullmatch("[0-9a-f]{8}", checksum) is None or not name.endswith(".qseg"):
@@ -166,9 +166,7 @@ def _encode_entry(entry: ColdSegment) -> bytes:
 
 
 def decode_cold_list(view: memoryview) -> Answer[ColdList]:
-    """
-    Decode a cold list. What follows the file is left alone.
-    """
+    """Decode a cold list. What follows the file is left alone."""
     if not COLD_MAGIC.startswith(bytes(view[: len(COLD_MAGIC)])):
         return Damage(0, "not a cold list: the magic does not match")
     if len(view) < _PREFIX.size:

@@ -41,29 +41,21 @@ _CORE = re.compile(r"core_(0|[1-9][0-9]{0,3})")
 
 
 def core_directory(core: int) -> str:
-    """
-    Return the name of the directory of core *core*.
-    """
+    """Return the name of the directory of core *core*."""
     return f"core_{core}"
 
 
 def parse_core_directory(name: str) -> int | None:
-    """
-    Return the core number in *name*, or None when it is not a core's directory.
-    """
+    """Return the core number in *name*, or None when it is not a core's directory."""
     match = _CORE.fullmatch(name)
     return int(match[1]) if match is not None and int(match[1]) <= CORE_MAX else None
 
 
 def encode_claim(claim_bytes: int) -> bytes:
-    """
-    Return the 24 bytes of a claim file: its owner may use *claim_bytes* of the cap without asking again.
-    """
+    """Return the 24 bytes of a claim file: its owner may use *claim_bytes* of the cap without asking again."""
     return encode_sidecar(CLAIM_MAGIC, claim_bytes)
 
 
 def decode_claim(view: memoryview) -> Answer[int]:
-    """
-    Decode the claimed bytes from a claim file.
-    """
+    """Decode the claimed bytes from a claim file."""
     return decode_sidecar(view, CLAIM_MAGIC, "claim on the size cap")

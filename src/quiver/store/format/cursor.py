@@ -15,14 +15,10 @@ CURSOR_MAGIC = b"QUIVER\0T"
 
 
 def encode_cursor(wal_position: int) -> bytes:
-    """
-    Return the 24 bytes of a cursor file at *wal_position*.
-    """
+    """Return the 24 bytes of a cursor file at *wal_position*."""
     return encode_sidecar(CURSOR_MAGIC, wal_position)
 
 
 def decode_cursor(view: memoryview) -> Answer[int]:
-    """
-    Decode the WAL position from a cursor file.
-    """
+    """Decode the WAL position from a cursor file."""
     return decode_sidecar(view, CURSOR_MAGIC, "WAL cursor")

@@ -71,9 +71,7 @@ def describe(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) -> Descri
 
 
 def kind_of(name: str, view: memoryview) -> str:
-    """
-    Return the kind of the file *name*, or "unknown". Only the first and the last bytes of *view* are looked at.
-    """
+    """Return the kind of the file *name*, or "unknown". Only the first and the last bytes of *view* are looked at."""
     head = bytes(view[: len(WAL_MAGIC)])
     if head == WAL_MAGIC:
         return "wal"

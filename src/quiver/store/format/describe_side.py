@@ -64,9 +64,7 @@ _SQLITE_HEAD_BYTES = 100
 
 
 def side_kind_by_head(head: bytes) -> str | None:
-    """
-    Return the kind that the first bytes of a file speak of; None when they do not.
-    """
+    """Return the kind that the first bytes of a file speak of; None when they do not."""
     by_magic = {
         DROP_MAGIC: "drop ledger",
         CLAIM_MAGIC: "claim",
@@ -85,9 +83,7 @@ def side_kind_by_head(head: bytes) -> str | None:
 
 
 def side_kind_by_name(base: str) -> str | None:
-    """
-    Return the kind that a file's name, without its directory, speaks of; None when it does not.
-    """
+    """Return the kind that a file's name, without its directory, speaks of; None when it does not."""
     if base in _NAMES:
         return _NAMES[base]
     if base.startswith("quiver.") and base.endswith(".lock"):
@@ -268,9 +264,7 @@ def _describe_kept(to: Description, _view: memoryview, _rows_max: int) -> None:
 
 
 def _describe_database(to: Description, view: memoryview, _rows_max: int) -> None:
-    """
-    What receivers remember of requests and clients. SQLite reads it; its head says this much without it.
-    """
+    """What receivers remember of requests and clients. SQLite reads it; its head says this much without it."""
     if len(view) < _SQLITE_HEAD_BYTES:
         to.problems.append(
             Problem(len(view), f"cut short: at least {_SQLITE_HEAD_BYTES - len(view)} bytes are missing")

@@ -117,9 +117,7 @@ def encode_drop_ledger(entries: Sequence[DroppedSegment]) -> bytes:
 
 
 def decode_drop_ledger(view: memoryview) -> Answer[tuple[DroppedSegment, ...]]:
-    """
-    Decode a drop ledger, ascending by segment number. What follows the file is left alone.
-    """
+    """Decode a drop ledger, ascending by segment number. What follows the file is left alone."""
     if not DROP_MAGIC.startswith(bytes(view[: len(DROP_MAGIC)])):
         return Damage(0, "not a drop ledger: the magic does not match")
     if len(view) < _PREFIX.size:

@@ -72,34 +72,26 @@ class ExporterReport:
 
     @property
     def is_failing(self) -> bool:
-        """
-        Whether nothing was delivered since the last failure.
-        """
+        """Whether nothing was delivered since the last failure."""
         failure, success_ns = self.last_failure, self.last_success_at_ns
         return failure is not None and (success_ns is None or success_ns < failure.at_ns)
 
 
 def cut_message(message: str) -> str:
-    """
-    Return *message* as a report has it: in a line, printable, cut.
-    """
+    """Return *message* as a report has it: in a line, printable, cut."""
     line = " ".join(message.split())
     line = "".join(one if one.isprintable() else "?" for one in line[: MESSAGE_CHARS_MAX + 1])
     return line if len(line) <= MESSAGE_CHARS_MAX else f"{line[: MESSAGE_CHARS_MAX - 1]}…"
 
 
 def encode_report(report: ExporterReport) -> bytes:
-    """
-    Return the text of a report.
-    """
+    """Return the text of a report."""
     value = {"kind": _KIND, "version": REPORT_VERSION, **asdict(report)}
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def decode_report(view: memoryview) -> Answer[ExporterReport]:
-    """
-    Decode a whole report. Members that are not known are passed over.
-    """
+    """Decode a whole report. Members that are not known are passed over."""
     if len(view) > REPORT_BYTES_MAX:
         return Damage(0, f"not an exporter's report: it has more than {REPORT_BYTES_MAX} bytes")
     try:

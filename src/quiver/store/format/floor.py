@@ -49,9 +49,7 @@ class Floor:
 
 
 def encode_floor(floor: int, *, skipped: range | None = None) -> bytes:
-    """
-    Return the bytes of a floor file: the next segment number is *floor* or above. 24, or 40 with *skipped*.
-    """
+    """Return the bytes of a floor file: the next segment number is *floor* or above. 24, or 40 with *skipped*."""
     if skipped is None:
         return encode_sidecar(FLOOR_MAGIC, floor)
     fields = _FIELDS.pack(FLOOR_MAGIC, _SKIPPED_VERSION, FLOOR_SKIPPED.size, floor, skipped.start, skipped.stop)
@@ -59,17 +57,13 @@ def encode_floor(floor: int, *, skipped: range | None = None) -> bytes:
 
 
 def decode_floor(view: memoryview) -> Answer[int]:
-    """
-    Decode the floor from a floor file.
-    """
+    """Decode the floor from a floor file."""
     answer = decode_floor_file(view)
     return Frame(answer.value.value, answer.end) if isinstance(answer, Frame) else answer
 
 
 def decode_floor_file(view: memoryview) -> Answer[Floor]:
-    """
-    Decode a whole floor file.
-    """
+    """Decode a whole floor file."""
     answer = decode_sidecar(view, FLOOR_MAGIC, "segment floor")
     if not isinstance(answer, Frame):
         return answer

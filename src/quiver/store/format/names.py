@@ -89,30 +89,22 @@ _RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)
 
 
 def wal_rotated_name(rotation: int) -> str:
-    """
-    Return the name of the WAL file with rotation number *rotation*, 1 upwards.
-    """
+    """Return the name of the WAL file with rotation number *rotation*, 1 upwards."""
     return f"{WAL_ACTIVE}.{rotation}"
 
 
 def parse_wal_rotated_name(name: str) -> int | None:
-    """
-    Return the rotation number in *name*, or None when it is not a rotated WAL file.
-    """
+    """Return the rotation number in *name*, or None when it is not a rotated WAL file."""
     return _bounded(_WAL_ROTATED.fullmatch(name))
 
 
 def segment_name(seq: int) -> str:
-    """
-    Return the name of segment *seq*: sixteen digits at least, so that names sort as numbers do.
-    """
+    """Return the name of segment *seq*: sixteen digits at least, so that names sort as numbers do."""
     return f"{seq:016d}.qseg"
 
 
 def parse_segment_name(name: str) -> int | None:
-    """
-    Return the segment number in *name*, or None when it is not a segment (a temporary name is not).
-    """
+    """Return the segment number in *name*, or None when it is not a segment (a temporary name is not)."""
     return _bounded(_SEGMENT.fullmatch(name))
 
 
@@ -128,9 +120,7 @@ def progress_name(subscriber: str) -> str:
 
 
 def parse_progress_name(name: str) -> str | None:
-    """
-    Return the subscriber id in *name*, or None: temporary and lock files are not progress files.
-    """
+    """Return the subscriber id in *name*, or None: temporary and lock files are not progress files."""
     subscriber = name.removeprefix(_PROGRESS_PREFIX)
     # An id has no dot, so ".tmp" and ".lock" behind it never match.
     if subscriber == name or not _is_subscriber_id(subscriber):
@@ -170,9 +160,7 @@ def retry_set_name(subscriber: str) -> str:
 
 
 def parse_retry_set_name(name: str) -> str | None:
-    """
-    Return the subscriber id in *name*, or None when it is not a retry set.
-    """
+    """Return the subscriber id in *name*, or None when it is not a retry set."""
     subscriber = name.removeprefix(_RETRY_PREFIX)
     return subscriber if subscriber != name and _is_subscriber_id(subscriber) else None
 
@@ -189,9 +177,7 @@ def report_name(exporter: str) -> str:
 
 
 def parse_report_name(name: str) -> str | None:
-    """
-    Return the exporter in *name*, or None when it is not a report.
-    """
+    """Return the exporter in *name*, or None when it is not a report."""
     exporter = name.removeprefix(_REPORT_PREFIX)
     return exporter if exporter != name and _is_subscriber_id(exporter) else None
 
@@ -208,9 +194,7 @@ def skip_ledger_name(subscriber: str) -> str:
 
 
 def parse_skip_ledger_name(name: str) -> str | None:
-    """
-    Return the subscriber id in *name*, or None when it is not a ledger of skipped segments.
-    """
+    """Return the subscriber id in *name*, or None when it is not a ledger of skipped segments."""
     subscriber = name.removeprefix(f"{DROP_LEDGER}.")
     return subscriber if subscriber != name and _is_subscriber_id(subscriber) else None
 

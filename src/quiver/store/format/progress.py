@@ -62,9 +62,7 @@ _WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class SegmentProgress:
-    """
-    Progress within one segment: bit i of `bitmap` says that bundle i is finished with.
-    """
+    """Progress within one segment: bit i of `bitmap` says that bundle i is finished with."""
 
     bundle_count: int
     bitmap: int
@@ -117,9 +115,7 @@ def encode_progress(progress: Progress, *, profile: Literal["spec", "otap"]) -> 
 
 
 def progress_checksum(view: memoryview) -> Literal["crc32c", "crc32"] | None:
-    """
-    Return which checksum the last four bytes of *view* are, or None when they are neither.
-    """
+    """Return which checksum the last four bytes of *view* are, or None when they are neither."""
     if len(view) < _CRC.size:
         return None
     body = view[: -_CRC.size]

@@ -126,9 +126,7 @@ def _cut(reason: str) -> bytes:
 
 
 def decode_retry_set(view: memoryview) -> Answer[tuple[RetryEntry, ...]]:
-    """
-    Decode a retry set, ascending by place. What follows the file is left alone.
-    """
+    """Decode a retry set, ascending by place. What follows the file is left alone."""
     if not RETRY_MAGIC.startswith(bytes(view[: len(RETRY_MAGIC)])):
         return Damage(0, "not a retry set: the magic does not match")
     if len(view) < _PREFIX.size:

@@ -35,28 +35,20 @@ ROOM_NOTE_BYTES_MAX = 4096
 
 
 def encode_cap_note(cap_bytes: int) -> bytes:
-    """
-    Return the 24 bytes that say what all files in a store's directory may take together.
-    """
+    """Return the 24 bytes that say what all files in a store's directory may take together."""
     return encode_sidecar(CAP_MAGIC, cap_bytes)
 
 
 def decode_cap_note(view: memoryview) -> Answer[int]:
-    """
-    Decode what all files in a store's directory may take together.
-    """
+    """Decode what all files in a store's directory may take together."""
     return decode_sidecar(view, CAP_MAGIC, "note of the size cap")
 
 
 def encode_room_wanted(wanted_bytes: int) -> bytes:
-    """
-    Return the 24 bytes that say how many bytes somebody waits to stage.
-    """
+    """Return the 24 bytes that say how many bytes somebody waits to stage."""
     return encode_sidecar(WANTED_MAGIC, wanted_bytes)
 
 
 def decode_room_wanted(view: memoryview) -> Answer[int]:
-    """
-    Decode how many bytes somebody waits to stage.
-    """
+    """Decode how many bytes somebody waits to stage."""
     return decode_sidecar(view, WANTED_MAGIC, "request for room")

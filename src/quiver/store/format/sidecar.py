@@ -31,17 +31,13 @@ _CRC = struct.Struct("<I")
 
 
 def encode_sidecar(magic: bytes, value: int) -> bytes:
-    """
-    Return the 24 bytes that hold *value*, 0 to 2^64 - 1; *magic* has 8 bytes.
-    """
+    """Return the 24 bytes that hold *value*, 0 to 2^64 - 1; *magic* has 8 bytes."""
     fields = _FIELDS.pack(magic, SIDECAR_VERSION, SIDECAR_BYTES, value)
     return fields + _CRC.pack(crc32(fields))
 
 
 def decode_sidecar(view: memoryview, magic: bytes, what: str) -> Answer[int]:
-    """
-    Decode the value from the file that *view* starts with; *what* names the file kind in a damage report.
-    """
+    """Decode the value from the file that *view* starts with; *what* names the file kind in a damage report."""
     if not magic.startswith(bytes(view[: len(magic)])):
         return Damage(0, f"not a {what}: the magic does not match")
     if len(view) < _PREFIX.size:

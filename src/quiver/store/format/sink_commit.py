@@ -68,17 +68,13 @@ class SinkCommit:
 
 
 def parse_commit_name(name: str) -> int | None:
-    """
-    Return the batch of a commit's file name, or None when it is none.
-    """
+    """Return the batch of a commit's file name, or None when it is none."""
     note = parse_note_name(name)
     return note[0] if note is not None and note[1] == "commit" else None
 
 
 def encode_commit(commit: SinkCommit) -> bytes:
-    """
-    Return the whole file.
-    """
+    """Return the whole file."""
     value = {
         "quiver_commit": _VERSION,
         "writer": commit.writer,
@@ -89,9 +85,7 @@ def encode_commit(commit: SinkCommit) -> bytes:
 
 
 def decode_commit(view: memoryview) -> Answer[SinkCommit]:
-    """
-    Decode a commit. Every part in the answer lies in a staging directory of its batch and nowhere else.
-    """
+    """Decode a commit. Every part in the answer lies in a staging directory of its batch and nowhere else."""
     data = bytes(view)
     if not COMMIT_PREFIX.startswith(data[: len(COMMIT_PREFIX)]):
         return Damage(0, "not the commit of a sink")

@@ -46,9 +46,7 @@ _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """
-    One file of a snapshot. `crc32` is None where the file has a checksum of its own.
-    """
+    """One file of a snapshot. `crc32` is None where the file has a checksum of its own."""
 
     path: str
     size_bytes: int
@@ -72,16 +70,12 @@ class Snapshot:
 
 
 def is_listable(path: str) -> bool:
-    """
-    Say whether the list may name *path*: it is relative and leads to a place below the snapshot.
-    """
+    """Say whether the list may name *path*: it is relative and leads to a place below the snapshot."""
     return all(_PART.fullmatch(part) for part in path.split("/"))
 
 
 def encode_snapshot_list(snapshot: Snapshot) -> bytes:
-    """
-    Return the whole file.
-    """
+    """Return the whole file."""
     files = [asdict(file) for file in sorted(snapshot.files, key=lambda file: file.path)]
     head = {"quiver_snapshot": _VERSION, "taken_at_ns": snapshot.taken_at_ns, "store": snapshot.store}
     line = json.dumps(head | {"files": files}).encode()
@@ -89,9 +83,7 @@ def encode_snapshot_list(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot_list(view: memoryview) -> Answer[Snapshot]:
-    """
-    Decode the list of a snapshot. Every path in the answer is relative and leads nowhere but below the snapshot.
-    """
+    """Decode the list of a snapshot. Every path in the answer is relative and leads nowhere but below the snapshot."""
     data = bytes(view)
     if not SNAPSHOT_PREFIX.startswith(data[: len(SNAPSHOT_PREFIX)]):
         return Damage(0, "not the list of a snapshot")

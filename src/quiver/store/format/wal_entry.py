@@ -81,9 +81,7 @@ _CANDIDATE = re.compile(
 
 
 class WalSlot(NamedTuple):
-    """
-    One slot of an entry. `payload` is one Arrow IPC stream, a view into what was decoded.
-    """
+    """One slot of an entry. `payload` is one Arrow IPC stream, a view into what was decoded."""
 
     slot: int
     fingerprint: bytes
@@ -92,9 +90,7 @@ class WalSlot(NamedTuple):
 
 
 class WalEntry(NamedTuple):
-    """
-    One entry. Of an unknown `entry_type` nothing but its length is understood: the rest is zero and empty.
-    """
+    """One entry. Of an unknown `entry_type` nothing but its length is understood: the rest is zero and empty."""
 
     entry_type: int
     ingested_at_ns: int
@@ -103,9 +99,7 @@ class WalEntry(NamedTuple):
 
 
 class EntryHead(NamedTuple):
-    """
-    What an entry is, and its sequence number; 0 for an unknown type.
-    """
+    """What an entry is, and its sequence number; 0 for an unknown type."""
 
     entry_type: int
     sequence: int
@@ -234,9 +228,7 @@ def _check_slots(view: memoryview, at: int, end: int, bitmap: int) -> Damage | N
 
 
 def read_entry(view: memoryview, offset: int) -> WalEntry:
-    """
-    Return the entry at *offset* of *view*, where `check_entry` found one; nothing is checked again.
-    """
+    """Return the entry at *offset* of *view*, where `check_entry` found one; nothing is checked again."""
     entry_type = view[offset + _LENGTH.size]
     if entry_type != ENTRY_TYPE_BUNDLE:
         return WalEntry(entry_type, 0, 0, ())

@@ -56,23 +56,17 @@ class WalHeader:
     position_start: int
 
     def position(self, offset: int) -> int:
-        """
-        Return the stream position of the byte at *offset* of the file.
-        """
+        """Return the stream position of the byte at *offset* of the file."""
         return self.position_start + offset - self.header_size
 
 
 def encode_wal_header(config_hash: bytes, position_start: int) -> bytes:
-    """
-    Return the 38 bytes at the start of a new WAL file; *config_hash* has 16 bytes.
-    """
+    """Return the 38 bytes at the start of a new WAL file; *config_hash* has 16 bytes."""
     return WAL_HEADER.pack(WAL_MAGIC, WAL_VERSION, WAL_HEADER_BYTES, config_hash, position_start)
 
 
 def decode_wal_header(view: memoryview) -> Answer[WalHeader]:
-    """
-    Decode the head of the file that *view* starts with. The frame ends where the first entry starts.
-    """
+    """Decode the head of the file that *view* starts with. The frame ends where the first entry starts."""
     seen = bytes(view[: len(WAL_MAGIC)])
     if not WAL_MAGIC.startswith(seen):
         return Damage(0, "not a WAL file: the magic does not match")

@@ -41,9 +41,7 @@ DISK = "the disk of "
 
 
 class Full(NamedTuple):
-    """
-    What is full, in words, and which kind of room is missing.
-    """
+    """What is full, in words, and which kind of room is missing."""
 
     what: str
     cause: Literal["sealing", "log", "cap", "segments", "disk", "descriptors"]
@@ -78,24 +76,18 @@ class Admission:
 
     @property
     def disk_bytes(self) -> int:
-        """
-        Bytes on disk: log, segments, and everything beside them.
-        """
+        """Bytes on disk: log, segments, and everything beside them."""
         parts = self._parts
         return parts.catalog.bytes + parts.wal.disk_bytes + self._cleanup.side.nbytes
 
     @property
     def staged_bytes(self) -> int:
-        """
-        Bytes on disk that Spark sinks staged and that are no segment yet.
-        """
+        """Bytes on disk that Spark sinks staged and that are no segment yet."""
         return self._cleanup.side.incoming_bytes
 
     @property
     def used_bytes(self) -> int:
-        """
-        Bytes that count for the cap: those on disk, and those in memory that will be a segment.
-        """
+        """Bytes that count for the cap: those on disk, and those in memory that will be a segment."""
         return self.disk_bytes + self._parts.sealing.nbytes
 
     def spare_bytes(self, nbytes: int = 0) -> int | None:
@@ -111,9 +103,7 @@ class Admission:
         return None if cap is None else cap - self.used_bytes - self._capacity.others_bytes()
 
     def why_full(self, nbytes: int) -> Full | None:
-        """
-        Return what is in the way of a bundle of *nbytes*, or None. Called under the lock.
-        """
+        """Return what is in the way of a bundle of *nbytes*, or None. Called under the lock."""
         parts = self._parts
         if parts.sealing.full:
             return Full("the open segment: the one before it is still being written", "sealing")
@@ -303,9 +293,7 @@ class Admission:
         return self._parts.sealing.pending is not None and self._parts.sealing.failure is None
 
     def _without_lock(self, full: Full, nbytes: int) -> bool:
-        """
-        Make room with the store's lock let go for so long; True when anything changed.
-        """
+        """Make room with the store's lock let go for so long; True when anything changed."""
         if self.wake is not None and self._is_being_written():
             self.wake()
             return False
@@ -335,9 +323,7 @@ class Admission:
         return self._drop_unwritten(full)
 
     def _missing(self, full: Full, nbytes: int) -> int:
-        """
-        Return how many bytes of segments must go.
-        """
+        """Return how many bytes of segments must go."""
         wanted = self._wanted(nbytes)
         spare = self.spare_bytes(wanted)
         if full.cause == "cap" and spare is not None:
@@ -371,9 +357,7 @@ class Admission:
         return not parts.catalog.local_count or held >= parts.settings.segment_bytes_max // 2
 
     def _seal_early(self) -> bool:
-        """
-        Seal the open segment, so that log and memory can let go of it; True when that changed anything.
-        """
+        """Seal the open segment, so that log and memory can let go of it; True when that changed anything."""
         parts = self._parts
         with parts.lock:
             before = parts.wal.disk_bytes
@@ -384,9 +368,7 @@ class Admission:
         return sealed > 0 or parts.wal.disk_bytes < before
 
     def _drop_unwritten(self, full: Full) -> bool:
-        """
-        With `drop_oldest`, a full disk and no segment left to give up: give up what could not be written.
-        """
+        """With `drop_oldest`, a full disk and no segment left to give up: give up what could not be written."""
         parts = self._parts
         is_disk_full = full.cause == "disk" or is_full_disk(parts.sealing.failure)
         if not (self._drops and is_disk_full) or parts.catalog.local_count:
@@ -411,9 +393,7 @@ class Admission:
         return dropped
 
     def _retire_log(self) -> None:
-        """
-        Let the active log file go, too, when nothing in it is needed any more.
-        """
+        """Let the active log file go, too, when nothing in it is needed any more."""
         parts = self._parts
         with parts.lock:
             if not (parts.sealing.pending is None and parts.sealing.open.is_empty):

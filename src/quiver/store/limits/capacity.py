@@ -1,6 +1,4 @@
-"""
-What a size cap is held against: what this store has on disk, and what others under the same cap have.
-"""
+"""What a size cap is held against: what this store has on disk, and what others under the same cap have."""
 
 from __future__ import annotations
 
@@ -27,26 +25,18 @@ class Capacity(Protocol):
 
     @property
     def cap_bytes(self) -> int | None:
-        """
-        The cap on everything together, at this moment; None is no cap.
-        """
+        """The cap on everything together, at this moment; None is no cap."""
 
     @property
     def largest_bytes(self) -> int | None:
-        """
-        The largest that the cap may become; None is no cap.
-        """
+        """The largest that the cap may become; None is no cap."""
 
     @property
     def cap_name(self) -> str:
-        """
-        The setting that the cap comes from, at this moment.
-        """
+        """The setting that the cap comes from, at this moment."""
 
     def others_bytes(self) -> int:
-        """
-        Return what other stores under the same cap have on disk at this moment, as far as known.
-        """
+        """Return what other stores under the same cap have on disk at this moment, as far as known."""
 
     def make_room(self, bytes_wanted: int) -> int:
         """
@@ -71,20 +61,14 @@ class Capacity(Protocol):
 
 
 class Share(Protocol):
-    """
-    What a store may have of a cap over several stores that have caps of their own.
-    """
+    """What a store may have of a cap over several stores that have caps of their own."""
 
     @property
     def largest_bytes(self) -> int:
-        """
-        The most that it may ever have.
-        """
+        """The most that it may ever have."""
 
     def left_bytes(self, root: str) -> int:
-        """
-        Return what the store at *root* may have now.
-        """
+        """Return what the store at *root* may have now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +88,7 @@ class OwnCap:
 
     @property
     def now_bytes(self) -> int | None:
-        """
-        The cap at this moment.
-        """
+        """The cap at this moment."""
         if self.share is None:
             return self.size_cap_bytes
         left = max(self.share.left_bytes(self.root), 0)
@@ -114,9 +96,7 @@ class OwnCap:
 
     @property
     def largest_bytes(self) -> int | None:
-        """
-        The largest that it may become.
-        """
+        """The largest that it may become."""
         if self.share is None:
             return self.size_cap_bytes
         largest = self.share.largest_bytes
@@ -124,57 +104,41 @@ class OwnCap:
 
     @property
     def name(self) -> str:
-        """
-        The setting that it comes from, at this moment.
-        """
+        """The setting that it comes from, at this moment."""
         return RETENTION_CAP if self.now_bytes == self.size_cap_bytes else BUDGET_CAP
 
 
 class AloneCapacity:
-    """
-    The cap of a store that shares its directory with no other.
-    """
+    """The cap of a store that shares its directory with no other."""
 
     def __init__(self, cap: OwnCap) -> None:
         self._cap = cap
 
     @property
     def cap_bytes(self) -> int | None:
-        """
-        The cap at this moment.
-        """
+        """The cap at this moment."""
         return self._cap.now_bytes
 
     @property
     def largest_bytes(self) -> int | None:
-        """
-        The largest that it may become.
-        """
+        """The largest that it may become."""
         return self._cap.largest_bytes
 
     @property
     def cap_name(self) -> str:
-        """
-        The setting that it comes from.
-        """
+        """The setting that it comes from."""
         return self._cap.name
 
     def others_bytes(self) -> int:
-        """
-        Return 0.
-        """
+        """Return 0."""
         return 0
 
     def make_room(self, bytes_wanted: int) -> int:  # noqa: ARG002
-        """
-        Return 0: nobody else has anything.
-        """
+        """Return 0: nobody else has anything."""
         return 0
 
     def keep_others_out(self) -> Lock | None:
-        """
-        Return None: nobody else deletes here.
-        """
+        """Return None: nobody else deletes here."""
         return None
 
 
@@ -201,9 +165,7 @@ class DiskRoom:
         """As of the last look."""
 
     def spare_bytes(self, unsealed_bytes: int, nbytes: int) -> int | None:
-        """
-        Return what is left beside *unsealed_bytes* when *nbytes* are wanted; None when the disk does not say.
-        """
+        """Return what is left beside *unsealed_bytes* when *nbytes* are wanted; None when the disk does not say."""
         kept_bytes = unsealed_bytes + self._margin_bytes
         step = unsealed_bytes // self._step_bytes if self._step_bytes else None
         if step is None or step != self._step or self.free_bytes - kept_bytes < nbytes:

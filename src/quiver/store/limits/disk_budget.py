@@ -32,41 +32,29 @@ LISTED_S = 0.5
 
 
 class Attached(Protocol):
-    """
-    A store that is open in this process.
-    """
+    """A store that is open in this process."""
 
     @property
     def path(self) -> str:
-        """
-        Its directory.
-        """
+        """Its directory."""
 
     @property
     def is_closed(self) -> bool:
-        """
-        Whether it was closed.
-        """
+        """Whether it was closed."""
 
     def claimed_bytes(self) -> int:
-        """
-        Return what it has on disk, and what is in memory and will be a segment.
-        """
+        """Return what it has on disk, and what is in memory and will be a segment."""
 
 
 def working_bytes(settings: Settings, stores: int = 1) -> int:
-    """
-    Return the room that so many *stores* with these *settings* need to work at all.
-    """
+    """Return the room that so many *stores* with these *settings* need to work at all."""
     log = settings.wal_rotate_bytes if settings.durability == "wal" else 0
     return stores * (log + 2 * settings.segment_bytes_max)
 
 
 @dataclass(slots=True)
 class _Place:
-    """
-    A buffer, or the dead letters of one.
-    """
+    """A buffer, or the dead letters of one."""
 
     path: str
     reserved_bytes: int
@@ -75,24 +63,18 @@ class _Place:
     listed_bytes: dict[str, int] = field(default_factory=dict)
 
     def open_stores(self) -> list[Attached]:
-        """
-        Return the stores of it that are open in this process.
-        """
+        """Return the stores of it that are open in this process."""
         found = [store for one in self.attached.values() if (store := one()) is not None]
         return [store for store in found if not store.is_closed]
 
     def used_bytes(self, without: str = "") -> int:
-        """
-        Return what it has on the disk, but for the store *without*.
-        """
+        """Return what it has on the disk, but for the store *without*."""
         exact = {_absolute(store.path): store.claimed_bytes() for store in self.open_stores()}
         used = self.listed_bytes | exact
         return sum(size for path, size in used.items() if path != without)
 
     def list(self, fs: FileSystem) -> None:
-        """
-        Add up the files of the stores that are not open in this process.
-        """
+        """Add up the files of the stores that are not open in this process."""
         known = {_absolute(store.path) for store in self.open_stores()}
         roots = [root for root in _store_roots(fs, self.path, are_letters=self.are_letters) if root not in known]
         skip = () if self.are_letters else (DEAD_LETTER_DIR,)
@@ -124,21 +106,15 @@ class DiskBudget:
         self._letters = {path: _Place(path, 0, are_letters=True) for path in places}
 
     def buffer(self, path: str) -> DiskShare:
-        """
-        Return the share of the buffer at *path*, one of those that were given.
-        """
+        """Return the share of the buffer at *path*, one of those that were given."""
         return DiskShare(self, self._buffers[_absolute(path)])
 
     def letters(self, path: str) -> DiskShare:
-        """
-        Return the share of the dead letters of the buffer at *path*.
-        """
+        """Return the share of the dead letters of the buffer at *path*."""
         return DiskShare(self, self._letters[_absolute(path)])
 
     def used_bytes(self) -> int:
-        """
-        Return what everything under the budget has on the disk.
-        """
+        """Return what everything under the budget has on the disk."""
         with self._lock:
             self._list_sometimes()
             return sum(place.used_bytes() for place in self._places())
@@ -159,15 +135,11 @@ class DiskBudget:
             return left
 
     def largest_bytes(self, place: _Place) -> int:
-        """
-        Return the most that *place* may ever have.
-        """
+        """Return the most that *place* may ever have."""
         return self.cap_bytes - sum(other.reserved_bytes for other in self._places() if other is not place)
 
     def attach(self, place: _Place, store: Attached) -> None:
-        """
-        Ask *store*, as long as it is open, instead of adding up its files.
-        """
+        """Ask *store*, as long as it is open, instead of adding up its files."""
         with self._lock:
             path = _absolute(store.path)
             place.attached[path] = weakref.ref(store)
@@ -190,30 +162,22 @@ class DiskBudget:
 
 @dataclass(frozen=True, slots=True)
 class DiskShare:
-    """
-    What one buffer, or its dead letters, may have of a budget.
-    """
+    """What one buffer, or its dead letters, may have of a budget."""
 
     budget: DiskBudget
     place: _Place
 
     @property
     def largest_bytes(self) -> int:
-        """
-        The most that it may ever have.
-        """
+        """The most that it may ever have."""
         return self.budget.largest_bytes(self.place)
 
     def left_bytes(self, root: str) -> int:
-        """
-        Return what it may have now; of dead letters, what the store at *root* may have.
-        """
+        """Return what it may have now; of dead letters, what the store at *root* may have."""
         return self.budget.left_bytes(self.place, root)
 
     def attach(self, store: Attached) -> None:
-        """
-        Count a store that this process opened by what it says.
-        """
+        """Count a store that this process opened by what it says."""
         self.budget.attach(self.place, store)
 
 

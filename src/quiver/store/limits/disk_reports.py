@@ -35,9 +35,7 @@ STEPS = 64
 
 
 class RoomFound(NamedTuple):
-    """
-    The cap on all files of a store's directory, and what they take.
-    """
+    """The cap on all files of a store's directory, and what they take."""
 
     cap_bytes: int
     used_bytes: int
@@ -123,9 +121,7 @@ def _write(files: FileSystem, path: str, data: bytes) -> None:
 
 
 def _read(files: FileSystem, path: str, decode: Callable[[memoryview], Answer[int]]) -> int | None:
-    """
-    Return the number in a note; None when there is none, or when it is being written at this moment.
-    """
+    """Return the number in a note; None when there is none, or when it is being written at this moment."""
     try:
         answer = decode(memoryview(files.read_all(path, size_max=ROOM_NOTE_BYTES_MAX)))
     except FileNotFoundError:

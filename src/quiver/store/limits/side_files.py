@@ -1,6 +1,4 @@
-"""
-What lies in a store's directory beside log and segments: how much it takes, and a reserve for hard times.
-"""
+"""What lies in a store's directory beside log and segments: how much it takes, and a reserve for hard times."""
 
 from __future__ import annotations
 
@@ -60,15 +58,11 @@ class SideFiles:
 
     @property
     def nbytes(self) -> int:
-        """
-        All of it, when last measured.
-        """
+        """All of it, when last measured."""
         return self._other_bytes + self.incoming_bytes
 
     def measure_incoming(self) -> None:
-        """
-        Measure what sinks staged. A directory that cannot be read changes nothing.
-        """
+        """Measure what sinks staged. A directory that cannot be read changes nothing."""
         with contextlib.suppress(OSError):
             self.incoming_bytes = tree_bytes(self._files, f"{self._root}/{INCOMING_DIR}")
 
@@ -142,9 +136,7 @@ class Reserve:
         """There was no room for it. Not so when the file system cannot make room ahead: then there is no reserve."""
 
     def keep(self, *, now: bool = False) -> bool:
-        """
-        Hold the reserve if it is not held; after a failure once in a while, or *now*. True when ingest may go on.
-        """
+        """Hold the reserve if it is not held; after a failure once in a while, or *now*. True when ingest may go on."""
         wanted = self._size_bytes()
         if self._held_bytes >= wanted:
             self._say(is_lacking=False)
@@ -182,9 +174,7 @@ class Reserve:
             file.close()
 
     def spend(self) -> bool:
-        """
-        Give the reserve back to the disk; False when there is none to give.
-        """
+        """Give the reserve back to the disk; False when there is none to give."""
         if not self._held_bytes:
             return False
         self._held_bytes = 0

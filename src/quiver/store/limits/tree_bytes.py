@@ -1,6 +1,4 @@
-"""
-How many bytes a directory of ours takes, with all that is below it.
-"""
+"""How many bytes a directory of ours takes, with all that is below it."""
 
 from __future__ import annotations
 
@@ -45,6 +43,7 @@ def tree_bytes(fs: FileSystem, directory: str, *, skip: Collection[str] = (), de
 
 def file_bytes(fs: FileSystem, directory: str) -> int:
     """
-    Return the bytes of the files in *directory*, without those of the directories in it. What vanishes meanwhile is 0.
+    Return the bytes of the files in *directory*, without those of the directories in it. What vanishes meanwhile is
+    0.
     """
     return tree_bytes(fs, directory, depth=0)

@@ -1,6 +1,4 @@
-"""
-A store that nobody has open, for programs that work on its files.
-"""
+"""A store that nobody has open, for programs that work on its files."""
 
 from __future__ import annotations
 
@@ -27,14 +25,10 @@ _NEVER_S = 1e9
 
 
 class _Quiet(InMemoryObserver):
-    """
-    Keeps counts and logs nothing: whoever works on the files says what he did.
-    """
+    """Keeps counts and logs nothing: whoever works on the files says what he did."""
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Any) -> None:
-        """
-        Take no note.
-        """
+        """Take no note."""
 
 
 @contextmanager

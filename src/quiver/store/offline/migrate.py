@@ -84,9 +84,7 @@ class Migrated:
     progress_rewritten: int
 
     def as_dict(self) -> dict[str, Any]:
-        """
-        Return all of it as plain values.
-        """
+        """Return all of it as plain values."""
         return asdict(self)
 
 
@@ -135,9 +133,7 @@ def require_migratable(fs: FileSystem, root: str) -> None:
 
 
 def _begin(fs: FileSystem, root: str, held: ExitStack) -> None:
-    """
-    Refuse what cannot be migrated, and keep those out who work for a subscriber as long as *held* is open.
-    """
+    """Refuse what cannot be migrated, and keep those out who work for a subscriber as long as *held* is open."""
     require_store(fs, root)
     refuse_snapshot(fs, root)
     if read_cold_list(fs, f"{root}/{SEGMENTS_DIR}") is not None:
@@ -182,9 +178,7 @@ def _segments(fs: FileSystem, root: str, profile: Profile) -> list[str]:
 
 
 def _rewrite_segment(fs: FileSystem, path: str) -> bool:
-    """
-    Write the segment at *path* again without the extra column, if it has it. Durable on return.
-    """
+    """Write the segment at *path* again without the extra column, if it has it. Durable on return."""
     mapping = fs.map_read(path)
     view = mapping.view()
     mapping.close()
@@ -253,7 +247,8 @@ def _require_same(fs: FileSystem, path: str, temporary: str) -> None:
 
 def _replace_log(fs: FileSystem, root: str, config_hash: bytes) -> bool:
     """
-    Let the log begin anew, empty and under *config_hash*, at the position where it ended; False when it has that hash.
+    Let the log begin anew, empty and under *config_hash*, at the position where it ended; False when it has that
+    hash.
     """
     directory = f"{root}/{WAL_DIR}"
     files = find_wal_files(fs, directory) if fs.exists(directory) else []

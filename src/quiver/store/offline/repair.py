@@ -124,9 +124,7 @@ def _findings(fs: FileSystem, root: str) -> list[Finding]:
 
 
 def _by_opening(before: list[Finding], mends: list[Mend]) -> list[Mend]:
-    """
-    Return what no step said a word about: recovery holds it against its neighbours when the store is opened.
-    """
+    """Return what no step said a word about: recovery holds it against its neighbours when the store is opened."""
     told = {mend.path for mend in mends}
     how = "left to the opening of the store, which sets it right by what is around it"
     return [
@@ -137,9 +135,7 @@ def _by_opening(before: list[Finding], mends: list[Mend]) -> list[Mend]:
 
 
 class _Work:
-    """
-    What the steps share.
-    """
+    """What the steps share."""
 
     def __init__(self, fs: FileSystem, root: str, *, dry_run: bool) -> None:
         self.fs = fs
@@ -160,9 +156,7 @@ class _Work:
             return None
 
     def keep(self, path: str, data: bytes) -> str:
-        """
-        Copy *data*, what was found at *path*, to quarantine: durable on return, once for the same bytes.
-        """
+        """Copy *data*, what was found at *path*, to quarantine: durable on return, once for the same bytes."""
         directory, name = f"{self.root}/{QUARANTINE_DIR}", posixpath.basename(path)
         if self.dry_run:
             return damaged_copy(directory, name, data)
@@ -184,9 +178,7 @@ def _damage_of(answer: Answer[Any]) -> str | None:
 
 
 def _is_newer(data: bytes, problem: str) -> bool:
-    """
-    Say whether a newer version wrote *data*: the checksum at its end is right, so the version was not damaged.
-    """
+    """Say whether a newer version wrote *data*: the checksum at its end is right, so the version was not damaged."""
     return "unsupported version" in problem and progress_checksum(memoryview(data)) is not None
 
 
@@ -493,9 +485,7 @@ def _head(work: _Work, path: str) -> bytes:
 
 
 def _fixed_head(head: bytes, scan: WalFileScan, config_hash: bytes | None) -> bytes | None:
-    """
-    Return the head that the file should have; None when it is a newer version's, or nothing tells.
-    """
+    """Return the head that the file should have; None when it is a newer version's, or nothing tells."""
     if len(head) < WAL_HEADER_BYTES:
         return None
     magic, version, size, found_hash, position = WAL_HEADER.unpack(head)
@@ -532,9 +522,7 @@ def _ranges(work: _Work, scan: WalFileScan, *, is_active: bool) -> Iterator[Mend
 
 
 def _lost_between(scan: WalFileScan, offset: int, held: list[tuple[int, int]]) -> str | None:
-    """
-    Return which bundles the damage at *offset* costs, by the sequence numbers around it; None when none.
-    """
+    """Return which bundles the damage at *offset* costs, by the sequence numbers around it; None when none."""
     header = scan.header
     if header is None or offset == 0:
         return None

@@ -1,6 +1,4 @@
-"""
-What a repair did to a store, for people and programs. Values only.
-"""
+"""What a repair did to a store, for people and programs. Values only."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ class Mend:
 
 @dataclass(slots=True)
 class RepairReport:
-    """
-    What was mended, and what `quiver verify` still finds afterwards.
-    """
+    """What was mended, and what `quiver verify` still finds afterwards."""
 
     root: str
     dry_run: bool
@@ -45,15 +41,11 @@ class RepairReport:
 
     @property
     def damaged(self) -> bool:
-        """
-        Say whether something is still damaged.
-        """
+        """Say whether something is still damaged."""
         return any(finding.damaged for finding in self.left)
 
     def as_dict(self) -> dict[str, Any]:
-        """
-        Return all of it as plain values.
-        """
+        """Return all of it as plain values."""
         return {
             "directory": self.root,
             "dry_run": self.dry_run,

@@ -104,9 +104,7 @@ def entries_of(fs: FileSystem, root: str, damaged: DamagedSegment, sound: Sequen
 
 
 def is_whole(damaged: DamagedSegment, entries: Sequence[ScannedEntry], sound: Sequence[SegmentInfo]) -> bool:
-    """
-    Say whether *entries* are all bundles that *damaged* had, in the same places.
-    """
+    """Say whether *entries* are all bundles that *damaged* had, in the same places."""
     if not entries:
         return False
     first, last = entries[0].entry.sequence, entries[-1].entry.sequence

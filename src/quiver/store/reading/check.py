@@ -87,22 +87,16 @@ class StoreReport:
 
     @property
     def damaged(self) -> bool:
-        """
-        Say whether any finding is damage.
-        """
+        """Say whether any finding is damage."""
         return any(finding.damaged for finding in self.findings)
 
     @property
     def unread(self) -> int:
-        """
-        How many things were to be read, and were not.
-        """
+        """How many things were to be read, and were not."""
         return sum(finding.unread for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """
-        Return all of it as plain values.
-        """
+        """Return all of it as plain values."""
         return {
             "directory": self.root,
             "files": self.files,
@@ -200,9 +194,7 @@ def check_store(
 
 
 def nested_stores(fs: FileSystem, root: str) -> list[str]:
-    """
-    Return the directories of the stores inside the store at *root*: the dead letters of each exporter.
-    """
+    """Return the directories of the stores inside the store at *root*: the dead letters of each exporter."""
     directory = f"{root}/{DEAD_LETTER_DIR}"
     try:
         found = [f"{directory}/{name}" for name in _names(fs, directory)]
@@ -242,9 +234,7 @@ def _check_cold_list(fs: FileSystem, report: StoreReport) -> None:
 
 
 def _check_claim(fs: FileSystem, report: StoreReport) -> None:
-    """
-    Report only what keeps a core from being opened: its owner writes the claim in place.
-    """
+    """Report only what keeps a core from being opened: its owner writes the claim in place."""
     path = f"{report.root}/{CORE_CLAIM}"
     try:
         fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)
@@ -287,9 +277,7 @@ def _check_small(
 
 
 class _Span(NamedTuple):
-    """
-    The stream positions a WAL file says it has.
-    """
+    """The stream positions a WAL file says it has."""
 
     path: str
     start: int
@@ -405,7 +393,8 @@ def _check_segments(
     fs: FileSystem, report: StoreReport, on_progress: Callable[[str], None] | None, objects: ObjectTier | None
 ) -> int:
     """
-    Check every segment to its last byte, those in the object tier too; return the log position that the newest covers.
+    Check every segment to its last byte, those in the object tier too; return the log position that the newest
+    covers.
     """
     directory = f"{report.root}/{SEGMENTS_DIR}"
     end = 0
@@ -462,7 +451,8 @@ def _check_segment(fs: FileSystem, report: StoreReport, path: str) -> SegmentRea
 
 def _check_staged(fs: FileSystem, report: StoreReport, on_progress: Callable[[str], None] | None) -> None:
     """
-    Check what Spark sinks committed: each commit, and the staged segments in it that are no segments of the store yet.
+    Check what Spark sinks committed: each commit, and the staged segments in it that are no segments of the store
+    yet.
     """
     incoming = f"{report.root}/{INCOMING_DIR}"
     for writer in _names(fs, incoming):
@@ -488,9 +478,7 @@ def _cold_listing(fs: FileSystem, directory: str) -> ColdListing | None:
 
 
 def _check_objects(fs: FileSystem, report: StoreReport, listing: ColdListing, objects: ObjectTier) -> None:
-    """
-    Read the objects of segments that the disk has, too: one day they may be all there is.
-    """
+    """Read the objects of segments that the disk has, too: one day they may be all there is."""
     for seq, entry in sorted(listing.verified.items()):
         if not fs.exists(f"{report.root}/{SEGMENTS_DIR}/{segment_name(seq)}"):
             continue
@@ -506,7 +494,8 @@ def _check_objects(fs: FileSystem, report: StoreReport, listing: ColdListing, ob
 
 def _check_unlisted(fs: FileSystem, report: StoreReport, folder: str, objects: ObjectTier) -> None:
     """
-    Report segments of this store that only the object tier has, and that its list does not name: nobody reads them.
+    Report segments of this store that only the object tier has, and that its list does not name:
+    nobody reads them.
     """
     try:
         found = _segments_there(objects, folder) - _known_segments(fs, report.root)
@@ -539,9 +528,7 @@ def _known_segments(fs: FileSystem, root: str) -> set[int]:
 
 
 def _listed_now(fs: FileSystem, root: str, seq: int) -> ColdSegment | None:
-    """
-    Return what the list says of a segment now: one that was finished meanwhile has no object any more.
-    """
+    """Return what the list says of a segment now: one that was finished meanwhile has no object any more."""
     listing = _cold_listing(fs, f"{root}/{SEGMENTS_DIR}")
     return None if listing is None else listing.verified.get(seq)
 

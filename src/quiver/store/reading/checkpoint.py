@@ -21,16 +21,12 @@ _log = logging.getLogger("quiver.spark")
 
 
 def is_local(path: str) -> bool:
-    """
-    Return whether *path* is on this machine's file system, and not a URL of another one.
-    """
+    """Return whether *path* is on this machine's file system, and not a URL of another one."""
     return ":" not in path.partition("/")[0] or path.startswith("file:")
 
 
 def local_checkpoint(path: str) -> str:
-    """
-    Return the directory that *path* or ``file:`` URL names, without a slash at its end.
-    """
+    """Return the directory that *path* or ``file:`` URL names, without a slash at its end."""
     return path.removeprefix("file://").removeprefix("file:").rstrip("/") or "/"
 
 
@@ -119,9 +115,7 @@ def repair_checkpoint(files: FileSystem, path: str) -> list[str]:
 
 
 def _empty_of(files: FileSystem, directory: str, name: str) -> list[str]:
-    """
-    Return the file and its checksum when the file is empty, the checksum alone when only that is.
-    """
+    """Return the file and its checksum when the file is empty, the checksum alone when only that is."""
     path, checksum = f"{directory}/{name}", f"{directory}/.{name}.crc"
     present = [one for one in (path, checksum) if files.exists(one)]
     if path in present and not files.stat(path).size_bytes:
@@ -130,9 +124,7 @@ def _empty_of(files: FileSystem, directory: str, name: str) -> list[str]:
 
 
 def _batches(files: FileSystem, directory: str) -> list[str]:
-    """
-    Return the names of the batches in a log of Spark's, ascending.
-    """
+    """Return the names of the batches in a log of Spark's, ascending."""
     try:
         names = files.list_dir(directory)
     except (FileNotFoundError, NotADirectoryError):

@@ -119,33 +119,25 @@ class CoresSubscription:
         return pack(spans, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
 
     def available_now(self) -> None:
-        """
-        From now on, take nothing that is not in the store at this moment.
-        """
+        """From now on, take nothing that is not in the store at this moment."""
         live = self._live()
         self._available = frozenset(live)
         for one in live.values():
             one.available_now()
 
     def tail(self) -> dict[str, Any] | None:
-        """
-        Return the end of the store, for progress reports; None before the first other call.
-        """
+        """Return the end of the store, for progress reports; None before the first other call."""
         tails = {core: one.tail() for core, one in self._cores.items()}
         known = {core: StreamOffset.from_json(tail) for core, tail in tails.items() if tail is not None}
         return CoresOffset(known).to_json() if known else None
 
     def release(self) -> None:
-        """
-        Let go of the subscriber in every core.
-        """
+        """Let go of the subscriber in every core."""
         for one in self._cores.values():
             one.release()
 
     def _live(self) -> dict[int, Subscription]:
-        """
-        Return the cores that are there now, each with its subscription.
-        """
+        """Return the cores that are there now, each with its subscription."""
         roots = {core: root for core, root in store_roots(self._files, self._options.path).items() if core is not None}
         # By inode: a core that went may have come back, and is another one then.
         there = {core: self._files.stat(root).inode for core, root in roots.items()}
@@ -169,7 +161,8 @@ class CoresSubscription:
     @staticmethod
     def _begin(offset: CoresOffset, core: int, subscription: Subscription) -> dict[str, Any]:
         """
-        Return where *core* is read from: what the checkpoint says, or for one that it does not know what is acked.
+        Return where *core* is read from: what the checkpoint says, or for one that it does not know
+        what is acked.
         """
         known = offset.cores.get(core)
         if known is not None and _is_of(known, subscription):

@@ -26,9 +26,7 @@ __all__ = ["SegmentDigest", "SegmentDigests", "StreamDigest"]
 
 @dataclass(frozen=True, slots=True)
 class StreamDigest:
-    """
-    One stream that holds something; `event` is None where no event times were recorded.
-    """
+    """One stream that holds something; `event` is None where no event times were recorded."""
 
     slot: int
     schema: pa.Schema
@@ -36,7 +34,8 @@ class StreamDigest:
 
     def event_range_ns(self, name: str) -> tuple[int, int] | None:
         """
-        Return between which times column *name* lies, earliest above latest for none; None when that is not known.
+        Return between which times column *name* lies, earliest above latest for none; None when
+        that is not known.
         """
         if name not in self.schema.names:
             return 0, -1
@@ -47,24 +46,18 @@ class StreamDigest:
 
 @dataclass(frozen=True, slots=True)
 class SegmentDigest:
-    """
-    One segment; its directory is as it was written, its other numbers may have a flipped bit in them.
-    """
+    """One segment; its directory is as it was written, its other numbers may have a flipped bit in them."""
 
     info: SegmentInfo
     streams: tuple[StreamDigest, ...]
 
     def of_slot(self, slot: int) -> list[StreamDigest]:
-        """
-        Return the streams of one slot.
-        """
+        """Return the streams of one slot."""
         return [stream for stream in self.streams if stream.slot == slot]
 
 
 class SegmentDigests:
-    """
-    The digests of one directory's segments, each made when it is first asked for. Thread-safe.
-    """
+    """The digests of one directory's segments, each made when it is first asked for. Thread-safe."""
 
     def __init__(self, directory: StoreDirectory) -> None:
         self.directory = directory
@@ -73,18 +66,14 @@ class SegmentDigests:
         self._schemas: dict[bytes, pa.Schema] = {}
 
     def forget_gone(self, present: list[int]) -> None:
-        """
-        Keep the digests of the segments *present* only.
-        """
+        """Keep the digests of the segments *present* only."""
         with self._lock:
             for seq in self._known.keys() - set(present):
                 del self._known[seq]
                 self.directory.forget(seq)
 
     def get(self, seq: int) -> SegmentDigest | None:
-        """
-        Return what is known of segment *seq*; None when it is gone, or damaged, which is reported.
-        """
+        """Return what is known of segment *seq*; None when it is gone, or damaged, which is reported."""
         with self._lock:
             known = self._known.get(seq)
             if known is None:
@@ -126,14 +115,13 @@ class SegmentDigests:
         return self.learn(fingerprint, reader.schema(stream_id)) if known is None else known
 
     def schema_of(self, fingerprint: bytes) -> pa.Schema | None:
-        """
-        Return the schema that *fingerprint* stands for, None when it is not known.
-        """
+        """Return the schema that *fingerprint* stands for, None when it is not known."""
         return self._schemas.get(fingerprint)
 
     def learn(self, fingerprint: bytes, schema: pa.Schema) -> pa.Schema:
         """
-        Remember what *fingerprint* stands for, if it is the digest of *schema*: another engine's may stand for several.
+        Remember what *fingerprint* stands for, if it is the digest of *schema*: another engine's may stand for
+        several.
         """
         if schema_fingerprint(schema) == fingerprint:
             self._schemas[fingerprint] = schema
@@ -143,9 +131,7 @@ class SegmentDigests:
 def _streams(
     entries: Sequence[StreamEntry], schemas: Mapping[int, pa.Schema | None], events: Sequence[EventColumn]
 ) -> tuple[StreamDigest, ...]:
-    """
-    Return the digests of those streams that *schemas* has the schema of.
-    """
+    """Return the digests of those streams that *schemas* has the schema of."""
     known = {event.stream_id: event for event in events}
     found = ((entry, schemas.get(entry.stream_id)) for entry in entries)
     return tuple(

@@ -85,18 +85,14 @@ class StoreDirectory:
             self.problems.append(damage)
 
     def segments(self) -> list[int]:
-        """
-        Return the numbers of the sealed segments, ascending.
-        """
+        """Return the numbers of the sealed segments, ascending."""
         try:
             return list_segments(self._fs, f"{self.path}/{SEGMENTS_DIR}")
         except FileNotFoundError:
             return []
 
     def open_segment(self, seq: int) -> SegmentReader | None:
-        """
-        Return a reader of segment *seq*; None when it is gone, or damaged, which is reported.
-        """
+        """Return a reader of segment *seq*; None when it is gone, or damaged, which is reported."""
         try:
             return SegmentReader.open(self._fs, self._segment_path(seq), verified=self._verified)
         except FileNotFoundError:
@@ -106,31 +102,23 @@ class StoreDirectory:
             return None
 
     def segment_tail(self, seq: int) -> SegmentTail | None:
-        """
-        Return the end of segment *seq*; None when it is gone, or so odd that `open_segment` must say what it is.
-        """
+        """Return the end of segment *seq*; None when it is gone, or so odd that `open_segment` must say what it is."""
         try:
             return read_tail(self._fs, self._segment_path(seq))
         except (FileNotFoundError, Damaged):
             return None
 
     def forget(self, seq: int) -> None:
-        """
-        Take note that segment *seq* is gone.
-        """
+        """Take note that segment *seq* is gone."""
         self._verified.forget(self._segment_path(seq))
 
     def retired_logs(self) -> list[int]:
-        """
-        Return the numbers of the retired log files, ascending.
-        """
+        """Return the numbers of the retired log files, ascending."""
         numbers = (parse_wal_rotated_name(name) for name in self._list(WAL_DIR))
         return sorted(number for number in numbers if number is not None)
 
     def scan_log(self, name: str) -> WalFileScan | None:
-        """
-        Return what the log file *name* holds; None when it is gone.
-        """
+        """Return what the log file *name* holds; None when it is gone."""
         path = f"{self.path}/{WAL_DIR}/{name}"
         scan: WalFileScan | None = None
         for _ in range(_ATTEMPTS if name == WAL_ACTIVE else 1):
@@ -146,15 +134,11 @@ class StoreDirectory:
         return scan
 
     def cursor(self) -> int:
-        """
-        Return the log position that segments reach to; 0 when that is not known.
-        """
+        """Return the log position that segments reach to; 0 when that is not known."""
         return self._sidecar(f"{WAL_DIR}/{CURSOR_NAME}", decode_cursor)
 
     def floor(self) -> int:
-        """
-        Return the number that the next segment has at least; 0 when that is not known.
-        """
+        """Return the number that the next segment has at least; 0 when that is not known."""
         return self._sidecar(f"{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor)
 
     def _segment_path(self, seq: int) -> str:

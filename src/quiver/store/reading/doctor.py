@@ -43,9 +43,7 @@ _OVER_NETWORK = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """
-    How long one kind of step took, in seconds, over `samples` of them.
-    """
+    """How long one kind of step took, in seconds, over `samples` of them."""
 
     step: str
     samples: int
@@ -55,9 +53,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """
-    One thing that was found out: what was looked at, how that is, and what it means.
-    """
+    """One thing that was found out: what was looked at, how that is, and what it means."""
 
     subject: str
     verdict: Verdict
@@ -87,15 +83,11 @@ class Diagnosis:
 
     @property
     def is_fit(self) -> bool:
-        """
-        Say whether a store may live there.
-        """
+        """Say whether a store may live there."""
         return all(remark.verdict != "bad" for remark in self.remarks)
 
     def as_dict(self) -> dict[str, Any]:
-        """
-        Return all of it as plain values.
-        """
+        """Return all of it as plain values."""
         survives = [{"call": call, "process_dies": dies, "power_is_lost": lost} for call, dies, lost in self.survives]
         return asdict(self) | {"is_fit": self.is_fit, "survives": survives}
 
@@ -144,16 +136,12 @@ def diagnose(
 
 
 def _ignore(_where: str) -> None:
-    """
-    Nobody listens.
-    """
+    """Nobody listens."""
 
 
 @contextlib.contextmanager
 def _cleaned(fs: FileSystem, directory: str) -> Iterator[None]:
-    """
-    Remove every file of an examination, of an earlier one that was cut off, too.
-    """
+    """Remove every file of an examination, of an earlier one that was cut off, too."""
     try:
         yield
     finally:

@@ -37,9 +37,7 @@ _JSON_ROWS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """
-    What was written: a file of `rows` rows and `size_bytes` bytes.
-    """
+    """What was written: a file of `rows` rows and `size_bytes` bytes."""
 
     path: str
     rows: int
@@ -61,9 +59,7 @@ def format_of(path: str) -> ExportFormat:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """
-    Return *schema* without dictionaries at any depth and without metadata; every field may be null.
-    """
+    """Return *schema* without dictionaries at any depth and without metadata; every field may be null."""
     return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
 
 
@@ -126,9 +122,7 @@ def export(
 
 
 class _Sink:
-    """
-    A file of the port as Arrow's writers want one: they only append.
-    """
+    """A file of the port as Arrow's writers want one: they only append."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -145,9 +139,7 @@ class _Sink:
         return self.offset
 
     def flush(self) -> None:
-        """
-        Nothing is held back.
-        """
+        """Nothing is held back."""
 
     def close(self) -> None:
         self.closed = True
@@ -211,9 +203,7 @@ _WRITERS = {"parquet": _write_parquet, "arrow": _write_arrow, "jsonl": _write_js
 
 
 def _json_type(kind: pa.DataType) -> pa.DataType:
-    """
-    Return the type that values of *kind* are cast to before they become JSON.
-    """
+    """Return the type that values of *kind* are cast to before they become JSON."""
     types = pa.types
     if types.is_dictionary(kind):
         return _json_type(kind.value_type)

@@ -42,7 +42,8 @@ __all__ = ["Rewound", "SealedSegments", "Standing", "drop", "find_segments", "re
 @dataclass(frozen=True, slots=True)
 class SealedSegments:
     """
-    The sealed segments of a directory, ascending, what could not be read of them, and which only the object tier has.
+    The sealed segments of a directory, ascending, what could not be read of them, and which only the object tier
+    has.
     """
 
     infos: tuple[SegmentInfo, ...]
@@ -280,9 +281,7 @@ def _skip(
     *,
     now_ns: int,
 ) -> int:
-    """
-    Record what *subscriber* has not resolved before *target*, durably; return how many bundles that is.
-    """
+    """Record what *subscriber* has not resolved before *target*, durably; return how many bundles that is."""
     entries = []
     for info in infos:
         left = state.pending_in(SegmentRef.of(info))

@@ -1,6 +1,4 @@
-"""
-What is in the log and in no segment yet, as a reader beside a live writer finds it.
-"""
+"""What is in the log and in no segment yet, as a reader beside a live writer finds it."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ def snapshot_log(directory: StoreDirectory, *, sequence_sealed: int) -> list[Log
 
 
 def uncovered(log: list[LogFile], cursor: int) -> Iterator[tuple[str, ScannedEntry]]:
-    """
-    Yield the entries behind *cursor*, each sequence once, with the path of its file.
-    """
+    """Yield the entries behind *cursor*, each sequence once, with the path of its file."""
     told: set[int] = set()
     for file, following in zip(log, [*log[1:], None], strict=False):
         covered_to = cursor if file.agrees_with(cursor, following) else 0

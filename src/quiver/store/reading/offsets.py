@@ -47,9 +47,7 @@ _SEQUENCE_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """
-    The next bundle to read: segment number, and index within the segment.
-    """
+    """The next bundle to read: segment number, and index within the segment."""
 
     segment: int
     index: int
@@ -64,17 +62,13 @@ StartingOffsets = Literal["earliest", "latest"] | Position | IngestedAt
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """
-    A position in one particular store, as it stands in a checkpoint.
-    """
+    """A position in one particular store, as it stands in a checkpoint."""
 
     store: str
     position: Position
 
     def to_json(self) -> dict[str, Any]:
-        """
-        Return the dict Spark keeps. The order of the keys is part of the format.
-        """
+        """Return the dict Spark keeps. The order of the keys is part of the format."""
         return {
             "v": OFFSET_VERSION,
             "store": self.store,
@@ -120,16 +114,12 @@ class StreamOffset:
 
 @dataclass(frozen=True, slots=True)
 class CoresOffset:
-    """
-    A position in each core of one store, as it stands in a checkpoint.
-    """
+    """A position in each core of one store, as it stands in a checkpoint."""
 
     cores: Mapping[int, StreamOffset]
 
     def to_json(self) -> dict[str, Any]:
-        """
-        Return the dict Spark keeps. The order of the keys is part of the format.
-        """
+        """Return the dict Spark keeps. The order of the keys is part of the format."""
         cores = {}
         for core, offset in sorted(self.cores.items()):
             position = offset.position

@@ -42,9 +42,7 @@ class SegmentSummary:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """
-    Bundles *start* (inclusive) to *stop* (exclusive) of one segment.
-    """
+    """Bundles *start* (inclusive) to *stop* (exclusive) of one segment."""
 
     segment: int
     path: str
@@ -55,9 +53,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """
-    How much one batch takes at most: the first limit reached ends it. A batch never takes less than one bundle.
-    """
+    """How much one batch takes at most: the first limit reached ends it. A batch never takes less than one bundle."""
 
     bundles_max: int | None = None
     rows_max: int | None = None
@@ -65,15 +61,11 @@ class Limits:
 
     @property
     def unlimited(self) -> bool:
-        """
-        True when nothing bounds a batch.
-        """
+        """True when nothing bounds a batch."""
         return self.bundles_max is None and self.rows_max is None and self.bytes_max is None
 
     def divided(self, share: int) -> Limits:
-        """
-        Return a *share*-th of each limit, and at least 1.
-        """
+        """Return a *share*-th of each limit, and at least 1."""
         if share <= 1:
             return self
         parts = (
@@ -84,9 +76,7 @@ class Limits:
 
 
 def end_of(segments: Sequence[SegmentSummary] | Sequence[Span], start: Position) -> Position:
-    """
-    Return the position behind the last segment, never one below *start*.
-    """
+    """Return the position behind the last segment, never one below *start*."""
     if not segments:
         return start
     return max(start, Position(segments[-1].segment + 1, 0))
@@ -146,9 +136,7 @@ def _room(limit: int | None, used: float, each: float) -> int:
 
 
 def spans_between(segments: Iterable[SegmentSummary], start: Position, end: Position) -> list[Span]:
-    """
-    Return the bundles from *start* to before *end*, one span a segment, ascending.
-    """
+    """Return the bundles from *start* to before *end*, one span a segment, ascending."""
     spans = []
     for segment in segments:
         first = start.index if segment.segment == start.segment else 0

@@ -49,7 +49,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 @dataclass(frozen=True, slots=True)
 class _Range:
     """
-    From *start_ns* up to and without *end_ns*; None has no bound. *column* is that of event times, if they are meant.
+    From *start_ns* up to and without *end_ns*; None has no bound. *column* is that of event times, if they are
+    meant.
     """
 
     start_ns: int | None
@@ -57,9 +58,7 @@ class _Range:
     column: str | None = None
 
     def touches(self, low: int, high: int) -> bool:
-        """
-        Say whether something between *low* and *high*, both included, may be in the range.
-        """
+        """Say whether something between *low* and *high*, both included, may be in the range."""
         return (
             low <= high
             and (self.start_ns is None or high >= self.start_ns)
@@ -67,21 +66,15 @@ class _Range:
         )
 
     def covers(self, low: int, high: int) -> bool:
-        """
-        Say whether everything between *low* and *high* is in the range.
-        """
+        """Say whether everything between *low* and *high* is in the range."""
         return (self.start_ns is None or low >= self.start_ns) and (self.end_ns is None or high < self.end_ns)
 
     def has_ingested(self, ingested_at_ns: int | None) -> bool:
-        """
-        Say whether a bundle of that time belongs to the range; one whose time was not recorded does.
-        """
+        """Say whether a bundle of that time belongs to the range; one whose time was not recorded does."""
         return self.column is not None or ingested_at_ns is None or self.touches(ingested_at_ns, ingested_at_ns)
 
     def may_have(self, digest: SegmentDigest, slot: int) -> bool:
-        """
-        Say whether a segment may have something in the range.
-        """
+        """Say whether a segment may have something in the range."""
         if self.column is None:
             info = digest.info
             unknown = info.ingested_min_ns is None or info.ingested_max_ns is None
@@ -92,9 +85,7 @@ class _Range:
 
 @dataclass(slots=True)
 class _Part:
-    """
-    What is read of one directory: segments by number, then entries of the log with the path of their file.
-    """
+    """What is read of one directory: segments by number, then entries of the log with the path of their file."""
 
     digests: SegmentDigests
     segments: list[int]
@@ -160,16 +151,12 @@ class Scan:
 
     @property
     def problems(self) -> list[Damaged]:
-        """
-        The damage met so far where this reads, each with path, offset and reason. Everything undamaged comes out.
-        """
+        """The damage met so far where this reads, each with path, offset and reason. Everything undamaged comes out."""
         found = {id(damage): damage for part in self._parts for damage in part.digests.directory.problems}
         return list(found.values())
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """
-        Return one pass over the rows as a reader of Arrow's.
-        """
+        """Return one pass over the rows as a reader of Arrow's."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def to_table(self) -> pa.Table:
@@ -227,7 +214,8 @@ class Scan:
 
     def _chunks(self, reader: SegmentReader) -> Iterator[tuple[int, int, _Range | None]]:
         """
-        Yield stream and chunk of what may have something in the range, and the range where its rows must be looked at.
+        Yield stream and chunk of what may have something in the range, and the range where its rows must be looked
+        at.
         """
         limits = self._range
         chunks = reader.slot_chunks(self._slot)
@@ -256,7 +244,8 @@ class Scan:
 
     def _finish(self, batch: pa.RecordBatch, limits: _Range | None) -> pa.RecordBatch | None:
         """
-        Return the rows of *batch* that are within *limits*, under the schema of the scan; None when there are none.
+        Return the rows of *batch* that are within *limits*, under the schema of the scan; None when
+        there are none.
         """
         if limits is not None and limits.column is not None:
             if limits.column not in batch.schema.names:
@@ -296,9 +285,7 @@ def _plan(digests: SegmentDigests, slot: int) -> _Part:
 
 
 def table_names(sources: Sequence[SegmentDigests]) -> list[str]:
-    """
-    Return the names of the tables that came over QWP, in segments or in the log, as each was first spelled.
-    """
+    """Return the names of the tables that came over QWP, in segments or in the log, as each was first spelled."""
     names: dict[str, str] = {}
     for part in [_plan(source, QWP_SLOT) for source in sources]:
         for schema in _take_schemas(part, QWP_SLOT, None):
@@ -351,9 +338,7 @@ def _is_sound(digests: SegmentDigests, seq: int) -> bool:
 
 
 def _entry_schema(digests: SegmentDigests, path: str, scanned: ScannedEntry, slot: int) -> pa.Schema | None:
-    """
-    Return the schema of one slot of an entry, None when it cannot be decoded, which is reported.
-    """
+    """Return the schema of one slot of an entry, None when it cannot be decoded, which is reported."""
     fingerprint = next(found.fingerprint for found in scanned.entry.slots if found.slot == slot)
     known = digests.schema_of(fingerprint)
     if known is not None:

@@ -114,18 +114,14 @@ class StoreReader:
         self.problems: list[Damaged] = []
 
     def directories(self) -> list[str]:
-        """
-        Return the stores that there are: the directory itself, those of its cores, or both.
-        """
+        """Return the stores that there are: the directory itself, those of its cores, or both."""
         names = self._fs.list_dir(self.path)
         alone = [self.path] if SEGMENTS_DIR in names or WAL_DIR in names else []
         cores = sorted(core for core in map(parse_core_directory, names) if core is not None)
         return alone + [f"{self.path}/{core_directory(core)}" for core in cores]
 
     def _stores(self) -> list[SegmentDigests]:
-        """
-        Return what is known of each of them. A core may have come since the last look.
-        """
+        """Return what is known of each of them. A core may have come since the last look."""
         with self._lock:
             found = self.directories()
             self._known = {root: self._known.get(root) or self._digests(root) for root in found}
@@ -255,15 +251,11 @@ class StoreReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """
-        Nothing is held between two passes.
-        """
+        """Nothing is held between two passes."""
 
 
 class _Pass:
-    """
-    One pass over a directory: which segments were met, and what they cover of the log.
-    """
+    """One pass over a directory: which segments were met, and what they cover of the log."""
 
     def __init__(self, directory: StoreDirectory, adapter: Adapter, slots: frozenset[int] | None) -> None:
         self._directory = directory

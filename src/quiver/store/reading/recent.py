@@ -1,6 +1,4 @@
-"""
-What was ingested into a store a short while ago, from the files alone: sealed segments, and the log.
-"""
+"""What was ingested into a store a short while ago, from the files alone: sealed segments, and the log."""
 
 from __future__ import annotations
 

@@ -201,9 +201,7 @@ class RetrySet:
         return entry
 
     def resolved(self, ref: BundleRef) -> bool:
-        """
-        Take *ref* out: it is delivered, or given up for good. False when it was not in.
-        """
+        """Take *ref* out: it is delivered, or given up for good. False when it was not in."""
         with self._lock:
             was_in = self._entries.pop(ref, None) is not None
             self._is_dirty = self._is_dirty or was_in
@@ -271,46 +269,34 @@ class RetrySet:
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, ref: BundleRef) -> RetryEntry | None:
-        """
-        Return what is known of *ref*; None when it is not in.
-        """
+        """Return what is known of *ref*; None when it is not in."""
         with self._lock:
             return self._entries.get(ref)
 
     def entries(self) -> list[RetryEntry]:
-        """
-        Return all, those that are due first at the front.
-        """
+        """Return all, those that are due first at the front."""
         with self._lock:
             found = list(self._entries.values())
         return sorted(found, key=lambda entry: (entry.next_try_at_ns, entry.ref))
 
     def due(self) -> list[RetryEntry]:
-        """
-        Return those that may be tried now, the longest due first.
-        """
+        """Return those that may be tried now, the longest due first."""
         now_ns = self._time.now_ns()
         return [entry for entry in self.entries() if entry.next_try_at_ns <= now_ns]
 
     def wait_s(self, ref: BundleRef) -> float:
-        """
-        Return the seconds until *ref* may be tried, 0 when it may now.
-        """
+        """Return the seconds until *ref* may be tried, 0 when it may now."""
         entry = self.get(ref)
         return 0.0 if entry is None else max(0.0, (entry.next_try_at_ns - self._time.now_ns()) / _NANOS)
 
     def elapsed_s(self, ref: BundleRef) -> float:
-        """
-        Return the seconds since *ref* failed first, 0 when it did not.
-        """
+        """Return the seconds since *ref* failed first, 0 when it did not."""
         entry = self.get(ref)
         return 0.0 if entry is None else max(0.0, (self._time.now_ns() - entry.first_failed_at_ns) / _NANOS)
 
     @property
     def is_full(self) -> bool:
-        """
-        Whether no other bundle can be taken.
-        """
+        """Whether no other bundle can be taken."""
         with self._lock:
             return len(self._entries) >= self._entries_max
 

@@ -45,9 +45,7 @@ _log = logging.getLogger("quiver")
 
 
 def store_identity(files: FileSystem, root: str) -> str:
-    """
-    Return the store's identity, or "unknown" for a store that has none.
-    """
+    """Return the store's identity, or "unknown" for a store that has none."""
     try:
         text = files.read_all(f"{root}/{STORE_ID_NAME}", size_max=_STORE_ID_BYTES_MAX)
     except FileNotFoundError:
@@ -56,9 +54,7 @@ def store_identity(files: FileSystem, root: str) -> str:
 
 
 def store_root(segment_path: str) -> str:
-    """
-    Return the directory of the store that the segment at *segment_path* belongs to.
-    """
+    """Return the directory of the store that the segment at *segment_path* belongs to."""
     return segment_path.rpartition("/")[0].rpartition("/")[0]
 
 
@@ -134,9 +130,7 @@ class SegmentList:
             raise WrongUse(f"{root} is not the directory of a store: it has no {SEGMENTS_DIR}/")
 
     def numbers(self) -> Sequence[int]:
-        """
-        Return the numbers of the sealed segments, ascending.
-        """
+        """Return the numbers of the sealed segments, ascending."""
         modified_ns = self._files.stat(self._directory).modified_ns
         if self._listed is not None:
             known_ns, listed_ns = self._listed
@@ -150,22 +144,16 @@ class SegmentList:
         return self._numbers
 
     def path(self, number: int) -> str:
-        """
-        Return where segment *number* lies, or would lie.
-        """
+        """Return where segment *number* lies, or would lie."""
         return f"{self._directory}/{segment_name(number)}"
 
     def first(self) -> Position:
-        """
-        Return the position of the oldest bundle; 0:0 in an empty store.
-        """
+        """Return the position of the oldest bundle; 0:0 in an empty store."""
         numbers = self.numbers()
         return Position(numbers[0] if numbers else 0, 0)
 
     def end(self, start: Position) -> Position:
-        """
-        Return the position behind the newest segment, never one below *start*.
-        """
+        """Return the position behind the newest segment, never one below *start*."""
         numbers = self.numbers()
         return max(start, Position(numbers[-1] + 1, 0)) if numbers else start
 
@@ -364,9 +352,7 @@ class SegmentList:
         )
 
     def forget_before(self, position: Position) -> None:
-        """
-        Stop expecting segments below *position*: their bundles are confirmed.
-        """
+        """Stop expecting segments below *position*: their bundles are confirmed."""
         self._seen = {number for number in self._seen if number >= position.segment}
 
     def _quarantined(self) -> set[int]:

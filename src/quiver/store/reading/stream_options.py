@@ -73,9 +73,7 @@ _KNOWN = {name.lower(): name for name in _NAMES}
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """
-    What one `load()` asks for. See the table above.
-    """
+    """What one `load()` asks for. See the table above."""
 
     path: str
     mode: Mode

@@ -106,9 +106,7 @@ class Subscription:
 
     @property
     def acked(self) -> Position:
-        """
-        Everything before this position is confirmed, durably.
-        """
+        """Everything before this position is confirmed, durably."""
         self._own()
         return self._acked
 
@@ -129,15 +127,11 @@ class Subscription:
 
     @property
     def store(self) -> str:
-        """
-        The identity of the store.
-        """
+        """The identity of the store."""
         return self._store or store_identity(self._files, self._options.path)
 
     def has_more(self, start: Mapping[str, Any]) -> bool:
-        """
-        Say whether there is anything behind *start*.
-        """
+        """Say whether there is anything behind *start*."""
         position = self._parse(start)
         return self._segments.end(position) > position
 
@@ -195,21 +189,15 @@ class Subscription:
         return spans_between(self._segments.from_position(first), first, last)
 
     def available_now(self) -> None:
-        """
-        From now on, take nothing that is not in the store at this moment.
-        """
+        """From now on, take nothing that is not in the store at this moment."""
         self._available = self._segments.end(Position(0, 0))
 
     def tail(self) -> dict[str, Any] | None:
-        """
-        Return the end of the store, for progress reports; None before the first other call.
-        """
+        """Return the end of the store, for progress reports; None before the first other call."""
         return self._offset(self._segments.end(self._acked)) if self._file.is_owned else None
 
     def release(self) -> None:
-        """
-        Let go of the subscriber.
-        """
+        """Let go of the subscriber."""
         self._file.release()
 
     def _reach(self, start: Position, limits: Limits) -> Position:
@@ -260,9 +248,7 @@ class Subscription:
         return StreamOffset(self._store, position).to_json()
 
     def _refs(self, before: Position | None = None) -> list[SegmentRef]:
-        """
-        Return the segments with their bundle counts, up to the one that *before* lies in.
-        """
+        """Return the segments with their bundle counts, up to the one that *before* lies in."""
         refs = []
         # One that is deleted meanwhile is resolved, or nobody is owed it: no loss.
         for summary in self._segments.that_stay():
@@ -290,7 +276,8 @@ class Subscription:
 
     def _own(self) -> None:
         """
-        Take the lock and read the progress, once; patient with a query that is dying. Take note of what was dropped.
+        Take the lock and read the progress, once; patient with a query that is dying. Take note of what was
+        dropped.
         """
         if self._file.is_owned:
             self._require_same_store()
@@ -319,7 +306,8 @@ class Subscription:
 
     def _release_delivered(self) -> None:
         """
-        Ack, durably, what left the retry set since: it was delivered or given up. Costs one `stat` while nothing did.
+        Ack, durably, what left the retry set since: it was delivered or given up. Costs one `stat` while nothing
+        did.
         """
         self._held.look()
         if self._held.refs == self._released_for:

@@ -25,25 +25,19 @@ _FLIPPED_BYTES_MAX = 2
 
 @dataclass(frozen=True)
 class AdapterByHash(Adapter):
-    """
-    A slot table of which nothing is known but its digest: slots go by number.
-    """
+    """A slot table of which nothing is known but its digest: slots go by number."""
 
     digest: bytes = b""
 
     @cached_property
     def config_hash(self) -> bytes:
-        """
-        The digest as it stands in the log.
-        """
+        """The digest as it stands in the log."""
         return self.digest
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenBy:
-    """
-    What a directory was written with: `config_hash` stands in most of its log files, None when there is none.
-    """
+    """What a directory was written with: `config_hash` stands in most of its log files, None when there is none."""
 
     adapter: Adapter
     profile: Profile
@@ -51,9 +45,7 @@ class WrittenBy:
 
 
 def as_written(config_hash: bytes) -> bytes:
-    """
-    Return the known configuration hash of which *config_hash* is a damaged copy; itself where there is none.
-    """
+    """Return the known configuration hash of which *config_hash* is a damaged copy; itself where there is none."""
     for known in (OTAP.config_hash, OTAP_CONFIG_HASH):
         if sum(a != b for a, b in zip(config_hash, known, strict=True)) <= _FLIPPED_BYTES_MAX:
             return known

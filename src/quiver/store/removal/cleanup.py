@@ -39,9 +39,7 @@ RESERVE_BYTES_MAX = 1024 * 1024
 
 
 class Freed(NamedTuple):
-    """
-    What a step removed: segments, and their bytes.
-    """
+    """What a step removed: segments, and their bytes."""
 
     segments: int
     size_bytes: int
@@ -93,7 +91,8 @@ class Cleanup:
 
     def know(self, info: SegmentInfo, born_s: float | None = None) -> None:
         """
-        Note how old a segment is: *born_s* in monotonic seconds, or what the wall clock says of one found at open.
+        Note how old a segment is: *born_s* in monotonic seconds, or what the wall clock says of one
+        found at open.
         """
         parts = self._parts
         if parts.settings.max_age_s is None and not parts.cold.location:
@@ -202,7 +201,8 @@ class Cleanup:
 
     def has_finished(self) -> bool:
         """
-        Return whether there are segments on disk that all subscribers have resolved, as far as this process knows.
+        Return whether there are segments on disk that all subscribers have resolved, as far as this
+        process knows.
         """
         return bool(self._on_disk(self._known(self._parts.registry.complete_segments())))
 
@@ -217,9 +217,7 @@ class Cleanup:
         return self._out_of_log(self._known(parts.registry.complete_segments()))
 
     def _out_of_log(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
-        """
-        Return those of *infos* that the log would not bring back: the cursor has passed them, durably.
-        """
+        """Return those of *infos* that the log would not bring back: the cursor has passed them, durably."""
         parts = self._parts
         if any((info.wal_position_end or 0) > parts.wal.cursor for info in infos):
             with contextlib.suppress(OSError):  # later, then
@@ -329,9 +327,7 @@ class Cleanup:
             write()
 
     def take_back(self) -> None:
-        """
-        At open: forget drops that never took effect, because the log has the bundles still.
-        """
+        """At open: forget drops that never took effect, because the log has the bundles still."""
         parts = self._parts
         undone = [entry.seq for entry in self._ledger.entries if entry.wal_position_end > parts.wal.cursor]
         if undone:
@@ -342,9 +338,7 @@ class Cleanup:
                 self._ledger.remove(undone)
 
     def _give_up(self, infos: list[SegmentInfo], reason: DropReason) -> Freed:
-        """
-        Steps 1 to 5 of a drop; see `drops`.
-        """
+        """Steps 1 to 5 of a drop; see `drops`."""
         now_ns = max(0, self._parts.clock.now_ns())
         entries = [
             DroppedSegment(info.seq, info.bundle_count, info.size_bytes, reason, now_ns)
@@ -450,9 +444,7 @@ class Cleanup:
         ]
 
     def _was_written(self, entry: DroppedSegment) -> bool:
-        """
-        Say whether a segment was noted while the disk refused it, and was written after all: it is not dropped.
-        """
+        """Say whether a segment was noted while the disk refused it, and was written after all: it is not dropped."""
         return entry.wal_position_end > 0 and entry.seq in self._parts.catalog
 
     # ── taken by others ──────────────────────────────────────────────────────────────────────────────
@@ -496,9 +488,7 @@ class Cleanup:
             return is_noted
 
     def quarantine(self, info: SegmentInfo, damage: Damaged) -> None:
-        """
-        Take a segment that turned out damaged out of everybody's way: the others go on, the loss is counted.
-        """
+        """Take a segment that turned out damaged out of everybody's way: the others go on, the loss is counted."""
         parts = self._parts
         with parts.maintenance:
             if info.seq not in parts.catalog:

@@ -80,16 +80,12 @@ class DropLedger:
 
     @property
     def entries(self) -> list[DroppedSegment]:
-        """
-        All entries, ascending by number.
-        """
+        """All entries, ascending by number."""
         return [self._entries[seq] for seq in sorted(self._entries)]
 
     @property
     def highest(self) -> int:
-        """
-        The highest number in it, -1 when empty: new segments lie above it.
-        """
+        """The highest number in it, -1 when empty: new segments lie above it."""
         return max(self._entries, default=-1)
 
     def __contains__(self, seq: int) -> bool:
@@ -99,9 +95,7 @@ class DropLedger:
         return len(self._entries)
 
     def has_room(self, count: int) -> bool:
-        """
-        Say whether *count* more entries fit.
-        """
+        """Say whether *count* more entries fit."""
         return len(self._entries) + count <= DROP_ENTRIES_MAX
 
     def add(self, entries: Sequence[DroppedSegment]) -> None:

@@ -54,32 +54,25 @@ class Retention:
         return due[::-1]
 
     def born(self, seq: int, at_s: float) -> None:
-        """
-        Note that the newest bundle of segment *seq* came at *at_s*, in monotonic seconds.
-        """
+        """Note that the newest bundle of segment *seq* came at *at_s*, in monotonic seconds."""
         self._born_s[seq] = at_s
 
     def gone(self, seqs: Iterable[int]) -> None:
-        """
-        Forget segments.
-        """
+        """Forget segments."""
         for seq in seqs:
             self._born_s.pop(seq, None)
 
     def expired(self, *, now_s: float) -> list[int]:
-        """
-        Return the segments that are over age, ascending; *now_s* in monotonic seconds.
-        """
+        """Return the segments that are over age, ascending; *now_s* in monotonic seconds."""
         return [] if self._age_s_max is None else self.older_than(self._age_s_max, now_s=now_s)
 
     def older_than(self, age_s: float, *, now_s: float) -> list[int]:
         """
-        Return the segments whose newest bundle came *age_s* ago or earlier, ascending; *now_s* in monotonic seconds.
+        Return the segments whose newest bundle came *age_s* ago or earlier, ascending; *now_s* in monotonic
+        seconds.
         """
         return sorted(seq for seq, born in self._born_s.items() if now_s - born >= age_s)
 
     def is_over_age(self, born_s: float, *, now_s: float) -> bool:
-        """
-        Say whether a bundle that came at *born_s* is over age.
-        """
+        """Say whether a bundle that came at *born_s* is over age."""
         return self._age_s_max is not None and now_s - born_s >= self._age_s_max

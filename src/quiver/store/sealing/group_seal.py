@@ -97,9 +97,7 @@ class GroupSeal:
                 return
 
     def _pause(self) -> None:
-        """
-        Wait until the last seal began long enough ago: more callers join meanwhile.
-        """
+        """Wait until the last seal began long enough ago: more callers join meanwhile."""
         with self._changed:
             due_s = self._clock.monotonic() if self._began_s is None else self._began_s + INTERVAL_S
             while (left_s := due_s - self._clock.monotonic()) > 0:

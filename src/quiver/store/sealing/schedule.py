@@ -108,22 +108,16 @@ class Sealing:
 
     @property
     def nbytes(self) -> int:
-        """
-        Bytes of bundles held in memory.
-        """
+        """Bytes of bundles held in memory."""
         return self.open.nbytes + (self.pending.sealed.nbytes if self.pending is not None else 0)
 
     @property
     def file_bytes(self) -> int:
-        """
-        What those bundles will take on the disk once they are sealed.
-        """
+        """What those bundles will take on the disk once they are sealed."""
         return self.open.file_bytes + (self.pending.sealed.file_bytes if self.pending is not None else 0)
 
     def add(self, encoded: EncodedBundle, ingested_at_ns: int, sequence: int, wal_start: int, wal_end: int) -> bool:
-        """
-        Add a bundle to the open segment; True when that has reached a limit of size, bundles or streams.
-        """
+        """Add a bundle to the open segment; True when that has reached a limit of size, bundles or streams."""
         if self._opened_at is None:
             self._opened_at = self._clock.monotonic()
             self._opened_wall_ns = self._clock.now_ns()
@@ -134,17 +128,13 @@ class Sealing:
         return full
 
     def is_old(self) -> bool:
-        """
-        Say whether the open segment's first bundle has waited its time.
-        """
+        """Say whether the open segment's first bundle has waited its time."""
         return self._opened_at is not None and (
             self._clock.monotonic() - self._opened_at >= self._settings.segment_open_s_max
         )
 
     def swap(self) -> bool:
-        """
-        Close the open segment and begin another; False when it is empty or one is still being written.
-        """
+        """Close the open segment and begin another; False when it is empty or one is still being written."""
         if self.pending is not None or self.open.is_empty:
             return False
         sealed = self.open.seal()
@@ -167,9 +157,7 @@ class Sealing:
         return self.open.ingested_first_ns if oldest_ns is None else oldest_ns
 
     def open_born_s(self) -> float | None:
-        """
-        Return when the open segment's first bundle came, in monotonic seconds; None when there is none.
-        """
+        """Return when the open segment's first bundle came, in monotonic seconds; None when there is none."""
         return self._opened_at
 
     def _born_s(self, newest_ns: int | None) -> float:
@@ -184,9 +172,7 @@ class Sealing:
         return now_s - max(0, now_ns - stepped_ns - (now_ns if newest_ns is None else newest_ns)) / 1e9
 
     def done(self) -> None:
-        """
-        Forget the pending segment, which is on disk or given up, and use its memory again.
-        """
+        """Forget the pending segment, which is on disk or given up, and use its memory again."""
         self.failure = None
         if self.pending is not None:
             pending, self.pending = self.pending, None
@@ -194,15 +180,11 @@ class Sealing:
             pending.arena.release()
 
     def try_now(self) -> None:
-        """
-        Let a segment that found the disk full be tried at once: room was made.
-        """
+        """Let a segment that found the disk full be tried at once: room was made."""
         self._retry_at = 0.0
 
     def may_write(self) -> bool:
-        """
-        Say whether a pending segment may be tried now; a failed one waits a moment.
-        """
+        """Say whether a pending segment may be tried now; a failed one waits a moment."""
         return self.pending is not None and (self.failure is None or self._clock.monotonic() >= self._retry_at)
 
     def write(self, open_log: Callable[[LogReader], None]) -> SegmentInfo | None:

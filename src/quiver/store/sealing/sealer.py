@@ -42,7 +42,8 @@ class Sealer:
 
     def adopt(self, may_take: Callable[[], bool]) -> int:
         """
-        Take over the segments that Spark sinks committed (see `adoption`), as long as *may_take* says; how many came.
+        Take over the segments that Spark sinks committed (see `adoption`), as long as *may_take* says; how many
+        came.
         """
         return self._adoption.adopt(may_take)
 
@@ -105,9 +106,7 @@ class Sealer:
                 ) from sealing.failure
 
     def forget_log(self, position: int = 0) -> int:
-        """
-        Let the log forget what is durable elsewhere; how many files went. What the disk refuses is tried again.
-        """
+        """Let the log forget what is durable elsewhere; how many files went. What the disk refuses is tried again."""
         parts = self._parts
         try:
             parts.wal.advance_cursor(position)

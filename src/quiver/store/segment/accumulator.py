@@ -92,9 +92,7 @@ class EncodedSlot:
 
 
 def self_contained(batch: pa.RecordBatch) -> pa.Buffer:
-    """
-    Return *batch* as one Arrow stream, its dictionaries in front of it.
-    """
+    """Return *batch* as one Arrow stream, its dictionaries in front of it."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -120,9 +118,7 @@ class SealedStream:
 
 
 class _Stream:
-    """
-    The chunks of one slot and schema: messages, or whole Arrow streams where dictionaries must be unified first.
-    """
+    """The chunks of one slot and schema: messages, or whole Arrow streams where dictionaries must be unified first."""
 
     __slots__ = ("chunks", "index", "row_counts", "slot", "stream_schema")
 
@@ -168,44 +164,32 @@ class OpenSegment:
 
     @property
     def bundle_count(self) -> int:
-        """
-        Number of bundles so far.
-        """
+        """Number of bundles so far."""
         return len(self._ingested_at_ns)
 
     @property
     def file_bytes(self) -> int:
-        """
-        What its file will take at most, uncompressed.
-        """
+        """What its file will take at most, uncompressed."""
         return self.nbytes + self.stream_bytes + _REF_BYTES * len(self._refs)
 
     @property
     def stream_count(self) -> int:
-        """
-        Number of streams so far. Sealing may split streams with dictionaries, so a file may have more.
-        """
+        """Number of streams so far. Sealing may split streams with dictionaries, so a file may have more."""
         return len(self._streams)
 
     @property
     def is_empty(self) -> bool:
-        """
-        Whether there is no bundle yet.
-        """
+        """Whether there is no bundle yet."""
         return not self._ingested_at_ns
 
     @property
     def ingested_first_ns(self) -> int | None:
-        """
-        When its first bundle was ingested, in nanoseconds since 1970; None when it is empty.
-        """
+        """When its first bundle was ingested, in nanoseconds since 1970; None when it is empty."""
         return self._ingested_at_ns[0] if self._ingested_at_ns else None
 
     @property
     def is_full(self) -> bool:
-        """
-        Whether the cap of bytes or streams, or the number of bundles that a progress file can track, is reached.
-        """
+        """Whether the cap of bytes or streams, or the number of bundles that a progress file can track, is reached."""
         return (
             self.nbytes >= self.bytes_max
             or len(self._streams) >= self.streams_max
@@ -261,9 +245,7 @@ class OpenSegment:
         return found
 
     def seal(self) -> SealedSegment:
-        """
-        Return what was collected, ready to be written. Cheap; nothing may be appended afterwards.
-        """
+        """Return what was collected, ready to be written. Cheap; nothing may be appended afterwards."""
         return SealedSegment(
             streams=self._streams,
             refs=self._refs,
@@ -315,36 +297,26 @@ class SealedSegment:
 
     @property
     def wal_position_start(self) -> int | None:
-        """
-        Position of the first bundle's log entry; None when empty.
-        """
+        """Position of the first bundle's log entry; None when empty."""
         return self.metadata.wal_position_start
 
     @property
     def wal_position_end(self) -> int | None:
-        """
-        Position behind the last bundle's log entry; None when empty.
-        """
+        """Position behind the last bundle's log entry; None when empty."""
         return self.metadata.wal_position_end
 
     @property
     def sequence_first(self) -> int | None:
-        """
-        Sequence of the first bundle; None when empty.
-        """
+        """Sequence of the first bundle; None when empty."""
         return self.metadata.sequence_first
 
     @property
     def sequence_last(self) -> int | None:
-        """
-        Sequence of the last bundle; None when empty.
-        """
+        """Sequence of the last bundle; None when empty."""
         return self.metadata.sequence_last
 
     def streams(self) -> list[SealedStream]:
-        """
-        Return the streams of the file; a stream's number is its index. The first call does the work.
-        """
+        """Return the streams of the file; a stream's number is its index. The first call does the work."""
         self._encode()
         if not self._is_split:
             return [runs[0] for runs in self._runs]
@@ -401,9 +373,7 @@ class SealedSegment:
             stream.chunks = []
 
     def _run_starts(self) -> dict[int, SealedStream]:
-        """
-        Return each run under the reference to its first chunk, as `append` made it.
-        """
+        """Return each run under the reference to its first chunk, as `append` made it."""
         starts: dict[int, SealedStream] = {}
         for stream, runs in zip(self._open_streams, self._runs, strict=True):
             chunk = 0
@@ -413,9 +383,7 @@ class SealedSegment:
         return starts
 
     def _moved_refs(self) -> Sequence[int]:
-        """
-        Return the references with the numbers that streams and chunks have after runs became streams.
-        """
+        """Return the references with the numbers that streams and chunks have after runs became streams."""
         starts = self._run_starts()
         moved = array("Q")
         # A stream's chunks come in order, so the latest run of each stream is the one that a reference is in.
@@ -435,9 +403,7 @@ def _are_same(one: StreamSchema, other: StreamSchema) -> bool:
 
 
 def _runs(stream: _Stream) -> list[SealedStream]:
-    """
-    Return the stream as the file's streams: one, or several where its dictionaries cannot be one.
-    """
+    """Return the stream as the file's streams: one, or several where its dictionaries cannot be one."""
     known = stream.stream_schema
     chunks = [_only_batch(chunk) for chunk in stream.chunks] if known.has_dictionaries else stream.chunks
     runs = encode_runs(known.schema, chunks) if known.has_dictionaries else [DictionaryRun((), chunks)]

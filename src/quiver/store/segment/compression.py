@@ -46,9 +46,7 @@ def compressed(file: IpcFile, compression: Compression) -> IpcFile:
 
 
 def split_messages(stream: pa.Buffer) -> tuple[list[Any], list[Any]]:
-    """
-    Return the dictionary messages and the batch messages of one Arrow stream.
-    """
+    """Return the dictionary messages and the batch messages of one Arrow stream."""
     dictionaries: list[Any] = []
     batches: list[Any] = []
     for message in pa.ipc.MessageReader.open_stream(stream):

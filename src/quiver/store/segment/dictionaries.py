@@ -46,9 +46,7 @@ class DictionaryRun:
 
 
 def encode_runs(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> list[DictionaryRun]:
-    """
-    Return *batches*, in order, as runs; read back, each row has the value and each column the type it had.
-    """
+    """Return *batches*, in order, as runs; read back, each row has the value and each column the type it had."""
     leaves = dictionary_leaves(schema)
     if not any(has_dictionaries(pa.schema([("values", leaf.value_type)])) for leaf in leaves):
         try:
@@ -60,9 +58,7 @@ def encode_runs(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> list[Di
 
 
 class _NotInMessage(Exception):
-    """
-    Arrow copied the keys out of the message, so they cannot be rewritten in place.
-    """
+    """Arrow copied the keys out of the message, so they cannot be rewritten in place."""
 
 
 def _own_run(batch: pa.RecordBatch) -> DictionaryRun:
@@ -103,9 +99,7 @@ def _dictionaries(leaves: Sequence[Leaf], batch: pa.RecordBatch) -> list[pa.Arra
 def _rewritten(
     batch: pa.RecordBatch, physical: pa.Schema, leaves: Sequence[Leaf], positions: Sequence[pa.Array | None]
 ) -> Any:
-    """
-    Return the batch's message with the keys of each leaf moved to their new positions (None: they stay).
-    """
+    """Return the batch's message with the keys of each leaf moved to their new positions (None: they stay)."""
     message = batch.serialize()
     if not any(moves is not None for moves in positions):
         return message
@@ -144,9 +138,7 @@ def _dictionary_messages(values: Sequence[pa.Array]) -> list[Any]:
 
 
 def _grow(unifiers: Sequence[_Unifier], dictionaries: Sequence[Sequence[pa.Array]], start: int) -> int:
-    """
-    Unify the dictionaries of as many batches from *start* on as fit, and return how many: at least one.
-    """
+    """Unify the dictionaries of as many batches from *start* on as fit, and return how many: at least one."""
     count = 0
     # A group is about as large as what it is added to, so the whole costs little more than one pass; it is small
     # where the keys are small, so little is done in vain when a run ends.
@@ -202,15 +194,11 @@ class _Unifier:
 
     @property
     def size(self) -> int:
-        """
-        Number of unified values so far.
-        """
+        """Number of unified values so far."""
         return 0 if self.values is None else len(self.values)
 
     def offer(self, dictionary: pa.Array) -> int:
-        """
-        Add the next batch's dictionary to the group; return how many values there are to look at.
-        """
+        """Add the next batch's dictionary to the group; return how many values there are to look at."""
         key = self._key(dictionary)
         self._group.append(key)
         if key in self._moves or key in self._new:
@@ -219,9 +207,7 @@ class _Unifier:
         return len(dictionary)
 
     def unify(self) -> int:
-        """
-        Return how many batches of the group fit under the key type together with the run so far.
-        """
+        """Return how many batches of the group fit under the key type together with the run so far."""
         arrays = [] if self.values is None else [self.values]
         arrays.extend(self._as_token(dictionary) for dictionary in self._new.values())
         joined = pa.concat_arrays(arrays)
@@ -259,9 +245,7 @@ class _Unifier:
         return len(self._group)
 
     def accept(self, count: int) -> None:
-        """
-        Take the first *count* batches of the group into the run.
-        """
+        """Take the first *count* batches of the group into the run."""
         accepted = self._group[:count]
         self._run.extend(accepted)
         # What does not fit is cut to nonsense here, and is not accepted.
@@ -294,9 +278,7 @@ class _Unifier:
         self._moves = {key: None}
 
     def moves(self, at: int) -> pa.Array | None:
-        """
-        Return where the values of the run's batch *at* went, in the key type; None when they stayed.
-        """
+        """Return where the values of the run's batch *at* went, in the key type; None when they stayed."""
         return self._moves[self._run[at]]
 
     def _key(self, dictionary: pa.Array) -> Any:

@@ -28,24 +28,18 @@ _SMALL_MESSAGE_BYTES = 16 * 1024
 
 
 def is_event_type(name: str, kind: pa.DataType) -> bool:
-    """
-    Return whether a column of this name and type can hold event times.
-    """
+    """Return whether a column of this name and type can hold event times."""
     return bool(pa.types.is_timestamp(kind) or (name.endswith("_unix_nano") and pa.types.is_int64(kind)))
 
 
 def event_column(schema: pa.Schema) -> int | None:
-    """
-    Return the index of the column of event times; None when there is none.
-    """
+    """Return the index of the column of event times; None when there is none."""
     name = event_field(schema)
     return None if name is None else schema.names.index(name)
 
 
 def event_field(schema: pa.Schema) -> str | None:
-    """
-    Return the name of the column of event times; None when there is none.
-    """
+    """Return the name of the column of event times; None when there is none."""
     # The first of two columns that share a name counts, here and wherever the name is looked up.
     kinds = {field.name: field.type for field in reversed(list(schema))}
     for name in (*_NAMES, *schema.names):
@@ -55,9 +49,7 @@ def event_field(schema: pa.Schema) -> str | None:
 
 
 def unit_ns(kind: pa.DataType) -> int:
-    """
-    Return how many nanoseconds one step of this type of times is.
-    """
+    """Return how many nanoseconds one step of this type of times is."""
     return _UNIT_NS[kind.unit] if pa.types.is_timestamp(kind) else 1
 
 
@@ -118,9 +110,7 @@ def _times(schema: pa.Schema, column: int, chunks: Sequence[Any]) -> list[pa.Arr
 
 
 def rows_between(times: pa.Array, start_ns: int | None, end_ns: int | None) -> pa.Array:
-    """
-    Return for each row whether its time is at or after *start_ns* and before *end_ns*; false where it has none.
-    """
+    """Return for each row whether its time is at or after *start_ns* and before *end_ns*; false where it has none."""
     step = unit_ns(times.type)
     values = times.cast(pa.int64())
     keep = values.is_valid()

@@ -32,7 +32,8 @@ class InOrder:
 
     def next(self, stream_id: int, chunk_index: int) -> pa.RecordBatch | None:
         """
-        Return chunk *chunk_index* of a stream, when it is the one behind the last that was asked for; None otherwise.
+        Return chunk *chunk_index* of a stream, when it is the one behind the last that was asked for; None
+        otherwise.
         """
         place = self._places.get(stream_id)
         if place is None or place[0] != chunk_index:
@@ -46,9 +47,7 @@ class InOrder:
         return batch
 
     def begin(self, stream_id: int, data: memoryview, first: pa.RecordBatch) -> None:
-        """
-        Go on behind *first*, chunk 0 of the stream whose Arrow file is *data*.
-        """
+        """Go on behind *first*, chunk 0 of the stream whose Arrow file is *data*."""
         head = bytes(data[:_HEAD_BYTES_MAX])
         at = next((at for at in range(_ALIGNMENT, len(head), _ALIGNMENT) if head.startswith(_CONTINUATION, at)), None)
         if at is None:
@@ -62,7 +61,5 @@ class InOrder:
             self._places[stream_id] = [1, messages.read_next_batch]
 
     def clear(self) -> None:
-        """
-        Let go of all streams.
-        """
+        """Let go of all streams."""
         self._places.clear()

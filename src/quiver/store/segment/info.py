@@ -1,6 +1,4 @@
-"""
-What is known of a sealed segment without reading its streams.
-"""
+"""What is known of a sealed segment without reading its streams."""
 
 from __future__ import annotations
 
@@ -88,9 +86,7 @@ class SegmentStatistics:
 
     @property
     def row_counts(self) -> dict[int, int]:
-        """
-        Slot → number of rows, ascending.
-        """
+        """Slot → number of rows, ascending."""
         counts: dict[int, int] = {}
         for stream in sorted(self.streams, key=lambda stream: stream.slot):
             counts[stream.slot] = counts.get(stream.slot, 0) + stream.row_count
@@ -98,17 +94,13 @@ class SegmentStatistics:
 
     @property
     def event_range_ns(self) -> tuple[int, int] | None:
-        """
-        The earliest and the latest event time of all streams; None where none was recorded.
-        """
+        """The earliest and the latest event time of all streams; None where none was recorded."""
         lows = [stream.event_min_ns for stream in self.streams if stream.event_min_ns is not None]
         highs = [stream.event_max_ns for stream in self.streams if stream.event_max_ns is not None]
         return (min(lows), max(highs)) if lows and highs else None
 
     def signals(self, adapter: Adapter = OTAP) -> tuple[str, ...]:
-        """
-        The signals whose data the segment holds, by the slot table of *adapter*, in alphabetical order.
-        """
+        """The signals whose data the segment holds, by the slot table of *adapter*, in alphabetical order."""
         return adapter.signals_of(self.row_counts)
 
     def items(self, adapter: Adapter = OTAP) -> int | None:

@@ -69,9 +69,7 @@ class IpcFile:
     nbytes: int
 
     def parts(self) -> Iterable[Any]:
-        """
-        Yield the file's pieces in order.
-        """
+        """Yield the file's pieces in order."""
         yield self.head
         yield from map(loaded, self.messages)
         yield self.tail
@@ -98,9 +96,7 @@ def assemble(schema_message: bytes, dictionaries: Sequence[Any], batches: Sequen
 
 
 def is_one_batch_message(message: memoryview) -> bool:
-    """
-    Say whether *message* is exactly one encapsulated message of a record batch, as far as its lengths tell.
-    """
+    """Say whether *message* is exactly one encapsulated message of a record batch, as far as its lengths tell."""
     try:
         marker, metadata_bytes = _MESSAGE_PREFIX.unpack_from(message)
         (table,) = _U32.unpack_from(message, 8)
@@ -119,9 +115,7 @@ def is_one_batch_message(message: memoryview) -> bool:
 
 
 def _blocks(offsets: Sequence[int], metadata: Sequence[int], sizes: Sequence[int]) -> bytes:
-    """
-    Return the flatbuffer structs `Block`: i64 offset, i32 metadata length, 4 bytes of padding, i64 body length.
-    """
+    """Return the flatbuffer structs `Block`: i64 offset, i32 metadata length, 4 bytes of padding, i64 body length."""
     # The metadata length is positive and little-endian, so as an i64 it brings its own padding.
     flat = [0] * (3 * len(sizes))
     flat[0::3] = offsets
@@ -157,9 +151,7 @@ def _footer(schema_message: bytes, dictionary_blocks: memoryview, batch_blocks: 
 
 
 def _schema_table(schema_message: bytes) -> int:
-    """
-    Return where the `Schema` table lies in the message's metadata: field 2 (`header`) of the root `Message`.
-    """
+    """Return where the `Schema` table lies in the message's metadata: field 2 (`header`) of the root `Message`."""
     metadata = memoryview(schema_message)[_MESSAGE_PREFIX.size :]
     (table,) = struct.unpack_from("<I", metadata)
     (back,) = struct.unpack_from("<i", metadata, table)

@@ -1,6 +1,4 @@
-"""
-Which segments a directory has, seen beside a live writer.
-"""
+"""Which segments a directory has, seen beside a live writer."""
 
 from __future__ import annotations
 

@@ -14,14 +14,10 @@ __all__ = ["LoggedMessage", "Reread", "loaded", "prefix_of"]
 
 
 class Reread(Protocol):
-    """
-    Reads entries of the log again.
-    """
+    """Reads entries of the log again."""
 
     def entry(self, position: int, nbytes: int) -> memoryview:
-        """
-        Return the entry at stream *position*, which has *nbytes*, its checksum verified.
-        """
+        """Return the entry at stream *position*, which has *nbytes*, its checksum verified."""
         ...
 
 
@@ -60,14 +56,10 @@ class LoggedMessage:
 
 
 def loaded(message: Any) -> Any:
-    """
-    Return the bytes of *message*, wherever they are.
-    """
+    """Return the bytes of *message*, wherever they are."""
     return message.load() if type(message) is LoggedMessage else message
 
 
 def prefix_of(message: Any) -> Any:
-    """
-    Return at least the first 8 bytes of *message*, without reading the log.
-    """
+    """Return at least the first 8 bytes of *message*, without reading the log."""
     return message.prefix if type(message) is LoggedMessage else message

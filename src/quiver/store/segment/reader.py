@@ -124,9 +124,7 @@ class SegmentReader:
 
     @property
     def bundle_count(self) -> int:
-        """
-        Number of bundles.
-        """
+        """Number of bundles."""
         return self.manifest.bundle_count
 
     def verify(self) -> None:
@@ -258,9 +256,7 @@ class SegmentReader:
             raise self._unreadable(stream_id, error) from error
 
     def _is_compressed(self, stream_id: int) -> bool:
-        """
-        Return whether a buffer of the stream's first chunk has memory of its own, outside of the mapping.
-        """
+        """Return whether a buffer of the stream's first chunk has memory of its own, outside of the mapping."""
         known = self._compressed.get(stream_id)
         if known is None:
             start = pa.py_buffer(self._open_view()).address
@@ -370,16 +366,15 @@ class SegmentReader:
 
     def let_pages_go(self) -> None:
         """
-        Give back the memory that reading took. The reader and its batches stay valid, and read from the file again.
+        Give back the memory that reading took. The reader and its batches stay valid, and read from
+        the file again.
         """
         view = self._view
         if view is not None:
             let_pages_go(view)
 
     def close(self) -> None:
-        """
-        Let go of the file. Batches that were handed out stay valid. Idempotent.
-        """
+        """Let go of the file. Batches that were handed out stay valid. Idempotent."""
         with self._lock:
             self._view = None
             self._whole_files.clear()
@@ -393,9 +388,7 @@ class SegmentReader:
         return view
 
     def _file(self, stream_id: int, fields: tuple[int, ...] = ()) -> Any:
-        """
-        Return Arrow's reader of one stream; of *fields* only, by index, when there are some.
-        """
+        """Return Arrow's reader of one stream; of *fields* only, by index, when there are some."""
         file = self._files.get((stream_id, fields)) if fields else self._whole_files.get(stream_id)
         if file is not None:
             return file

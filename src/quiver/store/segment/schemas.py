@@ -43,9 +43,7 @@ class Leaf:
 
 
 def is_of_table(schema: pa.Schema, table: str) -> bool:
-    """
-    Say whether *schema* is of rows that came over QWP for *table*, whose case does not count.
-    """
+    """Say whether *schema* is of rows that came over QWP for *table*, whose case does not count."""
     name = (schema.metadata or {}).get(QWP_TABLE_KEY, b"")
     return bool(name.decode("utf-8", "replace").casefold() == table.casefold())
 
@@ -76,23 +74,17 @@ def check_schema(schema: pa.Schema) -> bool:
 
 
 def has_dictionaries(schema: pa.Schema) -> bool:
-    """
-    Return whether a column of *schema* is, or contains, a dictionary.
-    """
+    """Return whether a column of *schema* is, or contains, a dictionary."""
     return any(_contains_dictionary(field.type) for field in schema)
 
 
 def dictionary_leaves(schema: pa.Schema) -> list[Leaf]:
-    """
-    Return every dictionary of *schema* that is not inside another dictionary's values.
-    """
+    """Return every dictionary of *schema* that is not inside another dictionary's values."""
     return [leaf for column, field in enumerate(schema) for leaf in _leaves(field.type, column, (), ())]
 
 
 def physical_schema(schema: pa.Schema) -> pa.Schema:
-    """
-    Return *schema* with every dictionary type replaced by its key type: same batch layout, no dictionaries.
-    """
+    """Return *schema* with every dictionary type replaced by its key type: same batch layout, no dictionaries."""
     return pa.schema([pa.field(field.name, _physical(field.type), field.nullable) for field in schema])
 
 
@@ -103,9 +95,7 @@ def _contains_dictionary(kind: pa.DataType) -> bool:
 
 
 def _children(kind: pa.DataType) -> Iterator[tuple[Callable[[Any], Any], pa.DataType]]:
-    """
-    Yield how to get from an array of this type to each of its children, and the child's type.
-    """
+    """Yield how to get from an array of this type to each of its children, and the child's type."""
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         yield _storage_array, kind.storage_type
@@ -168,9 +158,7 @@ def _leaves(
 
 
 def _rebuilt(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """
-    Return *kind* with *change* applied to the types of its children.
-    """
+    """Return *kind* with *change* applied to the types of its children."""
     types = pa.types
 
     def changed(field: pa.Field) -> pa.Field:

@@ -37,9 +37,7 @@ _TAIL_BYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class SegmentTail:
-    """
-    What the end of a segment says of it. Until its checksum is verified, a flipped bit may be in `info`.
-    """
+    """What the end of a segment says of it. Until its checksum is verified, a flipped bit may be in `info`."""
 
     info: SegmentInfo
     _footer: SegmentFooter
@@ -49,7 +47,8 @@ class SegmentTail:
     @cached_property
     def streams(self) -> tuple[StreamEntry, ...] | None:
         """
-        The streams as they were written; None where only the whole file can prove that, or where they are far away.
+        The streams as they were written; None where only the whole file can prove that, or where
+        they are far away.
         """
         region = self._directory
         if region is None or crc32(region) != self._summary.metadata.directory_crc32:
@@ -59,9 +58,7 @@ class SegmentTail:
 
     @cached_property
     def event_columns(self) -> tuple[EventColumn, ...] | None:
-        """
-        Which streams have event times, and between which they lie; None when that is damaged.
-        """
+        """Which streams have event times, and between which they lie; None when that is damaged."""
         found = self._summary.event_columns(at=self._footer.manifest_offset)
         return None if isinstance(found, Damage) else found
 

@@ -67,9 +67,7 @@ def representative(schemas: Iterable[pa.Schema], columns: Sequence[str] | None =
 
 
 def columns_of(schemas: Iterable[pa.Schema]) -> list[str]:
-    """
-    Return the names of all columns, in order of first appearance.
-    """
+    """Return the names of all columns, in order of first appearance."""
     return list(dict.fromkeys(name for schema in schemas for name in schema.names))
 
 
@@ -135,9 +133,7 @@ def widest(kinds: Iterable[pa.DataType], where: str) -> pa.DataType:
 
 
 def _different(kinds: Iterable[pa.DataType]) -> list[pa.DataType]:
-    """
-    Return each type once, in order of first appearance, without null, which any type holds.
-    """
+    """Return each type once, in order of first appearance, without null, which any type holds."""
     found: list[pa.DataType] = []
     for kind in kinds:
         if not pa.types.is_null(kind) and not any(kind.equals(known) for known in found):
@@ -146,9 +142,7 @@ def _different(kinds: Iterable[pa.DataType]) -> list[pa.DataType]:
 
 
 def _unwrapped(kind: pa.DataType) -> pa.DataType:
-    """
-    Return the type of the values below an encoding, *kind* itself when it is none.
-    """
+    """Return the type of the values below an encoding, *kind* itself when it is none."""
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return kind.value_type
     if isinstance(kind, pa.BaseExtensionType):
@@ -195,9 +189,7 @@ def _bit_width(kind: pa.DataType) -> int:
 
 
 def _digits(kind: pa.DataType) -> tuple[int, int]:
-    """
-    Return how many digits there are before and behind the point.
-    """
+    """Return how many digits there are before and behind the point."""
     if pa.types.is_decimal(kind):
         return kind.precision - kind.scale, kind.scale
     return (20 if kind == pa.uint64() else _INTEGER_DIGITS[kind.bit_width]), 0
@@ -255,9 +247,7 @@ def _finest(kinds: list[pa.DataType]) -> str:
 
 
 def is_any_list(kind: pa.DataType) -> bool:
-    """
-    Return whether *kind* is a list: of 32 or 64 bits, of fixed size, or a view.
-    """
+    """Return whether *kind* is a list: of 32 or 64 bits, of fixed size, or a view."""
     types = pa.types
     return bool(
         types.is_list(kind)

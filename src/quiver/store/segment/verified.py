@@ -1,6 +1,4 @@
-"""
-Which segment files this process has found sound, so that none is read for its checksum twice.
-"""
+"""Which segment files this process has found sound, so that none is read for its checksum twice."""
 
 from __future__ import annotations
 
@@ -22,21 +20,15 @@ class VerifiedSegments:
         self._known: dict[str, tuple[int, bytes]] = {}
 
     def has(self, path: str, size_bytes: int, stored_crc32: bytes) -> bool:
-        """
-        Return whether the file of this length and stored checksum was found sound.
-        """
+        """Return whether the file of this length and stored checksum was found sound."""
         return self._known.get(path) == (size_bytes, stored_crc32)
 
     def add(self, path: str, size_bytes: int, stored_crc32: bytes) -> None:
-        """
-        Take note that it was.
-        """
+        """Take note that it was."""
         with self._lock:
             self._known[path] = size_bytes, stored_crc32
 
     def forget(self, path: str) -> None:
-        """
-        Know nothing of *path* any more.
-        """
+        """Know nothing of *path* any more."""
         with self._lock:
             self._known.pop(path, None)

@@ -96,9 +96,7 @@ def write_segment(
 
 
 class _Gather:
-    """
-    Bytes on their way to a file, with their checksum and how many there are.
-    """
+    """Bytes on their way to a file, with their checksum and how many there are."""
 
     __slots__ = ("_file", "_parts", "_waiting", "crc", "offset")
 
@@ -140,9 +138,7 @@ class _Gather:
 def _write(
     file: File, sealed: SealedSegment, profile: Profile, compression: Compression, adapter: Adapter | None
 ) -> int:
-    """
-    Write all bytes of the segment and return how many there are. Nothing is durable yet.
-    """
+    """Write all bytes of the segment and return how many there are. Nothing is durable yet."""
     gather = _Gather(file)
     entries = []
     for stream_id, stream in enumerate(sealed.streams()):

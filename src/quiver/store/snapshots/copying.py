@@ -81,9 +81,7 @@ _ATTEMPTS = 3
 
 @dataclass(slots=True)
 class Copied:
-    """
-    What a snapshot, or a restored store, consists of.
-    """
+    """What a snapshot, or a restored store, consists of."""
 
     path: str
     files: int = 0
@@ -202,9 +200,7 @@ class StoreCopy:
                 self._committed(below, f"{below}/{commit_name(batch)}")
 
     def _committed(self, below: str, name: str) -> None:
-        """
-        Copy one commit and what is left of its batch; what is not there any more has become segments.
-        """
+        """Copy one commit and what is left of its batch; what is not there any more has become segments."""
         try:
             data = self._fs.read_all(f"{self._root}/{name}", size_max=NOTE_BYTES_MAX)
         except FileNotFoundError:
@@ -231,18 +227,14 @@ class StoreCopy:
             self._staged[inode] = name
 
     def _drop_staged(self, inode: int) -> None:
-        """
-        Forget a staged segment that was imported meanwhile: it is among the segments, under its number.
-        """
+        """Forget a staged segment that was imported meanwhile: it is among the segments, under its number."""
         name = self._staged.pop(inode, None)
         if name is not None:
             self._fs.remove(f"{self._into}/{name}")
             self.files = [file for file in self.files if file.path != name]
 
     def _complete(self, source: str, into: str) -> int | None:
-        """
-        Return the log position that the segment *into* covers; None where it is damaged, and removed.
-        """
+        """Return the log position that the segment *into* covers; None where it is damaged, and removed."""
         try:
             reader = SegmentReader.open(self._fs, into)
         except Damaged as damage:
@@ -345,9 +337,7 @@ class StoreCopy:
                 self._drop_staged(inode)
 
     def _from_tier(self, directory: str, name: str, path: str) -> bool:
-        """
-        Copy a segment that only the object tier has: a snapshot stands alone. False when it is gone there, too.
-        """
+        """Copy a segment that only the object tier has: a snapshot stands alone. False when it is gone there, too."""
         try:
             data = self._cold.map_read(f"{directory}/{name}").view()
         except FileNotFoundError:
@@ -387,9 +377,7 @@ class StoreCopy:
         self._write(f"{SEGMENTS_DIR}/{SEGMENT_FLOOR}", encode_floor(self._floor, skipped=known.skipped))
 
     def _quarantined(self) -> None:
-        """
-        Copy what earlier recoveries set aside: it was accepted, and a person may still get something out of it.
-        """
+        """Copy what earlier recoveries set aside: it was accepted, and a person may still get something out of it."""
         for name in self._names(QUARANTINE_DIR):
             source, into = f"{self._root}/{QUARANTINE_DIR}/{name}", f"{self._into}/{QUARANTINE_DIR}/{name}"
             if not is_listable(name):
@@ -411,9 +399,7 @@ class StoreCopy:
 
 
 def _within(progress: Progress, next_seq: int | None) -> Progress:
-    """
-    Return *progress* without what it says of segments from *next_seq* on.
-    """
+    """Return *progress* without what it says of segments from *next_seq* on."""
     if next_seq is None:
         return progress
     entries = {seq: entry for seq, entry in progress.entries.items() if seq < next_seq}

@@ -1,6 +1,4 @@
-"""
-A directory that is built under another name and renamed last: whatever has the name is complete.
-"""
+"""A directory that is built under another name and renamed last: whatever has the name is complete."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ def begin_directory(fs: FileSystem, sources: Iterable[str], target: str) -> str:
 
 
 def _remove_below(fs: FileSystem, directory: str) -> None:
-    """
-    Remove what a copy that was cut off left in *directory*; an empty directory would pass for a store.
-    """
+    """Remove what a copy that was cut off left in *directory*; an empty directory would pass for a store."""
     for name in fs.list_dir(directory):
         path = f"{directory}/{name}"
         try:

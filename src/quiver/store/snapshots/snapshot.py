@@ -335,9 +335,7 @@ def restore_parts(
 def _copy_back(
     fs: FileSystem, source: str, listed: Snapshot, partials: Mapping[str, str], done: Copied
 ) -> dict[str, list[str]]:
-    """
-    Copy the files of each place; return their new paths.
-    """
+    """Copy the files of each place; return their new paths."""
     copied: dict[str, list[str]] = {place: [] for place in partials}
     for file in listed.files:
         place = _place_of(file.path)

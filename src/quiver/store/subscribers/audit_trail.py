@@ -61,15 +61,11 @@ class AuditTrail:
         self._size = 0
 
     def resolved(self, subscriber: str, segment: int, index: int, outcome: Outcome, why: str = "") -> None:
-        """
-        Note what a consumer decided about one bundle.
-        """
+        """Note what a consumer decided about one bundle."""
         self._note(AuditRecord(self._clock.now_ns(), subscriber, segment, ((index, index),), outcome, why))
 
     def dropped(self, subscriber: str, segment: int, bits: int, *, why: str) -> None:
-        """
-        Note that the bundles whose bits are set will never be delivered.
-        """
+        """Note that the bundles whose bits are set will never be delivered."""
         ranges = ranges_of(bits)
         for first in range(0, len(ranges), AUDIT_RANGES_MAX):
             part = ranges[first : first + AUDIT_RANGES_MAX]
@@ -80,9 +76,7 @@ class AuditTrail:
         self._noted_count += 1
 
     def write(self) -> None:
-        """
-        Write what was noted, durable on return. A disk that refuses costs these lines and nothing else.
-        """
+        """Write what was noted, durable on return. A disk that refuses costs these lines and nothing else."""
         lines: list[bytes] = []
         while self._noted:
             lines.append(encode_audit_record(self._noted.popleft()))
@@ -99,9 +93,7 @@ class AuditTrail:
             self._observer.count("quiver.subscriber.audit_lost_lines_total", lost)
 
     def _parts(self, lines: list[bytes]) -> Iterator[bytes]:
-        """
-        Join lines into pieces of which each fits a file.
-        """
+        """Join lines into pieces of which each fits a file."""
         part: list[bytes] = []
         size = 0
         for line in lines:
@@ -147,9 +139,7 @@ class AuditTrail:
             file.close()
 
     def close(self) -> None:
-        """
-        Let go of the file.
-        """
+        """Let go of the file."""
         self._forget_file()
 
 

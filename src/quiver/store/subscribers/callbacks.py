@@ -22,9 +22,7 @@ __all__ = ["BundleCallback"]
 
 
 class BundleCallback:
-    """
-    Calls *callback* until `stop`, or until the subscriber or the store is gone. Threads: one, started at once.
-    """
+    """Calls *callback* until `stop`, or until the subscriber or the store is gone. Threads: one, started at once."""
 
     def __init__(
         self, shared: Shared, members: Members, claims: Claims, member: Membership, callback: Callable[[], object]
@@ -43,9 +41,7 @@ class BundleCallback:
         ).start()  # fmt: skip
 
     def stop(self) -> None:
-        """
-        Call it no more. A call that runs at this moment is not waited for. Idempotent.
-        """
+        """Call it no more. A call that runs at this moment is not waited for. Idempotent."""
         with self._shared.condition:
             self._is_stopped = True
             self._shared.condition.notify_all()
@@ -64,7 +60,8 @@ class BundleCallback:
 
     def _wait_for_news(self, seen: tuple[DeliveryQueue, int] | None) -> tuple[DeliveryQueue, int] | None:
         """
-        Return when there is something that was not there when *seen* was returned; None when there will be no more.
+        Return when there is something that was not there when *seen* was returned; None when there
+        will be no more.
         """
         clock, condition = self._shared.clock, self._shared.condition
         with condition:

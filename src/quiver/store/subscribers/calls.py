@@ -1,6 +1,4 @@
-"""
-What a store offers about its subscribers: the calls of `Store` that only its registry answers.
-"""
+"""What a store offers about its subscribers: the calls of `Store` that only its registry answers."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ __all__ = ["SubscriberCalls"]
 
 
 class SubscriberCalls:
-    """
-    A base of `Store`, which sets `_registry`. Everything counts sealed bundles: `flush` seals what is open.
-    """
+    """A base of `Store`, which sets `_registry`. Everything counts sealed bundles: `flush` seals what is open."""
 
     _registry: Registry
 
@@ -63,7 +59,8 @@ class SubscriberCalls:
 
     def orphans(self) -> list[SubscriberStatus]:
         """
-        Return those that have progress, hold data for it, and were not registered when the registration phase ended.
+        Return those that have progress, hold data for it, and were not registered when the registration phase
+        ended.
         """
         return self._registry.orphans()
 
@@ -93,9 +90,7 @@ class SubscriberCalls:
         return self._registry.rewind(subscriber_id, to)
 
     def subscribers(self) -> list[SubscriberStatus]:
-        """
-        Return how every subscriber stands, by name.
-        """
+        """Return how every subscriber stands, by name."""
         return self._registry.statuses()
 
     def pending_bundle_count(self, subscriber_id: str) -> int:
@@ -108,9 +103,7 @@ class SubscriberCalls:
         return self._registry.pending_bundle_count(subscriber_id)
 
     def all_subscribers_drained(self) -> bool:
-        """
-        Say whether every subscriber, orphans included, has resolved all bundles.
-        """
+        """Say whether every subscriber, orphans included, has resolved all bundles."""
         return self._registry.all_subscribers_drained()
 
     def oldest_incomplete_segment(self, subscriber_id: str) -> int | None:

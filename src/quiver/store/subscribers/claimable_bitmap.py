@@ -33,9 +33,7 @@ class FreeBits:
         self._high = len(self._words) - 1
 
     def add(self, index: int) -> None:
-        """
-        Put *index* in.
-        """
+        """Put *index* in."""
         at, bit = divmod(index, _WORD_BITS)
         words = self._words
         if at >= len(words):
@@ -48,18 +46,14 @@ class FreeBits:
             self._high = max(self._high, at)
 
     def discard(self, index: int) -> None:
-        """
-        Take *index* out, if it is in.
-        """
+        """Take *index* out, if it is in."""
         at, bit = divmod(index, _WORD_BITS)
         if at < len(self._words) and self._words[at] >> bit & 1:
             self._words[at] ^= 1 << bit
             self.count -= 1
 
     def pop_first(self) -> int:
-        """
-        Take out and return the lowest. There must be one.
-        """
+        """Take out and return the lowest. There must be one."""
         words, at = self._words, self._low
         while not (word := words[at]):
             at += 1
@@ -70,9 +64,7 @@ class FreeBits:
         return at * _WORD_BITS + lowest.bit_length() - 1
 
     def pop_some(self, count: int) -> list[int]:
-        """
-        Take out and return the *count* lowest, ascending; fewer when there are fewer.
-        """
+        """Take out and return the *count* lowest, ascending; fewer when there are fewer."""
         words, at = self._words, self._low
         wanted = min(count, self.count)
         found: list[int] = []
@@ -92,9 +84,7 @@ class FreeBits:
         return found
 
     def pop_last(self) -> int:
-        """
-        Take out and return the highest. There must be one.
-        """
+        """Take out and return the highest. There must be one."""
         words, at = self._words, self._high
         while not words[at]:
             at -= 1

@@ -1,6 +1,4 @@
-"""
-What consumers do with an open store: take a bundle, wait for one, decide about it.
-"""
+"""What consumers do with an open store: take a bundle, wait for one, decide about it."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ class Claims:
                 member.own()
 
     def take(self, member: Membership, timeout_s: float | None) -> BundleHandle | None:
-        """
-        Claim the next bundle for *member*; see `Subscriber.next_bundle`.
-        """
+        """Claim the next bundle for *member*; see `Subscriber.next_bundle`."""
         if member.queue is None or not self._has_begun:
             self.begin(member)
         with self._lock:
@@ -86,9 +82,7 @@ class Claims:
             return None if ref is None else BundleHandle(self, member, queue, ref)
 
     def take_many(self, member: Membership, count: int, timeout_s: float | None) -> list[BundleHandle]:
-        """
-        Claim up to *count* bundles for *member*; see `Subscriber.next_bundles`.
-        """
+        """Claim up to *count* bundles for *member*; see `Subscriber.next_bundles`."""
         if count < 1:
             raise WrongUse(f"next_bundles({count}): ask for at least one")
         if member.queue is None or not self._has_begun:
@@ -100,9 +94,7 @@ class Claims:
     def _wait_for(
         self, member: Membership, count: int, timeout_s: float | None
     ) -> tuple[DeliveryQueue, list[BundleRef]]:
-        """
-        Claim what there is, up to *count*, as soon as there is any; nothing when *timeout_s* has passed.
-        """
+        """Claim what there is, up to *count*, as soon as there is any; nothing when *timeout_s* has passed."""
         deadline = math.inf if timeout_s is None else self._clock.monotonic() + timeout_s
         while True:
             queue = self.queue_of(member)
@@ -115,9 +107,7 @@ class Claims:
             self._clock.wait(self._condition, until - now)
 
     def claim(self, member: Membership, ref: BundleRef) -> BundleHandle:
-        """
-        Claim one bundle for *member*; see `Subscriber.claim`.
-        """
+        """Claim one bundle for *member*; see `Subscriber.claim`."""
         self.begin(member)
         with self._condition:
             queue = self.queue_of(member)
@@ -143,9 +133,7 @@ class Claims:
             self._observer.count("quiver.subscriber.rejected_bundles_total", subscriber=member.id)
 
     def ack_all(self, member: Membership, handles: Iterable[BundleHandle]) -> None:
-        """
-        Resolve the bundles of *handles* as "acked"; see `Subscriber.ack_all`.
-        """
+        """Resolve the bundles of *handles* as "acked"; see `Subscriber.ack_all`."""
         refused: BundleUnavailable | None = None
         with self._condition:
             queue = self.queue_of(member)
@@ -161,9 +149,7 @@ class Claims:
     def _settle(
         self, member: Membership, queue: DeliveryQueue, handle: BundleHandle, outcome: Outcome, why: str = ""
     ) -> bool:
-        """
-        Resolve the bundle of *handle*, under the condition; True when it was not resolved before.
-        """
+        """Resolve the bundle of *handle*, under the condition; True when it was not resolved before."""
         ref = handle.ref
         if handle.outcome is not None or handle.queue is not queue or not queue.is_claimed(ref):
             self._check_claim(queue, handle, outcome)
@@ -178,9 +164,7 @@ class Claims:
         return is_news
 
     def defer(self, member: Membership, handle: BundleHandle, seconds: float) -> None:
-        """
-        Give the bundle of *handle* back for later; see `BundleHandle.defer`.
-        """
+        """Give the bundle of *handle* back for later; see `BundleHandle.defer`."""
         if not seconds >= 0:
             raise WrongUse(f"defer({seconds}): seconds must be 0 or more")
         with self._condition:
@@ -192,9 +176,7 @@ class Claims:
         self._observer.count("quiver.subscriber.deferred_bundles_total", subscriber=member.id)
 
     def give_back(self, handle: BundleHandle) -> None:
-        """
-        End the claim of *handle* without a decision, also when the store is closed.
-        """
+        """End the claim of *handle* without a decision, also when the store is closed."""
         with self._condition:
             if handle.outcome is None:
                 handle.outcome = "returned"
@@ -202,9 +184,7 @@ class Claims:
                 self._condition.notify_all()
 
     def give_back_unreadable(self, member: Membership, handle: BundleHandle) -> None:
-        """
-        End the claim of *handle* because its bundle could not be read.
-        """
+        """End the claim of *handle* because its bundle could not be read."""
         with self._condition:
             if handle.outcome is None:
                 handle.outcome = "unreadable"

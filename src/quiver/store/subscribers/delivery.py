@@ -85,59 +85,43 @@ class DeliveryQueue:
 
     @property
     def claimed_count(self) -> int:
-        """
-        How many bundles are claimed now.
-        """
+        """How many bundles are claimed now."""
         return len(self._claimed)
 
     @property
     def deferred_count(self) -> int:
-        """
-        How many bundles wait for their time.
-        """
+        """How many bundles wait for their time."""
         return len(self._delayed)
 
     def is_claimed(self, ref: BundleRef) -> bool:
-        """
-        Say whether *ref* is claimed.
-        """
+        """Say whether *ref* is claimed."""
         return ref in self._claimed
 
     def claimed_segments(self) -> set[int]:
-        """
-        Return the segments of which a bundle is claimed.
-        """
+        """Return the segments of which a bundle is claimed."""
         return {ref.segment for ref in self._claimed}
 
     def sealed(self, segment: SegmentRef) -> None:
-        """
-        Take note of a new segment.
-        """
+        """Take note of a new segment."""
         self._free.pop(segment.seq, None)
         if not self._state.is_complete(segment):
             self._list(segment.seq)
             self.arrivals += 1
 
     def removed(self, seqs: Iterable[int]) -> None:
-        """
-        Forget segments that are gone. Claims on their bundles last until they are settled.
-        """
+        """Forget segments that are gone. Claims on their bundles last until they are settled."""
         for seq in seqs:
             self._free.pop(seq, None)
             self._unlist(seq)
 
     def withheld(self, seq: int) -> None:
-        """
-        Take note that all of segment *seq* was resolved without being delivered.
-        """
+        """Take note that all of segment *seq* was resolved without being delivered."""
         if seq in self._segments:
             self._free[seq] = FreeBits(0)
             self._unlist(seq)
 
     def rewound(self, to: BundleRef) -> None:
-        """
-        Take note that the state was rewound to *to*. Claims and deferrals stay what they are.
-        """
+        """Take note that the state was rewound to *to*. Claims and deferrals stay what they are."""
         for seq in [seq for seq in self._free if seq >= to.segment]:
             del self._free[seq]
         behind = [segment.seq for segment in self._segments.between(to.segment) if not self._state.is_complete(segment)]
@@ -148,16 +132,12 @@ class DeliveryQueue:
         self.arrivals += 1
 
     def has_free(self, now_s: float) -> bool:
-        """
-        Say whether `take` would return a bundle that could be read so far.
-        """
+        """Say whether `take` would return a bundle that could be read so far."""
         self._ripen(now_s)
         return self._choose("oldest") is not None
 
     def take(self, now_s: float) -> BundleRef | None:
-        """
-        Claim and return the bundle whose turn it is at *now_s*, or None.
-        """
+        """Claim and return the bundle whose turn it is at *now_s*, or None."""
         if self._due:
             self._ripen(now_s)
         order = self.order
@@ -180,7 +160,8 @@ class DeliveryQueue:
 
     def take_many(self, now_s: float, count: int) -> list[BundleRef]:
         """
-        Claim and return up to *count* bundles, those that as many calls of `take` would; empty when there are none.
+        Claim and return up to *count* bundles, those that as many calls of `take` would; empty when
+        there are none.
         """
         refs: list[BundleRef] = []
         if self.order == "oldest":
@@ -218,15 +199,11 @@ class DeliveryQueue:
         self._claimed.add(ref)
 
     def resolved(self, ref: BundleRef) -> None:
-        """
-        End the claim on *ref* for good; the state knows it as resolved.
-        """
+        """End the claim on *ref* for good; the state knows it as resolved."""
         self._claimed.discard(ref)
 
     def release(self, ref: BundleRef, *, due_s: float | None = None) -> None:
-        """
-        Give *ref* back: pending at once, or from *due_s* on.
-        """
+        """Give *ref* back: pending at once, or from *due_s* on."""
         self._claimed.discard(ref)
         if due_s is None:
             self._give_back(ref)
@@ -238,16 +215,12 @@ class DeliveryQueue:
                 heapify(self._due)
 
     def release_unreadable(self, ref: BundleRef) -> None:
-        """
-        Give *ref* back, to come again only when nothing else is pending.
-        """
+        """Give *ref* back, to come again only when nothing else is pending."""
         self._claimed.discard(ref)
         self._unreadable[ref] = None
 
     def next_due_s(self) -> float | None:
-        """
-        Return when the next deferred bundle becomes pending; None when none is deferred.
-        """
+        """Return when the next deferred bundle becomes pending; None when none is deferred."""
         while self._due and self._delayed.get(self._due[0][1]) != self._due[0][0]:
             heappop(self._due)
         return self._due[0][0] if self._due else None

@@ -35,9 +35,7 @@ class Drops:
         """Those that were resolved for everybody in reach: from then on a number without a segment is no loss."""
 
     def fold(self, entries: Sequence[DroppedSegment]) -> dict[str, int]:
-        """
-        Resolve *entries* for everybody; see `Registry.fold_drops`.
-        """
+        """Resolve *entries* for everybody; see `Registry.fold_drops`."""
         shared = self._shared
         lost: dict[str, int] = {}
         failure: OSError | None = None
@@ -95,21 +93,18 @@ class Drops:
 
     def resolve_again(self, state: SubscriberState) -> None:
         """
-        Resolve what was dropped in a *state* that went back before it: it cannot come again, and is not counted again.
+        Resolve what was dropped in a *state* that went back before it: it cannot come again, and is not counted
+        again.
         """
         for segment in self._shared.dropped.values():
             state.resolve_all(segment)
 
     def is_settled(self, entry: DroppedSegment) -> bool:
-        """
-        Say whether every subscriber's file has it resolved.
-        """
+        """Say whether every subscriber's file has it resolved."""
         return all(self._is_settled_for(member, _segment_of(entry)) for member in self._members.all())
 
     def forget(self, seqs: Iterable[int]) -> None:
-        """
-        Forget entries that the ledger does not name any more: they are settled, and their files are gone.
-        """
+        """Forget entries that the ledger does not name any more: they are settled, and their files are gone."""
         for seq in seqs:
             self._shared.dropped.pop(seq, None)
 

@@ -1,6 +1,4 @@
-"""
-What a consumer holds: its `Subscriber`, and a `BundleHandle` for each bundle it was given.
-"""
+"""What a consumer holds: its `Subscriber`, and a `BundleHandle` for each bundle it was given."""
 
 from __future__ import annotations
 
@@ -137,9 +135,7 @@ class Subscriber:
 
     @property
     def id(self) -> str:
-        """
-        The name it was registered under.
-        """
+        """The name it was registered under."""
         return self._membership.id
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────
@@ -245,27 +241,19 @@ class Subscriber:
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────
 
     def pending_bundle_count(self) -> int:
-        """
-        Return how many sealed bundles are not resolved, claimed and deferred ones included.
-        """
+        """Return how many sealed bundles are not resolved, claimed and deferred ones included."""
         return self._registry.pending_bundle_count(self.id)
 
     def is_drained(self) -> bool:
-        """
-        Say whether all sealed bundles are resolved. What is in the open segment is not sealed: `flush` first.
-        """
+        """Say whether all sealed bundles are resolved. What is in the open segment is not sealed: `flush` first."""
         return self.pending_bundle_count() == 0
 
     def oldest_incomplete_segment(self) -> int | None:
-        """
-        Return the number of the oldest segment with a bundle that is not resolved, or None.
-        """
+        """Return the number of the oldest segment with a bundle that is not resolved, or None."""
         return self._registry.oldest_incomplete_segment(self.id)
 
     def segment_sequences(self) -> list[int]:
-        """
-        Return the numbers of all segments with bundles that are not resolved, ascending.
-        """
+        """Return the numbers of all segments with bundles that are not resolved, ascending."""
         return self._registry.segment_sequences(self.id)
 
     def pending_bundles_in_range(self, first_segment: int, last_segment: int) -> list[BundleRef]:

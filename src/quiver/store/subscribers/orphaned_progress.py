@@ -36,9 +36,7 @@ _NAME_CHARS = len(segment_name(0))
 
 
 class MissingSegment(NamedTuple):
-    """
-    A segment that is nowhere, and how many bundles of it a subscriber had still to get.
-    """
+    """A segment that is nowhere, and how many bundles of it a subscriber had still to get."""
 
     seq: int
     subscriber: str

@@ -86,9 +86,7 @@ def backup_path(root: str, subscriber_id: str) -> str:
 
 
 def find_subscribers(fs: FileSystem, root: str) -> list[str]:
-    """
-    Return the ids of all subscribers that have a progress file in *root*, sorted.
-    """
+    """Return the ids of all subscribers that have a progress file in *root*, sorted."""
     found = (parse_progress_name(name) for name in fs.list_dir(root))
     return sorted(subscriber_id for subscriber_id in found if subscriber_id is not None)
 
@@ -172,9 +170,7 @@ def save_rewound(
 
 
 def profile_in_use(fs: FileSystem, root: str, *, default: Profile = "spec") -> Profile:
-    """
-    Return the format profile the progress files of *root* are written in; *default* when there is none to tell.
-    """
+    """Return the format profile the progress files of *root* are written in; *default* when there is none to tell."""
     for subscriber_id in find_subscribers(fs, root):
         try:
             checksum = progress_checksum(memoryview(_read(fs, progress_path(root, subscriber_id))))
@@ -289,9 +285,7 @@ def recreate_damaged(
 
 
 def delete(fs: FileSystem, root: str, subscriber_id: str) -> None:
-    """
-    Remove the files of *subscriber_id*, durably. The caller holds its lock and releases it afterwards.
-    """
+    """Remove the files of *subscriber_id*, durably. The caller holds its lock and releases it afterwards."""
     # The lock's own file last: until then nobody else can make the progress file anew.
     lock = f"{root}/{subscriber_lock_name(subscriber_id)}"
     others = [f"{root}/{name(subscriber_id)}" for name in (retry_set_name, report_name, skip_ledger_name)]
@@ -349,9 +343,7 @@ class SubscriberFile:
 
     @property
     def is_owned(self) -> bool:
-        """
-        True while this object holds the lock.
-        """
+        """True while this object holds the lock."""
         return self._lock is not None
 
     def acquire(self) -> None:
@@ -410,9 +402,7 @@ class SubscriberFile:
         return made
 
     def know(self, segments: Iterable[SegmentRef]) -> None:
-        """
-        Say which sealed segments there are now. Entries that do not fit a segment's size are set to nothing.
-        """
+        """Say which sealed segments there are now. Entries that do not fit a segment's size are set to nothing."""
         known = Segments(segments)
         for segment in known:
             self.state.reconcile(segment)
@@ -451,9 +441,7 @@ class SubscriberFile:
         return True
 
     def fold_drops(self, entries: Iterable[DroppedSegment]) -> dict[DropReason, int]:
-        """
-        Resolve what policy dropped; return how many bundles that was, by reason. Durable after `save`.
-        """
+        """Resolve what policy dropped; return how many bundles that was, by reason. Durable after `save`."""
         lost: Counter[DropReason] = Counter()
         for entry in entries:
             lost[entry.reason] += self.state.resolve_all(SegmentRef(entry.seq, entry.bundle_count))
@@ -499,9 +487,7 @@ class SubscriberFile:
         return True
 
     def release(self) -> None:
-        """
-        Let go of the subscriber, without saving. Idempotent.
-        """
+        """Let go of the subscriber, without saving. Idempotent."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -39,9 +39,7 @@ _FileSignature = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """
-    What all memberships of one registry have in common.
-    """
+    """What all memberships of one registry have in common."""
 
     fs: FileSystem
     root: str
@@ -65,9 +63,7 @@ class Shared:
         object.__setattr__(self, "condition", threading.Condition(self.lock))
 
     def count_dropped(self, subscriber: str, bundles: int, *, reason: str) -> None:
-        """
-        Count what one subscriber will never get, and why. Under `files_lock`.
-        """
+        """Count what one subscriber will never get, and why. Under `files_lock`."""
         if bundles:
             self.lost[subscriber] += bundles
             self.observer.count(
@@ -75,9 +71,7 @@ class Shared:
             )
 
     def audit_dropped(self, subscriber: str, state: SubscriberState, segment: SegmentRef, *, reason: str) -> None:
-        """
-        Note what of *segment* one subscriber will never get. Before it is resolved, under the condition.
-        """
+        """Note what of *segment* one subscriber will never get. Before it is resolved, under the condition."""
         if self.audit is not None:
             self.audit.dropped(subscriber, segment.seq, state.unresolved(segment), why=reason)
 
@@ -163,9 +157,7 @@ class Membership:
         self._signature: _FileSignature | None = None
 
     def tell_acked(self) -> None:
-        """
-        Count what was acknowledged since the last time. Takes the condition.
-        """
+        """Count what was acknowledged since the last time. Takes the condition."""
         with self._shared.condition:
             acked, self.acked_uncounted = self.acked_uncounted, 0
         if acked:
@@ -267,9 +259,7 @@ class Membership:
             self.file = file
 
     def let_go(self) -> None:
-        """
-        Give up ownership, without saving.
-        """
+        """Give up ownership, without saving."""
         shared = self._shared
         with shared.condition:
             file, self.file, self.queue = self.file, None, None
@@ -389,9 +379,7 @@ class Membership:
                     self.reconcile(segment)
 
     def reconcile(self, segment: SegmentRef) -> None:
-        """
-        Check the entry of *segment* against its true size.
-        """
+        """Check the entry of *segment* against its true size."""
         if self.state.reconcile(segment):
             self._shared.observer.event(
                 "quiver.subscriber.progress.mismatch",
@@ -402,15 +390,11 @@ class Membership:
             )
 
     def is_durably_complete(self, segment: SegmentRef) -> bool:
-        """
-        Say whether the file on disk says that all of *segment* is resolved.
-        """
+        """Say whether the file on disk says that all of *segment* is resolved."""
         return self.durable is not None and self.durable.is_complete(segment)
 
     def status(self, *, is_active: bool = True) -> SubscriberStatus:
-        """
-        Return how the subscriber stands; *is_active*: the registration phase has ended.
-        """
+        """Return how the subscriber stands; *is_active*: the registration phase has ended."""
         segments, clock = self._shared.segments, self._shared.clock
         now_ns = clock.now_ns()
         bundles = size_bytes = 0

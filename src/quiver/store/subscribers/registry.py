@@ -96,18 +96,14 @@ class Registry:
         refuse_in_children(self.claims, f"the store {root}", silent=("dropped", "give_back"))
 
     def floor(self) -> int:
-        """
-        Return the highest segment number that any progress speaks of, -1 when none: new segments lie above it.
-        """
+        """Return the highest segment number that any progress speaks of, -1 when none: new segments lie above it."""
         with self._condition:
             return max((member.state.named_max for member in self.members.all()), default=-1)
 
     # ── what the store tells ─────────────────────────────────────────────────────────────────────────
 
     def sealed(self, segment: SegmentRef) -> None:
-        """
-        Make a new segment known and wake everybody who waits. Segments come in the order of their numbers.
-        """
+        """Make a new segment known and wake everybody who waits. Segments come in the order of their numbers."""
         with self._condition:
             self._segments.add(segment)
             for member in self.members.all():
@@ -117,9 +113,7 @@ class Registry:
             self._condition.notify_all()
 
     def removed(self, seqs: Iterable[int]) -> None:
-        """
-        Forget segments whose files are gone, durably. Their entries leave the progress files at the next flush.
-        """
+        """Forget segments whose files are gone, durably. Their entries leave the progress files at the next flush."""
         seqs = list(seqs)
         with self._condition:
             for seq in seqs:
@@ -157,9 +151,7 @@ class Registry:
             return self._drops.is_settled(entry)
 
     def drops_forgotten(self, seqs: Iterable[int]) -> None:
-        """
-        Take note that the ledger names these dropped segments no more, durably: progress need not speak of them.
-        """
+        """Take note that the ledger names these dropped segments no more, durably: progress need not speak of them."""
         with self._condition:
             self._drops.forget(seqs)
 
@@ -259,26 +251,20 @@ class Registry:
             return [segment.seq for segment in slowest.complete_of(self._segments) if self._is_complete(segment)]
 
     def slowest(self) -> str | None:
-        """
-        Return who holds the oldest data, None when nobody holds any.
-        """
+        """Return who holds the oldest data, None when nobody holds any."""
         with self._condition:
             members = self.members.all()
             position, who = min(((m.state.position(self._segments), m.id) for m in members), default=(None, None))
             return who if position is not None and position.segment in self._segments else None
 
     def least_lag_segments(self) -> int:
-        """
-        Return how many sealed segments the subscriber that is furthest ahead has still to finish; 0 without any.
-        """
+        """Return how many sealed segments the subscriber that is furthest ahead has still to finish; 0 without any."""
         with self._condition:
             pending = (sum(1 for _ in member.state.pending_of(self._segments)) for member in self.members.all())
             return min(pending, default=0)
 
     def claimed_segments(self) -> set[int]:
-        """
-        Return the segments of which a bundle is handed out at this moment, in this process.
-        """
+        """Return the segments of which a bundle is handed out at this moment, in this process."""
         with self._condition:
             queues = (member.queue for member in self.members.all())
             return {seq for queue in queues if queue is not None for seq in queue.claimed_segments()}
@@ -286,9 +272,7 @@ class Registry:
     # ── what programs ask ────────────────────────────────────────────────────────────────────────────
 
     def statuses(self) -> list[SubscriberStatus]:
-        """
-        Return how every subscriber stands, by name.
-        """
+        """Return how every subscriber stands, by name."""
         return self.members.statuses()
 
     def status(self, subscriber_id: str) -> SubscriberStatus:
@@ -301,15 +285,11 @@ class Registry:
         return self.members.status(subscriber_id)
 
     def orphans(self) -> list[SubscriberStatus]:
-        """
-        Return the subscribers that have progress but that nobody registered since the store was opened.
-        """
+        """Return the subscribers that have progress but that nobody registered since the store was opened."""
         return self.members.orphans()
 
     def stats(self) -> dict[str, dict[str, int | float | bool]]:
-        """
-        Return the figures of `statuses`, by name of the subscriber; `dropped_bundles` since the store was opened.
-        """
+        """Return the figures of `statuses`, by name of the subscriber; `dropped_bundles` since the store was opened."""
         return {
             status.id: {
                 "registered": status.is_registered,
@@ -493,18 +473,14 @@ class Registry:
         return Rewound(position, back, missing)
 
     def call_on_bundle(self, member: Membership, callback: Callable[[], object]) -> Callable[[], None]:
-        """
-        Have *callback* called when bundles become available; see `Subscriber.on_bundle`.
-        """
+        """Have *callback* called when bundles become available; see `Subscriber.on_bundle`."""
         self.claims.begin(member)
         with self._condition:
             self.members.require(member)
         return BundleCallback(self._shared, self.members, self.claims, member, callback).stop
 
     def disown(self, member: Membership) -> None:
-        """
-        Write the progress of *member* and let another process work for it; see `Subscriber.release`.
-        """
+        """Write the progress of *member* and let another process work for it; see `Subscriber.release`."""
         self.members.require_place()
         with self._files_lock:
             member.save()

@@ -1,6 +1,4 @@
-"""
-Where a rewind goes to, and what of that is gone. No disk, no clock.
-"""
+"""Where a rewind goes to, and what of that is gone. No disk, no clock."""
 
 from __future__ import annotations
 

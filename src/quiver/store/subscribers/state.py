@@ -66,16 +66,12 @@ class SegmentRef:
 
     @classmethod
     def of(cls, info: SegmentInfo) -> SegmentRef:
-        """
-        Return what is needed here of *info*.
-        """
+        """Return what is needed here of *info*."""
         return cls(info.seq, info.bundle_count, info.ingested_max_ns, info.ingested_min_ns, info.size_bytes)
 
 
 class Segments:
-    """
-    The sealed segments that exist, ascending, and the number the next one will get.
-    """
+    """The sealed segments that exist, ascending, and the number the next one will get."""
 
     __slots__ = ("_order", "_refs", "next_seq")
 
@@ -88,9 +84,7 @@ class Segments:
             self.add(ref)
 
     def add(self, ref: SegmentRef) -> None:
-        """
-        Make *ref* known; a segment of the same number is replaced.
-        """
+        """Make *ref* known; a segment of the same number is replaced."""
         if ref.seq not in self._refs:
             if self._order and ref.seq < self._order[-1]:
                 insort(self._order, ref.seq)
@@ -100,36 +94,26 @@ class Segments:
         self.next_seq = max(self.next_seq, ref.seq + 1)
 
     def discard(self, seq: int) -> None:
-        """
-        Forget segment *seq*: its file is gone.
-        """
+        """Forget segment *seq*: its file is gone."""
         if self._refs.pop(seq, None) is not None:
             del self._order[bisect_left(self._order, seq)]
 
     def get(self, seq: int) -> SegmentRef | None:
-        """
-        Return segment *seq*, or None when there is none.
-        """
+        """Return segment *seq*, or None when there is none."""
         return self._refs.get(seq)
 
     def at_or_after(self, seq: int) -> SegmentRef | None:
-        """
-        Return the first segment numbered *seq* or higher.
-        """
+        """Return the first segment numbered *seq* or higher."""
         index = bisect_left(self._order, seq)
         return self._refs[self._order[index]] if index < len(self._order) else None
 
     def between(self, first: int, last: int | None = None) -> list[SegmentRef]:
-        """
-        Return the segments numbered *first* to *last*, both included, ascending; without *last* to the end.
-        """
+        """Return the segments numbered *first* to *last*, both included, ascending; without *last* to the end."""
         end = len(self._order) if last is None else bisect_right(self._order, last)
         return [self._refs[seq] for seq in self._order[bisect_left(self._order, first) : end]]
 
     def missing(self, first: int) -> tuple[range, ...]:
-        """
-        Return the numbers from *first* up to the next one that have no segment, as ascending ranges.
-        """
+        """Return the numbers from *first* up to the next one that have no segment, as ascending ranges."""
         gaps: list[range] = []
         for seq in (*(segment.seq for segment in self.between(first)), self.next_seq):
             if seq > first:
@@ -148,9 +132,7 @@ class Segments:
 
 
 class _Marks:
-    """
-    Which bundles of one segment are resolved.
-    """
+    """Which bundles of one segment are resolved."""
 
     __slots__ = ("bits", "bundle_count", "resolved_count")
 
@@ -173,9 +155,7 @@ class _Marks:
 
 
 class SubscriberState:
-    """
-    What one subscriber has resolved. One owner at a time; not thread-safe.
-    """
+    """What one subscriber has resolved. One owner at a time; not thread-safe."""
 
     __slots__ = ("_entries", "oldest_incomplete")
 
@@ -185,9 +165,7 @@ class SubscriberState:
 
     @classmethod
     def from_progress(cls, progress: Progress) -> SubscriberState:
-        """
-        Return the state a progress file describes.
-        """
+        """Return the state a progress file describes."""
         state = cls(progress.oldest_incomplete)
         for seq, entry in progress.entries.items():
             state._entries[seq] = _Marks(entry.bundle_count, entry.bitmap)
@@ -240,15 +218,11 @@ class SubscriberState:
 
     @property
     def named_max(self) -> int:
-        """
-        The highest segment number this state speaks of, -1 when none: new segments must lie above it.
-        """
+        """The highest segment number this state speaks of, -1 when none: new segments must lie above it."""
         return max(self.oldest_incomplete - 1, max(self._entries, default=-1))
 
     def mentions(self, seq: int) -> bool:
-        """
-        Say whether forgetting segment *seq* changes what the progress file should say.
-        """
+        """Say whether forgetting segment *seq* changes what the progress file should say."""
         return seq in self._entries or seq >= self.oldest_incomplete
 
     def reconcile(self, segment: SegmentRef) -> bool:
@@ -287,9 +261,7 @@ class SubscriberState:
         return True
 
     def resolve_all(self, segment: SegmentRef) -> int:
-        """
-        Mark every bundle of *segment*, which may be gone already, as resolved; return how many were not.
-        """
+        """Mark every bundle of *segment*, which may be gone already, as resolved; return how many were not."""
         marks = self._entries.get(segment.seq)
         if marks is None:
             if segment.seq < self.oldest_incomplete:
@@ -301,16 +273,12 @@ class SubscriberState:
         return segment.bundle_count - resolved
 
     def is_resolved(self, ref: BundleRef) -> bool:
-        """
-        Say whether *ref* is resolved.
-        """
+        """Say whether *ref* is resolved."""
         marks = self._entries.get(ref.segment)
         return ref.segment < self.oldest_incomplete if marks is None else ref.index in marks
 
     def unresolved(self, segment: SegmentRef) -> int:
-        """
-        Return which bundles of *segment* are not resolved: bit n is set for bundle n.
-        """
+        """Return which bundles of *segment* are not resolved: bit n is set for bundle n."""
         everything = (1 << segment.bundle_count) - 1
         marks = self._entries.get(segment.seq)
         if marks is None:
@@ -318,31 +286,23 @@ class SubscriberState:
         return everything & ~marks.bitmap
 
     def is_complete(self, segment: SegmentRef) -> bool:
-        """
-        Say whether every bundle of *segment* is resolved.
-        """
+        """Say whether every bundle of *segment* is resolved."""
         marks = self._entries.get(segment.seq)
         if marks is None:
             return segment.seq < self.oldest_incomplete or segment.bundle_count == 0
         return marks.is_full and marks.bundle_count == segment.bundle_count
 
     def has_begun(self, seq: int) -> bool:
-        """
-        Say whether there is an entry of segment *seq*, known or not, with bundles to come.
-        """
+        """Say whether there is an entry of segment *seq*, known or not, with bundles to come."""
         marks = self._entries.get(seq)
         return marks is not None and not marks.is_full
 
     def pending_count(self, segments: Segments) -> int:
-        """
-        Return how many bundles of *segments* are not resolved.
-        """
+        """Return how many bundles of *segments* are not resolved."""
         return sum(left for _, left in self.pending_of(segments))
 
     def pending_of(self, segments: Segments) -> Iterator[tuple[SegmentRef, int]]:
-        """
-        Iterate, ascending, over those of *segments* that are not finished, with how many bundles they have left.
-        """
+        """Iterate, ascending, over those of *segments* that are not finished, with how many bundles they have left."""
         below = (segments.get(seq) for seq in sorted(seq for seq in self._entries if seq < self.oldest_incomplete))
         for segment in (*below, *segments.between(self.oldest_incomplete)):
             left = 0 if segment is None else self.pending_in(segment)
@@ -350,9 +310,7 @@ class SubscriberState:
                 yield segment, left
 
     def pending_in(self, segment: SegmentRef) -> int:
-        """
-        Return how many bundles of *segment* are not resolved.
-        """
+        """Return how many bundles of *segment* are not resolved."""
         marks = self._entries.get(segment.seq)
         if marks is not None:
             return marks.bundle_count - marks.resolved_count
@@ -360,7 +318,8 @@ class SubscriberState:
 
     def complete_of(self, segments: Segments) -> Iterator[SegmentRef]:
         """
-        Iterate over those of *segments* that are complete, ascending. What it costs does not grow with the backlog.
+        Iterate over those of *segments* that are complete, ascending. What it costs does not grow
+        with the backlog.
         """
         above = sorted(seq for seq, marks in self._entries.items() if seq >= self.oldest_incomplete and marks.is_full)
         candidates = (*segments.between(0, self.oldest_incomplete - 1), *(segments.get(seq) for seq in above))
@@ -425,9 +384,7 @@ class SubscriberState:
         return BundleRef(max(self.oldest_incomplete, segments.next_seq), 0)
 
     def acked_through(self, position: BundleRef, segments: Segments, *, held: Collection[BundleRef] = ()) -> bool:
-        """
-        Say whether everything strictly before *position* is resolved, or one of *held*.
-        """
+        """Say whether everything strictly before *position* is resolved, or one of *held*."""
         return self.position(segments, held=held) >= position
 
     def resolve_through(self, position: BundleRef, segments: Segments, *, held: Collection[BundleRef] = ()) -> None:
@@ -449,9 +406,7 @@ class SubscriberState:
     def _kept(
         self, position: BundleRef, segments: Segments, held: Collection[BundleRef]
     ) -> tuple[BundleRef, dict[int, _Marks]]:
-        """
-        Return the entries that keep those of *held* pending which are, and how far may be resolved beside them.
-        """
+        """Return the entries that keep those of *held* pending which are, and how far may be resolved beside them."""
         kept: dict[int, _Marks] = {}
         waiting = (ref for ref in held if ref < position and not self.is_resolved(ref))
         for seq, mask in sorted(_masks(waiting).items()):
@@ -495,9 +450,7 @@ class SubscriberState:
 
 
 def _masks(refs: Iterable[BundleRef]) -> dict[int, int]:
-    """
-    Return for each segment a number with bit n set for its bundle n, as far as *refs* has it.
-    """
+    """Return for each segment a number with bit n set for its bundle n, as far as *refs* has it."""
     masks: dict[int, int] = {}
     for segment, index in refs:
         masks[segment] = masks.get(segment, 0) | 1 << index

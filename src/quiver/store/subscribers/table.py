@@ -54,16 +54,12 @@ class Members:
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────
 
     def listed(self) -> list[Membership]:
-        """
-        Return all of them. Takes the condition.
-        """
+        """Return all of them. Takes the condition."""
         with self._shared.condition:
             return list(self._members.values())
 
     def all(self) -> Iterable[Membership]:
-        """
-        Return all of them. Under the condition.
-        """
+        """Return all of them. Under the condition."""
         return self._members.values()
 
     def find(self, subscriber_id: str) -> Membership:
@@ -101,9 +97,7 @@ class Members:
             raise SubscriberUnknown(f"subscriber {member.id!r} was unregistered")
 
     def statuses(self) -> list[SubscriberStatus]:
-        """
-        Return how each of them stands, by name.
-        """
+        """Return how each of them stands, by name."""
         with self._shared.condition:
             return [self._members[name].status(is_active=self._is_active) for name in sorted(self._members)]
 
@@ -131,9 +125,7 @@ class Members:
     # ── coming ───────────────────────────────────────────────────────────────────────────────────────
 
     def register(self, subscriber_id: str, start: Start, order: str) -> Membership:
-        """
-        Register a subscriber; see `Registry.register`.
-        """
+        """Register a subscriber; see `Registry.register`."""
         check_subscriber_id(subscriber_id)
         chosen: Order = check_order(order)
         shared = self._shared
@@ -160,9 +152,7 @@ class Members:
             return member
 
     def activate(self) -> None:
-        """
-        End the registration phase; see `Registry.activate`.
-        """
+        """End the registration phase; see `Registry.activate`."""
         shared = self._shared
         with shared.condition:
             self.require_open()
@@ -210,15 +200,11 @@ class Members:
     # ── going ────────────────────────────────────────────────────────────────────────────────────────
 
     def unregister(self, subscriber_id: str) -> int:
-        """
-        Remove a subscriber for good; see `Registry.unregister`.
-        """
+        """Remove a subscriber for good; see `Registry.unregister`."""
         return self._remove(subscriber_id, reason="unregistered")
 
     def drop_orphan(self, subscriber_id: str) -> int:
-        """
-        Remove an orphan for good; see `Registry.drop_orphan`.
-        """
+        """Remove an orphan for good; see `Registry.drop_orphan`."""
         with self._shared.condition:
             self.require_open()
             self.find(subscriber_id)
@@ -301,9 +287,7 @@ class Members:
         self._shared.condition.notify_all()
 
     def close(self) -> None:
-        """
-        Let go of all locks and wake everybody who waits. Idempotent.
-        """
+        """Let go of all locks and wake everybody who waits. Idempotent."""
         shared = self._shared
         with shared.files_lock:
             with shared.condition:

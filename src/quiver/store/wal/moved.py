@@ -1,6 +1,4 @@
-"""
-The error of a store whose directory is not where it was opened.
-"""
+"""The error of a store whose directory is not where it was opened."""
 
 from __future__ import annotations
 
@@ -8,6 +6,4 @@ __all__ = ["DirectoryMoved"]
 
 
 class DirectoryMoved(OSError):
-    """
-    The directory was moved, removed or replaced while the store was open.
-    """
+    """The directory was moved, removed or replaced while the store was open."""

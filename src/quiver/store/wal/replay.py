@@ -39,9 +39,7 @@ _ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError,
 
 @dataclass(frozen=True, slots=True)
 class WalFileFound:
-    """
-    A WAL file by name. `number` is None for the active one, `position_start` None when the header is unreadable.
-    """
+    """A WAL file by name. `number` is None for the active one, `position_start` None when the header is unreadable."""
 
     path: str
     number: int | None
@@ -102,9 +100,7 @@ def read_file(files: FileSystem, path: str) -> bytes:
 
 
 def logged_entries(files: FileSystem, directory: str) -> Iterator[WalEntry]:
-    """
-    Yield the entries of all WAL files of *directory*, oldest first. A file purged meanwhile is passed over.
-    """
+    """Yield the entries of all WAL files of *directory*, oldest first. A file purged meanwhile is passed over."""
     for found in find_wal_files(files, directory):
         try:
             scan = scan_file(files, found.path)
@@ -167,7 +163,8 @@ def _decode_usual(payload: memoryview) -> pa.RecordBatch | None:
 @lru_cache(maxsize=_SCHEMAS_KEPT)
 def _plain_schema(message: bytes) -> pa.Schema | None:
     """
-    Return the schema in *message*; None when it is none, or has dictionaries, which travel in messages of their own.
+    Return the schema in *message*; None when it is none, or has dictionaries, which travel in messages of their
+    own.
     """
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(message))

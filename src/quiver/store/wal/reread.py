@@ -1,6 +1,4 @@
-"""
-Entries of the log, read once more when the segment that they belong to is written.
-"""
+"""Entries of the log, read once more when the segment that they belong to is written."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ _LENGTH_BYTES = 4
 
 
 class LogSpan(NamedTuple):
-    """
-    A file of the log: entries from stream position *start* to *end* lie at ``position - shift``.
-    """
+    """A file of the log: entries from stream position *start* to *end* lie at ``position - shift``."""
 
     path: str
     start: int
@@ -29,9 +25,7 @@ class LogSpan(NamedTuple):
 
 
 class LogReader:
-    """
-    Reads the entries of one segment again. Used by one thread at a time, the one that writes the segment.
-    """
+    """Reads the entries of one segment again. Used by one thread at a time, the one that writes the segment."""
 
     __slots__ = ("_files", "_open", "end", "start")
 
@@ -44,9 +38,7 @@ class LogReader:
         """and behind the last one: 0 when there is none."""
 
     def note(self, start: int, end: int) -> None:
-        """
-        The entry from *start* to *end* will be asked for; it lies behind those noted before.
-        """
+        """The entry from *start* to *end* will be asked for; it lies behind those noted before."""
         if not self.end:
             self.start = start
         self.end = end
@@ -67,9 +59,7 @@ class LogReader:
             raise
 
     def close(self) -> None:
-        """
-        Close them. `open` may be called again.
-        """
+        """Close them. `open` may be called again."""
         files, self._open = self._open, []
         for _, file in files:
             file.close()

@@ -31,9 +31,7 @@ Tail = Literal["clean", "zeros", "torn"]
 
 
 class ScannedEntry:
-    """
-    One entry with its place in the stream: positions count data bytes since the log began.
-    """
+    """One entry with its place in the stream: positions count data bytes since the log began."""
 
     __slots__ = ("_offset", "_view", "end", "entry_type", "sequence", "start")
 
@@ -49,22 +47,16 @@ class ScannedEntry:
 
     @property
     def entry(self) -> WalEntry:
-        """
-        The entry itself, decoded anew each time it is asked for; payloads are views into the scanned bytes.
-        """
+        """The entry itself, decoded anew each time it is asked for; payloads are views into the scanned bytes."""
         return read_entry(self._view, self._offset)
 
     def moved(self, by: int) -> ScannedEntry:
-        """
-        Return the same entry *by* bytes further on in the stream.
-        """
+        """Return the same entry *by* bytes further on in the stream."""
         return ScannedEntry(self.start + by, self.end + by, self.entry_type, self.sequence, self._view, self._offset)
 
 
 class ScannedEntries(Sequence[ScannedEntry]):
-    """
-    The entries of one file in its order, 25 bytes each: no object is kept for an entry that nobody asks for.
-    """
+    """The entries of one file in its order, 25 bytes each: no object is kept for an entry that nobody asks for."""
 
     __slots__ = ("_ends", "_sequences", "_shift", "_starts", "_types", "view")
 
@@ -78,47 +70,35 @@ class ScannedEntries(Sequence[ScannedEntry]):
         self._types = array("B")
 
     def place(self, shift: int) -> None:
-        """
-        Say how much further on an entry lies in the stream than in the file.
-        """
+        """Say how much further on an entry lies in the stream than in the file."""
         self._shift = shift
 
     def append(self, start: int, end: int, head: EntryHead) -> None:
-        """
-        Add an entry that lies from *start* to *end* in the file.
-        """
+        """Add an entry that lies from *start* to *end* in the file."""
         self._starts.append(start)
         self._ends.append(end)
         self._sequences.append(head.sequence)
         self._types.append(head.entry_type)
 
     def extend(self, offset: int) -> int:
-        """
-        Add the sound bundles from *offset* of the file on; return where that ends.
-        """
+        """Add the sound bundles from *offset* of the file on; return where that ends."""
         end = sound_bundles(self.view, offset, self._starts, self._ends, self._sequences)
         self._types.frombytes(bytes(len(self._starts) - len(self._types)))  # ENTRY_TYPE_BUNDLE is 0
         return end
 
     @property
     def sequence_next(self) -> int:
-        """
-        The number above that of the last bundle; 0 when there is none.
-        """
+        """The number above that of the last bundle; 0 when there is none."""
         known = zip(reversed(self._types), reversed(self._sequences), strict=True)
         return next((sequence + 1 for kind, sequence in known if kind == ENTRY_TYPE_BUNDLE), 0)
 
     def places(self) -> Iterator[tuple[int, int, int]]:
-        """
-        Iterate over type, sequence number, and stream position behind each entry.
-        """
+        """Iterate over type, sequence number, and stream position behind each entry."""
         shift = self._shift
         return zip(self._types, self._sequences, (end + shift for end in self._ends), strict=True)
 
     def within(self, view: memoryview) -> ScannedEntries:
-        """
-        Return the same entries as parts of *view*, which holds the very bytes that were scanned.
-        """
+        """Return the same entries as parts of *view*, which holds the very bytes that were scanned."""
         same = ScannedEntries(view)
         same._shift = self._shift
         same._starts, same._ends = self._starts, self._ends
@@ -127,16 +107,12 @@ class ScannedEntries(Sequence[ScannedEntry]):
 
     @property
     def sequence_end(self) -> int:
-        """
-        The number above every sequence number.
-        """
+        """The number above every sequence number."""
         known = zip(self._types, self._sequences, strict=True)
         return max((sequence for kind, sequence in known if kind == ENTRY_TYPE_BUNDLE), default=-1) + 1
 
     def ends_by_sequence(self) -> dict[int, int]:
-        """
-        Return sequence number → position behind that entry.
-        """
+        """Return sequence number → position behind that entry."""
         shift = self._shift
         return {sequence: end + shift for sequence, end in zip(self._sequences, self._ends, strict=True)}
 
@@ -191,18 +167,14 @@ class WalFileScan:
 
     @property
     def position_end(self) -> int:
-        """
-        The stream position of `tail_offset`, by the file's own header.
-        """
+        """The stream position of `tail_offset`, by the file's own header."""
         if self.header is None:
             return 0
         return self.header.position_start + self.tail_offset - self.header.header_size
 
 
 def scan_wal_file(view: memoryview, path: str) -> WalFileScan:
-    """
-    Scan all of *view*, the contents of the WAL file *path*. Never raises on any bytes.
-    """
+    """Scan all of *view*, the contents of the WAL file *path*. Never raises on any bytes."""
     scan = WalFileScan(path, len(view))
     if is_zero(view, 0):
         scan.tail = "zeros" if view else "clean"

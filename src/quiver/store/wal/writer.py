@@ -39,9 +39,7 @@ _ZERO_STEP_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class WalLimits:
-    """
-    Caps of the log, all counted on disk: zeros ahead of the tail count too.
-    """
+    """Caps of the log, all counted on disk: zeros ahead of the tail count too."""
 
     bytes_max: int
     rotate_bytes: int
@@ -50,9 +48,7 @@ class WalLimits:
 
 @dataclass(frozen=True, slots=True)
 class RotatedFile:
-    """
-    A retired file: it goes when the cursor reaches `position_end`.
-    """
+    """A retired file: it goes when the cursor reaches `position_end`."""
 
     path: str
     number: int
@@ -119,9 +115,7 @@ class WalWriter:
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────
 
     def adopt(self, file: File, *, header_bytes: int, position_start: int, offset: int, size_bytes: int) -> None:
-        """
-        Continue in an existing active file at byte *offset*; everything before it is durable.
-        """
+        """Continue in an existing active file at byte *offset*; everything before it is durable."""
         self._file = file
         self._header_bytes = header_bytes
         self._shift = position_start - header_bytes
@@ -131,9 +125,7 @@ class WalWriter:
         self.written = self.synced = offset + self._shift
 
     def start(self, position: int) -> None:
-        """
-        Begin a new active file whose first data byte has stream position *position*. Durable on return.
-        """
+        """Begin a new active file whose first data byte has stream position *position*. Durable on return."""
         file = self._make_next(position)
         self._files.rename(self._path(WAL_NEXT), self._path(WAL_ACTIVE))
         self._files.sync_dir(self._directory)
@@ -150,9 +142,7 @@ class WalWriter:
         return self._offset + nbytes <= self._easy_end
 
     def grant(self, nbytes: int) -> None:
-        """
-        Let `has_room` say yes for *nbytes* more at most: a cap that the log knows nothing of was asked for them.
-        """
+        """Let `has_room` say yes for *nbytes* more at most: a cap that the log knows nothing of was asked for them."""
         self._granted_end = self.written + nbytes
         self._find_easy_end()
 
@@ -164,15 +154,11 @@ class WalWriter:
             self._easy_end = min(self._easy_end, self._granted_end - self._shift)
 
     def growth(self, nbytes: int) -> int:
-        """
-        Return by how much an entry of *nbytes* makes the log larger: zeros ahead make place for it.
-        """
+        """Return by how much an entry of *nbytes* makes the log larger: zeros ahead make place for it."""
         return max(0, self._offset + nbytes - self._file_bytes)
 
     def room_for(self, nbytes: int) -> str | None:
-        """
-        Return None when an entry of *nbytes* fits under the caps, else which cap is full.
-        """
+        """Return None when an entry of *nbytes* fits under the caps, else which cap is full."""
         if self._offset - self._header_bytes >= self._limits.rotate_bytes:
             total = self.disk_bytes + self._header_bytes + nbytes
             if len(self._rotated) + 2 > self._limits.files_max:
@@ -312,9 +298,7 @@ class WalWriter:
             raise StoreFailed(f"{self._directory}: sync failed: {failure}; reopen to recover") from failure
 
     def poison(self, error: OSError | WorkerDied) -> None:
-        """
-        Refuse everything from now on: the disk's state is unknown, or a thread that callers wait for has died.
-        """
+        """Refuse everything from now on: the disk's state is unknown, or a thread that callers wait for has died."""
         with self._sync:
             self._failure = self._failure or error
             self._sync.notify_all()
@@ -338,24 +322,18 @@ class WalWriter:
 
     @property
     def failure(self) -> Exception | None:
-        """
-        The error that poisoned the log, or None.
-        """
+        """The error that poisoned the log, or None."""
         return self._failure
 
     # ── rotation, cursor, purge ──────────────────────────────────────────────────────────────────────
 
     @property
     def disk_bytes(self) -> int:
-        """
-        Bytes of all WAL files on disk, zeros ahead included.
-        """
+        """Bytes of all WAL files on disk, zeros ahead included."""
         return self._rotated_bytes + self._file_bytes
 
     def stats(self) -> dict[str, int]:
-        """
-        Return figures of this moment, as `Store.stats` names them.
-        """
+        """Return figures of this moment, as `Store.stats` names them."""
         return {
             "wal_bytes": self.disk_bytes,
             "wal_files": len(self._rotated) + 1,
@@ -478,14 +456,13 @@ class WalWriter:
             self.cursor = wanted
 
     def purgeable(self) -> list[RotatedFile]:
-        """
-        Return the rotated files that lie wholly before the cursor.
-        """
+        """Return the rotated files that lie wholly before the cursor."""
         return [file for file in self._rotated if file.position_end <= self.cursor]
 
     def spans(self, start: int, end: int) -> list[LogSpan]:
         """
-        Return which files have the entries from stream position *start* to *end*; the next rotation renames the last.
+        Return which files have the entries from stream position *start* to *end*; the next rotation renames the
+        last.
         """
         found = []
         begin = 0
@@ -496,9 +473,7 @@ class WalWriter:
         return [span for span in found if span.start < end and span.end > start]
 
     def forget(self, gone: Sequence[RotatedFile]) -> None:
-        """
-        Stop counting rotated files that have been removed from disk.
-        """
+        """Stop counting rotated files that have been removed from disk."""
         self._rotated = [file for file in self._rotated if file not in gone]
         self._rotated_bytes = sum(file.size_bytes for file in self._rotated)
         self._find_easy_end()
@@ -531,9 +506,7 @@ class WalWriter:
             self._follow()
 
     def abandon(self) -> None:
-        """
-        Release the file as it is: the opening of the store failed, and the next one reads it again.
-        """
+        """Release the file as it is: the opening of the store failed, and the next one reads it again."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

@@ -77,9 +77,7 @@ def unpack_block(data: Buffer, compression: ObjectCompression) -> bytes:
 
 
 def find_block_end(data: Buffer, start: int, compression: ObjectCompression) -> Answer[int]:
-    """
-    Return where the block at *start* ends, without unpacking it: for making an index anew.
-    """
+    """Return where the block at *start* ends, without unpacking it: for making an index anew."""
     view = memoryview(data)
     try:
         end = _zstd_end(view, start) if compression == "zstd" else _lz4_end(view, start)

@@ -45,14 +45,10 @@ _REMOVED_AT_ONCE = CHANGES_MAX // 2
 
 
 class Commits(Protocol):
-    """
-    Who writes: a metadata store, or the ownership of a topic, which lets through only what the owner commits.
-    """
+    """Who writes: a metadata store, or the ownership of a topic, which lets through only what the owner commits."""
 
     def commit(self, changes: Mapping[str, bytes | None], *, expect: Mapping[str, int] | None = None) -> int | None:
-        """
-        Write and remove all of *changes*, or nothing.
-        """
+        """Write and remove all of *changes*, or nothing."""
 
 
 class ObjectCatalogue:
@@ -178,25 +174,22 @@ class ObjectCatalogue:
 
     @property
     def start_offset(self) -> int | None:
-        """
-        The oldest offset in any object, or None.
-        """
+        """The oldest offset in any object, or None."""
         known = self._known()
         with self._guard:
             return known[0].start_offset if len(known) else None
 
     @property
     def next_offset(self) -> int:
-        """
-        One behind the newest offset in any object; 0 when there is none.
-        """
+        """One behind the newest offset in any object; 0 when there is none."""
         known = self._known()
         with self._guard:
             return known[-1].end_offset + 1 if len(known) else 0
 
     def at_or_after(self, offset: int) -> ObjectSpan | None:
         """
-        Return what is known of the object that has *offset*, or of the next one behind it; None when there is none.
+        Return what is known of the object that has *offset*, or of the next one behind it; None
+        when there is none.
         """
         known = self._known()
         with self._guard:
@@ -325,9 +318,7 @@ class ObjectCatalogue:
         self._write(self.changes_for(state))
 
     def changes_for(self, state: SealedState) -> dict[str, bytes | None]:
-        """
-        Return what `keep_state` writes, for a commit that does more than that.
-        """
+        """Return what `keep_state` writes, for a commit that does more than that."""
         return {state_key(self._root, self.topic): encode_sealed_state(state)}
 
     def next_offset_min(self) -> int:

@@ -132,7 +132,8 @@ def _pieces(
     objects: ObjectTier, info: ObjectInfo, compression: ObjectCompression
 ) -> Iterator[tuple[int, bytes, int, str | None]]:
     """
-    Yield whole plain frames some at a time: the byte of the object where they begin, they, where reading stopped, why.
+    Yield whole plain frames some at a time: the byte of the object where they begin, they, where reading stopped,
+    why.
     """
     carry = b""
     at = 0

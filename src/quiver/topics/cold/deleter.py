@@ -110,9 +110,7 @@ def _release(
     ages: _SteadyAges,
     observer: Observer,
 ) -> tuple[WalFile, ...]:
-    """
-    Delete the oldest files that retention gives up, as far as subscriptions and *may_go* allow; return them.
-    """
+    """Delete the oldest files that retention gives up, as far as subscriptions and *may_go* allow; return them."""
     limit = confirmed() if settings.wait_for_subscriptions else None
     below = 0
     why: dict[str, str] = {}
@@ -163,9 +161,7 @@ class LocalDeleter:
         self._turn = threading.Lock()
 
     def run_if_due(self) -> None:
-        """
-        Delete what may go, when `check_interval_minutes` have passed since the last time. Raises as `run_once`.
-        """
+        """Delete what may go, when `check_interval_minutes` have passed since the last time. Raises as `run_once`."""
         if self._clock.monotonic() >= self._due_s:
             self.run_once()
 

@@ -1,6 +1,4 @@
-"""
-From settings to the tier behind the files: the object store opened and proved, the metadata store, and a name.
-"""
+"""From settings to the tier behind the files: the object store opened and proved, the metadata store, and a name."""
 
 from __future__ import annotations
 

@@ -18,9 +18,7 @@ __all__ = ["ColdLost", "ColdPiece", "ColdReader", "ColdTier"]
 
 @dataclass(frozen=True, slots=True)
 class ColdPiece:
-    """
-    Encoded messages (frames' payloads) of `first_offset`, the next one, and so on, without a gap; at least one.
-    """
+    """Encoded messages (frames' payloads) of `first_offset`, the next one, and so on, without a gap; at least one."""
 
     first_offset: int
     bodies: Sequence[bytes]
@@ -29,7 +27,8 @@ class ColdPiece:
 @dataclass(frozen=True, slots=True)
 class ColdLost:
     """
-    Messages `first_offset` to `next_offset` − 1 should be in the object `name`, whose byte `position` cannot be read.
+    Messages `first_offset` to `next_offset` − 1 should be in the object `name`, whose byte `position` cannot be
+    read.
     """
 
     first_offset: int
@@ -40,9 +39,7 @@ class ColdLost:
 
 
 class ColdReader(Protocol):
-    """
-    Reads one topic's objects for one reader. Not thread-safe.
-    """
+    """Reads one topic's objects for one reader. Not thread-safe."""
 
     def take(self, offset: int, end: int) -> ColdPiece | ColdLost | None:
         """
@@ -55,24 +52,19 @@ class ColdReader(Protocol):
         """
 
     def next_offset(self, offset: int) -> int | None:
-        """
-        Return the first offset at or above *offset* that an object has; None when there is none.
-        """
+        """Return the first offset at or above *offset* that an object has; None when there is none."""
 
     def offset_at(self, time_ms: int) -> int | None:
-        """
-        Return the offset of the first message published at or after *time_ms*; None when none in the objects was.
-        """
+        """Return the offset of the first message published at or after *time_ms*; None when none in the objects was."""
 
     def close(self) -> None:
-        """
-        Let go. Idempotent.
-        """
+        """Let go. Idempotent."""
 
 
 class ColdTier(Protocol):
     """
-    The tier of all topics of one `TopicStore`. Thread-safe. Its own work runs in its own thread, or in `maintain`.
+    The tier of all topics of one `TopicStore`. Thread-safe. Its own work runs in its own thread, or
+    in `maintain`.
     """
 
     def next_offset_min(self, topic: str, directory: str | None) -> int:
@@ -87,9 +79,7 @@ class ColdTier(Protocol):
         """
 
     def give_up(self, topic: str) -> None:
-        """
-        Undo `next_offset_min` for a topic that could not be opened.
-        """
+        """Undo `next_offset_min` for a topic that could not be opened."""
 
     def knows(self, topic: str) -> bool:
         """
@@ -107,9 +97,7 @@ class ColdTier(Protocol):
         """
 
     def reader(self, topic: str) -> ColdReader:
-        """
-        Return a reader of the topic's objects.
-        """
+        """Return a reader of the topic's objects."""
 
     def lag(self, topic: str) -> Mapping[str, float]:
         """
@@ -152,21 +140,13 @@ class ColdTier(Protocol):
         """
 
     def maintain(self) -> None:
-        """
-        Do by hand what the tier's thread would do by now.
-        """
+        """Do by hand what the tier's thread would do by now."""
 
     def detach(self, topic: str, *, sealed: bool) -> None:
-        """
-        End the work on *topic*; with *sealed* everything is uploaded first, and ownership is given up.
-        """
+        """End the work on *topic*; with *sealed* everything is uploaded first, and ownership is given up."""
 
     def hand_over(self, topics: Sequence[str], *, timeout_s: float) -> Sequence[UnfinishedHandOver]:
-        """
-        Detach *topics*, sealed where that is possible within *timeout_s*; return the others.
-        """
+        """Detach *topics*, sealed where that is possible within *timeout_s*; return the others."""
 
     def close(self) -> None:
-        """
-        End all work. Idempotent.
-        """
+        """End all work. Idempotent."""

@@ -34,9 +34,7 @@ _SALVAGE_BYTES_MAX = 128 * 1024 * 1024
 
 @dataclass(slots=True)
 class _Place:
-    """
-    Where the next frame of an object is: `data` from `at` on, then what begins at byte `fetched` of the object.
-    """
+    """Where the next frame of an object is: `data` from `at` on, then what begins at byte `fetched` of the object."""
 
     descriptor: ObjectDescriptor
     expected: int
@@ -46,9 +44,7 @@ class _Place:
 
     @property
     def position(self) -> int:
-        """
-        The byte of the object where the next frame begins; of a packed one, where its next block does.
-        """
+        """The byte of the object where the next frame begins; of a packed one, where its next block does."""
         packed = self.descriptor.compression != "none"
         return self.fetched if packed else self.fetched - (len(self.data) - self.at)
 
@@ -109,9 +105,7 @@ class ObjectReader:
         return found
 
     def next_offset(self, offset: int) -> int | None:
-        """
-        Return the first offset at or above *offset* that an object has; None when there is none.
-        """
+        """Return the first offset at or above *offset* that an object has; None when there is none."""
         found = self._find(offset)
         return None if found is None else max(offset, found.start_offset)
 
@@ -139,9 +133,7 @@ class ObjectReader:
         return None
 
     def close(self) -> None:
-        """
-        Forget what was fetched ahead. Idempotent.
-        """
+        """Forget what was fetched ahead. Idempotent."""
         self._place = None
 
     # ── finding ──────────────────────────────────────────────────────────────────────────────────────────
@@ -237,9 +229,7 @@ class ObjectReader:
                 return lost
 
     def _fetch(self, place: _Place, wanted: int) -> str | None:
-        """
-        Put more of the object behind what is there; or return what is wrong with it.
-        """
+        """Put more of the object behind what is there; or return what is wrong with it."""
         descriptor = place.descriptor
         packed = descriptor.compression != "none"
         end = descriptor.size
@@ -268,9 +258,7 @@ class ObjectReader:
         return None
 
     def _damaged(self, place: _Place, offset: int, reason: str) -> ColdLost | None:
-        """
-        Return what is lost; or None when nothing that is wanted is, and *place* is behind the damage now.
-        """
+        """Return what is lost; or None when nothing that is wanted is, and *place* is behind the damage now."""
         descriptor = place.descriptor
         position = place.position
         first = max(offset, place.expected)

@@ -23,9 +23,7 @@ __all__ = ["ObjectSource", "SourceRange"]
 
 @dataclass(frozen=True, slots=True)
 class SourceRange:
-    """
-    Which messages: from `first_offset` to below `next_offset`, found from `span` on.
-    """
+    """Which messages: from `first_offset` to below `next_offset`, found from `span` on."""
 
     span: Span
     first_offset: int

@@ -1,6 +1,4 @@
-"""
-A few numbers for each object of a topic, packed: what is known of it without its index.
-"""
+"""A few numbers for each object of a topic, packed: what is known of it without its index."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ _COMPRESSIONS: tuple[ObjectCompression, ...] = get_args(ObjectCompression)
 
 
 class ObjectSpan(NamedTuple):
-    """
-    One object: its name, its messages, its bytes, and when it was made (seconds since the Unix epoch).
-    """
+    """One object: its name, its messages, its bytes, and when it was made (seconds since the Unix epoch)."""
 
     object_id: str
     start_offset: int
@@ -29,9 +25,7 @@ class ObjectSpan(NamedTuple):
     compression: ObjectCompression
 
     def without_index(self) -> ObjectDescriptor:
-        """
-        Return a descriptor that says no more.
-        """
+        """Return a descriptor that says no more."""
         return ObjectDescriptor(
             self.object_id, self.start_offset, self.end_offset, self.size, None, self.created_at,
             compression=self.compression,
@@ -54,9 +48,7 @@ class ObjectSpans:
         self._names: dict[int, str] = {}  # of those that are called otherwise than we would call them
 
     def add(self, one: ObjectDescriptor) -> bool:
-        """
-        Add an object; say whether there was a place for it: none begins later.
-        """
+        """Add an object; say whether there was a place for it: none begins later."""
         if not one.completed or parse_object_id(one.object_id) is None:
             return True
         if self._starts and one.start_offset <= self._starts[-1]:
@@ -73,9 +65,7 @@ class ObjectSpans:
         return True
 
     def without(self, starts: set[int]) -> ObjectSpans:
-        """
-        Return those that do not begin at any of *starts*.
-        """
+        """Return those that do not begin at any of *starts*."""
         left = ObjectSpans()
         for one in self:
             if one.start_offset not in starts:
@@ -83,9 +73,7 @@ class ObjectSpans:
         return left
 
     def at_or_after(self, offset: int) -> ObjectSpan | None:
-        """
-        Return the object that has *offset*, or the next one behind it; None when there is none.
-        """
+        """Return the object that has *offset*, or the next one behind it; None when there is none."""
         at = bisect.bisect_right(self._starts, offset) - 1
         if at < 0 or self._ends[at] < offset:
             at += 1

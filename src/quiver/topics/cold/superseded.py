@@ -75,7 +75,8 @@ def set_replaced_aside(
 
 def _difference(files: FileSystem, path: str, first: int, cold: ColdReader, *, start: int, end: int) -> int | None:
     """
-    Return the first message of a file that is not in objects as it is here; None when none is known to be missing.
+    Return the first message of a file that is not in objects as it is here; None when none is known
+    to be missing.
     """
     unknown: int | None = None
     with FrameScanner(files, path, position=0, end=None, expected=first, marks=FileMarks()) as scanner:
@@ -90,9 +91,7 @@ def _difference(files: FileSystem, path: str, first: int, cold: ColdReader, *, s
 
 
 def _difference_in(step: Good, cold: ColdReader, offset: int, end: int) -> tuple[int | None, int | None]:
-    """
-    Return the first offset that is damaged in objects, so that nobody can say, and the first that differs there.
-    """
+    """Return the first offset that is damaged in objects, so that nobody can say, and the first that differs there."""
     damaged: int | None = None
     while offset < end:
         found = cold.take(offset, end)

@@ -167,9 +167,7 @@ class ObjectColdTier:
         return next_offset
 
     def give_up(self, topic: str) -> None:
-        """
-        Undo `next_offset_min` for a topic that could not be opened, so that another machine can have it.
-        """
+        """Undo `next_offset_min` for a topic that could not be opened, so that another machine can have it."""
         with self._guard:
             owned = self._owned.pop(topic, None)
         if owned is not None:
@@ -264,9 +262,7 @@ class ObjectColdTier:
         return ObjectReader(self._objects, self._find(topic).catalogue, observer=self._observer)
 
     def lag(self, topic: str) -> Mapping[str, float]:
-        """
-        Return what of a topic no object has yet; nothing when it is not uploaded here.
-        """
+        """Return what of a topic no object has yet; nothing when it is not uploaded here."""
         with self._guard:
             owned = self._owned.get(topic)
         uploader = None if owned is None else owned.uploader
@@ -491,9 +487,7 @@ class ObjectColdTier:
             worker.wake()
 
     def _fail(self, died: WorkerDied) -> None:
-        """
-        Let every topic refuse messages: they would not be uploaded, or ownership not be renewed.
-        """
+        """Let every topic refuse messages: they would not be uploaded, or ownership not be renewed."""
         with self._guard:
             self._died = died
         for owned in self._every():
@@ -571,9 +565,7 @@ class ObjectColdTier:
         return unfinished
 
     def close(self) -> None:
-        """
-        End all work, and close both stores. Idempotent.
-        """
+        """End all work, and close both stores. Idempotent."""
         self._is_closing = True
         for worker in self._workers:
             # It may be in a request that nobody answers: what it finds afterwards is refused everywhere.

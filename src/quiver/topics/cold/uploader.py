@@ -147,7 +147,8 @@ class Uploader:
 
     def lag(self) -> dict[str, float]:
         """
-        Return what no object has yet: messages, bytes of their files by share, and for how many seconds that was so.
+        Return what no object has yet: messages, bytes of their files by share, and for how many seconds that was
+        so.
         """
         uploaded, next_offset = self._uploaded, self._wal.next_offset
         waiting = [file for file in self._wal.files() if file.next_offset > max(uploaded, file.first_offset)]
@@ -163,21 +164,15 @@ class Uploader:
 
     @property
     def uploaded_offset(self) -> int:
-        """
-        The offset below which everything is in objects, or lost, as far as this knows.
-        """
+        """The offset below which everything is in objects, or lost, as far as this knows."""
         return self._uploaded
 
     def stop(self) -> None:
-        """
-        Let a cycle that runs in another thread end with the object that it is at.
-        """
+        """Let a cycle that runs in another thread end with the object that it is at."""
         self._stopping = True
 
     def _tidy(self) -> None:
-        """
-        Learn what is published, and remove what a crash, a failure or a former owner left behind.
-        """
+        """Learn what is published, and remove what a crash, a failure or a former owner left behind."""
         named: set[str] = set()
         self._catalogue.refresh(names=named)
         prefix = objects_prefix(self._topic)
@@ -296,9 +291,7 @@ class Uploader:
         return _Uploaded(descriptor, seq, source.next_position)
 
     def _verified(self, key: str, source: ObjectSource) -> ObjectInfo:
-        """
-        Return what is known of *key* when it is what was read from the log, byte for byte.
-        """
+        """Return what is known of *key* when it is what was read from the log, byte for byte."""
         info = self._objects.head(key)
         checksum = 0
         for at in range(0, source.size_bytes, READ_BYTES):

@@ -1,6 +1,4 @@
-"""
-What a consumer holds: its place at the subscription, and messages to answer for.
-"""
+"""What a consumer holds: its place at the subscription, and messages to answer for."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ class Delivery:
 
     @property
     def offset(self) -> int:
-        """
-        The message's offset.
-        """
+        """The message's offset."""
         return self.message.offset
 
     def ack(self) -> None:
@@ -61,9 +57,7 @@ class Delivery:
 
 
 class Consumer:
-    """
-    One consumer of a subscription. Made by `Subscription.consumer`; closing gives back what was not answered.
-    """
+    """One consumer of a subscription. Made by `Subscription.consumer`; closing gives back what was not answered."""
 
     def __init__(self, subscription: Subscription, name: str) -> None:
         self._subscription = subscription
@@ -93,15 +87,11 @@ class Consumer:
 
     @property
     def active(self) -> bool:
-        """
-        Say whether it is this consumer's turn: always, but for standbys of a failover subscription.
-        """
+        """Say whether it is this consumer's turn: always, but for standbys of a failover subscription."""
         return self._subscription.is_active(self)
 
     def close(self) -> None:
-        """
-        Leave. What was delivered and not answered goes to others at once. Idempotent.
-        """
+        """Leave. What was delivered and not answered goes to others at once. Idempotent."""
         self._subscription.leave(self)
 
     def __enter__(self) -> Self:

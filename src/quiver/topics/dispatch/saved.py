@@ -1,6 +1,4 @@
-"""
-Where subscriptions are kept: a small file each, beside the topic's log, replaced whole.
-"""
+"""Where subscriptions are kept: a small file each, beside the topic's log, replaced whole."""
 
 from __future__ import annotations
 
@@ -28,18 +26,14 @@ _LOCK_RETRY_S = 0.1
 
 
 class SubscriptionFiles:
-    """
-    The saved subscriptions of one topic. One writer at a time for each name.
-    """
+    """The saved subscriptions of one topic. One writer at a time for each name."""
 
     def __init__(self, files: FileSystem, topic_directory: str) -> None:
         self._files = files
         self._directory = f"{topic_directory}/{SUBSCRIPTIONS_DIR}"
 
     def names(self) -> list[str]:
-        """
-        Return the names of all that are kept.
-        """
+        """Return the names of all that are kept."""
         try:
             listed = self._files.list_dir(self._directory)
         except FileNotFoundError:
@@ -99,9 +93,7 @@ class SubscriptionFiles:
         replace_file(self._files, self._path(saved.name), encode_subscription(saved))
 
     def remove(self, name: str) -> None:
-        """
-        Forget the subscription *name*. Durable on return; fine when there is none.
-        """
+        """Forget the subscription *name*. Durable on return; fine when there is none."""
         if self._files.exists(self._directory):
             remove_durably(self._files, [self._path(name), self._path(name) + TEMPORARY_SUFFIX])
 
@@ -116,9 +108,7 @@ class SubscriptionFiles:
         return min(found, default=None)
 
     def highest(self) -> int:
-        """
-        Return the offset above all that any subscription has confirmed: the log gave them out once.
-        """
+        """Return the offset above all that any subscription has confirmed: the log gave them out once."""
         highest = 0
         for name in self.names():
             try:

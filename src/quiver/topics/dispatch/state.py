@@ -1,6 +1,4 @@
-"""
-What a subscription has confirmed: everything below one offset, and some above it.
-"""
+"""What a subscription has confirmed: everything below one offset, and some above it."""
 
 from __future__ import annotations
 
@@ -35,17 +33,13 @@ class Confirmed:
         )
 
     def ack(self, offset: int) -> None:
-        """
-        Confirm one offset. Again is fine.
-        """
+        """Confirm one offset. Again is fine."""
         if offset >= self.next_offset:
             self._acked.add(offset)
             self._advance()
 
     def pass_over(self, first: int, behind: int) -> None:
-        """
-        Confirm *first* to *behind* − 1.
-        """
+        """Confirm *first* to *behind* − 1."""
         if behind > self.next_offset:
             first = max(first, self.next_offset)
             self._behind[first] = max(behind, self._behind.get(first, 0))
@@ -65,9 +59,7 @@ class Confirmed:
         self.next_offset = at
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """
-        Return what is confirmed above `next_offset`, in order, ranges that touch joined.
-        """
+        """Return what is confirmed above `next_offset`, in order, ranges that touch joined."""
         pieces = sorted([*((offset, offset + 1) for offset in self._acked), *self._behind.items()])
         joined: list[tuple[int, int]] = []
         for first, behind in pieces:

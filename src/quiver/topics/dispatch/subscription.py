@@ -46,14 +46,10 @@ _WAIT_S_MAX = 3600.0
 
 
 class DeadLetter(Protocol):
-    """
-    Keeps a message that nobody could handle; durable on return.
-    """
+    """Keeps a message that nobody could handle; durable on return."""
 
     def __call__(self, message: Message, *, subscription: str, attempts: int) -> None:
-        """
-        Keep *message*, which *subscription* delivered *attempts* times.
-        """
+        """Keep *message*, which *subscription* delivered *attempts* times."""
 
 
 @dataclass(slots=True)
@@ -145,9 +141,7 @@ class Subscription:
         return consumer
 
     def leave(self, consumer: Consumer) -> None:
-        """
-        Remove a consumer; what it did not answer goes to others at once. Idempotent.
-        """
+        """Remove a consumer; what it did not answer goes to others at once. Idempotent."""
         with self._lock:
             if consumer not in self._consumers:
                 return
@@ -159,9 +153,7 @@ class Subscription:
         self._ring()
 
     def is_active(self, consumer: Consumer) -> bool:
-        """
-        Say whether *consumer* gets messages at all, as of now.
-        """
+        """Say whether *consumer* gets messages at all, as of now."""
         with self._lock:
             if consumer not in self._consumers:
                 return False
@@ -169,9 +161,7 @@ class Subscription:
 
     @property
     def consumers(self) -> tuple[str, ...]:
-        """
-        The names of those who are there, in the order in which they came.
-        """
+        """The names of those who are there, in the order in which they came."""
         return tuple(one.name for one in self._consumers)
 
     # ── delivering ───────────────────────────────────────────────────────────────────────────────────────
@@ -228,9 +218,7 @@ class Subscription:
         return Delivery(message, attempt, self._generation, self._answer)
 
     def _due_for(self, consumer: Consumer) -> Message | None:
-        """
-        Take the message that is due again the longest, if it is this consumer's.
-        """
+        """Take the message that is due again the longest, if it is this consumer's."""
         now = self._clock.monotonic()
         passed: list[tuple[float, int, Message]] = []
         found: Message | None = None
@@ -401,29 +389,21 @@ class Subscription:
 
     @property
     def next_offset(self) -> int:
-        """
-        The offset below which everything is confirmed.
-        """
+        """The offset below which everything is confirmed."""
         return self._confirmed.next_offset
 
     @property
     def topic(self) -> str:
-        """
-        Whose messages it delivers.
-        """
+        """Whose messages it delivers."""
         return self._log.topic
 
     @property
     def lag_messages(self) -> int:
-        """
-        How many messages of the topic are not confirmed, with all above the first such one. Waits for nobody.
-        """
+        """How many messages of the topic are not confirmed, with all above the first such one. Waits for nobody."""
         return max(0, self._log.current_offset() - self._confirmed.next_offset)
 
     def stats(self) -> Mapping[str, int]:
-        """
-        Return figures of this moment.
-        """
+        """Return figures of this moment."""
         with self._lock:
             return {
                 "next_offset": self._confirmed.next_offset,
@@ -505,9 +485,7 @@ class Subscription:
 
     @property
     def closed(self) -> bool:
-        """
-        Say whether it was closed.
-        """
+        """Say whether it was closed."""
         return self._closed
 
     def _require_open(self) -> None:

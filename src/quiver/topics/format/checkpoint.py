@@ -88,9 +88,7 @@ class UploaderCheckpoint:
 
 
 def encode_wal_checkpoint(value: WalCheckpoint) -> bytes:
-    """
-    Return the bytes of `wal.ckpt`.
-    """
+    """Return the bytes of `wal.ckpt`."""
     parts = [
         _U64.pack(value.start_offset), _U64.pack(value.last_offset & _NO_OFFSET), _U64.pack(value.file_seq),
         _text(value.file_path), _U64.pack(len(value.rotated_files)),
@@ -105,9 +103,7 @@ def encode_wal_checkpoint(value: WalCheckpoint) -> bytes:
 
 
 def decode_wal_checkpoint(data: Buffer) -> Answer[WalCheckpoint]:
-    """
-    Take `wal.ckpt` apart.
-    """
+    """Take `wal.ckpt` apart."""
     body = _opened(data)
     if isinstance(body, Damage):
         return body
@@ -134,9 +130,7 @@ def decode_wal_checkpoint(data: Buffer) -> Answer[WalCheckpoint]:
 
 
 def encode_uploader_checkpoint(value: UploaderCheckpoint) -> bytes:
-    """
-    Return the bytes of `uploader.ckpt`.
-    """
+    """Return the bytes of `uploader.ckpt`."""
     return _sealed(
         _U64.pack(value.last_committed_offset & _NO_OFFSET)
         + _U64.pack(value.last_read_file_seq)
@@ -147,9 +141,7 @@ def encode_uploader_checkpoint(value: UploaderCheckpoint) -> bytes:
 
 
 def decode_uploader_checkpoint(data: Buffer) -> Answer[UploaderCheckpoint]:
-    """
-    Take `uploader.ckpt` apart.
-    """
+    """Take `uploader.ckpt` apart."""
     body = _opened(data)
     if isinstance(body, Damage):
         return body

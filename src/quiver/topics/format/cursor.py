@@ -40,23 +40,17 @@ _OFFSET_MAX = (1 << 64) - 1
 
 
 def subscriptions_prefix(namespace: str, topic: str) -> str:
-    """
-    Return what begins the keys of all subscriptions of *topic*.
-    """
+    """Return what begins the keys of all subscriptions of *topic*."""
     return f"{namespace}/topics/{topic}/subscriptions/"
 
 
 def subscription_keys(prefix: str, name: str) -> tuple[str, str, str]:
-    """
-    Return the keys of what the subscription is, its cursor, and its progress.
-    """
+    """Return the keys of what the subscription is, its cursor, and its progress."""
     return f"{prefix}{name}", f"{prefix}{name}/cursor", f"{prefix}{name}{_PROGRESS}"
 
 
 def parse_progress_key(prefix: str, key: str) -> str | None:
-    """
-    Return whose progress *key* is, or None.
-    """
+    """Return whose progress *key* is, or None."""
     if not (key.startswith(prefix) and key.endswith(_PROGRESS)):
         return None
     try:
@@ -66,9 +60,7 @@ def parse_progress_key(prefix: str, key: str) -> str | None:
 
 
 def encode_subscription_keys(prefix: str, saved: SavedSubscription, owner: str) -> Mapping[str, bytes | None]:
-    """
-    Return what to write for a subscription; None removes a key.
-    """
+    """Return what to write for a subscription; None removes a key."""
     what, cursor, progress = subscription_keys(prefix, saved.name)
     fields = {
         "subscription_name": saved.name,
@@ -85,7 +77,8 @@ def encode_subscription_keys(prefix: str, saved: SavedSubscription, owner: str) 
 
 def encode_progress(saved: SavedSubscription, owner: str) -> bytes:
     """
-    Return the bytes of a progress. What is confirmed above the cursor is left out where it is too much: it comes again.
+    Return the bytes of a progress. What is confirmed above the cursor is left out where it is too much: it comes
+    again.
     """
     for one in (saved, replace(saved, attempts={}), replace(saved, attempts={}, acked=())):
         data = json.dumps({"owner": owner, "saved": encode_subscription(one).decode()}).encode()
@@ -95,9 +88,7 @@ def encode_progress(saved: SavedSubscription, owner: str) -> bytes:
 
 
 def decode_progress(data: Buffer) -> Answer[tuple[str, SavedSubscription]]:
-    """
-    Take a progress apart: whose word it is, and what is confirmed.
-    """
+    """Take a progress apart: whose word it is, and what is confirmed."""
     try:
         fields = json.loads(bytes(data))
         owner, text = fields["owner"], fields["saved"]
@@ -110,9 +101,7 @@ def decode_progress(data: Buffer) -> Answer[tuple[str, SavedSubscription]]:
 
 
 def decode_cursor(data: Buffer) -> Answer[int]:
-    """
-    Take a cursor apart.
-    """
+    """Take a cursor apart."""
     text = bytes(data)
     if not text.isdigit() or len(text) > len(str(_OFFSET_MAX)) or int(text) > _OFFSET_MAX:
         return Damage(0, "a cursor is a number")

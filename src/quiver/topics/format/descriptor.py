@@ -84,9 +84,7 @@ class ObjectDescriptor:
     compression: ObjectCompression = "none"
 
     def place_of(self, offset: int) -> tuple[int, int]:
-        """
-        Return the last entry of the index at or before *offset*: an offset, and the byte where its frame begins.
-        """
+        """Return the last entry of the index at or before *offset*: an offset, and the byte where its frame begins."""
         best = (self.start_offset, 0)
         for entry in self.offset_index:
             if entry[0] > offset:
@@ -111,9 +109,7 @@ class SealedState:
 
 
 def encode_descriptor(value: ObjectDescriptor) -> bytes:
-    """
-    Return the JSON of a descriptor; the index is left out when it is empty.
-    """
+    """Return the JSON of a descriptor; the index is left out when it is empty."""
     fields: dict[str, object] = {
         "object_id": value.object_id,
         "start_offset": value.start_offset,
@@ -131,9 +127,7 @@ def encode_descriptor(value: ObjectDescriptor) -> bytes:
 
 
 def decode_descriptor(data: Buffer) -> Answer[ObjectDescriptor]:
-    """
-    Take a descriptor apart; keys that a later version added are passed over, another compression is not.
-    """
+    """Take a descriptor apart; keys that a later version added are passed over, another compression is not."""
     if len(data) > DESCRIPTOR_BYTES_MAX:
         return Damage(0, f"a descriptor of {len(data)} bytes")
     try:
@@ -194,16 +188,12 @@ def _number(value: object) -> int:
 
 
 def encode_current(start_offset: int) -> bytes:
-    """
-    Return the JSON of the pointer to the newest object.
-    """
+    """Return the JSON of the pointer to the newest object."""
     return json.dumps({"start": f"{start_offset:020d}"}, separators=(",", ":")).encode()
 
 
 def encode_sealed_state(value: SealedState) -> bytes:
-    """
-    Return the JSON of a topic's state.
-    """
+    """Return the JSON of a topic's state."""
     fields: dict[str, object] = {
         "sealed": value.sealed,
         "last_committed_offset": value.last_committed_offset,
@@ -216,9 +206,7 @@ def encode_sealed_state(value: SealedState) -> bytes:
 
 
 def decode_sealed_state(data: Buffer) -> Answer[SealedState]:
-    """
-    Take a topic's state apart.
-    """
+    """Take a topic's state apart."""
     try:
         fields = _mapping(data)
         last = fields["last_committed_offset"]
@@ -233,16 +221,12 @@ def decode_sealed_state(data: Buffer) -> Answer[SealedState]:
 
 
 def object_id(start_offset: int, end_offset: int, compression: ObjectCompression = "none") -> str:
-    """
-    Return the name of a finished object.
-    """
+    """Return the name of a finished object."""
     return object_name(start_offset, end_offset) + _SUFFIXES[compression]
 
 
 def parse_object_id(name: str) -> tuple[int, int, ObjectCompression] | None:
-    """
-    Return first and last offset and the compression of the finished object *name*; None when it is none.
-    """
+    """Return first and last offset and the compression of the finished object *name*; None when it is none."""
     for compression, suffix in _SUFFIXES.items():
         found = parse_object_name(name.removesuffix(suffix)) if name.endswith(f".dnb1{suffix}") else None
         if found is not None and found[1] is not None:
@@ -251,49 +235,35 @@ def parse_object_id(name: str) -> tuple[int, int, ObjectCompression] | None:
 
 
 def object_key(topic: str, name: str) -> str:
-    """
-    Return the key of the object *name* of *topic* in the object store.
-    """
+    """Return the key of the object *name* of *topic* in the object store."""
     return f"{objects_prefix(topic)}{name}"
 
 
 def topics_prefix(root: str) -> str:
-    """
-    Return what begins the keys of all topics.
-    """
+    """Return what begins the keys of all topics."""
     return f"{root}/storage/topics/"
 
 
 def descriptors_prefix(root: str, topic: str) -> str:
-    """
-    Return what begins the keys of all descriptors of *topic*.
-    """
+    """Return what begins the keys of all descriptors of *topic*."""
     return f"{root}/storage/topics/{topic}/objects/"
 
 
 def descriptor_key(root: str, topic: str, start_offset: int) -> str:
-    """
-    Return the key of the descriptor of the object that begins at *start_offset*: keys sort as offsets do.
-    """
+    """Return the key of the descriptor of the object that begins at *start_offset*: keys sort as offsets do."""
     return f"{descriptors_prefix(root, topic)}{start_offset:020d}"
 
 
 def current_key(root: str, topic: str) -> str:
-    """
-    Return the key of the pointer to the newest object.
-    """
+    """Return the key of the pointer to the newest object."""
     return f"{descriptors_prefix(root, topic)}cur"
 
 
 def state_key(root: str, topic: str) -> str:
-    """
-    Return the key of the topic's state.
-    """
+    """Return the key of the topic's state."""
     return f"{root}/storage/topics/{topic}/state"
 
 
 def owner_key(root: str, topic: str) -> str:
-    """
-    Return the key of the topic's owner.
-    """
+    """Return the key of the topic's owner."""
     return f"{root}/storage/topics/{topic}/owner"

@@ -47,16 +47,12 @@ _OFFSETS_IN_A_BLOCK = 1 << 24
 
 
 def encode_frame(offset: int, payload: bytes) -> bytes:
-    """
-    Return the frame of *payload* at *offset*.
-    """
+    """Return the frame of *payload* at *offset*."""
     return FRAME_HEADER.pack(offset, len(payload), crc32(payload)) + payload
 
 
 def decode_frame(data: Buffer, start: int = 0) -> Answer[FramePlace]:
-    """
-    Take the frame at *start*; its checksum is verified.
-    """
+    """Take the frame at *start*; its checksum is verified."""
     found, end, stopped = take_frames(data, start, count_max=1)
     return Frame(found[0], end) if found or stopped is None else stopped
 

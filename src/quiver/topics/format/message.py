@@ -79,9 +79,7 @@ class Message(NamedTuple):
 
     @property
     def key(self) -> str | None:
-        """
-        The key it was published with, or None.
-        """
+        """The key it was published with, or None."""
         return self.attributes.get(KEY_ATTRIBUTE)
 
 
@@ -107,18 +105,14 @@ class MessageCodec:
         self._values = (name, 0, producer_id, broker_address)
 
     def tail_of(self, attributes: Mapping[str, str] | None) -> bytes:
-        """
-        Return the part of a message behind its publish time.
-        """
+        """Return the part of a message behind its publish time."""
         if not attributes:
             return self._tail
         pairs = [_text(key) + _text(value) for key, value in attributes.items()]
         return b"".join((self._producer_tail, _U64.pack(len(pairs)), *pairs))
 
     def encode(self, offset: int, payload: bytes, publish_time_ms: int, tail: bytes) -> bytes:
-        """
-        Return the bytes of a message; *tail* comes from `tail_of`.
-        """
+        """Return the bytes of a message; *tail* comes from `tail_of`."""
         size = len(payload)
         if tail is self._tail and size <= LAYOUT_PAYLOAD_BYTES_MAX:
             # One call instead of six: without attributes only the payload's length is not known beforehand.
@@ -132,9 +126,7 @@ class MessageCodec:
         return pack
 
     def decode(self, body: bytes) -> Message | Damage:
-        """
-        Return the message that *body* is; any other topic's and any other writer's too.
-        """
+        """Return the message that *body* is; any other topic's and any other writer's too."""
         at = self._after_offset
         if not body.startswith(self._head) or len(body) < at + 24:
             return decode_message(body)
@@ -148,9 +140,7 @@ class MessageCodec:
 
 
 def decode_message(body: bytes) -> Message | Damage:
-    """
-    Return the message that *body* is, whoever wrote it.
-    """
+    """Return the message that *body* is, whoever wrote it."""
     cursor = Cursor(body)
     try:
         request_id, producer_id = cursor.take(_TWO)

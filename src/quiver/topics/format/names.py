@@ -102,9 +102,7 @@ def check_topic_pattern(pattern: str) -> str:
 
 
 def is_namespace(name: str) -> bool:
-    """
-    Say whether a directory called *name* can hold topics; who looks for topics looks into no other.
-    """
+    """Say whether a directory called *name* can hold topics; who looks for topics looks into no other."""
     return _PART.fullmatch(name) is not None
 
 
@@ -151,17 +149,13 @@ def check_file_name(name: str) -> str:
 
 
 def wal_file_name(seq: int, base: str = ACTIVE_FILE) -> str:
-    """
-    Return the name of log file *seq*: ``wal.log`` for 0, then ``wal.1.log`` and so on.
-    """
+    """Return the name of log file *seq*: ``wal.log`` for 0, then ``wal.1.log`` and so on."""
     stem, _, suffix = base.rpartition(".")
     return base if seq == 0 else f"{stem}.{seq}.{suffix}"
 
 
 def parse_wal_file_name(name: str, base: str = ACTIVE_FILE) -> int | None:
-    """
-    Return the number of the log file *name*, or None when it is none.
-    """
+    """Return the number of the log file *name*, or None when it is none."""
     if name == base:
         return 0
     stem, _, suffix = base.rpartition(".")
@@ -170,16 +164,12 @@ def parse_wal_file_name(name: str, base: str = ACTIVE_FILE) -> int | None:
 
 
 def subscription_file(name: str) -> str:
-    """
-    Return the file in `SUBSCRIPTIONS_DIR` that keeps the subscription *name*.
-    """
+    """Return the file in `SUBSCRIPTIONS_DIR` that keeps the subscription *name*."""
     return f"{name}{_SUBSCRIPTION_SUFFIX}"
 
 
 def parse_subscription_file(file_name: str) -> str | None:
-    """
-    Return whose subscription *file_name* keeps, or None.
-    """
+    """Return whose subscription *file_name* keeps, or None."""
     name = file_name.removesuffix(_SUBSCRIPTION_SUFFIX)
     return name if name != file_name and _PART.fullmatch(name) and len(name) <= NAME_LENGTH_MAX else None
 
@@ -193,37 +183,30 @@ def replaced_name(file_name: str, number: int, offset: int) -> str:
 
 
 def parse_replaced_name(name: str) -> int | None:
-    """
-    Return the offset in the name of a replaced file; None when it has none.
-    """
+    """Return the offset in the name of a replaced file; None when it has none."""
     match = _REPLACED.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 def objects_prefix(topic: str) -> str:
-    """
-    Return the place of a topic's objects below the root of the object store, with a slash at its end.
-    """
+    """Return the place of a topic's objects below the root of the object store, with a slash at its end."""
     return f"storage/topics/{topic}/objects/"
 
 
 def pending_object_name(start_offset: int) -> str:
-    """
-    Return the name of an object that is still being uploaded.
-    """
+    """Return the name of an object that is still being uploaded."""
     return f"data-{start_offset}-pending.dnb1"
 
 
 def object_name(start_offset: int, end_offset: int) -> str:
-    """
-    Return the name of a finished object; *end_offset* is that of its last message.
-    """
+    """Return the name of a finished object; *end_offset* is that of its last message."""
     return f"data-{start_offset}-{end_offset}.dnb1"
 
 
 def parse_object_name(name: str) -> tuple[int, int | None] | None:
     """
-    Return first and last offset of the object *name*, with None for the last of a pending one; None when it is none.
+    Return first and last offset of the object *name*, with None for the last of a pending one; None when it is
+    none.
     """
     match = _OBJECT.fullmatch(name)
     if match is None:

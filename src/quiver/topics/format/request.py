@@ -51,49 +51,37 @@ _ERROR_PARTS = 2
 
 
 class Request(NamedTuple):
-    """
-    A command, and what it is about.
-    """
+    """A command, and what it is about."""
 
     command: str
     arguments: Mapping[str, Any]
 
 
 class Refusal(NamedTuple):
-    """
-    The error that a command ended with: its class and what it says.
-    """
+    """The error that a command ended with: its class and what it says."""
 
     kind: str
     message: str
 
 
 def request_name(identity: str, stage: Stage) -> str:
-    """
-    Return the name of the file of the request *identity*, sixteen hexadecimal digits.
-    """
+    """Return the name of the file of the request *identity*, sixteen hexadecimal digits."""
     return f"{identity}.{stage}"
 
 
 def parse_request_name(name: str) -> tuple[str, str] | None:
-    """
-    Return which request the file *name* is about and its stage; None when it is no such file.
-    """
+    """Return which request the file *name* is about and its stage; None when it is no such file."""
     match = _NAME.fullmatch(name)
     return None if match is None else (match[1], match[2])
 
 
 def encode_request(request: Request) -> bytes:
-    """
-    Return the file that asks for it.
-    """
+    """Return the file that asks for it."""
     return encode_note({_REQUEST_KEY: _VERSION, "command": request.command, "arguments": dict(request.arguments)})
 
 
 def decode_request(data: Buffer) -> Answer[Request]:
-    """
-    Take such a file apart.
-    """
+    """Take such a file apart."""
     answer = _note(data, _REQUEST_KEY)
     if not isinstance(answer, Frame):
         return answer
@@ -104,23 +92,17 @@ def decode_request(data: Buffer) -> Answer[Request]:
 
 
 def encode_answer(result: Mapping[str, Any]) -> bytes:
-    """
-    Return the file that says how a command ended.
-    """
+    """Return the file that says how a command ended."""
     return encode_note({_ANSWER_KEY: _VERSION, "result": dict(result)})
 
 
 def encode_refusal(refusal: Refusal) -> bytes:
-    """
-    Return the file that says why a command failed.
-    """
+    """Return the file that says why a command failed."""
     return encode_note({_ANSWER_KEY: _VERSION, "error": list(refusal)})
 
 
 def decode_answer(data: Buffer) -> Answer[Mapping[str, Any] | Refusal]:
-    """
-    Take either of them apart.
-    """
+    """Take either of them apart."""
     answer = _note(data, _ANSWER_KEY)
     if not isinstance(answer, Frame):
         return answer

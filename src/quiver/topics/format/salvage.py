@@ -1,6 +1,4 @@
-"""
-Going on behind damage: where the next message stands that can be trusted.
-"""
+"""Going on behind damage: where the next message stands that can be trusted."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ __all__ = ["next_frame_behind", "offset_within"]
 
 
 def offset_within(data: Buffer, place: FramePlace) -> int | None:
-    """
-    Return the offset that the message in a frame says it has: it is under the checksum, the frame's own is not.
-    """
+    """Return the offset that the message in a frame says it has: it is under the checksum, the frame's own is not."""
     message = decode_message(bytes(memoryview(data)[place[1] + FRAME_HEADER_BYTES : place[2]]))
     return None if isinstance(message, Damage) else message.offset
 

@@ -73,9 +73,7 @@ _PART = re.compile(r"[0-9]{5}\.part")
 
 
 class SinkPart(NamedTuple):
-    """
-    One staged file: its path below the writer's directory, the topic of its messages, and how many they are.
-    """
+    """One staged file: its path below the writer's directory, the topic of its messages, and how many they are."""
 
     path: str
     topic: str
@@ -99,9 +97,7 @@ class BatchNote:
 
 
 class StagedMessage(NamedTuple):
-    """
-    A message that has no offset yet.
-    """
+    """A message that has no offset yet."""
 
     payload: bytes
     time_ms: int
@@ -112,16 +108,12 @@ class StagedMessage(NamedTuple):
 
 
 def part_name(number: int) -> str:
-    """
-    Return the name of a part in its directory.
-    """
+    """Return the name of a part in its directory."""
     return f"{number:05}.part"
 
 
 def message_name(note: BatchNote, part: int, index: int) -> str:
-    """
-    Return the producer's name under which message *index* of part *part* is appended: no other message has it.
-    """
+    """Return the producer's name under which message *index* of part *part* is appended: no other message has it."""
     return f"{note.writer}:{note.batch}:{part}:{index}"
 
 
@@ -129,16 +121,12 @@ def message_name(note: BatchNote, part: int, index: int) -> str:
 
 
 def encode_staged(index: int, message: StagedMessage) -> bytes:
-    """
-    Return the frame of a staged message.
-    """
+    """Return the frame of a staged message."""
     return encode_frame(index, PART_HEADER.pack(message.time_ms, len(message.tail)) + message.tail + message.payload)
 
 
 def decode_staged(body: bytes) -> StagedMessage | Damage:
-    """
-    Return the message that a frame's payload is.
-    """
+    """Return the message that a frame's payload is."""
     if len(body) < PART_HEADER.size:
         return Damage(0, "a staged message that is too short")
     time_ms, tail_bytes = PART_HEADER.unpack_from(body, 0)
@@ -149,9 +137,7 @@ def decode_staged(body: bytes) -> StagedMessage | Damage:
 
 
 def named_tail(tail: bytes, name: str) -> bytes:
-    """
-    Return *tail*, which has no producer's name, with *name* in its place.
-    """
+    """Return *tail*, which has no producer's name, with *name* in its place."""
     data = name.encode("ascii")
     return _U64.pack(len(data)) + data + tail[_U64.size :]
 
@@ -160,16 +146,12 @@ def named_tail(tail: bytes, name: str) -> bytes:
 
 
 def encode_commit(note: BatchNote) -> bytes:
-    """
-    Return the whole file.
-    """
+    """Return the whole file."""
     return encode_note({_VERSION_KEY: _VERSION, "writer": note.writer, "batch": note.batch, "parts": note.parts})
 
 
 def decode_commit(data: Buffer) -> Answer[BatchNote]:
-    """
-    Decode a commit. Every part in the answer lies in a staging directory of its batch and nowhere else.
-    """
+    """Decode a commit. Every part in the answer lies in a staging directory of its batch and nowhere else."""
     answer = _decode(data)
     if not isinstance(answer, Frame):
         return answer
@@ -187,16 +169,12 @@ def decode_commit(data: Buffer) -> Answer[BatchNote]:
 
 
 def encode_begun(offsets: Mapping[str, int]) -> bytes:
-    """
-    Return the file that says from which offset on each topic may have messages of a batch.
-    """
+    """Return the file that says from which offset on each topic may have messages of a batch."""
     return encode_note({_VERSION_KEY: _VERSION, "from": dict(sorted(offsets.items()))})
 
 
 def decode_begun(data: Buffer) -> Answer[dict[str, int]]:
-    """
-    Take such a file apart.
-    """
+    """Take such a file apart."""
     answer = _decode(data)
     if not isinstance(answer, Frame):
         return answer

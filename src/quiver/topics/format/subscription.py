@@ -55,9 +55,7 @@ class SavedSubscription:
 
 
 def encode_subscription(saved: SavedSubscription) -> bytes:
-    """
-    Return the bytes that keep *saved*.
-    """
+    """Return the bytes that keep *saved*."""
     line = json.dumps(
         {
             "name": saved.name,
@@ -71,9 +69,7 @@ def encode_subscription(saved: SavedSubscription) -> bytes:
 
 
 def decode_subscription(data: Buffer) -> Answer[SavedSubscription]:
-    """
-    Take a saved subscription apart. Fields of a later version are passed over.
-    """
+    """Take a saved subscription apart. Fields of a later version are passed over."""
     whole = bytes(data)
     if len(whole) > SUBSCRIPTION_BYTES_MAX:
         return Damage(0, f"a subscription of {len(whole)} bytes")

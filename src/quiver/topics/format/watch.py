@@ -28,9 +28,7 @@ _VERSION = 1
 
 
 class SeenRecord(NamedTuple):
-    """
-    One owner's record, as it was seen.
-    """
+    """One owner's record, as it was seen."""
 
     revision: int
     checksum: int
@@ -38,18 +36,14 @@ class SeenRecord(NamedTuple):
 
 
 def encode_watch(boot: str, records: Mapping[str, SeenRecord]) -> bytes:
-    """
-    Return the whole file.
-    """
+    """Return the whole file."""
     return encode_note(
         {_VERSION_KEY: _VERSION, "boot": boot, "records": {key: list(one) for key, one in sorted(records.items())}}
     )
 
 
 def decode_watch(data: Buffer) -> Answer[tuple[str, dict[str, SeenRecord]]]:
-    """
-    Return which boot the times belong to, and what was seen under each key.
-    """
+    """Return which boot the times belong to, and what was seen under each key."""
     answer = decode_note(data)
     if not isinstance(answer, Frame):
         return answer

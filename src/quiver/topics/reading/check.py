@@ -1,5 +1,6 @@
 """
-A topic's directory told to people: what is in it, and what is wrong with it. Reads only; safe beside a live writer.
+A topic's directory told to people: what is in it, and what is wrong with it. Reads only; safe
+beside a live writer.
 """
 
 from __future__ import annotations
@@ -30,9 +31,7 @@ __all__ = ["CheckedFile", "CheckedTopic", "check_topic_directory", "saved_subscr
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """
-    One log file, read whole.
-    """
+    """One log file, read whole."""
 
     path: str
     seq: int
@@ -69,30 +68,22 @@ class CheckedTopic:
 
     @property
     def sound(self) -> bool:
-        """
-        Say whether nothing is damaged, and nothing was left unread that was to be read.
-        """
+        """Say whether nothing is damaged, and nothing was left unread that was to be read."""
         return not self.damaged and not self.unread
 
     @property
     def damaged(self) -> bool:
-        """
-        Say whether something is damaged.
-        """
+        """Say whether something is damaged."""
         return any(finding.damaged for finding in self.findings)
 
     @property
     def unread(self) -> bool:
-        """
-        Say whether something was to be read, and was not.
-        """
+        """Say whether something was to be read, and was not."""
         return any(finding.unread for finding in self.findings)
 
     @property
     def only_in_objects(self) -> list[tuple[int, int]]:
-        """
-        Messages that no file has, and objects have: the first offset of each range, and the one behind its last.
-        """
+        """Messages that no file has, and objects have: the first offset of each range, and the one behind its last."""
         local = sorted(
             (one.first_offset, one.next_offset)
             for one in self.files
@@ -109,15 +100,11 @@ class CheckedTopic:
 
     @property
     def size_bytes(self) -> int:
-        """
-        Bytes of all log files.
-        """
+        """Bytes of all log files."""
         return sum(file.size_bytes for file in self.files)
 
     def as_dict(self) -> dict[str, Any]:
-        """
-        Return the same as plain values.
-        """
+        """Return the same as plain values."""
         return {
             "directory": self.directory,
             "start_offset": self.start_offset,
@@ -192,9 +179,7 @@ _Ranges = Sequence[tuple[int, int]]
 def _not_here(
     first: int, behind: int, objects: _Ranges, aside: Callable[[], _Ranges], path: str, position: int, why: str = ""
 ) -> Iterator[Finding]:
-    """
-    Say of messages that no file has which of them are in objects, which *aside*, and which nobody has.
-    """
+    """Say of messages that no file has which of them are in objects, which *aside*, and which nobody has."""
     nowhere = f"are in no file{' and in no object' if objects else ''} {why}".rstrip()
     for begin, end, is_there in _parted(first, behind, objects):
         if is_there:
@@ -209,9 +194,7 @@ def _not_here(
 
 
 def _parted(first: int, behind: int, ranges: _Ranges) -> Iterator[tuple[int, int, bool]]:
-    """
-    Yield the parts of the offsets from *first* to below *behind* that are in *ranges*, and that are not.
-    """
+    """Yield the parts of the offsets from *first* to below *behind* that are in *ranges*, and that are not."""
     at = first
     for begin, end in [*ranges, (behind, behind)]:
         if at < min(begin, behind):
@@ -223,9 +206,7 @@ def _parted(first: int, behind: int, ranges: _Ranges) -> Iterator[tuple[int, int
 
 
 def _replaced(files: FileSystem, directory: str) -> list[tuple[int, int]]:
-    """
-    Return which offsets the messages had that are in the quarantine since another owner's have replaced them.
-    """
+    """Return which offsets the messages had that are in the quarantine since another owner's have replaced them."""
     found = []
     for one in _kept_aside(files, directory):
         start = parse_replaced_name(one.path.rpartition("/")[2].replace(REAPPENDED_SUFFIX, REPLACED_SUFFIX))
@@ -266,7 +247,8 @@ def _check_file(files: FileSystem, file: LocalFile, *, is_last: bool, findings: 
 
 def _damage_of(files: FileSystem, path: str, lost: Lost, next_offset: int) -> Finding:
     """
-    Tell of a damaged range; where its bytes are kept aside, somebody has met it before, and there is no more to do.
+    Tell of a damaged range; where its bytes are kept aside, somebody has met it before, and there
+    is no more to do.
     """
     directory, _, name = path.rpartition("/")
     file = files.open_read(path)
@@ -282,9 +264,7 @@ def _damage_of(files: FileSystem, path: str, lost: Lost, next_offset: int) -> Fi
 
 
 def saved_subscriptions(files: FileSystem, directory: str) -> tuple[list[SavedSubscription], list[Finding]]:
-    """
-    Return the subscriptions of a topic, and what is wrong with those that cannot be read.
-    """
+    """Return the subscriptions of a topic, and what is wrong with those that cannot be read."""
     keep = SubscriptionFiles(files, directory)
     found: list[SavedSubscription] = []
     problems: list[Finding] = []

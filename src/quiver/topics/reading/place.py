@@ -1,6 +1,4 @@
-"""
-Where topics are: on a disk, in an object store, or both.
-"""
+"""Where topics are: on a disk, in an object store, or both."""
 
 from __future__ import annotations
 
@@ -37,7 +35,5 @@ class TopicPlace:
 
     @property
     def metadata_shown(self) -> str:
-        """
-        Where the metadata are, without credentials.
-        """
+        """Where the metadata are, without credentials."""
         return "" if self.metadata is None else str(MetadataLocation.of(self.metadata))

@@ -70,9 +70,7 @@ class TopicProgress:
             self._save(SavedSubscription(self._name, kind, offset))
 
     def release(self) -> None:
-        """
-        Let go of the lock. Idempotent.
-        """
+        """Let go of the lock. Idempotent."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -37,7 +37,8 @@ class Stretch:
 @dataclass(frozen=True, slots=True)
 class TopicLimits:
     """
-    How much one batch takes at most: the first limit reached ends it. Of each topic that has messages one is taken.
+    How much one batch takes at most: the first limit reached ends it. Of each topic that has
+    messages one is taken.
     """
 
     offsets_max: int | None = None
@@ -45,16 +46,12 @@ class TopicLimits:
 
     @property
     def unlimited(self) -> bool:
-        """
-        True when nothing bounds a batch.
-        """
+        """True when nothing bounds a batch."""
         return self.offsets_max is None and self.bytes_max is None
 
 
 def shared_limits(limits: TopicLimits, waiting: Mapping[str, int]) -> dict[str, TopicLimits]:
-    """
-    Share *limits* out between topics by how many messages wait in each; none gets less than one message or byte.
-    """
+    """Share *limits* out between topics by how many messages wait in each; none gets less than one message or byte."""
     total = sum(waiting.values())
 
     def share(limit: int | None, count: int) -> int | None:
@@ -68,9 +65,7 @@ def shared_limits(limits: TopicLimits, waiting: Mapping[str, int]) -> dict[str, 
 
 
 def reach(stretches: Iterable[Stretch], start: int, limits: TopicLimits) -> int:
-    """
-    Return where a batch that begins at *start* ends. Stretches are ascending; consumed only as far as needed.
-    """
+    """Return where a batch that begins at *start* ends. Stretches are ascending; consumed only as far as needed."""
     count = 0
     size = 0.0
     at = start

@@ -58,15 +58,11 @@ class TopicFiles:
         return [one for one in found if one.first_offset is not None]
 
     def start_offset(self) -> int:
-        """
-        Return the oldest offset in the files; 0 in an empty topic.
-        """
+        """Return the oldest offset in the files; 0 in an empty topic."""
         return next((one.first_offset for one in self.files() if one.first_offset is not None), 0)
 
     def next_offset(self) -> int:
-        """
-        Return the offset behind the newest whole message. Reads the newest file.
-        """
+        """Return the offset behind the newest whole message. Reads the newest file."""
         found = self.files()
         if not found:
             return 0

@@ -43,9 +43,7 @@ _marks: OrderedDict[tuple[str, int], list[_Mark]] = OrderedDict()
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """
-    Messages that follow each other, not decoded: the first one's offset, and each one's bytes.
-    """
+    """Messages that follow each other, not decoded: the first one's offset, and each one's bytes."""
 
     first: int
     bodies: list[bytes]
@@ -53,9 +51,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """
-    Messages *first* (inclusive) to *behind* (exclusive) that nobody has, and why.
-    """
+    """Messages *first* (inclusive) to *behind* (exclusive) that nobody has, and why."""
 
     first: int
     behind: int
@@ -63,9 +59,7 @@ class LostRange:
     reason: str
 
     def error(self) -> DataLoss:
-        """
-        Return the error that says so.
-        """
+        """Return the error that says so."""
         return DataLoss(self.where, 0, f"messages {self.first} to {self.behind - 1} are lost ({self.reason})")
 
 
@@ -93,9 +87,7 @@ def _catalogue(place: TopicPlace, topic: str) -> ObjectCatalogue | None:
 
 @dataclass(slots=True)
 class _Tail:
-    """
-    How far the newest file was looked at: its whole messages end at byte `position`, before offset `expected`.
-    """
+    """How far the newest file was looked at: its whole messages end at byte `position`, before offset `expected`."""
 
     seq: int
     path: str
@@ -155,9 +147,7 @@ class TopicView:
         return tail.expected
 
     def start_offset(self) -> int:
-        """
-        Return the oldest offset in files or objects; that of the next message when there is none.
-        """
+        """Return the oldest offset in files or objects; that of the next message when there is none."""
         found = self._local()
         first = found[0].first_offset if found else None
         catalogue = self._objects()
@@ -237,7 +227,8 @@ class TopicView:
 
     def _local(self) -> list[LocalFile]:
         """
-        Return the files that have a whole message, oldest first. Costs a listing and a look at the newest file's size.
+        Return the files that have a whole message, oldest first. Costs a listing and a look at the newest file's
+        size.
         """
         if self.directory is None:
             return []
@@ -391,9 +382,7 @@ class TopicView:
         return known[at] if at >= 0 else (file.first_offset or 0, 0)
 
     def _read_cold(self, wanted: int, stop: int, reason: str, where: str = "") -> Iterator[Piece | LostRange]:
-        """
-        Yield what the objects have of messages that no file has, and what nobody has.
-        """
+        """Yield what the objects have of messages that no file has, and what nobody has."""
         place = where or self.directory or self._place.metadata_shown
         if self._cold is None:
             self._cold = open_cold(self._place, self.topic)

@@ -1,6 +1,4 @@
-"""
-Waiting for the next message: in threads and on event loops, at no cost to a writer that nobody waits for.
-"""
+"""Waiting for the next message: in threads and on event loops, at no cost to a writer that nobody waits for."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ __all__ = ["Arrivals"]
 
 
 class Arrivals:
-    """
-    Those who wait for a log to change. Everything but `waiters` is used under the log's lock, which is *lock*.
-    """
+    """Those who wait for a log to change. Everything but `waiters` is used under the log's lock, which is *lock*."""
 
     __slots__ = ("_arrived", "_clock", "_wakers", "waiters")
 
@@ -26,9 +22,7 @@ class Arrivals:
         self.waiters = 0
 
     def wait(self, is_there: Callable[[], bool], timeout_s: float | None) -> bool:
-        """
-        Wait until *is_there* says so; False when *timeout_s* passed first.
-        """
+        """Wait until *is_there* says so; False when *timeout_s* passed first."""
         self.waiters += 1
         try:
             while not is_there():
@@ -39,16 +33,12 @@ class Arrivals:
         return True
 
     def add(self, wake: Callable[[], None]) -> None:
-        """
-        Have *wake* called with the next change, once, by whoever makes it; it must not ask the log anything.
-        """
+        """Have *wake* called with the next change, once, by whoever makes it; it must not ask the log anything."""
         self._wakers.append(wake)
         self.waiters += 1
 
     def announce(self) -> None:
-        """
-        Wake all of them.
-        """
+        """Wake all of them."""
         self._arrived.notify_all()
         wakers, self._wakers = self._wakers, []
         self.waiters -= len(wakers)

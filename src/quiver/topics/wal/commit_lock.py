@@ -1,6 +1,4 @@
-"""
-One at a time: who syncs or rotates now, and who waits for it to be done.
-"""
+"""One at a time: who syncs or rotates now, and who waits for it to be done."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """
-    A turn that is taken and given back; those who wait may find that what they wanted was done meanwhile.
-    """
+    """A turn that is taken and given back; those who wait may find that what they wanted was done meanwhile."""
 
     __slots__ = ("_changed", "_taken")
 
@@ -22,9 +18,7 @@ class Turns:
         self._taken = False
 
     def take(self, is_done: Callable[[], bool] = lambda: False) -> bool:
-        """
-        Wait for the turn and take it; False, without it, when *is_done* says so first.
-        """
+        """Wait for the turn and take it; False, without it, when *is_done* says so first."""
         with self._changed:
             while self._taken and not is_done():
                 self._changed.wait()
@@ -34,9 +28,7 @@ class Turns:
             return True
 
     def give_back(self) -> None:
-        """
-        Let the next one in.
-        """
+        """Let the next one in."""
         with self._changed:
             self._taken = False
             self._changed.notify_all()

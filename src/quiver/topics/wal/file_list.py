@@ -1,6 +1,4 @@
-"""
-The sealed files of one log: which there are, where to begin reading in each, and which somebody holds.
-"""
+"""The sealed files of one log: which there are, where to begin reading in each, and which somebody holds."""
 
 from __future__ import annotations
 
@@ -18,7 +16,8 @@ __all__ = ["SealedFiles", "checkpoint_of"]
 
 class SealedFiles:
     """
-    Used under the log's lock, but for `remove`; `files` may be looked at by anybody: it is replaced, never changed.
+    Used under the log's lock, but for `remove`; `files` may be looked at by anybody: it is
+    replaced, never changed.
     """
 
     __slots__ = ("_going", "_held", "_marks", "files")
@@ -30,37 +29,27 @@ class SealedFiles:
         self._going: list[str] = []
 
     def add(self, file: WalFile, marks: FileMarks) -> None:
-        """
-        Append a file that was sealed just now.
-        """
+        """Append a file that was sealed just now."""
         self._marks[file.path] = marks
         self.files = (*self.files, file)
 
     def marks_of(self, path: str) -> FileMarks:
-        """
-        Return the marks of a file, for readers to fill.
-        """
+        """Return the marks of a file, for readers to fill."""
         return self._marks.setdefault(path, FileMarks())
 
     def hold(self, path: str, owner: object) -> None:
-        """
-        Keep a file until `let_go`, or until *owner* is no more: a reader that is simply dropped holds nothing.
-        """
+        """Keep a file until `let_go`, or until *owner* is no more: a reader that is simply dropped holds nothing."""
         self._held.setdefault(path, weakref.WeakSet()).add(owner)
 
     def let_go(self, path: str, owner: object) -> None:
-        """
-        Undo `hold`. Again is fine.
-        """
+        """Undo `hold`. Again is fine."""
         held = self._held.get(path, weakref.WeakSet())
         held.discard(owner)
         if not held:
             self._held.pop(path, None)
 
     def take_below(self, offset: int) -> tuple[WalFile, ...]:
-        """
-        Forget the oldest files wholly below *offset*, up to the first that is held, and return them.
-        """
+        """Forget the oldest files wholly below *offset*, up to the first that is held, and return them."""
         gone = []
         for file in self.files:
             if file.next_offset > offset or self._held.get(file.path):
@@ -70,9 +59,7 @@ class SealedFiles:
         return tuple(gone)
 
     def put_back(self, files: Sequence[WalFile]) -> None:
-        """
-        Undo `take_below`.
-        """
+        """Undo `take_below`."""
         self.files = (*files, *self.files)
 
     def remove(self, fs: FileSystem, files: Sequence[WalFile]) -> None:
@@ -100,9 +87,7 @@ def checkpoint_of(
     file_name: str,
     rotated_at: int | None,
 ) -> WalCheckpoint:
-    """
-    Return what `wal.ckpt` says of a log with these files, the active one last and of number *seq*.
-    """
+    """Return what `wal.ckpt` says of a log with these files, the active one last and of number *seq*."""
     name = wal_file_name(seq, file_name)
     active = [file for file in files if not file.sealed and file.next_offset > file.first_offset]
     return WalCheckpoint(

@@ -1,6 +1,4 @@
-"""
-One log file read in pieces: frames checked, their order too, damage stepped over and kept.
-"""
+"""One log file read in pieces: frames checked, their order too, damage stepped over and kept."""
 
 from __future__ import annotations
 
@@ -62,14 +60,13 @@ class FileMarks:
         self._marks: dict[int, tuple[int, int]] = {}
 
     def add(self, offset: int, byte: int) -> None:
-        """
-        Remember a frame, unless one near it is remembered already.
-        """
+        """Remember a frame, unless one near it is remembered already."""
         self._marks.setdefault(offset // MARK_MESSAGES, (offset, byte))
 
     def before(self, offset: int, first_offset: int) -> tuple[int, int]:
         """
-        Return offset and byte of the last known frame at or before *offset* of a file that begins with *first_offset*.
+        Return offset and byte of the last known frame at or before *offset* of a file that begins with
+        *first_offset*.
         """
         for thousand in range(offset // MARK_MESSAGES, first_offset // MARK_MESSAGES - 1, -1):
             mark = self._marks.get(thousand)
@@ -113,9 +110,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """
-    Where to begin reading for an offset: a frame at or before it, and how far the file may be read.
-    """
+    """Where to begin reading for an offset: a frame at or before it, and how far the file may be read."""
 
     path: str
     position: int
@@ -165,15 +160,11 @@ class FrameScanner:
         self._wanted = PIECE_BYTES
 
     def extend(self, end: int) -> None:
-        """
-        Read up to byte *end* from now on: the file grew.
-        """
+        """Read up to byte *end* from now on: the file grew."""
         self._end = max(self._end, end)
 
     def close(self) -> None:
-        """
-        Let go of the file. Idempotent.
-        """
+        """Let go of the file. Idempotent."""
         self._file.close()
 
     def __enter__(self) -> Self:

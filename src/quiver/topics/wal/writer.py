@@ -204,15 +204,14 @@ class Wal:
         return first
 
     def wait_for(self, offset: int, timeout_s: float | None) -> bool:
-        """
-        Wait until the message *offset* is there or the log takes no more; False when *timeout_s* passed first.
-        """
+        """Wait until the message *offset* is there or the log takes no more; False when *timeout_s* passed first."""
         with self.lock:
             return self.arrivals.wait(lambda: self.next_offset > offset or self._full_at < 0, timeout_s)
 
     def call_when(self, offset: int, wake: Callable[[], None]) -> None:
         """
-        Call *wake* once, from any thread, when the message *offset* is there or the log takes no more: at once if so.
+        Call *wake* once, from any thread, when the message *offset* is there or the log takes no more: at once if
+        so.
         """
         with self.lock:
             if self.next_offset <= offset and self._full_at >= 0:
@@ -291,9 +290,7 @@ class Wal:
         self._observer.record("danube_wal_fsync_latency_seconds", self._clock.monotonic() - began)
 
     def poison(self, died: WorkerDied) -> None:
-        """
-        Refuse everything from now on: a thread that syncs, uploads or saves progress has died.
-        """
+        """Refuse everything from now on: a thread that syncs, uploads or saves progress has died."""
         with self.lock:
             self._poison(died)
             self.arrivals.announce()
@@ -324,27 +321,21 @@ class Wal:
 
     @property
     def closed(self) -> bool:
-        """
-        Say whether it takes no more, for whatever reason.
-        """
+        """Say whether it takes no more, for whatever reason."""
         return self._full_at < 0
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def start_offset(self) -> int:
-        """
-        The oldest offset in the local files; `next_offset` when there is none.
-        """
+        """The oldest offset in the local files; `next_offset` when there is none."""
         sealed = self._sealed.files
         if sealed:
             return sealed[0].first_offset
         return self._first_offset if self.directory is not None else self._cache.first_offset
 
     def files(self) -> tuple[WalFile, ...]:
-        """
-        Return all files as of now, oldest first, the active one last.
-        """
+        """Return all files as of now, oldest first, the active one last."""
         with self.lock:
             return self._all_files()
 
@@ -358,9 +349,7 @@ class Wal:
         return (*self._sealed.files, active)
 
     def sealed_ranges(self) -> tuple[WalFile, ...]:
-        """
-        Return the files that nobody writes to any more, oldest first.
-        """
+        """Return the files that nobody writes to any more, oldest first."""
         return self._sealed.files
 
     def rotate(self) -> None:
@@ -377,9 +366,7 @@ class Wal:
                 self._rotate()
 
     def rotate_if_due(self) -> None:
-        """
-        Seal the active file when its first message is older than `rotate_max_seconds`. Raises as `rotate` does.
-        """
+        """Seal the active file when its first message is older than `rotate_max_seconds`. Raises as `rotate` does."""
         limit_s = self._settings.rotate_max_seconds
         first_s = self._first_append_s
         if limit_s is not None and first_s is not None and self._clock.monotonic() - first_s >= limit_s:
@@ -458,16 +445,12 @@ class Wal:
         return None
 
     def marks_of(self, path: str) -> FileMarks:
-        """
-        Return the marks of a file, for readers to fill.
-        """
+        """Return the marks of a file, for readers to fill."""
         with self.lock:  # or a rotation in between would hand out those of the next file
             return self._active_marks if path == self._path else self._sealed.marks_of(path)
 
     def next_local(self, offset: int) -> int | None:
-        """
-        Return the first offset at or above *offset* that is in a file or in the cache; None when there is none.
-        """
+        """Return the first offset at or above *offset* that is in a file or in the cache; None when there is none."""
         with self.lock:
             found = [max(file.first_offset, offset) for file in self._all_files() if file.next_offset > offset]
             if self._cache.first_offset < self.next_offset > offset:
@@ -475,16 +458,12 @@ class Wal:
         return min(found, default=None)
 
     def take_hold(self, path: str, owner: object) -> None:
-        """
-        Keep the file *path* on disk until `drop_hold`, or until *owner* is no more.
-        """
+        """Keep the file *path* on disk until `drop_hold`, or until *owner* is no more."""
         with self.lock:
             self._sealed.hold(path, owner)
 
     def drop_hold(self, path: str, owner: object) -> None:
-        """
-        Undo `take_hold`.
-        """
+        """Undo `take_hold`."""
         with self.lock:
             self._sealed.let_go(path, owner)
 
@@ -516,9 +495,7 @@ class Wal:
     # ── checkpoint, closing ──────────────────────────────────────────────────────────────────────────────
 
     def checkpoint(self) -> WalCheckpoint:
-        """
-        Return what `wal.ckpt` says as of now: up to the last sync.
-        """
+        """Return what `wal.ckpt` says as of now: up to the last sync."""
         with self.lock:
             return checkpoint_of(
                 self._all_files(), next_offset=self.next_offset, synced_offset=self.synced_offset, seq=self._seq,
@@ -539,9 +516,7 @@ class Wal:
             replace_file(self._files, f"{self.directory}/{WAL_CHECKPOINT}", data)
 
     def try_checkpoint(self) -> bool:
-        """
-        Replace `wal.ckpt` if the disk lets us: a log is whole without it. Says whether it did.
-        """
+        """Replace `wal.ckpt` if the disk lets us: a log is whole without it. Says whether it did."""
         try:
             self.write_checkpoint()
         except OSError as error:

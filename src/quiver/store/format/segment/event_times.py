@@ -52,9 +52,7 @@ _TIMES_MAX = 2 * SLOTS_MAX * BUNDLES_WRITTEN_MAX
 
 
 class EventColumn(NamedTuple):
-    """
-    The column of event times of one stream, by its index in the stream's schema, and what range it covers.
-    """
+    """The column of event times of one stream, by its index in the stream's schema, and what range it covers."""
 
     stream_id: int
     column: int
@@ -65,7 +63,8 @@ class EventColumn(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class EventStream:
     """
-    What is to be recorded of one stream: its column, and earliest and latest time of each chunk, one after the other.
+    What is to be recorded of one stream: its column, and earliest and latest time of each chunk, one after the
+    other.
     """
 
     stream_id: int
@@ -73,17 +72,13 @@ class EventStream:
     ranges: Sequence[int]
 
     def range_ns(self) -> tuple[int, int]:
-        """
-        Return the earliest and the latest time of all chunks.
-        """
+        """Return the earliest and the latest time of all chunks."""
         found = [(low, high) for low, high in zip(self.ranges[::2], self.ranges[1::2], strict=True) if low <= high]
         return (min(low for low, _ in found), max(high for _, high in found)) if found else NO_EVENTS
 
 
 def encode_event_streams(streams: Sequence[EventStream]) -> dict[bytes, bytes]:
-    """
-    Return the two entries of the metadata; none where no stream has event times.
-    """
+    """Return the two entries of the metadata; none where no stream has event times."""
     if not streams:
         return {}
     head = array("q")
@@ -153,9 +148,7 @@ def _pack(values: array[int]) -> bytes:
 
 
 def _unpack(text: bytes, code: str, count_max: int) -> array[int] | None:
-    """
-    Return the numbers in *text*, None when it is not such a text or has more than *count_max*.
-    """
+    """Return the numbers in *text*, None when it is not such a text or has more than *count_max*."""
     inflater = zlib.decompressobj()
     try:
         # One byte more than there may be, so that a bomb is seen without being unpacked.

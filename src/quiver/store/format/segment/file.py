@@ -91,9 +91,7 @@ DIRECTORY_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class SegmentFooter:
-    """
-    Where the two tables of a segment lie. Offsets count from the start of the file.
-    """
+    """Where the two tables of a segment lie. Offsets count from the start of the file."""
 
     stream_count: int
     bundle_count: int
@@ -106,9 +104,7 @@ class SegmentFooter:
 
 @dataclass(frozen=True, slots=True)
 class StreamEntry:
-    """
-    One row of the stream directory: an Arrow IPC file that holds all batches of one slot and schema.
-    """
+    """One row of the stream directory: an Arrow IPC file that holds all batches of one slot and schema."""
 
     stream_id: int
     slot: int
@@ -120,9 +116,7 @@ class StreamEntry:
 
 
 def encode_segment_footer(footer: SegmentFooter) -> bytes:
-    """
-    Return the 34 bytes of a version 1 footer.
-    """
+    """Return the 34 bytes of a version 1 footer."""
     return SEGMENT_FOOTER.pack(
         SEGMENT_VERSION,
         footer.stream_count,
@@ -135,9 +129,7 @@ def encode_segment_footer(footer: SegmentFooter) -> bytes:
 
 
 def encode_segment_trailer(crc32_so_far: int, *, footer_size: int = SEGMENT_FOOTER.size) -> bytes:
-    """
-    Return the 16 bytes that end a segment; *crc32_so_far* covers all bytes up to and with the footer.
-    """
+    """Return the 16 bytes that end a segment; *crc32_so_far* covers all bytes up to and with the footer."""
     fields = _TRAILER_FIELDS.pack(footer_size, SEGMENT_MAGIC)
     return fields + _CRC.pack(crc32(fields, crc32_so_far))
 
@@ -194,9 +186,7 @@ def _check_footer(footer: SegmentFooter, footer_at: int) -> Damage | None:
 
 
 def check_segment_checksum(view: memoryview) -> Damage | None:
-    """
-    Return the damage when the checksum of a whole segment does not match, else None. Reads every byte.
-    """
+    """Return the damage when the checksum of a whole segment does not match, else None. Reads every byte."""
     if len(view) < SEGMENT_TRAILER.size:
         return Damage(0, f"{len(view)} bytes are too short for a segment")
     end = len(view) - _CRC.size
@@ -207,9 +197,7 @@ def check_segment_checksum(view: memoryview) -> Damage | None:
 
 
 def encode_directory(streams: Sequence[StreamEntry]) -> bytes:
-    """
-    Return the stream directory: an Arrow IPC file with one row per stream, in the order given.
-    """
+    """Return the stream directory: an Arrow IPC file with one row per stream, in the order given."""
     fingerprints = b"".join([stream.fingerprint for stream in streams])
     kinds = DIRECTORY_SCHEMA.types
     arrays = [
@@ -225,9 +213,7 @@ def encode_directory(streams: Sequence[StreamEntry]) -> bytes:
 
 
 def decode_directory(buffer: Buffer | pa.Buffer, *, at: int = 0) -> tuple[StreamEntry, ...] | Damage:
-    """
-    Decode the stream directory in *buffer*; *at* is its file offset, for a damage report.
-    """
+    """Decode the stream directory in *buffer*; *at* is its file offset, for a damage report."""
     what = "stream directory"
     batch = decode_table(buffer, what=what, at=at)
     if isinstance(batch, Damage):

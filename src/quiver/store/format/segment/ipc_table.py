@@ -23,9 +23,7 @@ _ARROW_ERRORS = (pa.ArrowException, OSError, MemoryError, ValueError, OverflowEr
 
 
 def encode_table(batch: pa.RecordBatch) -> bytes:
-    """
-    Return *batch* as a whole IPC file, uncompressed, metadata version 5.
-    """
+    """Return *batch* as a whole IPC file, uncompressed, metadata version 5."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -50,9 +48,7 @@ def decode_table(buffer: Buffer | pa.Buffer, *, what: str, at: int) -> pa.Record
 
 
 def decode_table_head(buffer: Buffer | pa.Buffer, *, what: str, at: int) -> tuple[dict[bytes, bytes], int] | Damage:
-    """
-    Return the schema's metadata and the number of rows, without looking at a value.
-    """
+    """Return the schema's metadata and the number of rows, without looking at a value."""
     try:
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(buffer)))
         if reader.num_record_batches < 1:
@@ -63,9 +59,7 @@ def decode_table_head(buffer: Buffer | pa.Buffer, *, what: str, at: int) -> tupl
 
 
 def column_of(batch: pa.RecordBatch, name: str, kind: pa.DataType, *, what: str, at: int) -> pa.Array | Damage:
-    """
-    Return column *name* of *batch* when it is there once, has exactly the type *kind* and no nulls.
-    """
+    """Return column *name* of *batch* when it is there once, has exactly the type *kind* and no nulls."""
     index = batch.schema.get_field_index(name)
     if index < 0:
         return Damage(at, f"the {what} has no column {name}")
@@ -87,9 +81,7 @@ def fixed_width(values: array[int], kind: pa.DataType) -> pa.Array:
 
 
 def view_of(column: pa.Array, code: Literal["H", "i", "I", "Q"]) -> memoryview:
-    """
-    Return the values of a fixed-width *column* as a view of items of struct type *code*. Nothing is copied.
-    """
+    """Return the values of a fixed-width *column* as a view of items of struct type *code*. Nothing is copied."""
     values: Any = column.buffers()[1]
     if values is None or not len(column):
         return memoryview(b"").cast(code)

@@ -92,9 +92,7 @@ _SLOT_REFS = pa.field("slot_refs", _REFS, nullable=False)
 
 
 class SlotRef(NamedTuple):
-    """
-    Where one slot of a bundle lies: record batch `chunk_index` of stream `stream_id`.
-    """
+    """Where one slot of a bundle lies: record batch `chunk_index` of stream `stream_id`."""
 
     slot: int
     stream_id: int
@@ -117,9 +115,7 @@ class ManifestMetadata:
 
 
 class ManifestBuilder:
-    """
-    Collects the manifest of the open segment. Not thread-safe: the store's lock is held around it.
-    """
+    """Collects the manifest of the open segment. Not thread-safe: the store's lock is held around it."""
 
     __slots__ = ("_chunks", "_ends", "_ingested", "_items", "_slots", "_streams", "events")
 
@@ -135,9 +131,7 @@ class ManifestBuilder:
 
     @property
     def bundle_count(self) -> int:
-        """
-        Bundles appended so far.
-        """
+        """Bundles appended so far."""
         return len(self._ingested)
 
     def append(
@@ -148,9 +142,7 @@ class ManifestBuilder:
         ingested_at_ns: int,
         item_count: int | None = None,
     ) -> None:
-        """
-        Add a bundle: its slots ascending, and for each the stream and the chunk within it.
-        """
+        """Add a bundle: its slots ascending, and for each the stream and the chunk within it."""
         into = self._slots
         # One slot is the common case, and append is half the price of extend.
         if len(slots) == 1:
@@ -262,30 +254,22 @@ class Manifest:
 
     @property
     def wal_position_start(self) -> int | None:
-        """
-        Where the first bundle starts in the log.
-        """
+        """Where the first bundle starts in the log."""
         return self.metadata.wal_position_start
 
     @property
     def wal_position_end(self) -> int | None:
-        """
-        Where the last bundle ends in the log.
-        """
+        """Where the last bundle ends in the log."""
         return self.metadata.wal_position_end
 
     @property
     def sequence_first(self) -> int | None:
-        """
-        Sequence number of the first bundle.
-        """
+        """Sequence number of the first bundle."""
         return self.metadata.sequence_first
 
     @property
     def sequence_last(self) -> int | None:
-        """
-        Sequence number of the last bundle.
-        """
+        """Sequence number of the last bundle."""
         return self.metadata.sequence_last
 
     def refs(self, index: int) -> tuple[SlotRef, ...]:
@@ -368,18 +352,14 @@ def decode_manifest(buffer: Buffer | pa.Buffer, bundle_count: int, *, at: int = 
 
 
 class ManifestSummary(NamedTuple):
-    """
-    What a manifest says of all bundles together, and when each was ingested (None when another engine wrote it).
-    """
+    """What a manifest says of all bundles together, and when each was ingested (None when another engine wrote it)."""
 
     metadata: ManifestMetadata
     ingested_times_ns: array[int] | None
     raw: dict[bytes, bytes]
 
     def event_columns(self, *, at: int = 0) -> tuple[EventColumn, ...] | Damage:
-        """
-        Return which streams have event times, and between which they lie; *at* is the manifest's file offset.
-        """
+        """Return which streams have event times, and between which they lie; *at* is the manifest's file offset."""
         return decode_event_columns(self.raw, at)
 
 
