@@ -188,8 +188,8 @@ def test_an_id_of_odd_length_is_refused():
 
 @pytest.mark.parametrize("most", [100, pytest.param(65_535, marks=[pytest.mark.slow])])
 def test_more_records_than_ids_become_several_sets_of_tables(most, monkeypatch):
-    for module in ("tables_from_otlp", "columnar_payloads"):
-        monkeypatch.setattr(f"quiver.otap.{module}.ROOT_ROWS_MAX", most)
+    for module in ("from_otlp", "columnar_payloads"):
+        monkeypatch.setattr(f"quiver.otap.tables.{module}.ROOT_ROWS_MAX", most)
     request = REQUESTS["logs"]()
     items = request.resource_logs.add()
     items.resource.attributes.add(key="a")

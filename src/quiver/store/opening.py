@@ -1,4 +1,4 @@
-"""Making or recovering the one store of a directory. `quiver.open` does it, or opens several (`shard_opening`)."""
+"""Making or recovering the one store of a directory. `quiver.open` does it, or opens several (`cores/opening.py`)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """
 What happens at open, in order. `Store._recover` calls the steps; those without a file are here.
 
-1. `cold_list`            `cold_opening`: which segments the object tier has
+1. `cold_list`            `cold.opening`: which segments the object tier has
 2. `remove_leftovers`     temporary files of writes that a crash cut short
 3. `load_cursor`          the position before which the log is not needed
 4. `load_segments`        sealed segments; those that are not sound move to quarantine
-5. `restore`              `cold_opening`: segments that only the object tier has are known, too
+5. `restore`              `cold.opening`: segments that only the object tier has are known, too
 6. `scan_log`             every WAL file; damage is copied to quarantine, what no segment covers is kept
 7. `continue_log`         the active file goes on behind its last good entry, or a fresh one begins
 8. `load_floor`           numbers that were given out once are not given out again

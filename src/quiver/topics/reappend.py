@@ -1,9 +1,9 @@
 """
 Messages that another owner's have replaced, appended to their topic again: each exactly once.
 
-`replaced.py` moved them to the quarantine, as whole log files, when their directory came back and found that another
-owner had given out the same offsets. Each message gets a new offset at the end of the topic. It keeps its payload, its
-attributes, its time and its producer, and says where it was in the attribute `x-reappended-from`.
+`cold/superseded.py` moved them to the quarantine, as whole log files, when their directory came back and found that
+another owner had given out the same offsets. Each message gets a new offset at the end of the topic. It keeps its
+payload, its attributes, its time and its producer, and says where it was in the attribute `x-reappended-from`.
 
 That attribute is also what makes it exactly once: before anything is appended, the topic is read from where the two
 owners parted, and what is there already is left out: also at its own offset. So is what its producer sent again to the

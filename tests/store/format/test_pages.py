@@ -193,7 +193,7 @@ def test_directory_and_manifest_columns():
     ("wal", "wal_file.WAL_MAGIC"), ("cursor", "cursor.CURSOR_MAGIC"), ("floor", "floor.FLOOR_MAGIC"),
     ("drops", "drop_ledger.DROP_MAGIC"), ("cold-list", "cold_list.COLD_MAGIC"), ("cores", "cores.CLAIM_MAGIC"),
     ("room", "room.CAP_MAGIC"),
-    ("segment", "segment_file.SEGMENT_MAGIC"), ("progress", "progress.PROGRESS_MAGIC"),
+    ("segment", "segment.file.SEGMENT_MAGIC"), ("progress", "progress.PROGRESS_MAGIC"),
 ])  # fmt: skip
 def test_magics(kind, dotted):
     """The magic on the page is the one in the code, and every page has the same parts."""

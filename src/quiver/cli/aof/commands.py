@@ -1,6 +1,6 @@
 """
 `quiver aof dump|inspect|verify|tail|evict|hydrate`: append-only logs, looked at from beside whoever writes them. The
-commands that put them in order are in `aof_admin`, and `restore` is in `aof_restore`.
+commands that put them in order are in `admin`, and `restore` is in `restore`.
 """
 
 from __future__ import annotations

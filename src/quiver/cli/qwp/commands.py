@@ -1,4 +1,4 @@
-"""`quiver sf list|inspect|drain|clear-failed|tail`: the slots of QWP senders. `sf_dead_letters.py` has the rest."""
+"""`quiver sf list|inspect|drain|clear-failed|tail`: the slots of QWP senders. `dead_letters.py` has the rest."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """
-`quiver topic list|inspect|verify|repair|tail|produce|subscriptions`; `topic_objects.py` has `rebuild-catalogue`, and
-`topic_admin.py` what is done to topics and subscriptions.
+`quiver topic list|inspect|verify|repair|tail|produce|subscriptions`; `objects.py` has `rebuild-catalogue`, and
+`admin.py` what is done to topics and subscriptions.
 """
 
 from __future__ import annotations

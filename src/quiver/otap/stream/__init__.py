@@ -4,7 +4,7 @@ OTAP streams: Arrow IPC messages of a connection, decoded and encoded. Pure.
 ====================  ================================================================================================
 module                purpose
 ====================  ================================================================================================
-`decoder.py`          `StreamDecoder`: messages of an OTAP stream → tables; `stream_encoder.py` the sender
+`decoder.py`          `StreamDecoder`: messages of an OTAP stream → tables; `encoder.py` the sender
 `dictionaries.py`     its dictionaries: validated once, kept as far as they are used
 `transport_ids.py`    ids as they travel → plain; `transport_order.py` the way back, sorted
 `arrow_message.py`    the protobuf messages of a stream; `ipc_pieces.py`: the lengths inside them

@@ -6,7 +6,7 @@ module                  purpose
 ======================  ==============================================================================================
 `payload_schema.py`     the tables of OTAP, their columns and how they hang together
 `columnar_payloads.py`  requests → tables with plain ids, without an object per record
-`from_otlp.py`          the same, and from protobuf objects what is odd; `otlp_from_tables.py` the way back
+`from_otlp.py`          the same, and from protobuf objects what is odd; `to_otlp.py` the way back
 `digest.py`             `digest_of_tables`: were these tables sent before?
 `payload_arrays.py`     one table ↔ lists: defaults left out, dictionaries
 `cbor.py`               nested values in tables; `cbor_columns.py`: are many of them sound?

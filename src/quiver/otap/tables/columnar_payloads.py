@@ -2,7 +2,7 @@
 An OTLP export request → OTAP tables with plain ids, without an object per record.
 
 The decoder of the views takes the request apart; what are its lists are here child tables, numbered through. The
-tables are those that `tables_from_otlp.py` makes from protobuf objects, column by column. What cannot be said exactly
+tables are those that `from_otlp.py` makes from protobuf objects, column by column. What cannot be said exactly
 is refused as `Odd`, and the objects do it: the same things that the views leave to them, ids of odd lengths, and
 more records than one set of tables has room for.
 """

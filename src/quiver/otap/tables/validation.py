@@ -1,7 +1,7 @@
 """
 Can a request, and rows of a view, be made of these tables? Answered column by column, before they are kept.
 
-What is found here is what `otlp_from_tables.py` and `request.py` refuse: a receiver that asks first never confirms
+What is found here is what `to_otlp.py` and `request.py` refuse: a receiver that asks first never confirms
 what no reader can read later. Where this errs, it refuses.
 """
 

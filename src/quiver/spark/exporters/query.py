@@ -3,7 +3,7 @@ A streaming query that takes what a store holds through processors to an exporte
 
 ::
 
-    bundles (descriptors) ─▶ tables.py ─▶ processors.py ─▶ exporters.py
+    bundles (descriptors) ─▶ spark/tables.py ─▶ processors/ ─▶ exporters/tables.py
                              a frame      each a function  each batch once,
                              a signal     of a frame       where that can be
 

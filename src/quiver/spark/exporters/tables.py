@@ -7,7 +7,7 @@ Each takes all tables of a batch at once, and says before whether it has that ba
 `ConsoleExporter`     prints again
 `FileExporter`        nothing: files appear once, see `parquet_commit.py`
 `QuiverExporter`      nothing: a store takes a batch once, see `store/staged_import.py`
-`TopicExporter`       nothing: topics take a batch once, see `topic_export.py`
+`TopicExporter`       nothing: topics take a batch once, see `spark/topics/export.py`
 `FormatExporter`      whatever the format does with what the options tell it: `{query}` and `{batch}`
 ====================  ==================================================================================
 """

@@ -4,7 +4,7 @@ Bundles that fail an exporter on Spark: found, and set aside, so that their batc
 ::
 
     batch ─▶ exporter ─▶ fails ─▶ decode every bundle by itself ─▶ bad: a dead letter, durably
-                                  process halves of the others, and halves of those that fail ─▶ held (`held.py`)
+                                  process halves of the others, and halves of those that fail ─▶ held (`retry_queue.py`)
                                   │                                             then ─▶ exporter, without them
                                   └▶ none: what fails is the exporter, and the batch with it
 

@@ -3,7 +3,7 @@ What leaves the disk, and why: because everybody has finished with it, because i
 
 In this order, whoever asks:
 
-0. files of segments that the object tier has, beyond the local window: the segments stay (`cold_window`);
+0. files of segments that the object tier has, beyond the local window: the segments stay (`cold/local_retention.py`);
 1. finished segments, after their grace period and beyond the headroom;
 2. segments over age: finished ones as they are, the others through the drop ledger;
 3. when room is wanted: files that the tier has, then the oldest finished segments, grace and headroom or not;

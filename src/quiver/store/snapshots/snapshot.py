@@ -2,7 +2,7 @@
 Stores copied beside their live writers, and brought back: what `quiver snapshot` and `quiver restore` do.
 
 What was accepted before `snapshot` was called is in the copy, or had been resolved by every subscriber by the time
-the copy was finished. `snapshot_copy.py` has the order in which the files of one store are taken.
+the copy was finished. `copying.py` has the order in which the files of one store are taken.
 
 Several stores that feed each other are one unit. They are copied in the order of the flow, each after those that write
 into it: whatever a copy says was passed on is in the copies that follow. A snapshot looks like this::

@@ -5,9 +5,9 @@ The object tier of topics: sealed log files become objects, and are read from th
 module                purpose
 ====================  ================================================================================================
 `port.py`             what is asked of the tier behind the files
-`tier.py`             that tier: who owns a topic, and the threads; `object_opening.py` opens it
-`uploader.py`         log → objects, step by step; `object_source.py` and `object_blocks.py` make their bytes
-`catalog.py`          what is in the object store; `catalogue_rebuild.py` finds it out from the objects
+`tier.py`             that tier: who owns a topic, and the threads; `opening.py` opens it
+`uploader.py`         log → objects, step by step; `source.py` and `blocks.py` make their bytes
+`catalog.py`          what is in the object store; `catalog_rebuild.py` finds it out from the objects
 `spans.py`            … in forty bytes an object, packed
 `reader.py`           objects read from any offset
 `superseded.py`       local files whose messages another owner's have replaced; `reappend.py` appends them again

@@ -6,7 +6,7 @@ A descriptor is written when its object is finished and verified, in a commit th
 and removed before its object is.
 
 A topic may have a hundred thousand objects, and the index of each a megabyte. Kept in memory are a few numbers for
-each (`object_spans.py`); an index is fetched when its object is read.
+each (`spans.py`); an index is fetched when its object is read.
 """
 
 from __future__ import annotations

@@ -1,0 +1,92 @@
+"""
+How often words stand in docstrings and comments that other libraries hardly use, in every 100,000 words.
+
+The limits are the rates of six well-known libraries together: hypothesis, websockets, aiohttp, pytest, pydantic, httpx.
+`tools/tidy.py` holds the whole package to them; `python tools/words.py src/quiver/store --show` lists the lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+__all__ = ["LIMITS", "prose", "rates"]
+
+LIMITS: Mapping[str, tuple[re.Pattern[str], float]] = {
+    "nobody, somebody, anybody": (re.compile(r"\b(?:no|some|any)body\b", re.IGNORECASE), 1.7),
+    "a sentence that opens with What": (re.compile(r"(?:^|(?<=[.!?:;]\s))What\b"), 2),
+    "behind": (re.compile(r"\bbehind\b", re.IGNORECASE), 3.4),
+    "stand, stands": (re.compile(r"\bstands?\b", re.IGNORECASE), 0.3),
+    "tell, tells, told": (re.compile(r"\b(?:tells?|told)\b", re.IGNORECASE), 9),
+    "say, says, said": (re.compile(r"\b(?:says?|said)\b", re.IGNORECASE), 9),
+    "whoever, whatever": (re.compile(r"\b(?:who|what)ever\b", re.IGNORECASE), 4),
+    "is no …": (re.compile(r"\bis no (?=[a-z])(?!longer|more\b)", re.IGNORECASE), 19),
+    "anew": (re.compile(r"\banew\b", re.IGNORECASE), 0),
+    "go, goes, gone": (re.compile(r"\b(?:go|goes|gone)\b", re.IGNORECASE), 20),
+}
+"""What is counted, and how often it may stand in 100,000 words."""
+
+_WORD = re.compile(r"[A-Za-z][A-Za-z']*")
+_CODE = re.compile(r"`[^`]*`")
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line number and text of each docstring, of each text under an assignment, and of each comment."""
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        for child in body if isinstance(body, list) else ():
+            value = child.value if isinstance(child, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield child.lineno, value.value
+    block: list[str] = []
+    start = last = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            if block and token.start[0] != last + 1:
+                yield start, "\n".join(block)
+                block = []
+            start = start if block else token.start[0]
+            last = token.start[0]
+            block.append(token.string.lstrip("# "))
+    if block:
+        yield start, "\n".join(block)
+
+
+def rates(texts: Iterable[str]) -> tuple[dict[str, float], int]:
+    """Return how often each of `LIMITS` stands in 100,000 words of all *texts*, and how many words they have."""
+    counts = dict.fromkeys(LIMITS, 0)
+    words = 0
+    for text in texts:
+        for _, passage in prose(text):
+            plain = _CODE.sub("", passage)
+            words += len(_WORD.findall(plain))
+            for name, (pattern, _) in LIMITS.items():
+                counts[name] += len(pattern.findall(" ".join(plain.split())))
+    return {name: count * 100_000 / max(words, 1) for name, count in counts.items()}, words
+
+
+def main() -> int:
+    """Print the rates below the folders or files that are named, and with `--show` each place."""
+    names = [name for name in sys.argv[1:] if not name.startswith("--")] or ["src"]
+    paths = [path for name in names for path in ([Path(name)] if Path(name).is_file() else Path(name).rglob("*.py"))]
+    found, words = rates(path.read_text() for path in paths)
+    for name, (_, limit) in LIMITS.items():
+        print(f"{name:34} {found[name]:8.1f}   limit {limit:4}")
+    print(f"{words} words")
+    if "--show" in sys.argv:
+        for path in sorted(paths):
+            for line, passage in prose(path.read_text()):
+                plain = " ".join(_CODE.sub("", passage).split())
+                hits = [m.group(0) for pattern, _ in LIMITS.values() for m in pattern.finditer(plain)]
+                if hits:
+                    print(f"{path}:{line}: {', '.join(hits)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
