@@ -18,7 +18,7 @@ from time import process_time
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from quiver.otap import decode_groups, iter_bundles
-from quiver.otap.arrays import Odd
+from quiver.otap.arrays import FallbackNeededError
 from quiver.otap.stored import StoredTables
 from quiver.otap.tables.from_otlp import tables_of_message, tables_of_request
 from quiver.otap.views import view as views
@@ -51,7 +51,7 @@ def rows_by_column(requests: list[bytes]) -> None:
 
 def rows_by_object(requests: list[bytes]) -> None:
     def refuse(*_: object) -> None:
-        raise Odd
+        raise FallbackNeededError
 
     kept, views.decode_columnar = views.decode_columnar, refuse
     try:

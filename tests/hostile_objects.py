@@ -11,7 +11,7 @@ import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.objects import ObjectInfo, ObjectTier
 
 TEBIBYTE = 1 << 40
@@ -102,7 +102,7 @@ class HostileObjects:
         if made is None:
             return self._inner.get(key, size_max=size_max)
         if made.size_bytes > size_max:
-            raise WrongUse(f"objects: {key} has {made.size_bytes} bytes, more than {size_max}")
+            raise UsageError(f"objects: {key} has {made.size_bytes} bytes, more than {size_max}")
         return made.read(0, made.size_bytes)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:

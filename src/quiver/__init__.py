@@ -24,20 +24,20 @@ from quiver.lazy_names import lazy_names
 if TYPE_CHECKING:
     from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
     from quiver.errors import (
-        AtCapacity,
-        BundleInvalid,
-        BundleUnavailable,
-        Damaged,
-        DataLoss,
-        DirectoryInUse,
-        FormatUnsupported,
+        BundleUnavailableError,
+        CapacityError,
+        CorruptionError,
+        DataLossError,
+        DirectoryInUseError,
+        InvalidBundleError,
         QuiverError,
-        RetryLater,
-        SettingsInvalid,
-        StoreClosed,
-        StoreFailed,
-        SubscriberUnknown,
-        WrongUse,
+        SettingsError,
+        StoreClosedError,
+        StoreFailedError,
+        TransientError,
+        UnknownSubscriberError,
+        UnsupportedFormatError,
+        UsageError,
     )
     from quiver.settings import Settings
     from quiver.store.cores.opening import open_path as open  # noqa: A004 - `quiver.open` is the name people type
@@ -51,8 +51,9 @@ else:
         {
             "quiver.bundle": "OTAP Adapter Bundle BundleRef",
             "quiver.errors": (
-                "AtCapacity BundleInvalid BundleUnavailable Damaged DataLoss DirectoryInUse FormatUnsupported "
-                "QuiverError RetryLater SettingsInvalid StoreClosed StoreFailed SubscriberUnknown WrongUse"
+                "BundleUnavailableError CapacityError CorruptionError DataLossError DirectoryInUseError "
+                "InvalidBundleError QuiverError SettingsError StoreClosedError StoreFailedError TransientError "
+                "UnknownSubscriberError UnsupportedFormatError UsageError"
             ),
             "quiver.settings": "Settings",
             "quiver.store.reading.read": "read",
@@ -61,32 +62,47 @@ else:
             "quiver.store.store": "Store",
             "quiver.store.subscribers.handle": "BundleHandle Subscriber",
         },
+        renamed={
+            "AtCapacity": "CapacityError",
+            "BundleInvalid": "InvalidBundleError",
+            "BundleUnavailable": "BundleUnavailableError",
+            "Damaged": "CorruptionError",
+            "DataLoss": "DataLossError",
+            "DirectoryInUse": "DirectoryInUseError",
+            "FormatUnsupported": "UnsupportedFormatError",
+            "RetryLater": "TransientError",
+            "SettingsInvalid": "SettingsError",
+            "StoreClosed": "StoreClosedError",
+            "StoreFailed": "StoreFailedError",
+            "SubscriberUnknown": "UnknownSubscriberError",
+            "WrongUse": "UsageError",
+        },
     )
 
 __all__ = [
     "OTAP",
     "Adapter",
-    "AtCapacity",
     "Bundle",
     "BundleHandle",
-    "BundleInvalid",
     "BundleReceipt",
     "BundleRef",
-    "BundleUnavailable",
-    "Damaged",
-    "DataLoss",
-    "DirectoryInUse",
-    "FormatUnsupported",
+    "BundleUnavailableError",
+    "CapacityError",
+    "CorruptionError",
+    "DataLossError",
+    "DirectoryInUseError",
+    "InvalidBundleError",
     "QuiverError",
-    "RetryLater",
     "Settings",
-    "SettingsInvalid",
+    "SettingsError",
     "Store",
-    "StoreClosed",
-    "StoreFailed",
+    "StoreClosedError",
+    "StoreFailedError",
     "Subscriber",
-    "SubscriberUnknown",
-    "WrongUse",
+    "TransientError",
+    "UnknownSubscriberError",
+    "UnsupportedFormatError",
+    "UsageError",
     "open",
     "read",
 ]

@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 from blake3 import blake3
 
-from quiver.errors import BundleInvalid
+from quiver.errors import InvalidBundleError
 
 __all__ = [
     "OTAP",
@@ -72,9 +72,9 @@ class Adapter:
     def __post_init__(self) -> None:
         for slot in self.slots:
             if not 0 <= slot <= SLOT_MAX:
-                raise BundleInvalid(f"adapter {self.name!r}: slot {slot} is not in 0..{SLOT_MAX}")
+                raise InvalidBundleError(f"adapter {self.name!r}: slot {slot} is not in 0..{SLOT_MAX}")
         if len(set(self.slots.values())) != len(self.slots):
-            raise BundleInvalid(f"adapter {self.name!r}: two slots have the same name")
+            raise InvalidBundleError(f"adapter {self.name!r}: two slots have the same name")
         object.__setattr__(self, "slots", MappingProxyType(dict(sorted(self.slots.items()))))
         object.__setattr__(self, "signals", MappingProxyType(dict(self.signals)))
 
@@ -116,16 +116,16 @@ class Adapter:
         Return the slot id for an id or a name.
 
         Raises:
-            BundleInvalid: no such slot.
+            InvalidBundleError: no such slot.
         """
         if isinstance(key, str):
             slot = self.by_name.get(key)
             if slot is None:
                 known = ", ".join(self.by_name)
-                raise BundleInvalid(f"adapter {self.name!r} has no slot named {key!r}; it has {known}")
+                raise InvalidBundleError(f"adapter {self.name!r} has no slot named {key!r}; it has {known}")
             return slot
         if not 0 <= key <= SLOT_MAX:
-            raise BundleInvalid(f"slot {key} is not in 0..{SLOT_MAX}")
+            raise InvalidBundleError(f"slot {key} is not in 0..{SLOT_MAX}")
         return key
 
 
@@ -225,7 +225,7 @@ class Bundle:
         adapter: the slot table that names are looked up in.
 
     Raises:
-        BundleInvalid: a slot is unknown, given twice, or does not hold a RecordBatch.
+        InvalidBundleError: a slot is unknown, given twice, or does not hold a RecordBatch.
     """
 
     __slots__ = ("_nbytes", "_slots", "adapter", "ingested_at_ns", "named")
@@ -244,9 +244,9 @@ class Bundle:
             slot = known(key)
             named = named or slot is not key
             if slot in resolved:
-                raise BundleInvalid(f"slot {slot} is given twice")
+                raise InvalidBundleError(f"slot {slot} is given twice")
             if not isinstance(batch, pa.RecordBatch):
-                raise BundleInvalid(f"slot {slot} holds a {type(batch).__name__}, not a pyarrow.RecordBatch")
+                raise InvalidBundleError(f"slot {slot} holds a {type(batch).__name__}, not a pyarrow.RecordBatch")
             resolved[slot] = batch
         if len(resolved) > 1:
             resolved = dict(sorted(resolved.items()))

@@ -4,73 +4,76 @@ Every error Quiver raises, named by what the caller should do.
 ::
 
     QuiverError
-    ├── RetryLater                     nothing was kept; the same call may succeed later
-    │   ├── AtCapacity                 full: `what` is full, `held_by` says who holds it
-    │   ├── DirectoryInUse             another process owns the directory or the subscriber
-    │   ├── WouldBlock                 the append-only log cannot take it at this moment: `kind` says what to wait for
-    │   ├── ObjectsUnavailable         the object store failed or did not answer
-    │   └── MetadataUnavailable        the metadata store failed or did not answer
-    ├── WrongUse                       fix the call
-    │   ├── SettingsInvalid            a setting is out of range, or two contradict each other
-    │   ├── BundleInvalid              the bundle cannot be stored as it is
-    │   ├── PipelineInvalid            the pipeline file is wrong: path, line, suggestion
-    │   ├── SubscriberUnknown          no subscriber of that name is registered
-    │   ├── BundleUnavailable          that bundle is resolved, claimed elsewhere, or gone
-    │   ├── RecordInvalid              the record cannot be stored as it is: empty, or larger than a segment
-    │   ├── RecordUnknown              no record begins at that id, or it is retired
-    │   ├── ObjectMissing              the object store has no object of that name
-    │   ├── ObjectExists               the object store has one already, and was not to replace it
-    │   ├── OpenedBeforeFork           another process has it, which forked this one: fork first, open afterwards
-    │   └── AccessRefused              the object or metadata store does not take these credentials
-    ├── Damaged                        bytes on disk are not what was written: path, offset, reason
-    │   ├── FormatUnsupported          written by a newer version, or by another adapter
-    │   └── DataLoss                   data that a reader still needed is gone
-    ├── Fenced                         another owner took over: write nothing more, close
-    ├── NotYetDurable                  the record is written, and not yet synced: wait, never append it again
-    ├── RolloverFailed                 the segment is closed, but could not be sealed: nothing is lost, ask again
-    ├── PartlyKept                     there was no room for all of it: go on behind the first `rows_kept` rows
-    ├── SenderHalted                   a sender gave up: mend what `error` says, then `resume_after_halt`
-    ├── StoreFailed                    a write or sync failed earlier: reopen to recover
-    ├── DeliveryHalted                 an exporter stopped as its policy says: see to the reason, start it again
-    └── StoreClosed                    the object was closed
+    ├── TransientError                 nothing was kept; the same call may succeed later
+    │   ├── CapacityError              full: `what` is full, `held_by` names who holds it
+    │   ├── DirectoryInUseError        another process owns the directory or the subscriber
+    │   ├── WouldBlockError            the append-only log cannot take it now: `kind` names what to wait for
+    │   ├── ObjectsUnavailableError    the object store failed or did not answer
+    │   └── MetadataUnavailableError   the metadata store failed or did not answer
+    ├── UsageError                     fix the call; also a ValueError
+    │   ├── SettingsError              a setting is out of range, or two contradict each other
+    │   ├── InvalidBundleError         the bundle cannot be stored as it is
+    │   │   └── BundleTooLargeError    the bundle never fits: divide it
+    │   ├── PipelineError              the pipeline file is wrong: path, line, suggestion
+    │   ├── UnknownSubscriberError     no subscriber of that name is registered
+    │   ├── BundleUnavailableError     that bundle is resolved, claimed elsewhere, or deleted
+    │   ├── InvalidRecordError         the record cannot be stored as it is: empty, or larger than a segment
+    │   ├── UnknownRecordError         no record begins at that id, or it is retired
+    │   ├── ObjectNotFoundError        the object store has no object of that name
+    │   ├── ObjectExistsError          the object store has one already, and was not to replace it
+    │   ├── ForkError                  opened by the process that forked this one: fork first, open afterwards
+    │   └── AccessDeniedError          the object or metadata store does not accept these credentials
+    ├── CorruptionError                bytes on disk are not what was written: path, offset, reason
+    │   ├── UnsupportedFormatError     written by a newer version, or by another adapter
+    │   └── DataLossError              data that a reader still needed was deleted
+    ├── FencedError                    another owner took over: write nothing more, close
+    ├── NotDurableError                the record is written, and not yet synced: wait, never append it again
+    ├── RolloverError                  the segment is closed, but could not be sealed: nothing is lost, retry
+    ├── PartialWriteError              only the first `rows_kept` rows fit: call again with the rest
+    ├── SenderHaltedError              a sender stopped: fix what `error` names, then `resume_after_halt`
+    ├── StoreFailedError               a write or sync failed earlier: reopen to recover
+    ├── DeliveryHaltedError            an exporter stopped as its policy asks: fix the reason, start it again
+    └── StoreClosedError               the object was closed
 
 A torn tail is not damage: recovery truncates it, counts it and goes on.
 """
 
 from __future__ import annotations
 
+from quiver.lazy_names import warn_renamed
+
 __all__ = [
-    "AccessRefused",
-    "AtCapacity",
-    "BundleInvalid",
-    "BundleTooLarge",
-    "BundleUnavailable",
-    "Damaged",
-    "DataLoss",
-    "DeliveryHalted",
-    "DirectoryInUse",
-    "Fenced",
-    "FormatUnsupported",
-    "MetadataUnavailable",
-    "NotYetDurable",
-    "ObjectExists",
-    "ObjectMissing",
-    "ObjectsUnavailable",
-    "OpenedBeforeFork",
-    "PartlyKept",
-    "PipelineInvalid",
+    "AccessDeniedError",
+    "BundleTooLargeError",
+    "BundleUnavailableError",
+    "CapacityError",
+    "CorruptionError",
+    "DataLossError",
+    "DeliveryHaltedError",
+    "DirectoryInUseError",
+    "FencedError",
+    "ForkError",
+    "InvalidBundleError",
+    "InvalidRecordError",
+    "MetadataUnavailableError",
+    "NotDurableError",
+    "ObjectExistsError",
+    "ObjectNotFoundError",
+    "ObjectsUnavailableError",
+    "PartialWriteError",
+    "PipelineError",
     "QuiverError",
-    "RecordInvalid",
-    "RecordUnknown",
-    "RetryLater",
-    "RolloverFailed",
-    "SenderHalted",
-    "SettingsInvalid",
-    "StoreClosed",
-    "StoreFailed",
-    "SubscriberUnknown",
-    "WouldBlock",
-    "WrongUse",
+    "RolloverError",
+    "SenderHaltedError",
+    "SettingsError",
+    "StoreClosedError",
+    "StoreFailedError",
+    "TransientError",
+    "UnknownRecordError",
+    "UnknownSubscriberError",
+    "UnsupportedFormatError",
+    "UsageError",
+    "WouldBlockError",
 ]
 
 
@@ -78,11 +81,11 @@ class QuiverError(Exception):
     """The root of all errors raised on purpose."""
 
 
-class RetryLater(QuiverError):
+class TransientError(QuiverError):
     """Nothing was kept. The same call may succeed later."""
 
 
-class AtCapacity(RetryLater):
+class CapacityError(TransientError):
     """
     There is no room: wait for the holder to make progress, or raise the cap.
 
@@ -97,7 +100,7 @@ class AtCapacity(RetryLater):
         self.retry_after_s = retry_after_s
 
 
-class DirectoryInUse(RetryLater):
+class DirectoryInUseError(TransientError):
     """
     Another process holds the lock: stop it, or use another directory or subscriber.
 
@@ -113,7 +116,7 @@ class DirectoryInUse(RetryLater):
         self.retry_after_s = retry_after_s
 
 
-class WouldBlock(RetryLater):
+class WouldBlockError(TransientError):
     """
     Nothing was written: the log cannot take it without waiting. `kind` names what must come first.
 
@@ -134,7 +137,7 @@ class WouldBlock(RetryLater):
         self.kind = kind
 
 
-class ObjectsUnavailable(RetryLater):
+class ObjectsUnavailableError(TransientError):
     """
     The object store failed, or did not answer in time: `operation` on `key`. Whether a write took effect is
     unknown.
@@ -147,30 +150,30 @@ class ObjectsUnavailable(RetryLater):
         self.reason = reason
 
 
-class MetadataUnavailable(RetryLater):
+class MetadataUnavailableError(TransientError):
     """
     The metadata store failed, or did not answer in time. Whether a write took effect is unknown: read before
     repeating.
     """
 
 
-class WrongUse(QuiverError):
+class UsageError(QuiverError, ValueError):
     """The call cannot succeed as it is. Fix the call."""
 
 
-class SettingsInvalid(WrongUse):
+class SettingsError(UsageError):
     """A setting is out of range, unknown, or contradicts another."""
 
 
-class BundleInvalid(WrongUse):
+class InvalidBundleError(UsageError):
     """The bundle cannot be stored as it is; nothing was kept."""
 
 
-class BundleTooLarge(BundleInvalid):
+class BundleTooLargeError(InvalidBundleError):
     """The bundle never fits, however long one waits; nothing was kept. Divide it."""
 
 
-class PipelineInvalid(WrongUse):
+class PipelineError(UsageError):
     """The pipeline file is wrong: `path`, `line` and what to write instead."""
 
     def __init__(self, path: str, line: int, reason: str) -> None:
@@ -180,23 +183,23 @@ class PipelineInvalid(WrongUse):
         self.reason = reason
 
 
-class SubscriberUnknown(WrongUse):
+class UnknownSubscriberError(UsageError):
     """No subscriber of that name is registered. Call `register` first."""
 
 
-class BundleUnavailable(WrongUse):
+class BundleUnavailableError(UsageError):
     """The bundle is already resolved, claimed by someone else, or no longer on disk."""
 
 
-class RecordInvalid(WrongUse):
+class InvalidRecordError(UsageError):
     """The record cannot be stored as it is: it is empty, or larger than a segment can hold. Nothing was written."""
 
 
-class RecordUnknown(WrongUse):
+class UnknownRecordError(UsageError):
     """No record begins at that id, or its segment was retired."""
 
 
-class ObjectMissing(WrongUse):
+class ObjectNotFoundError(UsageError):
     """The object store has no object named `key`."""
 
     def __init__(self, key: str) -> None:
@@ -204,7 +207,7 @@ class ObjectMissing(WrongUse):
         self.key = key
 
 
-class ObjectExists(WrongUse):
+class ObjectExistsError(UsageError):
     """The object store has an object named `key` already, and the call was not to replace it."""
 
     def __init__(self, key: str) -> None:
@@ -212,7 +215,7 @@ class ObjectExists(WrongUse):
         self.key = key
 
 
-class OpenedBeforeFork(WrongUse):
+class ForkError(UsageError):
     """
     Another process opened it, and this one was forked from that. Nothing was done, and nothing of the parent's harmed.
 
@@ -220,11 +223,11 @@ class OpenedBeforeFork(WrongUse):
     """
 
 
-class AccessRefused(WrongUse):
+class AccessDeniedError(UsageError):
     """The object or metadata store does not take these credentials, or they may not do this. Give it others."""
 
 
-class Damaged(QuiverError):
+class CorruptionError(QuiverError):
     """
     Bytes on disk are not what was written.
 
@@ -238,15 +241,15 @@ class Damaged(QuiverError):
         self.reason = reason
 
 
-class FormatUnsupported(Damaged):
+class UnsupportedFormatError(CorruptionError):
     """The file is sound but this version or this adapter cannot read it. Use the one that wrote it."""
 
 
-class DataLoss(Damaged):
+class DataLossError(CorruptionError):
     """Data that a reader still needed is gone: deleted, expired or quarantined."""
 
 
-class Fenced(QuiverError):
+class FencedError(QuiverError):
     """
     This process does not own `key` any more. Write nothing more and close; what its owner writes now is the truth.
 
@@ -262,7 +265,7 @@ class Fenced(QuiverError):
         self.owner_epoch = owner_epoch
 
 
-class NotYetDurable(QuiverError):
+class NotDurableError(QuiverError):
     """
     The record `record_id` is written and can be read, but is not yet synced, or not yet in the object store. Wait for
     it; never append it again. In topics it is the offset of a message.
@@ -273,11 +276,11 @@ class NotYetDurable(QuiverError):
         self.record_id = record_id
 
 
-class RolloverFailed(QuiverError):
+class RolloverError(QuiverError):
     """The segment takes no more records, but it could not be sealed. Nothing is lost; asking again tries again."""
 
 
-class PartlyKept(QuiverError):
+class PartialWriteError(QuiverError):
     """
     Some rows of a table are kept, the first `rows_kept`: for the next there was no room, or it cannot be sent. Call
     again with the rest.
@@ -288,7 +291,7 @@ class PartlyKept(QuiverError):
         self.rows_kept = rows_kept
 
 
-class SenderHalted(QuiverError):
+class SenderHaltedError(QuiverError):
     """
     The server refused for good, or none answered in time. Nothing that was kept is lost.
 
@@ -300,14 +303,14 @@ class SenderHalted(QuiverError):
         self.error = error
 
 
-class StoreFailed(QuiverError):
+class StoreFailedError(QuiverError):
     """
     A write or a sync failed earlier, and what the disk holds is unknown; or a background thread died, and its work is
     not done any more. Close, reopen, recover.
     """
 
 
-class DeliveryHalted(QuiverError):
+class DeliveryHaltedError(QuiverError):
     """An exporter met a bundle that it may neither deliver nor give up: `on_exhausted` is `halt`. Nothing is lost."""
 
     def __init__(self, exporter: str, bundle: str, reason: str) -> None:
@@ -317,5 +320,48 @@ class DeliveryHalted(QuiverError):
         self.reason = reason
 
 
-class StoreClosed(QuiverError):
+class StoreClosedError(QuiverError):
     """The object was closed. Open it again."""
+
+
+_RENAMED = {
+    "AccessRefused": "AccessDeniedError",
+    "AtCapacity": "CapacityError",
+    "BundleInvalid": "InvalidBundleError",
+    "BundleTooLarge": "BundleTooLargeError",
+    "BundleUnavailable": "BundleUnavailableError",
+    "Damaged": "CorruptionError",
+    "DataLoss": "DataLossError",
+    "DeliveryHalted": "DeliveryHaltedError",
+    "DirectoryInUse": "DirectoryInUseError",
+    "Fenced": "FencedError",
+    "FormatUnsupported": "UnsupportedFormatError",
+    "MetadataUnavailable": "MetadataUnavailableError",
+    "NotYetDurable": "NotDurableError",
+    "ObjectExists": "ObjectExistsError",
+    "ObjectMissing": "ObjectNotFoundError",
+    "ObjectsUnavailable": "ObjectsUnavailableError",
+    "OpenedBeforeFork": "ForkError",
+    "PartlyKept": "PartialWriteError",
+    "PipelineInvalid": "PipelineError",
+    "RecordInvalid": "InvalidRecordError",
+    "RecordUnknown": "UnknownRecordError",
+    "RetryLater": "TransientError",
+    "RolloverFailed": "RolloverError",
+    "SenderHalted": "SenderHaltedError",
+    "SettingsInvalid": "SettingsError",
+    "StoreClosed": "StoreClosedError",
+    "StoreFailed": "StoreFailedError",
+    "SubscriberUnknown": "UnknownSubscriberError",
+    "WouldBlock": "WouldBlockError",
+    "WrongUse": "UsageError",
+}
+"""A former name → its name today; the former names work for one more release."""
+
+
+def __getattr__(name: str) -> type[QuiverError]:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn_renamed(__name__, name, _RENAMED[name])
+    found: type[QuiverError] = globals()[_RENAMED[name]]
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = ["IngestedAt", "parse_timestamp"]
 
@@ -24,7 +24,7 @@ def parse_timestamp(text: str, *, option: str) -> IngestedAt:
     Return what ``1769860800000`` (milliseconds since the epoch) or ``2026-01-31T12:00:00Z`` says.
 
     Raises:
-        WrongUse: neither of the two, or a time without its zone.
+        UsageError: neither of the two, or a time without its zone.
     """
     word = text.strip()
     if word.isascii() and word.isdigit():
@@ -34,6 +34,8 @@ def parse_timestamp(text: str, *, option: str) -> IngestedAt:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise WrongUse(f"{option}: {text!r} is neither milliseconds since 1970 nor a time such as 2026-01-31T12:00:00Z")
+        raise UsageError(
+            f"{option}: {text!r} is neither milliseconds since 1970 nor a time such as 2026-01-31T12:00:00Z"
+        )
     passed = moment - _EPOCH
     return IngestedAt((passed.days * 86_400 + passed.seconds) * 1_000_000_000 + passed.microseconds * 1_000)

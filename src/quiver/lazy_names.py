@@ -7,15 +7,25 @@ imports nothing: type checkers see its names below ``TYPE_CHECKING``, and the in
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["lazy_names"]
+__all__ = ["lazy_names", "warn_renamed"]
+
+
+def warn_renamed(owner: str, name: str, new: str) -> None:
+    """Warn that *name* of *owner* is called *new* now. Call it from the function that the user called."""
+    warnings.warn(f"{owner}.{name} is now {owner}.{new}; use the new name", DeprecationWarning, stacklevel=3)
 
 
 def lazy_names(
-    package: str, modules: Mapping[str, str], *, extra: str | None = None
+    package: str,
+    modules: Mapping[str, str],
+    *,
+    extra: str | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """
     Return `__getattr__` and `__dir__` of *package*.
@@ -25,7 +35,10 @@ def lazy_names(
         modules: a module of it → the names that it has, separated by blanks; ``open_path=open`` is called `open` here.
             Other names are those of submodules.
         extra: what brings the packages that the modules need; named when one of them is missing.
+        renamed: a former name → its name today. The former name still works for one release, with a
+            `DeprecationWarning`.
     """
+    former = renamed or {}
     places: dict[str, tuple[str, str]] = {}
     for module, names in modules.items():
         for name in names.split():
@@ -33,6 +46,9 @@ def lazy_names(
             places[outside or inside] = (module, inside)
 
     def find(name: str) -> Any:
+        if name in former:
+            warn_renamed(package, name, former[name])
+            return find(former[name])
         if name in places:
             module, inside = places[name]
             try:

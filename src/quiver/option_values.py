@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from quiver.errors import QuiverError, WrongUse
+from quiver.errors import QuiverError, UsageError
 from quiver.settings import parse_size_bytes
 
 __all__ = [
@@ -17,11 +17,11 @@ def refuse_ending(options: Mapping[str, str]) -> None:
     Refuse an end in the *options* of a stream, which would go on behind it.
 
     Raises:
-        WrongUse: there is one.
+        UsageError: there is one.
     """
     for name in ("endingOffsets", "endingTimestamp"):
         if name.lower() in (key.lower() for key in options):
-            raise WrongUse(f"{name} is for batch reads; a stream has no end: stop the query, or read with spark.read")
+            raise UsageError(f"{name} is for batch reads; a stream has no end: stop the query, or read with spark.read")
 
 
 def refuse_stream_options(options: Mapping[str, str], names: tuple[str, ...]) -> None:
@@ -29,12 +29,12 @@ def refuse_stream_options(options: Mapping[str, str], names: tuple[str, ...]) ->
     Raise when the *options* of a batch read have one of *names*, which only a stream uses.
 
     Raises:
-        WrongUse: there is one.
+        UsageError: there is one.
     """
     given = {key.lower() for key in options}
     for name in names:
         if name.lower() in given:
-            raise WrongUse(f"{name} has no effect in a batch read: leave it out, or read with spark.readStream")
+            raise UsageError(f"{name} has no effect in a batch read: leave it out, or read with spark.readStream")
 
 
 def switch_option(given: Mapping[str, str], name: str, *, default: bool) -> bool:
@@ -42,13 +42,13 @@ def switch_option(given: Mapping[str, str], name: str, *, default: bool) -> bool
     Return option *name* of *given*, whose keys are lower-case: ``true`` or ``false``; *default* when it is not there.
 
     Raises:
-        WrongUse: it is neither of the two.
+        UsageError: it is neither of the two.
     """
     value = given.get(name.lower())
     if value is None:
         return default
     if value.lower() not in {"true", "false"}:
-        raise WrongUse(f"{name}: {value!r} is neither true nor false")
+        raise UsageError(f"{name}: {value!r} is neither true nor false")
     return value.lower() == "true"
 
 
@@ -57,13 +57,13 @@ def count_option(given: Mapping[str, str], name: str) -> int | None:
     Return option *name* of *given*, a whole number of at least 1; None when it is not there.
 
     Raises:
-        WrongUse: it is no such number.
+        UsageError: it is no such number.
     """
     value = given.get(name.lower())
     if value is None:
         return None
     if not value.isdecimal() or int(value) < 1:
-        raise WrongUse(f"{name}: {value!r} is not a whole number of at least 1")
+        raise UsageError(f"{name}: {value!r} is not a whole number of at least 1")
     return int(value)
 
 
@@ -72,7 +72,7 @@ def bytes_option(given: Mapping[str, str], name: str, default: int) -> int:
     Return option *name* of *given*, a size such as ``64 MiB`` in bytes; *default* when it is not there.
 
     Raises:
-        WrongUse: it is no size of at least one byte.
+        UsageError: it is no size of at least one byte.
     """
     value = given.get(name.lower())
     if value is None:
@@ -80,9 +80,9 @@ def bytes_option(given: Mapping[str, str], name: str, default: int) -> int:
     try:
         size = parse_size_bytes(int(value) if value.isdecimal() else value, key=name)
     except QuiverError as error:
-        raise WrongUse(str(error)) from error
+        raise UsageError(str(error)) from error
     if size < 1:
-        raise WrongUse(f"{name}: {value!r} is not a size of at least 1 byte")
+        raise UsageError(f"{name}: {value!r} is not a size of at least 1 byte")
     return size
 
 
@@ -93,15 +93,15 @@ def transaction_option(
     Return who writes and which of his writes it is, of options ``txnAppId`` and ``txnVersion``; None without them.
 
     Raises:
-        WrongUse: one of the two is missing or is none; a writer's name begins with *reserved*, which jobs' own do.
+        UsageError: one of the two is missing or is none; a writer's name begins with *reserved*, which jobs' own do.
     """
     writer, version = given.get("txnappid"), given.get("txnversion")
     if writer is None and version is None:
         return None
     if writer is None or version is None:
-        raise WrongUse("txnAppId and txnVersion belong together: who writes, and which of his writes this is")
+        raise UsageError("txnAppId and txnVersion belong together: who writes, and which of his writes this is")
     if not is_writer(writer) or writer.startswith(reserved):
-        raise WrongUse(f"txnAppId: {writer!r} is not 1 to 64 of A-Za-z0-9_-, or begins with {reserved}")
+        raise UsageError(f"txnAppId: {writer!r} is not 1 to 64 of A-Za-z0-9_-, or begins with {reserved}")
     if not version.isdecimal() or int(version) > version_max:
-        raise WrongUse(f"txnVersion: {version!r} is not a whole number from 0 on")
+        raise UsageError(f"txnVersion: {version!r} is not a whole number from 0 on")
     return writer, int(version)

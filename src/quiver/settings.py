@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.objects.location import ObjectLocation
 from quiver.primitives.numeric_fields import require_numbers
 
@@ -59,7 +59,7 @@ def parse_size_bytes(value: object, *, key: str = "size") -> int:
     Return bytes for ``33554432``, ``"32MiB"`` or ``"32 MB"`` (binary with an i, decimal without).
 
     Raises:
-        SettingsInvalid: not a size, or one that no file has.
+        SettingsError: not a size, or one that no file has.
     """
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     size_bytes: float
@@ -70,9 +70,9 @@ def parse_size_bytes(value: object, *, key: str = "size") -> int:
         power = " kmgtp".index(prefix.lower()) if prefix else 0
         size_bytes = float(number) * (1024 if binary else 1000) ** power
     else:
-        raise SettingsInvalid(f"{key}: {value!r} is not a size; write for example 32MiB or 33554432")
+        raise SettingsError(f"{key}: {value!r} is not a size; write for example 32MiB or 33554432")
     if size_bytes > SIZE_BYTES_MAX:
-        raise SettingsInvalid(f"{key} is larger than anything can be; write for example 32MiB or 33554432")
+        raise SettingsError(f"{key} is larger than anything can be; write for example 32MiB or 33554432")
     return int(size_bytes)
 
 
@@ -81,7 +81,7 @@ def parse_duration_s(value: object, *, key: str = "duration") -> float:
     Return seconds for ``0.025``, ``"25ms"`` or ``"1h30m"``; a bare number is seconds.
 
     Raises:
-        SettingsInvalid: not a duration, or one that no clock counts to.
+        SettingsError: not a duration, or one that no clock counts to.
     """
     text = value.strip() if isinstance(value, str) else ""
     parts = _DURATION.findall(text)
@@ -90,9 +90,9 @@ def parse_duration_s(value: object, *, key: str = "duration") -> float:
     elif parts and not _DURATION.sub("", text).strip():
         duration_s = float(sum(float(number) * _SECONDS[unit.lower()] for number, unit in parts))
     else:
-        raise SettingsInvalid(f"{key}: {value!r} is not a duration; write for example 25ms, 5s or 72h")
+        raise SettingsError(f"{key}: {value!r} is not a duration; write for example 25ms, 5s or 72h")
     if duration_s > DURATION_S_MAX:
-        raise SettingsInvalid(f"{key} is longer than a hundred years; write for example 25ms, 5s or 72h")
+        raise SettingsError(f"{key} is longer than a hundred years; write for example 25ms, 5s or 72h")
     return duration_s
 
 
@@ -141,7 +141,7 @@ class Settings:
         maintain_interval_s: how often the background thread runs a maintenance pass.
 
     Raises:
-        SettingsInvalid: out of range, or two settings contradict each other.
+        SettingsError: out of range, or two settings contradict each other.
     """
 
     durability: Durability = "wal"
@@ -292,7 +292,7 @@ class Settings:
         Build settings from the documents' keys, nested or dotted, with human sizes and durations.
 
         Raises:
-            SettingsInvalid: an unknown key (the nearest known one is named) or a bad value.
+            SettingsError: an unknown key (the nearest known one is named) or a bad value.
         """
         values: dict[str, Any] = {}
         for key, value in _flatten(mapping):
@@ -300,11 +300,11 @@ class Settings:
             if entry is None:
                 near = difflib.get_close_matches(key, _KEYS, n=1)
                 hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(_KEYS))}"
-                raise SettingsInvalid(f"unknown setting {key}{hint}")
+                raise SettingsError(f"unknown setting {key}{hint}")
             name, parse = entry
             parsed = parse(value, key)
             if values.setdefault(name, parsed) != parsed:
-                raise SettingsInvalid(f"{key} contradicts another key for the same: {parsed} and {values[name]}")
+                raise SettingsError(f"{key} contradicts another key for the same: {parsed} and {values[name]}")
         if values.get("durability") == "segment_only":
             for key, _ in _flatten(mapping):
                 _require(
@@ -316,7 +316,7 @@ class Settings:
 
 def _require(condition: bool, message: str) -> None:  # noqa: FBT001
     if not condition:
-        raise SettingsInvalid(message)
+        raise SettingsError(message)
 
 
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -341,13 +341,13 @@ def _duration(value: object, key: str) -> float:
 def _count(value: object, key: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise SettingsInvalid(f"{key}: {value!r} is not a whole number")
+    raise SettingsError(f"{key}: {value!r} is not a whole number")
 
 
 def _text(value: object, key: str) -> str:
     if isinstance(value, str):
         return value
-    raise SettingsInvalid(f"{key}: {value!r} is not a word")
+    raise SettingsError(f"{key}: {value!r} is not a word")
 
 
 def _optional(parse: Callable[[object, str], Any]) -> Callable[[object, str], Any]:
@@ -357,7 +357,7 @@ def _optional(parse: Callable[[object, str], Any]) -> Callable[[object, str], An
 def _location(value: object, key: str) -> ObjectLocation:
     if isinstance(value, str | Mapping | ObjectLocation):
         return ObjectLocation.of(value)
-    raise SettingsInvalid(f"{key}: {value!r} is no URL, and no mapping of backend, root and options")
+    raise SettingsError(f"{key}: {value!r} is no URL, and no mapping of backend, root and options")
 
 
 def _hours(value: object, key: str) -> float:

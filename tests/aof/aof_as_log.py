@@ -12,7 +12,7 @@ from quiver.aof.format.record import scan_records
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.log import Aof
 from quiver.aof.manager import AofManager
-from quiver.errors import AtCapacity, RolloverFailed, WouldBlock
+from quiver.errors import CapacityError, RolloverError, WouldBlockError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.clock import ManualClock
 
@@ -92,8 +92,8 @@ class AofAsLog:
         try:
             with self._clock.appending():
                 record_id = self.log.append_record_with_timeout(record, 10)
-        except WouldBlock as blocked:
-            raise AtCapacity(str(blocked)) from blocked
+        except WouldBlockError as blocked:
+            raise CapacityError(str(blocked)) from blocked
         if durable:
             self.log.flush_until(record_id)
         return record_id
@@ -105,7 +105,7 @@ class AofAsLog:
         self._clock.advance(10)
         self.manager.maintain()
         if self._rolls:
-            with suppress(RolloverFailed, WouldBlock):
+            with suppress(RolloverError, WouldBlockError):
                 self.log.force_rollover(timeout_s=10)
 
     def read(self) -> list[bytes]:

@@ -14,7 +14,7 @@ import pytest
 from aof_as_log import open_manager, payloads, tiny
 
 from quiver.aof import AofManager, FlushConfig
-from quiver.errors import NotYetDurable, RecordInvalid, RecordUnknown, StoreClosed, WouldBlock
+from quiver.errors import InvalidRecordError, NotDurableError, StoreClosedError, UnknownRecordError, WouldBlockError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
@@ -79,7 +79,7 @@ def _reserved(log, size):
     for _ in range(5):
         try:
             return log.append_reserve(size)
-        except WouldBlock:
+        except WouldBlockError:
             log.run_upkeep()
     raise AssertionError("no room")
 
@@ -96,7 +96,7 @@ def test_what_no_segment_can_hold_is_refused_before_anything_happens(manager, pa
         lambda: log.append_reserve(len(payload)),
         lambda: log.append_record_with_timeout(payload, 5),
     ):
-        with pytest.raises(RecordInvalid):
+        with pytest.raises(InvalidRecordError):
             attempt()
     assert log.snapshot() == before
     assert payloads(log) == [b"one"]
@@ -106,7 +106,7 @@ def test_a_batch_that_does_not_fit_is_not_written_at_all(manager):
     """Not even the part that would fit into the rest of the segment."""
     log = manager.log("orders")
     log.append_record(b"x" * 10_000)
-    with pytest.raises(RecordInvalid):
+    with pytest.raises(InvalidRecordError):
         log.append_records([b"y" * 5_000] * 4)
     ids = log.append_records_with_timeout([b"y" * 5_000] * 3, 5)
     assert {one >> 32 for one in ids} == {1}
@@ -120,7 +120,7 @@ def test_two_unfinalized_segments_and_no_more(manager):
     log = manager.log("orders", config)
     manager.maintain()
     written = 0
-    with pytest.raises(WouldBlock) as blocked:
+    with pytest.raises(WouldBlockError) as blocked:
         for _ in range(10):
             log.append_record(b"x" * (CAPACITY - 24))
             written += 1
@@ -141,11 +141,11 @@ def test_waiting_ends_when_it_was_promised(manager):
         log.append_record(b"x" * (CAPACITY - 24))
         files.fail_on("reserve", 1)
         started = clock.monotonic()
-        with pytest.raises(WouldBlock) as blocked:
+        with pytest.raises(WouldBlockError) as blocked:
             log.append_record_with_timeout(b"late", 3)
         assert blocked.value.kind == "admission"
         assert clock.monotonic() - started == pytest.approx(3)
-        with pytest.raises(WouldBlock):
+        with pytest.raises(WouldBlockError):
             log.wait_for_writable_segment(0)
         files.heal()
         log.append_record_with_timeout(b"in time", 3)
@@ -158,14 +158,14 @@ def test_a_reservation_is_filled_in_place(manager):
     log.append_record(b"before")
     room = log.append_reserve(100)
     room.payload[:5] = b"hello"
-    with pytest.raises(WouldBlock) as blocked:
+    with pytest.raises(WouldBlockError) as blocked:
         log.append_record(b"x")
     assert blocked.value.kind == "tail"
     assert payloads(log) == [b"before"]
     record_id = room.commit(5, ext_id=3)
     assert log.read_record(record_id).payload == b"hello"
     assert room.record_id == record_id
-    with pytest.raises(RecordInvalid):
+    with pytest.raises(InvalidRecordError):
         room.commit()
     log.append_record(b"after")
     assert payloads(log) == [b"before", b"hello", b"after"]
@@ -209,7 +209,7 @@ def test_a_reservation_that_is_dropped_is_cancelled_by_the_next_append(manager):
     room = log.append_reserve(50)
     payload = room.payload
     payload[:] = b"\xff" * 50
-    with pytest.raises(WouldBlock, match="commit or cancel"):
+    with pytest.raises(WouldBlockError, match="commit or cancel"):
         log.append_record(b"early")
     del room
     with pytest.raises(ValueError, match="released"):
@@ -232,7 +232,7 @@ def test_a_reservation_is_finished_once(manager):
         room = log.append_reserve(4)
         finish(room)
         other = log.append_reserve(9)
-        with pytest.raises(RecordInvalid, match="before"):
+        with pytest.raises(InvalidRecordError, match="before"):
             room.commit()
         room.cancel()
         other.payload[:] = b"unharmed!"
@@ -275,7 +275,7 @@ def test_written_and_durable_are_told_apart():
         log = manager.log("orders")
         record_id = log.append_record(b"written")
         files.fail_on("sync", 1)
-        with pytest.raises(NotYetDurable) as error:
+        with pytest.raises(NotDurableError) as error:
             log.flush_until(record_id)
         assert error.value.record_id == record_id
         assert payloads(log) == [b"written"]
@@ -289,10 +289,10 @@ def test_flushing_what_is_not_there(manager):
     log = manager.log("orders")
     record_id = log.append_record(b"one")
     for other in (0, record_id + 1000, 5 << 32):
-        with pytest.raises(RecordUnknown):
+        with pytest.raises(UnknownRecordError):
             log.flush_until(other)
     for other in (0, record_id + 1000, 5 << 32):
-        with pytest.raises(RecordUnknown):
+        with pytest.raises(UnknownRecordError):
             log.read_record(other)
 
 
@@ -302,7 +302,7 @@ def test_a_rollover_is_asked_for_and_answered(manager):
     assert log.seal_current_segment() is None
     log.append_record(b"one")
     for attempt in (log.seal_current_segment, log.seal_current_segment, lambda: log.append_record(b"two")):
-        with pytest.raises(WouldBlock) as blocked:
+        with pytest.raises(WouldBlockError) as blocked:
             attempt()
         assert blocked.value.kind == "rollover"
     manager.maintain()
@@ -326,7 +326,7 @@ def test_an_async_append_waits_and_can_be_cancelled():
             ids = [await asyncio.wait_for(later, 30)]
             for number in range(8):
                 ids.append(await asyncio.wait_for(log.append_record_async(b"%d" % number * 9_000), 30))
-            with pytest.raises(RecordInvalid):
+            with pytest.raises(InvalidRecordError):
                 await log.append_record_async(b"")
             return ids
 
@@ -348,7 +348,7 @@ def test_async_appends_keep_their_order():
             futures += [log.append_record_async(b"%d " % number * 40) for number in range(1_000, 3_000)]
             futures.pop(500).cancel()
             room.cancel()
-            with pytest.raises(RecordInvalid):
+            with pytest.raises(InvalidRecordError):
                 await asyncio.wait_for(wrong, 60)
             return await asyncio.wait_for(asyncio.gather(*futures), 60)
 
@@ -370,7 +370,7 @@ def test_closing_wakes_who_waits():
         def append():
             try:
                 log.append_record_with_timeout(b"x", None)
-            except StoreClosed as error:
+            except StoreClosedError as error:
                 outcomes.append(error)
 
         follower = log.tail_follower(0, durable_only=False)
@@ -382,7 +382,7 @@ def test_closing_wakes_who_waits():
         for thread in threads:
             thread.join(30)
         assert len(outcomes) == 2
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             room.commit()
 
 
@@ -459,12 +459,12 @@ def test_an_id_between_two_records_is_no_damage(manager):
         if sealed:
             log.force_rollover(timeout_s=5)
         for wrong in (first + 1, first + 30, second - 1, second + 7):
-            with pytest.raises(RecordUnknown, match="none begins at"):
+            with pytest.raises(UnknownRecordError, match="none begins at"):
                 log.read_record(wrong)
             for on_damage in ("raise", "skip"):
-                with pytest.raises(RecordUnknown, match="none begins at"):
+                with pytest.raises(UnknownRecordError, match="none begins at"):
                     list(log.open_reader(wrong, on_damage=on_damage))
-                with pytest.raises(RecordUnknown, match="none begins at"):
+                with pytest.raises(UnknownRecordError, match="none begins at"):
                     list(log.open_reader(wrong, on_damage=on_damage).runs())
         assert log.read_record(second).payload == b"two" * 300
         log.flush_until(second)
@@ -473,7 +473,7 @@ def test_an_id_between_two_records_is_no_damage(manager):
         end = second + 24 + 900
         assert [one for one in range(first - 64, end + 40) if log.is_durable(one)] == [first, second]
         for wrong in (end,) if sealed else (first - 1, first + 1, second - 1, end):
-            with pytest.raises(RecordUnknown):
+            with pytest.raises(UnknownRecordError):
                 log.flush_until(wrong)
     for wrong in ("7", None, -1, 1 << 64, 1.5):
         for call in (
@@ -483,7 +483,7 @@ def test_an_id_between_two_records_is_no_damage(manager):
             log.is_durable,
             lambda one: log.tail_follower(one or ""),
         ):
-            with pytest.raises(RecordUnknown, match="whole number of 64 bits"):
+            with pytest.raises(UnknownRecordError, match="whole number of 64 bits"):
                 call(wrong)
 
 
@@ -491,20 +491,20 @@ def test_a_batch_that_breaks_off_leaves_no_trace(manager):
     """What is not bytes is refused in the middle: the records before it are not there, after a crash either."""
     log = manager.log("orders")
     log.append_record(b"before")
-    with pytest.raises(RecordInvalid, match="memoryview of H"):
+    with pytest.raises(InvalidRecordError, match="memoryview of H"):
         log.append_records([b"x" * 3000, memoryview(b"y" * 4000).cast("H"), b"z" * 3000])
-    with pytest.raises(RecordInvalid, match="not list"):
+    with pytest.raises(InvalidRecordError, match="not list"):
         log.append_records([b"x", [1]])
-    with pytest.raises(RecordInvalid, match="bytes, not str"):
+    with pytest.raises(InvalidRecordError, match="bytes, not str"):
         log.append_records([b"x", "text"])
-    with pytest.raises(RecordInvalid, match="bytes, not str"):
+    with pytest.raises(InvalidRecordError, match="bytes, not str"):
         log.append_record("text")
     with open_manager(manager._files.clone_after_kill()) as again:
         assert payloads(again.log("orders")) == [b"before"]
         assert again.log("orders").snapshot().truncated_bytes == 0
     log.append_records([b"after", b"that"], ext_id=[7, 8])
     assert [record[2:] for record in log.open_reader()] == [(0, b"before"), (7, b"after"), (8, b"that")]
-    with pytest.raises(RecordInvalid, match="1 ext_ids for 2 records"):
+    with pytest.raises(InvalidRecordError, match="1 ext_ids for 2 records"):
         log.append_records([b"x", b"y"], ext_id=[7])
 
 

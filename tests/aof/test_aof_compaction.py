@@ -9,7 +9,7 @@ from quiver.aof import AofConfig, AofManager, Retention, TierConfig
 from quiver.aof.format.record import scan_records
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.tiers.packed import PackedSegment
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
@@ -122,15 +122,15 @@ def test_without_compaction_nothing_is_trimmed():
     ) as manager:
         manager.maintain()
         assert len(payloads(manager.log("orders"))) == 5
-        with pytest.raises(WrongUse, match='compaction="head_trim"'):
+        with pytest.raises(UsageError, match='compaction="head_trim"'):
             manager.log("orders").trim_before(1)
-    with pytest.raises(SettingsInvalid, match="records never move"):
+    with pytest.raises(SettingsError, match="records never move"):
         AofConfig(compaction="merge_seekable_zstd")
-    with pytest.raises(SettingsInvalid, match='needs action="expire"'):
+    with pytest.raises(SettingsError, match='needs action="expire"'):
         AofConfig(compaction="head_trim", compression="zstd")
-    with pytest.raises(SettingsInvalid, match="'burn' is none of archive, expire, package"):
+    with pytest.raises(SettingsError, match="'burn' is none of archive, expire, package"):
         Retention(action="burn")
-    with pytest.raises(SettingsInvalid, match="'lru' is none of keep_all, time, size"):
+    with pytest.raises(SettingsError, match="'lru' is none of keep_all, time, size"):
         Retention("lru")
 
 

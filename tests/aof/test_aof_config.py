@@ -10,7 +10,7 @@ from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
 from quiver.aof import AofConfig, AofManager, FlushConfig, Retention, TierConfig
 from quiver.aof.append.sizing import Sizing
 from quiver.aof.retention import Held, choose_leaving
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.settings import GIB, KIB, MIB
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -117,7 +117,7 @@ def test_sizes_are_rounded_and_kept_in_order(given, made):
 )
 def test_what_cannot_be_is_refused(make):
     """When it is made, with the name of the key."""
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         make()
 
 

@@ -13,7 +13,7 @@ from quiver.aof.format.record import encode_record
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.reading.check import check_log_directory
 from quiver.aof.reading.files import LogFiles
-from quiver.errors import DataLoss
+from quiver.errors import DataLossError
 from quiver.testing.crashfs import CrashFileSystem
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -58,7 +58,7 @@ def drained(reader):
         try:
             for record in reader:
                 found[record.record_id] = bytes(record.payload)
-        except DataLoss:
+        except DataLossError:
             losses += 1
         else:
             return found, losses

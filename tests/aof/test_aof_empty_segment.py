@@ -6,7 +6,7 @@ import pytest
 from aof_as_log import ROOT, payloads, segment_files, tiny
 
 from quiver.aof import AofManager
-from quiver.errors import RecordInvalid
+from quiver.errors import InvalidRecordError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -26,7 +26,7 @@ def test_what_was_acknowledged_is_not_taken_for_the_empty_one():
     """
     clock = ManualClock()
     files = CrashFileSystem()
-    with pytest.raises(RecordInvalid):
+    with pytest.raises(InvalidRecordError):
         opened(files, tiny(), clock).log("orders").append_record(b"x", ext_id=-1)
     files = files.clone_after_kill()
     larger = tiny(segment_target_bytes=128 * 1024, segment_max_bytes=128 * 1024)

@@ -15,7 +15,7 @@ from aof_as_log import open_manager, payloads, segment_files, tiny
 
 from quiver.aof import AofManager, FlushConfig
 from quiver.aof.format.record import encode_record
-from quiver.errors import NotYetDurable, RecordInvalid, StoreClosed, StoreFailed, WrongUse
+from quiver.errors import InvalidRecordError, NotDurableError, StoreClosedError, StoreFailedError, UsageError
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -34,15 +34,15 @@ def test_an_append_that_raises_leaves_nothing_that_a_crash_would_bring_back(ext_
     image = encode_record(b"nobody wrote this", timestamp=1)
     with open_manager(disk) as manager:
         log = manager.log("orders")
-        with pytest.raises(RecordInvalid, match="ext_id"):
+        with pytest.raises(InvalidRecordError, match="ext_id"):
             log.append_record(b"x" * 10 + image, ext_id=ext_id)
-        with pytest.raises(RecordInvalid, match="ext_id"):
+        with pytest.raises(InvalidRecordError, match="ext_id"):
             log.append_records([b"x" * 10 + image], ext_id=ext_id)
-        with pytest.raises(RecordInvalid, match="ext_id"):
+        with pytest.raises(InvalidRecordError, match="ext_id"):
             log.set_current_ext_id(ext_id)
         room = log.append_reserve(10 + len(image))
         room.payload[10:] = image
-        with pytest.raises(RecordInvalid, match="ext_id"):
+        with pytest.raises(InvalidRecordError, match="ext_id"):
             room.commit(ext_id=ext_id)
         room.cancel()
         log.append_record(b"y" * 10)
@@ -66,9 +66,9 @@ def test_what_is_no_payload_is_refused_and_leaves_no_trace(payload: Any) -> None
                 lambda size=size: log.append_records([b"x" * size, payload]),
                 lambda size=size: log.append_records([payload, b"x" * size]),
             ):
-                with pytest.raises(RecordInvalid, match="nothing was written"):
+                with pytest.raises(InvalidRecordError, match="nothing was written"):
                     call()
-        with pytest.raises(RecordInvalid):
+        with pytest.raises(InvalidRecordError):
             log.append_records(None)  # type: ignore[arg-type]
         log.append_records([b"one", memoryview(b"two"), bytearray(b"three")])
         with open_manager(disk.clone_after_kill()) as again:
@@ -80,7 +80,7 @@ def test_a_reservation_of_no_size_holds_nobody_up(size: Any) -> None:
     """Taken, it would stand open, and everybody would wait for it."""
     with open_manager(CrashFileSystem()) as manager:
         log = manager.log("orders")
-        with pytest.raises(RecordInvalid):
+        with pytest.raises(InvalidRecordError):
             log.append_reserve(size)
         log.append_record(b"x")
         assert payloads(log) == [b"x"]
@@ -96,7 +96,7 @@ def test_a_reservation_that_outlives_its_log_touches_nothing_of_the_next_one(tmp
         again = manager.log("orders")
         again.append_record(b"two")
         again.flush()
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             room.commit()
         room.cancel()
         assert payloads(again) == [b"one", b"two"]
@@ -149,13 +149,13 @@ def test_who_waits_for_a_log_that_is_closed_undurable_is_told():
     def wait() -> None:
         try:
             log.flush_until(record_id, timeout_s=1e9)
-        except (NotYetDurable, StoreClosed) as error:
+        except (NotDurableError, StoreClosedError) as error:
             told.append(error)
 
     clock.held = threading.Thread(target=wait, daemon=True)
     clock.held.start()
     assert clock.reached.wait(10)
-    with pytest.raises(NotYetDurable):
+    with pytest.raises(NotDurableError):
         manager.close()
     clock.go_on.set()
     clock.held.join(10)
@@ -179,12 +179,12 @@ def test_only_what_is_there_is_durable():
     assert log.is_durable(record_id)
     later = log.append_record(b"two")
     files.fail_on("sync", 1)
-    with pytest.raises(NotYetDurable):
+    with pytest.raises(NotDurableError):
         manager.close()
     assert log.is_durable(record_id)
     assert not log.is_durable(later)
     log.flush_until(record_id)
-    with pytest.raises(StoreClosed):  # not that there is no such record: it may well be there
+    with pytest.raises(StoreClosedError):  # not that there is no such record: it may well be there
         log.flush_until(later)
 
 
@@ -267,10 +267,10 @@ def test_no_producer_waits_for_a_thread_that_an_observer_ended(tmp_path, name: s
     with AofManager.open(str(tmp_path), tiny(flush=FlushConfig(0, 1)), observer=Failing(name)) as manager:
         log = manager.log("orders")
         other = manager.log("other")
-        with pytest.raises(StoreFailed, match="no gauge for"):
+        with pytest.raises(StoreFailedError, match="no gauge for"):
             for _ in range(100):
                 log.append_record_with_timeout(b"x" * 5000, 30)
-        with pytest.raises(StoreFailed, match="no gauge for"):
+        with pytest.raises(StoreFailedError, match="no gauge for"):
             for _ in range(100):
                 other.append_record_with_timeout(b"x" * 5000, 30)
     with AofManager.open(str(tmp_path), tiny(), background=False) as manager:
@@ -293,5 +293,5 @@ def test_what_is_no_time_out_is_refused(timeout_s: Any) -> None:
                 lambda: log.force_rollover(timeout_s=timeout_s),
                 lambda: log.tail_follower().next(timeout_s),
             ):
-                with pytest.raises(WrongUse, match="a time-out is a number of seconds"):
+                with pytest.raises(UsageError, match="a time-out is a number of seconds"):
                     call()

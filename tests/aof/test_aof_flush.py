@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from quiver.aof import AofConfig, AofManager, FlushConfig, Retention
 from quiver.aof.format.durability import decode_durability
-from quiver.errors import NotYetDurable, StoreFailed, WouldBlock
+from quiver.errors import NotDurableError, StoreFailedError, WouldBlockError
 from quiver.metrics import LOG_METRICS, observe_logs
 from quiver.observe import InMemoryObserver
 from quiver.primitives.scan import Frame
@@ -89,7 +89,7 @@ def test_no_more_than_the_limit_is_unsynced():
     with open_manager(CrashFileSystem(), only(max_unflushed_bytes=1000)) as manager:
         log = manager.log("orders")
         log.append_record(b"x" * 800)
-        with pytest.raises(WouldBlock) as blocked:
+        with pytest.raises(WouldBlockError) as blocked:
             log.append_record(b"x" * 200)
         assert blocked.value.kind == "flush"
         assert len(payloads(log)) == 1
@@ -148,10 +148,10 @@ def test_failing_flushes_refuse_producers_until_one_succeeds():
         assert log.snapshot().flush_failed
         metrics = log.snapshot().flush
         assert (metrics.retry_attempts, metrics.retry_failures, metrics.flush_failures) == (2, 2, 1)
-        with pytest.raises(WouldBlock) as blocked:
+        with pytest.raises(WouldBlockError) as blocked:
             log.append_record(b"refused")
         assert blocked.value.kind == "flush"
-        with pytest.raises(WouldBlock):
+        with pytest.raises(WouldBlockError):
             log.append_record_with_timeout(b"refused", 3)
         files.heal()
         clock.advance(1)
@@ -201,9 +201,9 @@ def test_bytes_that_the_kernel_lost_fail_the_log():
                 segment.view[record_id + 24 : record_id + 28] = b"old!"
 
         segment._mapping.sync = sync_and_lose
-        with pytest.raises(StoreFailed):
+        with pytest.raises(StoreFailedError):
             log.flush_until(record_id)
-        with pytest.raises(StoreFailed):
+        with pytest.raises(StoreFailedError):
             log.append_record(b"more")
         disk.on_step = step
 
@@ -234,7 +234,7 @@ def test_closing_that_cannot_flush_says_so():
     manager = open_manager(files, only())
     manager.log("orders").append_record(b"x")
     files.fail_on("sync", 1)
-    with pytest.raises(NotYetDurable):
+    with pytest.raises(NotDurableError):
         manager.close()
     with open_manager(disk) as again:
         assert payloads(again.log("orders")) == [b"x"]
@@ -353,7 +353,7 @@ def test_every_gauge_has_a_value():
         log = manager.log("orders")
         log.append_records([b"x", b"y"])
         room = log.append_reserve(1)
-        with pytest.raises(WouldBlock):
+        with pytest.raises(WouldBlockError):
             log.append_record(b"z")
         room.cancel()
         manager.log("packed", tiny(compression="zstd")).append_record(b"x")

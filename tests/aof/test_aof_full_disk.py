@@ -15,7 +15,7 @@ import pytest
 from aof_as_log import ROOT, SEGMENTS, open_manager, payloads, segment_files, tiny
 
 from quiver.aof import AofConfig, AofManager, TierConfig
-from quiver.errors import WouldBlock
+from quiver.errors import WouldBlockError
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -37,12 +37,12 @@ def growing(**changes) -> AofConfig:
     return tiny(segment_target_bytes=16 * KIB, segment_max_bytes=1 << 20, **changes)
 
 
-def fill_until_refused(log, record: bytes) -> tuple[int, WouldBlock]:
+def fill_until_refused(log, record: bytes) -> tuple[int, WouldBlockError]:
     """Append until that is refused; how many records were taken, and the refusal."""
     for count in range(100_000):
         try:
             log.append_record_with_timeout(record, 1)
-        except WouldBlock as blocked:
+        except WouldBlockError as blocked:
             return count, blocked
     raise AssertionError("the disk never filled up")
 
@@ -74,7 +74,7 @@ def test_a_log_uses_a_small_disk_to_its_end(small_disk: Path):
     with AofManager.open(str(small_disk), config, clock=ManualClock(), background=False) as manager:
         log = manager.log("orders")
         assert sum(1 for _ in log.open_reader()) == count
-        with pytest.raises(WouldBlock, match="disk full"):
+        with pytest.raises(WouldBlockError, match="disk full"):
             log.append_record_with_timeout(record, 1)
 
 
@@ -89,7 +89,7 @@ def test_tiers_without_objects_pack_what_fills_a_disk(small_disk: Path):
         while refused < 5:
             try:
                 log.append_record_with_timeout(chance.randbytes(1_000) + bytes(3_000), 1)
-            except WouldBlock as blocked:
+            except WouldBlockError as blocked:
                 assert "disk full" in str(blocked) or not refused
                 refused += 1
                 manager.maintain()
@@ -139,7 +139,7 @@ def test_small_files_keep_their_room():
     disk.free = 64 * KIB + 16 * KIB - 1
     with AofManager.open(ROOT, tiny(), files=disk, clock=ManualClock(), background=False, observer=observer) as manager:
         log = manager.log("orders")
-        with pytest.raises(WouldBlock, match="disk full"):
+        with pytest.raises(WouldBlockError, match="disk full"):
             log.append_record_with_timeout(b"x", 1)
         assert log.snapshot().disk_full
         disk.free += 1
@@ -156,7 +156,7 @@ def test_small_records_never_wait_for_a_large_one():
         log.append_record(b"one")
         disk.free = 300 * KIB
         for number in range(5):
-            with pytest.raises(WouldBlock, match="disk full"):
+            with pytest.raises(WouldBlockError, match="disk full"):
                 log.append_record_with_timeout(b"x" * 500_000, 1)
             log.append_record_with_timeout(b"%d" % number, 1)
         assert len(log.segment_snapshot()) == 2

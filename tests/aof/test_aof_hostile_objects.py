@@ -31,7 +31,7 @@ from quiver.aof.reading.check import check_log_directory
 from quiver.aof.reading.files import LogFiles
 from quiver.aof.restore import restore_log
 from quiver.aof.tiers.packed import PackedSegment
-from quiver.errors import Damaged, DataLoss
+from quiver.errors import CorruptionError, DataLossError
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 
@@ -118,7 +118,7 @@ def test_every_other_record_is_read(hostile):
             if record_id in remain:
                 assert log.read_record(record_id).payload == payload
             else:
-                with pytest.raises((Damaged, DataLoss)) as raised:
+                with pytest.raises((CorruptionError, DataLossError)) as raised:
                     log.read_record(record_id)
                 assert key in str(raised.value)
         for _ in range(2):
@@ -130,7 +130,7 @@ def test_every_other_record_is_read(hostile):
 
 
 def test_readers_beside_it_are_told_once(hostile):
-    """What is lost is one `DataLoss`; then the same reader goes on."""
+    """What is lost is one `DataLossError`; then the same reader goes on."""
     files, tier, _, _, written, harmless = hostile
     source = LogFiles(f"{ROOT}/orders", files=files, objects="/cold")
     source._copies._tier = tier
@@ -141,7 +141,7 @@ def test_readers_beside_it_are_told_once(hostile):
             try:
                 got.extend(record.record_id for record in reader)
                 break
-            except DataLoss:
+            except DataLossError:
                 losses += 1
     assert losses == (0 if harmless else 1)
     assert got == [one for one in written if harmless or one >> 32 != VICTIM]

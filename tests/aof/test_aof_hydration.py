@@ -10,7 +10,7 @@ import pytest
 from aof_as_log import open_manager, payloads, tiny
 
 from quiver.aof import AofManager, TierConfig
-from quiver.errors import AtCapacity, Damaged, WouldBlock
+from quiver.errors import CapacityError, CorruptionError, WouldBlockError
 from quiver.objects import open_objects
 from quiver.objects.directory import DirectoryObjects
 from quiver.observe import InMemoryObserver
@@ -42,7 +42,7 @@ def test_a_reader_is_told_and_goes_on():
         reader = log.open_reader(wait=False)
         found = []
         for number in range(3):
-            with pytest.raises(WouldBlock) as blocked:
+            with pytest.raises(WouldBlockError) as blocked:
                 for record in reader:
                     found.append(bytes(record.payload))
             assert (blocked.value.kind, len(found)) == ("hydration", number)
@@ -66,13 +66,13 @@ def test_a_segment_that_cannot_come_back(number):
     with manager:
         reader = log.open_reader(wait=False)
         files.fail_on("pwrite")
-        with pytest.raises(WouldBlock):
+        with pytest.raises(WouldBlockError):
             next(iter(reader))
         manager.maintain()
-        with pytest.raises(AtCapacity if number == errno.ENOSPC else OSError):
+        with pytest.raises(CapacityError if number == errno.ENOSPC else OSError):
             next(iter(reader))
         files.heal()
-        with pytest.raises(WouldBlock):
+        with pytest.raises(WouldBlockError):
             next(iter(reader))
         manager.maintain()
         assert next(iter(reader)).payload == b"0"
@@ -86,10 +86,10 @@ def test_damage_is_damage():
         (name, *_) = sorted(one for one in files.list_dir("/aof/orders/warm") if one.endswith(".zst"))
         files.create_or_truncate(f"/aof/orders/warm/{name}").close()
         reader = log.open_reader(wait=False)
-        with pytest.raises(WouldBlock):
+        with pytest.raises(WouldBlockError):
             next(iter(reader))
         manager.maintain()
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             next(iter(reader))
 
 
@@ -121,7 +121,7 @@ def test_a_segment_that_does_not_come_back_is_told_of(error, told):
             objects.fail_on("get_range", 1, times=99)
         else:
             files.fail_on("pwrite", 1)
-        with pytest.raises(WouldBlock):
+        with pytest.raises(WouldBlockError):
             next(iter(log.open_reader(wait=False)))
         assert log.tiers.snapshot().as_dict()["queues"]["hydration"] == 1
         manager.maintain()
@@ -177,7 +177,7 @@ def test_events_have_the_documents_names(tmp_path):
             one.unlink()
         log.tiers.evict(0)
         disk.remove("/aof/orders/warm/" + next(n for n in disk.list_dir("/aof/orders/warm") if n.endswith(".zst")))
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             payloads(log)
     names = [name for name in heard.events if "tier" in name]
     assert names[0] == "aof.tiered_admit_segment"

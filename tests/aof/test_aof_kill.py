@@ -23,7 +23,7 @@ from quiver.aof.format.record import scan_records
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.tiers.packed import PackedSegment
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import WouldBlock
+from quiver.errors import WouldBlockError
 from quiver.objects.directory import DirectoryObjects
 from quiver.primitives.disk.real_files import REAL_FILES
 
@@ -87,7 +87,7 @@ def reserved(log: Aof, size: int) -> Reservation:
         log.wait_for_writable_segment(30)
         try:
             return log.append_reserve(size)
-        except WouldBlock:
+        except WouldBlockError:
             continue
 
 

@@ -12,7 +12,7 @@ from quiver.aof import Aof, AofManager, Retention, TierConfig
 from quiver.aof.format.durability import decode_durability
 from quiver.aof.format.names import SegmentName
 from quiver.aof.format.segment_file import HEADER_BYTES, decode_footer, decode_header
-from quiver.errors import RecordInvalid, RolloverFailed, WouldBlock
+from quiver.errors import InvalidRecordError, RolloverError, WouldBlockError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
@@ -109,7 +109,7 @@ def test_the_order_of_a_seal():
         log.append_record(b"x")
         log.flush()
         log.append_record(b"y")
-        with pytest.raises(WouldBlock):
+        with pytest.raises(WouldBlockError):
             log.seal_current_segment()
         found = steps_of(files, log.run_upkeep)
         steps = [one for one in found if one[0] not in {"create", "reserve"} or ".spare" not in one[1]]
@@ -225,7 +225,7 @@ def test_a_pointer_that_cannot_be_written_delays_the_seal_and_nothing_else():
         log = manager.log("orders")
         log.append_record(b"one")
         files.fail_on("pwrite", 1)
-        with pytest.raises(RolloverFailed):
+        with pytest.raises(RolloverError):
             log.force_rollover(timeout_s=5)
         log.append_record_with_timeout(b"two", 5)
         manager.maintain()
@@ -404,7 +404,7 @@ def test_an_async_append_of_what_no_segment_holds_ends():
     """Waiting for a segment that is large enough, it waits for ever, and uses up segments meanwhile."""
 
     async def append(log: Aof) -> None:
-        with pytest.raises(RecordInvalid):
+        with pytest.raises(InvalidRecordError):
             await asyncio.wait_for(log.append_record_async(b"x" * SIZE), 30)
 
     files = CrashFileSystem()

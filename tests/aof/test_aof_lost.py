@@ -20,7 +20,14 @@ from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES
 from quiver.aof.reading.check import check_log_directory
 from quiver.aof.reading.files import LogFiles
 from quiver.aof.reading.reader import Reader
-from quiver.errors import Damaged, DataLoss, RecordUnknown, StoreFailed, WouldBlock, WrongUse
+from quiver.errors import (
+    CorruptionError,
+    DataLossError,
+    StoreFailedError,
+    UnknownRecordError,
+    UsageError,
+    WouldBlockError,
+)
 from quiver.objects.directory import DirectoryObjects
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -51,27 +58,27 @@ def fill(log, count, *, start=0) -> list[bytes]:
     return written
 
 
-def all_of(reader) -> tuple[list[bytes], list[DataLoss]]:
+def all_of(reader) -> tuple[list[bytes], list[DataLossError]]:
     """Everything that a reader yields, and everything that it raises on the way."""
     found, lost = [], []
     while True:
         try:
             for record in reader:
                 found.append(bytes(record.payload))
-        except DataLoss as error:
+        except DataLossError as error:
             lost.append(error)
         else:
             return found, lost
 
 
-def runs_of(reader) -> tuple[list[bytes], list[DataLoss]]:
+def runs_of(reader) -> tuple[list[bytes], list[DataLossError]]:
     """The same, read as runs."""
     found, lost = [], []
     while True:
         try:
             for run in reader.runs():
                 found += run.to_arrow().column("payload").to_pylist()
-        except DataLoss as error:
+        except DataLossError as error:
             lost.append(error)
         else:
             return found, lost
@@ -111,7 +118,9 @@ def test_a_follower_is_told_what_retention_took(config):
         assert first > 300
         # What it holds of the segment that it was in is read to its end.
         seen = []
-        with pytest.raises(DataLoss, match=rf"records from \d+ on are lost .*; the reader goes on at {first_id(log)}"):
+        with pytest.raises(
+            DataLossError, match=rf"records from \d+ on are lost .*; the reader goes on at {first_id(log)}"
+        ):
             while True:
                 seen.append(int(follower.next(0).payload))
         assert seen in ([], list(range(200, 300)))
@@ -179,18 +188,18 @@ def test_a_record_that_expired_is_unknown():
             for wrong in (expired, expired + 30, 1 << 32, 1 << 32 | 4000):
                 reader = opens(wrong)
                 for _ in range(2):
-                    with pytest.raises(RecordUnknown, match="is not there; the log goes on with record"):
+                    with pytest.raises(UnknownRecordError, match="is not there; the log goes on with record"):
                         list(reader)
-                with pytest.raises(RecordUnknown):
+                with pytest.raises(UnknownRecordError):
                     list(reader.runs())
                 reader = opens(wrong, on_lost="skip")
                 assert all_of(reader) == (kept, [])
                 assert [first for first, _ in reader.lost] == [wrong]
-            with pytest.raises(RecordUnknown, match="none begins at"):
+            with pytest.raises(UnknownRecordError, match="none begins at"):
                 list(opens(3 << 32 | 15_000))
-        with pytest.raises(RecordUnknown):
+        with pytest.raises(UnknownRecordError):
             log.tail_follower(expired).next(0)
-        with pytest.raises(RecordUnknown):
+        with pytest.raises(UnknownRecordError):
             log.read_record(expired)
         assert all_of(log.open_reader(0)) == (kept, [])
 
@@ -224,10 +233,10 @@ def test_a_follower_of_what_comes_is_told_too():
         follower = log.tail_follower()
         written = fill(log, 3)
         manager.maintain()
-        with pytest.raises(DataLoss, match="6 records from"):
+        with pytest.raises(DataLossError, match="6 records from"):
             follower.next(0)
         assert follower.next(0).payload == written[-3]
-        with pytest.raises(DataLoss, match="segments from 1 on are gone; the follower goes on with 3"):
+        with pytest.raises(DataLossError, match="segments from 1 on are gone; the follower goes on with 3"):
             follower.next_sealed_segment(0)
         assert follower.next_sealed_segment(0) == 3
         assert follower.next_sealed_segment(0) is None
@@ -284,7 +293,7 @@ def test_a_bad_length_costs_one_record(which, length, indexed):
             if number != which:
                 assert log.read_record(record_id).payload == records[number]
                 assert next(iter(log.open_reader(record_id))).payload == records[number]
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             log.read_record(ids[which])
 
 
@@ -409,7 +418,7 @@ def test_a_missing_copy_costs_its_segment(config):
                 assert reader.skipped == 3
         assert runs_of(log.open_reader(on_lost="skip"))[0] == rest
         follower = log.tail_follower(0)
-        with pytest.raises(DataLoss):
+        with pytest.raises(DataLossError):
             list(iter(lambda: follower.next(0), None))
         assert [follower.next(0).payload for _ in range(6)] == written[6:]
     with opened(files, config, observer) as manager:
@@ -430,7 +439,7 @@ def test_a_reader_that_does_not_wait_goes_on_behind_a_missing_copy():
         reader = manager.log("orders").open_reader(wait=False, on_damage="skip")
         found = []
         for _ in range(20):
-            with contextlib.suppress(WouldBlock):
+            with contextlib.suppress(WouldBlockError):
                 for record in reader:
                     found.append(record.payload)
             manager.maintain()
@@ -504,7 +513,7 @@ def test_a_reader_from_a_time_begins_at_what_is_damaged():
             written += fill(log, 1, start=number)
         manager.maintain()
         files.remove(copies_in(files, tiered())[1])
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             log.find_record(times[1])
         found, (error,) = all_of(log.open_reader(timestamp=times[1]))
         assert found == written[6:]
@@ -568,7 +577,7 @@ def test_a_pipe_in_place_of_a_segment_is_a_damaged_segment(tmp_path):
 def test_what_to_do_about_losses_is_one_of_two_words():
     with opened(CrashFileSystem()) as manager:
         for wrong in ({"on_lost": "ignore"}, {"on_damage": "stop"}):
-            with pytest.raises(WrongUse, match="neither raise nor skip"):
+            with pytest.raises(UsageError, match="neither raise nor skip"):
                 manager.log("orders").open_reader(**wrong)
 
 
@@ -583,6 +592,6 @@ def test_a_follower_of_a_log_that_failed_is_told():
         log.poison("a thread died")
         assert follower.next(timeout_s=0).payload == b"durable"
         for wait in (follower.next, follower.next_sealed_segment):
-            with pytest.raises(StoreFailed, match="a thread died"):
+            with pytest.raises(StoreFailedError, match="a thread died"):
                 wait(timeout_s=0)
     assert follower.next(timeout_s=0) is None

@@ -10,7 +10,14 @@ import pytest
 from aof_as_log import ROOT, open_manager, payloads, tiny
 
 from quiver.aof import AofManager, TierConfig, replay_upstream
-from quiver.errors import Damaged, DirectoryInUse, RecordInvalid, SettingsInvalid, StoreClosed, WrongUse
+from quiver.errors import (
+    CorruptionError,
+    DirectoryInUseError,
+    InvalidRecordError,
+    SettingsError,
+    StoreClosedError,
+    UsageError,
+)
 from quiver.settings import MIB
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -55,7 +62,7 @@ def test_blocks_are_really_there(tmp_path):
 def test_one_process_at_a_time():
     """The second is told who holds it."""
     files = CrashFileSystem()
-    with open_manager(files), pytest.raises(DirectoryInUse):
+    with open_manager(files), pytest.raises(DirectoryInUseError):
         open_manager(files)
     open_manager(files).close()
 
@@ -86,7 +93,7 @@ def test_the_number_of_a_log_is_its_own_for_ever():
     file = files.open_write(f"{ROOT}/a/aof.id")
     file.pwrite(b"?", 0)
     file.close()
-    with open_manager(files) as manager, pytest.raises(Damaged) as error:
+    with open_manager(files) as manager, pytest.raises(CorruptionError) as error:
         manager.log("a")
     assert error.value.path == f"{ROOT}/a/aof.id"
     assert "write it back" in error.value.reason
@@ -97,7 +104,7 @@ def test_the_number_of_a_log_is_its_own_for_ever():
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden"])
 def test_names_that_lead_elsewhere(name):
     """They are refused."""
-    with open_manager(CrashFileSystem()) as manager, pytest.raises(WrongUse):
+    with open_manager(CrashFileSystem()) as manager, pytest.raises(UsageError):
         manager.log(name)
 
 
@@ -110,7 +117,7 @@ def test_a_closed_manager_refuses():
     manager.close()
     manager.close()
     for attempt in (lambda: manager.log("orders"), lambda: log.append_record(b"y"), log.seal_current_segment):
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             attempt()
     with open_manager(files.clone_after_crash(0)) as again:
         assert payloads(again.log("orders")) == [b"x"]
@@ -122,7 +129,7 @@ def test_settings_are_not_passed_over():
         log = manager.log("orders", tiny(preallocate_segments=2))
         assert manager.log("orders", tiny(preallocate_segments=2)) is log
         assert manager.log("orders") is log
-        with pytest.raises(WrongUse, match="open with other settings"):
+        with pytest.raises(UsageError, match="open with other settings"):
             manager.log("orders", tiny(preallocate_segments=3))
         log.close()
         assert manager.log("orders", tiny(preallocate_segments=3)).config.preallocate_segments == 3
@@ -131,7 +138,7 @@ def test_settings_are_not_passed_over():
 @pytest.mark.parametrize("name", [7, None, b"orders", "aof.lock"])
 def test_what_is_no_name_of_a_log(name):
     """The manager's own file, too."""
-    with open_manager(CrashFileSystem()) as manager, pytest.raises(WrongUse, match="cannot be called"):
+    with open_manager(CrashFileSystem()) as manager, pytest.raises(UsageError, match="cannot be called"):
         manager.log(name)
 
 
@@ -147,7 +154,7 @@ def test_what_is_no_name_of_a_log(name):
 def test_a_place_of_objects_that_is_none_is_refused_at_once(objects, reason):
     """Not when a disk runs full and the first segment is to leave. Other logs open."""
     with open_manager(CrashFileSystem()) as manager:
-        with pytest.raises(SettingsInvalid, match=reason):
+        with pytest.raises(SettingsError, match=reason):
             manager.log("orders", tiny(tiers=TierConfig(objects=objects)))
         manager.log("other").append_record(b"x")
 
@@ -226,7 +233,7 @@ def test_upstream_numbers_grow():
     with open_manager(CrashFileSystem()) as manager:
         log = manager.log("orders")
         for entries in ([(3, b"c"), (3, b"c")], [(4, b"d"), (2, b"b")], [("5", b"e")], [(0, b"z")], [(1 << 64, b"z")]):
-            with pytest.raises(WrongUse, match="numbers grow"):
+            with pytest.raises(UsageError, match="numbers grow"):
                 replay_upstream(log, lambda _, entries=entries: iter(entries))
         assert payloads(log) == [b"c", b"d"]
 
@@ -236,7 +243,7 @@ def test_a_watermark_that_no_footer_holds_is_refused(watermark):
     """Taken, it would keep every segment from being sealed."""
     with open_manager(CrashFileSystem()) as manager:
         log = manager.log("orders")
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             log.set_coordinator_watermark(watermark)
         log.append_record(b"x")
         assert log.force_rollover(timeout_s=5) == 0
@@ -256,18 +263,18 @@ def test_the_how_to_runs(tmp_path, monkeypatch, capsys, number):
 
 def test_what_is_given_wrongly_is_told(tmp_path):
     """In words, before anything is written."""
-    with pytest.raises(WrongUse, match="has no name"):
+    with pytest.raises(UsageError, match="has no name"):
         AofManager.open("")
-    with pytest.raises(WrongUse, match="not dict"):
+    with pytest.raises(UsageError, match="not dict"):
         AofManager.open(str(tmp_path / "x"), {"root_dir": "x"})
     assert not (tmp_path / "x").exists()
     with open_manager(CrashFileSystem()) as manager:
-        with pytest.raises(WrongUse, match="not str"):
+        with pytest.raises(UsageError, match="not str"):
             manager.log("orders", "tiny")
         log = manager.log("orders")
         for refused in (lambda: log.append_record("text"), lambda: log.append_records([b"x", "text"])):
-            with pytest.raises(RecordInvalid, match="is bytes, not str"):
+            with pytest.raises(InvalidRecordError, match="is bytes, not str"):
                 refused()
-        with pytest.raises(WrongUse, match="nanoseconds since 1970"):
+        with pytest.raises(UsageError, match="nanoseconds since 1970"):
             log.find_record("yesterday")
         assert payloads(log) == []

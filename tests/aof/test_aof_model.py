@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quiver.aof import FlushConfig, TierConfig
-from quiver.errors import RecordInvalid, WouldBlock
+from quiver.errors import InvalidRecordError, WouldBlockError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -56,7 +56,7 @@ class LogMachine(RuleBasedStateMachine):
         record = self._record(size)
         try:
             self._wrote(self.log.append_record(record), record)
-        except WouldBlock as blocked:
+        except WouldBlockError as blocked:
             assert (blocked.kind == "tail") == (self.room is not None)
 
     @precondition(lambda self: self.room is None)
@@ -71,7 +71,7 @@ class LogMachine(RuleBasedStateMachine):
         records = [self._record(size) for size in sizes]
         try:
             ids = self.log.append_records_with_timeout(records, 5)
-        except RecordInvalid:
+        except InvalidRecordError:
             assert sum(sizes) + 24 * len(sizes) > 16 * 1024 - 160
             return
         for record_id, record in zip(ids, records, strict=True):
@@ -82,7 +82,7 @@ class LogMachine(RuleBasedStateMachine):
     def reserve(self, size, fill):
         try:
             self.room = self.log.append_reserve(size)
-        except WouldBlock:
+        except WouldBlockError:
             return
         self.record = self._record(size)
         if fill:

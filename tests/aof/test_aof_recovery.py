@@ -19,7 +19,7 @@ from quiver.aof.format.sealed_pointer import SealedPointer, encode_pointer
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader, encode_header
 from quiver.aof.reading.check import check_log_directory
 from quiver.aof.reading.files import LogFiles
-from quiver.errors import DataLoss, NotYetDurable, WouldBlock
+from quiver.errors import DataLossError, NotDurableError, WouldBlockError
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -181,9 +181,9 @@ def test_what_recovery_shows_is_durable_even_after_a_sync_that_failed():
     log = manager.log("orders")
     record_id = log.append_record(b"shown" * 2_000)
     files.fail_on("sync", 1)
-    with pytest.raises(NotYetDurable):
+    with pytest.raises(NotDurableError):
         log.flush_until(record_id)
-    with pytest.raises(NotYetDurable):
+    with pytest.raises(NotDurableError):
         manager.close()
     with open_manager(disk) as again:
         assert payloads(again.log("orders")) == [b"shown" * 2_000]
@@ -322,7 +322,7 @@ def test_a_footer_that_promises_more_than_is_there():
     for _ in range(2):
         with open_manager(files) as manager:
             log = manager.log("orders")
-            with pytest.raises(DataLoss):
+            with pytest.raises(DataLossError):
                 payloads(log)
             assert log.append_record(b"more") >> 32 == 1
 
@@ -381,7 +381,7 @@ def test_ids_are_never_used_twice():
     with open_manager(files) as manager:
         log = manager.log("orders")
         assert log.append_record(b"more") >> 32 == 3
-        with pytest.raises(DataLoss):
+        with pytest.raises(DataLossError):
             payloads(log)
         assert [one.payload for one in log.open_reader(on_lost="skip")] == [b"record 0", b"record 1", b"more"]
     assert f"{ROOT}/orders/quarantine/" in log.snapshot().quarantined[0]
@@ -411,7 +411,7 @@ def test_a_log_opens_on_a_full_disk(spares):
     with open_manager(files, config, clock) as manager:
         log = manager.log("orders")
         assert len(payloads(log)) == 3
-        with pytest.raises(WouldBlock, match="admission"):
+        with pytest.raises(WouldBlockError, match="admission"):
             log.append_record_with_timeout(b"four", 5)
         manager.maintain()
         assert len(payloads(log)) < 3

@@ -16,7 +16,7 @@ from quiver.aof.reading.check import check_log_directory
 from quiver.aof.reading.files import LogFiles, logs_below
 from quiver.aof.restore import restore_log, streams_of, take_over_objects
 from quiver.cli.main import build_app
-from quiver.errors import Damaged, DirectoryInUse, RecordUnknown, WrongUse
+from quiver.errors import CorruptionError, DirectoryInUseError, UnknownRecordError, UsageError
 from quiver.objects import ObjectLocation
 from quiver.objects.directory import DirectoryObjects
 from quiver.observe import InMemoryObserver
@@ -97,7 +97,7 @@ def test_no_id_comes_again():
             assert payloads(manager.log("orders")) == list(written.values())
     with opened(files) as manager:
         log = manager.log("orders")
-        with pytest.raises(RecordUnknown):
+        with pytest.raises(UnknownRecordError):
             log.read_record(lost)
         first = log.append_record(b"first")
         assert first >> 32 > (lost >> 32) + 1000
@@ -127,7 +127,7 @@ def test_every_step_may_be_the_last():
             made += 1
         else:
             if one.exists(NEW):
-                with pytest.raises(WrongUse, match="holds no append-only log"):
+                with pytest.raises(UsageError, match="holds no append-only log"):
                     logs_below(one, NEW)
             restored(one, stream_id)
         assert one.list_dir(NEW) == ["aof.lock", "orders"]
@@ -198,11 +198,11 @@ def test_nothing_that_can_be_read():
     stream_id, _, _ = uploaded(files, 1)
     (key,) = objects_in(files)
     damage(files, f"{COLD}/{key}", files.stat(f"{COLD}/{key}").size_bytes - 5)
-    with pytest.raises(Damaged) as raised:
+    with pytest.raises(CorruptionError) as raised:
         restored(files, stream_id)
     assert raised.value.path == key
     assert not files.exists(LOG)
-    with pytest.raises(WrongUse, match="is a segment of a log"):
+    with pytest.raises(UsageError, match="is a segment of a log"):
         restored(files, stream_id + 1)
 
 
@@ -211,13 +211,13 @@ def test_what_is_in_the_way_is_refused():
     files = disk()
     stream_id, _, _ = uploaded(files)
     restored(files, stream_id)
-    with pytest.raises(WrongUse, match="exists"):
+    with pytest.raises(UsageError, match="exists"):
         restored(files, stream_id)
     with opened(files) as manager:
-        with pytest.raises(DirectoryInUse):
+        with pytest.raises(DirectoryInUseError):
             restored(files, stream_id, f"{NEW}/another")
         manager.log("orders")
-        with pytest.raises(DirectoryInUse):
+        with pytest.raises(DirectoryInUseError):
             taken_over(files, LOG)
 
 
@@ -289,7 +289,7 @@ def test_a_log_without_segments_is_no_log_any_more():
     uploaded(files)
     for path in [*segment_files(files), f"{ROOT}/orders/segments/current.sealed"]:
         files.remove(path)
-    with pytest.raises(WrongUse, match="move it away"):
+    with pytest.raises(UsageError, match="move it away"):
         taken_over(files, f"{ROOT}/orders")
 
 

@@ -16,7 +16,7 @@ from quiver.aof.format.status import STATUS_BYTES_MAX, decode_status
 from quiver.aof.reading.check import check_log_directory
 from quiver.aof.status import read_status
 from quiver.cli.main import build_app
-from quiver.errors import WouldBlock
+from quiver.errors import WouldBlockError
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Frame
@@ -155,7 +155,7 @@ def test_it_is_written_when_there_is_something_new():
         first = files.read_all(PATH, size_max=STATUS_BYTES_MAX)
         log.run_status()
         assert files.read_all(PATH, size_max=STATUS_BYTES_MAX) == first
-        with pytest.raises(WouldBlock):
+        with pytest.raises(WouldBlockError):
             log.append_record(b"x" * 900)
         log.run_status()
         answer = decode_status(memoryview(files.read_all(PATH, size_max=STATUS_BYTES_MAX)))

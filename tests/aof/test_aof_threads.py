@@ -8,7 +8,7 @@ import pytest
 from aof_as_log import tiny
 
 from quiver.aof import AofManager, FlushConfig, Retention
-from quiver.errors import WouldBlock
+from quiver.errors import WouldBlockError
 from quiver.testing.crashfs import CrashFileSystem
 
 
@@ -88,7 +88,7 @@ def stress(manager, *, logs: int, writers: int, each: int) -> None:
         while not done.is_set():
             try:
                 log.force_rollover(timeout_s=60)
-            except WouldBlock:
+            except WouldBlockError:
                 continue
             done.wait(0.01)
 

@@ -18,7 +18,14 @@ from quiver.aof.format.describe import describe_log_file
 from quiver.aof.format.names import stream_folder
 from quiver.aof.reading.check import check_log_directory
 from quiver.aof.reading.files import LogFiles
-from quiver.errors import Damaged, ObjectsUnavailable, RecordUnknown, SettingsInvalid, StoreClosed, WrongUse
+from quiver.errors import (
+    CorruptionError,
+    ObjectsUnavailableError,
+    SettingsError,
+    StoreClosedError,
+    UnknownRecordError,
+    UsageError,
+)
 from quiver.objects.directory import DirectoryObjects
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -161,12 +168,12 @@ def test_by_hand():
         assert len(segment_files(files)) == 2
         log.tiers.hydrate(1)
         assert len(segment_files(files)) == 3
-        with pytest.raises(WrongUse, match="newest"):
+        with pytest.raises(UsageError, match="newest"):
             log.tiers.evict(2)
         for call in (log.tiers.evict, log.tiers.hydrate):
-            with pytest.raises(RecordUnknown):
+            with pytest.raises(UnknownRecordError):
                 call(9)
-    with open_manager(disk()) as manager, pytest.raises(WrongUse, match="no tiers"):
+    with open_manager(disk()) as manager, pytest.raises(UsageError, match="no tiers"):
         _ = manager.log("orders").tiers
 
 
@@ -177,7 +184,7 @@ def test_a_damaged_file_is_never_packed():
         log = manager.log("orders")
         fill(log, 3)
         damage(files, segment_files(files)[0], 64 + 30)
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             log.tiers.evict(0)
         assert len(segment_files(files)) == 3
         assert warm_files(files) == []
@@ -251,7 +258,7 @@ def test_a_rotten_copy_of_a_damaged_file_evicts_nothing():
     damage(files, warm_files(files)[0], 20)
     damage(files, segment_files(files)[0], 64 + 30)
     with open_tiered(files, tiny(compression="zstd")) as manager:
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             manager.log("orders").tiers.evict(0)
         assert len(segment_files(files)) == len(warm_files(files)) == 3
 
@@ -320,7 +327,7 @@ def test_an_object_that_is_gone_needs_recovery_until_it_is_back():
         kept = files.read_all(f"{COLD}/{key}", size_max=1 << 20)
         files.remove(f"{COLD}/{key}")
         assert log.tiers.snapshot().residency[0] == "uploaded_to_tier2"
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             log.read_record(min(written))
         assert log.tiers.snapshot().residency[0] == "needs_recovery"
     with open_tiered(files, config) as manager:
@@ -347,7 +354,7 @@ def test_the_only_copy_that_is_damaged_is_said_so():
         written = fill(log, 3)
         manager.maintain()
         files.remove(warm_files(files)[0])
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             log.read_record(min(written))
         assert log.tiers.snapshot().residency[0] == "needs_recovery"
         assert log.read_record(max(written)).payload == written[max(written)]
@@ -364,9 +371,9 @@ def test_a_damaged_object_is_never_taken_for_a_segment():
             key, _ = objects_in(files)
             path = f"{COLD}/{key}"
             damage(files, path, offset % files.stat(path).size_bytes)
-            with pytest.raises(Damaged):
+            with pytest.raises(CorruptionError):
                 list(log.open_reader())
-            with suppress(Damaged):  # what has its checksum is read
+            with suppress(CorruptionError):  # what has its checksum is read
                 assert log.read_record(min(written)).payload == written[min(written)]
             assert len(segment_files(files)) == 1
 
@@ -436,7 +443,7 @@ def test_a_programs_own_events():
         tiers = manager.log("orders").tiers
         tiers.write_custom_event(7, b"\x00\xff", segment_id=3)
         for schema, blob in ((-1, b""), (1 << 32, b""), (True, b""), (1, "text"), (1, bytes(65_536))):
-            with pytest.raises(WrongUse):
+            with pytest.raises(UsageError):
                 tiers.write_custom_event(schema, blob)
         stream_id = manager.log("orders").stream_id
     clock.advance(5)
@@ -448,7 +455,7 @@ def test_a_programs_own_events():
     (name,) = files.list_dir(folder)
     told = describe_log_file(name, memoryview(files.read_all(f"{folder}/{name}", size_max=1 << 20)))
     assert "CUSTOM_EVENT" in str(told.tables) or "custom_event" in str(told.tables)
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         tiers.write_custom_event(1, b"")
 
 
@@ -461,7 +468,12 @@ def test_the_oldest_segments_are_deleted_by_hand(cold):
         log = manager.log("orders")
         written = fill(log, 4)
         manager.maintain()
-        for wrong, error in (([7], RecordUnknown), ([1], WrongUse), ([0, 1, 2, 3], WrongUse), ([0, 2], WrongUse)):
+        for wrong, error in (
+            ([7], UnknownRecordError),
+            ([1], UsageError),
+            ([0, 1, 2, 3], UsageError),
+            ([0, 2], UsageError),
+        ):
             with pytest.raises(error):
                 log.tiers.delete_oldest(wrong)
         log.tiers.delete_oldest([])
@@ -505,7 +517,7 @@ def test_a_log_whose_tiers_were_switched_off():
     assert warm_files(files) == []
     with (
         open_manager(files, tiny(retention=Retention("size", max_total_bytes=1))) as manager,
-        pytest.raises(SettingsInvalid, match="no file to archive"),
+        pytest.raises(SettingsError, match="no file to archive"),
     ):
         manager.log("orders")
 
@@ -563,7 +575,7 @@ def test_an_object_store_that_fails(operation, how):
             for _ in range(3):
                 try:
                     assert payloads(log) == list(written.values())
-                except (ObjectsUnavailable, Damaged):
+                except (ObjectsUnavailableError, CorruptionError):
                     continue
             written |= fill(log, 2, start=3)
             for _ in range(4):

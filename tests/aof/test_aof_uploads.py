@@ -14,7 +14,7 @@ from quiver.aof import AofManager, Reader, Retention, TierConfig
 from quiver.aof.append.workers import Workers
 from quiver.aof.reading.check import check_log_directory
 from quiver.aof.reading.files import LogFiles
-from quiver.errors import Damaged, NotYetDurable, RecordUnknown, StoreClosed, WrongUse
+from quiver.errors import CorruptionError, NotDurableError, StoreClosedError, UnknownRecordError, UsageError
 from quiver.objects.directory import DirectoryObjects
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
@@ -211,7 +211,7 @@ def test_a_damaged_segment_is_not_uploaded():
     file.close()
     with opened(files) as manager:
         log = manager.log("orders")
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             log.wait_until_uploaded(first, 60)
         manager.maintain()
         assert len(objects_in(files)) == 2
@@ -253,7 +253,7 @@ def test_a_quiet_log_is_sealed_uploaded_and_expired(reopened):
         manager._workers.run_pending()
         clock.advance(5)
     assert payloads(log) == []
-    with pytest.raises(RecordUnknown):
+    with pytest.raises(UnknownRecordError):
         log.read_record(record_id)
     (left,) = segment_files(files)
     assert not any(b"x" * 100 in files.read_all(path, size_max=1 << 20) for path in [left])
@@ -355,15 +355,15 @@ def test_a_record_is_durable_in_the_object_store():
         assert len(objects_in(files)) == 5
         assert log.append_records([], durable="object") == []
         for wrong in (later + 1000, 1 << 40, -1):
-            with pytest.raises(RecordUnknown):
+            with pytest.raises(UnknownRecordError):
                 log.wait_until_uploaded(wrong, 1)
-        with pytest.raises(WrongUse, match="durable"):
+        with pytest.raises(UsageError, match="durable"):
             log.append_record(b"no", durable="objects")
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         log.append_record(b"no", durable="object")
-    with opened(files, tiny()) as manager, pytest.raises(WrongUse, match="object store"):
+    with opened(files, tiny()) as manager, pytest.raises(UsageError, match="object store"):
         manager.log("other").append_record(b"no", durable="object")
-    with opened(files, tiny()) as manager, pytest.raises(WrongUse, match="object store"):
+    with opened(files, tiny()) as manager, pytest.raises(UsageError, match="object store"):
         manager.log("other").wait_until_uploaded(record_id)
     assert files.list_dir(f"{ROOT}/other/segments") == []
 
@@ -376,11 +376,11 @@ def test_a_wait_that_ends_early_says_why():
     with opened(files, objects=objects, clock=clock) as manager:
         log = manager.log("orders")
         objects.fail_on("put_parts", 1, times=10_000)
-        with pytest.raises(NotYetDurable, match="told to fail") as refusal:
+        with pytest.raises(NotDurableError, match="told to fail") as refusal:
             log.append_record_with_timeout(b"one", 30, durable="object")
         assert payloads(log) == [b"one"]
         for number in range(5):
-            with pytest.raises(NotYetDurable):
+            with pytest.raises(NotDurableError):
                 log.append_record_with_timeout(b"%d" % number, 30, durable="object")
         assert len(log.segment_snapshot()) == 2  # while the store is down no segment is sealed for nothing
         objects.heal()
@@ -423,7 +423,7 @@ def test_whoever_waits_for_an_upload_is_told_of_the_end():
     def wait() -> None:
         try:
             log.wait_until_uploaded(record_id)
-        except StoreClosed as closed:
+        except StoreClosedError as closed:
             ended.append(closed)
 
     thread = threading.Thread(target=wait)

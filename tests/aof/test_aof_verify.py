@@ -14,7 +14,7 @@ from quiver.aof import AofConfig, AofManager, TierConfig
 from quiver.aof.format.names import stream_folder
 from quiver.aof.reading.check import check_log_directory
 from quiver.cli.main import build_app
-from quiver.errors import ObjectsUnavailable
+from quiver.errors import ObjectsUnavailableError
 from quiver.objects.directory import DirectoryObjects
 from quiver.testing.clock import ManualClock
 from quiver.testing.faultobjects import FaultObjects
@@ -67,7 +67,7 @@ def test_an_object_that_is_gone_is_damage_and_an_empty_place_is_another_place():
     assert found(report) == [("damaged", keys[1])]
     assert "missing" in report.findings[0].reason
     files.make_dirs("/elsewhere")
-    with pytest.raises(ObjectsUnavailable, match="is it the right place"):
+    with pytest.raises(ObjectsUnavailableError, match="is it the right place"):
         checked(files, DirectoryObjects(files, "/elsewhere", clock=ManualClock()))
 
 

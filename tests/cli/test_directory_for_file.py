@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import quiver
-from quiver.errors import Damaged, QuiverError
+from quiver.errors import CorruptionError, QuiverError
 from quiver.primitives.disk.real_files import RealFile
 
 NAMES = [
@@ -93,7 +93,7 @@ def test_the_claim_of_a_core_is_such_a_file(tmp_path, call, reason):
     verified = call("verify", root, "--json")
     assert verified.exit_code == 1
     assert str(path) in verified.output
-    with pytest.raises(Damaged, match=reason):
+    with pytest.raises(CorruptionError, match=reason):
         quiver.open(root, cores=2, background=False)
     remove(path)
     assert call("verify", root).exit_code == 0

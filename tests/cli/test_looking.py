@@ -10,7 +10,7 @@ import pytest
 from quiver.cli.console.progress import QUIET_S, Progress
 from quiver.cli.measure import MODES, measure
 from quiver.cli.stats.commands import watch
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
 from quiver.store.reading.doctor import diagnose
@@ -218,7 +218,7 @@ def test_doctor_says_what_the_settings_promise():
         settings = Settings(wal_flush_interval_s=interval)
         found = diagnose(disk(), "/d", clock=Ticking(0.001), samples=2, settings=settings)
         assert found.survives[1] == ("ingest()", "nothing is lost", lost)
-    with pytest.raises(WrongUse, match="no such directory"):
+    with pytest.raises(UsageError, match="no such directory"):
         diagnose(disk(), "/nothing", clock=ManualClock())
 
 

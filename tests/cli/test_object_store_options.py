@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import quiver
 from quiver.aof import AofConfig, AofManager, TierConfig
 from quiver.cli.main import build_app
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.objects import ObjectLocation, open_objects
 from quiver.settings import Settings
 from s3_server import S3Server
@@ -163,7 +163,7 @@ def test_environment_variables_that_cannot_work(monkeypatch: pytest.MonkeyPatch,
     set_environment(monkeypatch, s3_server)
     for name, value in changed.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsInvalid, match=says):
+    with pytest.raises(SettingsError, match=says):
         open_objects(s3_server.url())
 
 

@@ -249,7 +249,7 @@ def test_a_snapshot_becomes_a_store_again(any_dir, tmp_path, call):
     for command in (["repair", copy], ["migrate", copy, "--profile", "otap"], ["subscribers", copy, "drop", "slow"]):
         refused = call(*command)
         assert (refused.exit_code, "quiver restore" in refused.output) == (2, True)
-    with pytest.raises(quiver.WrongUse, match="quiver restore"):
+    with pytest.raises(quiver.UsageError, match="quiver restore"):
         opened(copy)
     assert call("restore", copy, back).exit_code == 0
 
@@ -336,7 +336,7 @@ def test_migrate_and_back(any_dir, tmp_path, call):
     table = tmp_path / "weather.json"
     table.write_text('{"name": "weather", "slots": {"30": "readings"}}')
     assert call("migrate", any_dir, "--profile", "spec", "--adapter", table).exit_code == 0
-    with pytest.raises(quiver.FormatUnsupported, match="weather|hash"):
+    with pytest.raises(quiver.UnsupportedFormatError, match="weather|hash"):
         opened(any_dir).close()
     assert call("migrate", any_dir, "--profile", "spec", "--adapter", "otap").exit_code == 0
     with opened(any_dir):

@@ -9,7 +9,7 @@ import pytest
 import quiver
 from quiver.bundle import BundleRef
 from quiver.cli.stats.top_figures import Look, Sample, fetch_samples, parse_samples, showing
-from quiver.errors import RetryLater
+from quiver.errors import TransientError
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.reading.retry_set import RetrySet
@@ -215,7 +215,7 @@ def test_what_answers_but_is_no_metrics_port_is_told(body):
         server.body = body
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        with pytest.raises(RetryLater):
+        with pytest.raises(TransientError):
             fetch_samples(f"127.0.0.1:{server.server_port}")
         thread.join()
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver import AtCapacity, Bundle, Settings, Store
+from quiver import Bundle, CapacityError, Settings, Store
 from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.observe import InMemoryObserver, Observer, Value
@@ -201,7 +201,7 @@ class Workload:
             bundle = numbered(number, self.clock.now_ns() if by_clock else None)
             try:
                 receipt = self.store.ingest(bundle, durable=durable)
-            except AtCapacity:
+            except CapacityError:
                 continue
             core = getattr(receipt, "core", 0)
             logged = list(self.promises.logged)
@@ -229,7 +229,7 @@ class Workload:
         self._say(durable=self.promises.logged, kept=self.promises.asked)
 
     def _flush(self) -> None:
-        with contextlib.suppress(AtCapacity):
+        with contextlib.suppress(CapacityError):
             self.store.flush()
             self._say(durable=self.promises.logged)
 

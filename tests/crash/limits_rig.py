@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver import AtCapacity, Bundle, Settings, Store
+from quiver import Bundle, CapacityError, Settings, Store
 from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.observe import InMemoryObserver
@@ -228,9 +228,9 @@ def check(state: State, settings: Settings, *, query_lives: bool) -> dict[str, i
     return uncounted
 
 
-def refused(store: Store, number: int) -> AtCapacity | None:
+def refused(store: Store, number: int) -> CapacityError | None:
     try:
         store.ingest(numbered(number))
-    except AtCapacity as full:
+    except CapacityError as full:
         return full
     return None

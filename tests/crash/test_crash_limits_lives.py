@@ -11,7 +11,7 @@ import random
 import limits_rig as rig
 import pytest
 
-from quiver import AtCapacity, Settings, Store
+from quiver import CapacityError, Settings, Store
 from quiver.observe import InMemoryObserver
 from quiver.store.format.names import DROP_LEDGER
 from quiver.store.subscribers.progress_store import SubscriberFile
@@ -71,7 +71,7 @@ class Lives:
             self.files = self.files.clone_after_crash(self.chance.randrange(1_000))
             self.take_over()
         else:
-            with contextlib.suppress(AtCapacity):
+            with contextlib.suppress(CapacityError):
                 store.close()
             self.count(observer)
 
@@ -90,7 +90,7 @@ class Lives:
             case "maintain":
                 store.maintain()
             case "flush":
-                with contextlib.suppress(AtCapacity):
+                with contextlib.suppress(CapacityError):
                     store.flush()
             case "look":
                 self.got["query"] += self.query.look(store)

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from quiver.bundle import Bundle, BundleRef
-from quiver.errors import FormatUnsupported, QuiverError
+from quiver.errors import QuiverError, UnsupportedFormatError
 from quiver.observe import InMemoryObserver
 from quiver.settings import Settings
 from quiver.store.opening import open_store
@@ -202,7 +202,7 @@ def test_no_single_file_of_rubbish_keeps_the_rest_from_coming_back(sound: CrashF
             store = opened(files)
         except QuiverError as error:
             assert path in str(error), f"{path}: {error}"
-            assert isinstance(error, FormatUnsupported), f"{path}: {error}"
+            assert isinstance(error, UnsupportedFormatError), f"{path}: {error}"
             continue
         numbers = held(store)
         assert sorted(set(numbers)) == sorted(numbers), f"{path}: twice: {numbers}"

@@ -11,7 +11,7 @@ import pytest
 from quiver import Bundle, Settings, Store, read
 from quiver import open as open_store
 from quiver.bundle import BundleRef
-from quiver.errors import DirectoryInUse, WrongUse
+from quiver.errors import DirectoryInUseError, UsageError
 from quiver.store.offline.repair import repair
 from quiver.store.reading.check import check_store
 from quiver.store.wal.replay import scan_file
@@ -249,10 +249,10 @@ def test_a_dry_run_changes_nothing() -> None:
 def test_an_open_store_is_not_touched() -> None:
     """The lock says who has it."""
     files = CrashFileSystem()
-    with opened(files) as store, pytest.raises(DirectoryInUse, match="quiver store"):
+    with opened(files) as store, pytest.raises(DirectoryInUseError, match="quiver store"):
         repair(files, store.path, clock=ManualClock())
     files.make_dirs("/empty")
-    with pytest.raises(WrongUse, match="not a store"):
+    with pytest.raises(UsageError, match="not a store"):
         repair(files, "/empty", clock=ManualClock())
 
 

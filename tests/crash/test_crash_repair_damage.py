@@ -14,7 +14,7 @@ import pytest
 
 from quiver import Bundle, Settings, Store, read
 from quiver import open as open_store
-from quiver.errors import FormatUnsupported
+from quiver.errors import UnsupportedFormatError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.findings import Finding
 from quiver.store.format.drop_ledger import DroppedSegment, encode_drop_ledger
@@ -187,7 +187,7 @@ def test_what_a_newer_version_wrote_is_left_alone(name: str) -> None:
         data[-4:] = crc32(data[:-4]).to_bytes(4, "little")
     put(files, path, bytes(data))
     if at == 8:
-        with pytest.raises(FormatUnsupported, match=r"quiver\.sub\.s.*unsupported version 9"):
+        with pytest.raises(UnsupportedFormatError, match=r"quiver\.sub\.s.*unsupported version 9"):
             repair(files, ROOT, clock=ManualClock())
         assert contents(files, path) == bytes(data)
         assert not files.exists(f"{ROOT}/quarantine")

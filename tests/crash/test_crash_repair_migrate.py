@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from quiver import Adapter, Bundle, Damaged, DirectoryInUse, FormatUnsupported, Settings, Store
+from quiver import Adapter, Bundle, CorruptionError, DirectoryInUseError, Settings, Store, UnsupportedFormatError
 from quiver import open as open_store
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH
 from quiver.primitives.checksum import crc32
@@ -162,10 +162,10 @@ def test_the_slot_table_changes() -> None:
     """A store of one adapter is refused under another, and accepted after the migration; the old is refused then."""
     files = made("spec")
     expected = pending(files, "spec")
-    with pytest.raises(FormatUnsupported):
+    with pytest.raises(UnsupportedFormatError):
         opened(files.clone_after_kill(), "spec", WEATHER)
     migrate(files, ROOT, profile="spec", adapter=WEATHER, clock=ManualClock())
-    with pytest.raises(FormatUnsupported):
+    with pytest.raises(UnsupportedFormatError):
         opened(files.clone_after_kill(), "spec")
     assert pending(files, "spec", WEATHER) == expected
     # Nobody needs to name the table that it has now.
@@ -195,9 +195,9 @@ def test_the_extra_column_goes() -> None:
 def test_it_refuses_what_is_in_use_or_damaged() -> None:
     """An open store, a subscriber at work elsewhere, a damaged file: said in words, and nothing has changed."""
     files = made("spec")
-    with opened(files, "spec"), pytest.raises(DirectoryInUse, match="quiver store"):
+    with opened(files, "spec"), pytest.raises(DirectoryInUseError, match="quiver store"):
         migrate(files, ROOT, profile="otap", adapter=None, clock=ManualClock())
-    with SubscriberFile(files, ROOT, "one"), pytest.raises(DirectoryInUse, match="subscriber one"):
+    with SubscriberFile(files, ROOT, "one"), pytest.raises(DirectoryInUseError, match="subscriber one"):
         migrate(files, ROOT, profile="otap", adapter=None, clock=ManualClock())
     path = f"{ROOT}/quiver.sub.one"
     data = files.read_all(path, size_max=1 << 20)
@@ -205,7 +205,7 @@ def test_it_refuses_what_is_in_use_or_damaged() -> None:
     file = files.create(path)
     file.pwrite(data[:-1], 0)
     file.close()
-    with pytest.raises(Damaged, match="quiver repair"):
+    with pytest.raises(CorruptionError, match="quiver repair"):
         migrate(files, ROOT, profile="otap", adapter=None, clock=ManualClock())
     assert hashes(files) == {OTAP.config_hash}
 

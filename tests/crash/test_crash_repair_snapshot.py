@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from quiver import Bundle, Damaged, Settings, Store, WrongUse
+from quiver import Bundle, CorruptionError, Settings, Store, UsageError
 from quiver import open as open_store
 from quiver.primitives.scan import Frame
 from quiver.spark.store.sink_options import SinkOptions
@@ -287,7 +287,7 @@ def test_a_damaged_snapshot_is_refused_by_name() -> None:
                 written.pwrite(damaged, 0)
                 written.sync()
                 written.close()
-            with pytest.raises(Damaged, match=file.path.replace(".", r"\.")):
+            with pytest.raises(CorruptionError, match=file.path.replace(".", r"\.")):
                 restore(one, COPY, BACK, identity=None)
             assert not one.exists(BACK)
             done = restore(one, COPY, BACK, identity=None, damaged_too=True)
@@ -299,16 +299,16 @@ def test_wrong_use_is_refused() -> None:
     """A target that exists, a target within the source, a source that is none."""
     files, work = worked(5)
     work.store.close()
-    with pytest.raises(WrongUse, match="lies within"):
+    with pytest.raises(UsageError, match="lies within"):
         snapshot(files, SOURCE, f"{SOURCE}/copy", now_ns=1)
     snapshot(files, SOURCE, COPY, now_ns=1)
-    with pytest.raises(WrongUse, match="exists"):
+    with pytest.raises(UsageError, match="exists"):
         snapshot(files, SOURCE, COPY, now_ns=1)
-    with pytest.raises(WrongUse, match="exists"):
+    with pytest.raises(UsageError, match="exists"):
         restore(files, COPY, SOURCE, identity=None)
-    with pytest.raises(WrongUse, match="not a finished snapshot"):
+    with pytest.raises(UsageError, match="not a finished snapshot"):
         restore(files, SOURCE, BACK, identity=None)
-    with pytest.raises(WrongUse, match="no such directory"):
+    with pytest.raises(UsageError, match="no such directory"):
         snapshot(files, "/nothing", BACK, now_ns=1)
 
 
@@ -337,7 +337,7 @@ def test_a_crash_at_every_step(profile: Any) -> None:
         assert clone.exists(f"{COPY}/{SNAPSHOT_LIST}"), label
         assert check_snapshot(clone, COPY)[1] == [], label
         if clone.exists(BACK):
-            with pytest.raises(WrongUse, match="exists"):  # which makes its name last
+            with pytest.raises(UsageError, match="exists"):  # which makes its name last
                 restore(clone, COPY, BACK, identity=None)
         else:
             restore(clone, COPY, BACK, identity=None)
@@ -374,7 +374,7 @@ def test_a_crash_at_every_step_of_a_copy_of_two_cores() -> None:
             snapshot(clone, SOURCE, COPY, now_ns=1)
         assert check_snapshot(clone, COPY)[1] == [], label
         if clone.exists(BACK):
-            with pytest.raises(WrongUse, match="exists"):  # which makes its name last
+            with pytest.raises(UsageError, match="exists"):  # which makes its name last
                 restore(clone, COPY, BACK, identity=None)
         else:
             restore(clone, COPY, BACK, identity=IDENTITY)

@@ -15,7 +15,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from quiver import Bundle, BundleUnavailable, Damaged, QuiverError, Settings, Store, read
+from quiver import Bundle, BundleUnavailableError, CorruptionError, QuiverError, Settings, Store, read
 from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.testing.clock import ManualClock
@@ -75,7 +75,7 @@ def contents(files: CrashFileSystem) -> tuple[list[int], list[int]]:
     refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
     kept = []
     for ref in refs:
-        with contextlib.suppress(BundleUnavailable, Damaged):  # quarantined when its checksum was wrong
+        with contextlib.suppress(BundleUnavailableError, CorruptionError):  # quarantined when its checksum was wrong
             kept.append(number_of(store.catalog.bundle(ref)))
     got = []
     subscriber = store.register("s", start="earliest")

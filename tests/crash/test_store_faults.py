@@ -9,7 +9,17 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from quiver import AtCapacity, Bundle, BundleInvalid, QuiverError, Settings, Store, StoreClosed, StoreFailed, Subscriber
+from quiver import (
+    Bundle,
+    CapacityError,
+    InvalidBundleError,
+    QuiverError,
+    Settings,
+    Store,
+    StoreClosedError,
+    StoreFailedError,
+    Subscriber,
+)
 from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK
@@ -72,7 +82,7 @@ class Run:
             self.attempted += 1
             try:
                 store.ingest(bundle_of(number), durable=True)
-            except (AtCapacity, StoreFailed) as error:
+            except (CapacityError, StoreFailedError) as error:
                 self.errors.append(type(error).__name__)
             else:
                 self.durable.append(number)
@@ -94,7 +104,7 @@ class Run:
         before = len(self.errors)
         self.ingest(store, 2)
         if not self.files_fail_for_ever:
-            assert self.errors[before:] != ["AtCapacity"] * 2, "the fault has passed, and there is still no room"
+            assert self.errors[before:] != ["CapacityError"] * 2, "the fault has passed, and there is still no room"
         self.try_to(store.close)
 
     def consume(self, subscriber: Subscriber, most: int) -> None:
@@ -203,7 +213,7 @@ def test_a_lost_cursor_write_does_not_wedge_the_log() -> None:
     store = opened(files)
     subscriber = store.register("s", start="earliest")
     files.fail_on("pwrite")
-    with pytest.raises(AtCapacity, match=r"wal.*the disk of /f is full"):
+    with pytest.raises(CapacityError, match=r"wal.*the disk of /f is full"):
         for number in range(1_000):
             store.ingest(bundle_of(number))
     files.heal()
@@ -246,7 +256,7 @@ def test_ingest_does_not_wait_for_a_segment_that_failed() -> None:
         try:
             for number in range(1_000):
                 store.ingest(bundle_of(number, 100))
-        except StoreFailed as error:
+        except StoreFailedError as error:
             seen.append(error)
 
     thread = threading.Thread(target=work, daemon=True)
@@ -261,12 +271,12 @@ def test_segment_only_says_that_it_failed() -> None:
     files = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part=".qseg", forever=True)
     settings = Settings(durability="segment_only", segment_bytes_max=1_200)
     store = opened(files, settings=settings)
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailedError):
         for number in range(100):
             store.ingest(bundle_of(number))
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailedError):
         store.ingest(bundle_of(100))
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailedError):
         store.close()
     files.heal()
     opened(files, settings=settings).close()
@@ -285,7 +295,7 @@ def test_a_closed_store_leaves_the_directory_alone() -> None:
         new.ingest(bundle_of(1))
         new.flush()
         for call in (old.flush, old.maintain):
-            with pytest.raises(StoreClosed):
+            with pytest.raises(StoreClosedError):
                 call()
         assert contents(new) == [0, 1]
 
@@ -299,7 +309,7 @@ def test_a_bundle_that_fits_the_caps_gets_in() -> None:
             store.ingest(bundle_of(number, 100))
         store.ingest(bundle_of(15, 14_500))
         assert contents(store) == list(range(16))
-        with pytest.raises(BundleInvalid, match=r"wal\.max_size"):
+        with pytest.raises(InvalidBundleError, match=r"wal\.max_size"):
             store.ingest(bundle_of(16, 16_000))
     smaller = Settings(segment_bytes_max=1_000, wal_rotate_bytes=1_000, wal_bytes_max=2_000)
     with opened(disk, settings=smaller) as store:
@@ -315,7 +325,7 @@ def test_waiting_for_room_ends_without_a_background_thread() -> None:
     subscriber = store.register("s", start="earliest")
     before = clock.monotonic()
     accepted = 0
-    with pytest.raises(AtCapacity, match="size_cap"):
+    with pytest.raises(CapacityError, match="size_cap"):
         for number in range(1_000):
             store.ingest(bundle_of(number, 100), timeout=5)
             accepted += 1
@@ -323,6 +333,6 @@ def test_waiting_for_room_ends_without_a_background_thread() -> None:
     store.flush()
     assert taken(subscriber) == list(range(accepted))
     store.ingest(bundle_of(accepted, 100))  # what was acknowledged makes room, maintained or not
-    with pytest.raises(BundleInvalid, match=r"retention\.size_cap"):
+    with pytest.raises(InvalidBundleError, match=r"retention\.size_cap"):
         store.ingest(bundle_of(0, 30_000))
     store.close()

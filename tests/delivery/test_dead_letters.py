@@ -15,7 +15,7 @@ from quiver.delivery.dead_letters import (
     replay_letters,
 )
 from quiver.delivery.policy import Delivered, Permanent, Transient
-from quiver.errors import BundleUnavailable, WrongUse
+from quiver.errors import BundleUnavailableError, UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.names import parse_segment_name
 from quiver.store.opening import open_store
@@ -75,7 +75,7 @@ def test_nothing_is_made_before_the_first_letter(disk, letters):
     assert not disk.exists(letters.path)
     assert (exporters_with_letters(disk, ROOT), read_letters(disk, ROOT, "out")) == ([], [])
     assert drop(disk) is None
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         letters_root(ROOT, "../out")
 
 
@@ -92,7 +92,7 @@ def test_what_comes_twice_is_kept_once(disk, clock, letters):
 
 def test_an_unreadable_bundle_is_a_letter_without_content(disk, letters):
     """That it was given up is kept all the same."""
-    letters.add(BundleRef(0, 0), None, reason="Damaged")
+    letters.add(BundleRef(0, 0), None, reason="CorruptionError")
     (letter,) = read_letters(disk, ROOT, "out")
     assert (letter.bundle.slots, letter.ingested_at_ns) == ((), None)
 
@@ -137,7 +137,7 @@ def test_letters_are_dropped_beside_the_exporter(tmp_path):
     """What it has sealed; what it is writing in a moment. It frees the disk itself, and goes on."""
     letters = DeadLetters(str(tmp_path), "out", background=False)
     fill(letters, 1)
-    with pytest.raises(BundleUnavailable, match="1 letters"):
+    with pytest.raises(BundleUnavailableError, match="1 letters"):
         drop(REAL_FILES, root=str(tmp_path))
     letters._store.flush()
     fill(letters, 2)

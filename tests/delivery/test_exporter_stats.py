@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quiver.delivery.exporter_stats import SAVE_EVERY_S, ExporterStats, load_report
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame
@@ -256,7 +256,7 @@ def test_whatever_lies_in_its_place_is_said_and_replaced(root, clock, shape):
     else:
         text = encode_report(REPORT)
         path.write_bytes({"garbage": b"\x00\xff", "empty": b"", "torn": text[:-9], "huge": b"x" * 2_000_000}[shape])
-    with pytest.raises(Damaged) as damaged:
+    with pytest.raises(CorruptionError) as damaged:
         load_report(REAL_FILES, root, "out")
     assert str(path) in str(damaged.value)
 

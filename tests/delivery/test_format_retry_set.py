@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.bundle import BundleRef
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.describe import describe
@@ -124,7 +124,7 @@ def test_reasons_are_cut_between_characters():
 
 def test_what_could_not_be_read_again_is_not_written():
     """One bundle twice."""
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         encode_retry_set([ENTRIES[0], ENTRIES[0]])
 
 

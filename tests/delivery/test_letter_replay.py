@@ -12,7 +12,7 @@ from quiver.delivery.letter_policy import LetterPolicy
 from quiver.delivery.letter_replay import LetterReplay
 from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import AtCapacity, SettingsInvalid
+from quiver.errors import CapacityError, SettingsError
 from quiver.observe import InMemoryObserver
 from quiver.store.opening import open_store
 from quiver.store.reading.retry_set import RetrySet
@@ -224,7 +224,7 @@ def fill(rig, count):
 def test_letters_do_not_grow_beyond_their_cap():
     """With `backpressure` the bundle is no letter, so that its exporter keeps it in the buffer."""
     rig = Rig(LetterPolicy(size_cap_bytes=2 * MIB))
-    with pytest.raises(AtCapacity, match="dead letters in /store/dead-letter/out: dead_letters.size_cap"):
+    with pytest.raises(CapacityError, match="dead letters in /store/dead-letter/out: dead_letters.size_cap"):
         fill(rig, 100)
     kept = count_letters(rig.disk, ROOT, "out")
     assert 5 <= kept < 20
@@ -271,5 +271,5 @@ def test_a_letter_that_is_too_old_goes():
     ],
 )
 def test_policies_that_cannot_be(given, says):
-    with pytest.raises(SettingsInvalid, match=says):
+    with pytest.raises(SettingsError, match=says):
         LetterPolicy(**given)

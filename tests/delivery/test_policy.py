@@ -15,7 +15,7 @@ from quiver.delivery.policy import (
     Transient,
     outcome_of_error,
 )
-from quiver.errors import BundleInvalid, Damaged, SettingsInvalid
+from quiver.errors import CorruptionError, InvalidBundleError, SettingsError
 from quiver.primitives.backoff import Backoff
 
 DOWN = Transient("UNAVAILABLE", "down")
@@ -73,8 +73,8 @@ def test_what_is_refused_for_good_is_given_up_at_once(how):
 
 def test_errors_have_a_meaning():
     """Data that can never be said are permanent; everything else may pass."""
-    assert outcome_of_error(BundleInvalid("no")) == Permanent("BundleInvalid", "no")
-    assert isinstance(outcome_of_error(Damaged("a", 1, "torn")), Permanent)
+    assert outcome_of_error(InvalidBundleError("no")) == Permanent("InvalidBundleError", "no")
+    assert isinstance(outcome_of_error(CorruptionError("a", 1, "torn")), Permanent)
     assert outcome_of_error(ConnectionError("gone")) == Transient("ConnectionError", "gone")
 
 
@@ -92,7 +92,7 @@ def test_errors_have_a_meaning():
 )
 def test_numbers_out_of_range_are_refused(wrong):
     """When it is made, not when it is used."""
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         RetryPolicy(**wrong)
 
 

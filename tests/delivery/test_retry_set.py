@@ -3,7 +3,7 @@
 import pytest
 
 from quiver.bundle import BundleRef
-from quiver.errors import AtCapacity, Damaged, DirectoryInUse
+from quiver.errors import CapacityError, CorruptionError, DirectoryInUseError
 from quiver.store.format.names import retry_set_name
 from quiver.store.format.retry_set import RETRY_ENTRIES_MAX
 from quiver.store.reading.retry_set import HeldBundles, RetrySet, before_held, load_retry_set
@@ -68,7 +68,7 @@ def test_nothing_is_written_before_save(disk, clock):
 def test_one_exporter_changes_it(disk, clock):
     """Anybody reads it; a second writer is refused until the first has let go."""
     retries = RetrySet.open(disk, ROOT, "out", clock=clock)
-    with pytest.raises(DirectoryInUse, match="retries of out"):
+    with pytest.raises(DirectoryInUseError, match="retries of out"):
         RetrySet.open(disk, ROOT, "out", clock=clock)
     RetrySet.open(disk, ROOT, "other", clock=clock).close()
     retries.close()
@@ -81,7 +81,7 @@ def test_it_takes_no_more_than_it_holds(disk, clock):
     for ref in (A, B, A):
         retries.failed(ref, delay_s=1.0, reason="down")
     assert retries.is_full
-    with pytest.raises(AtCapacity):
+    with pytest.raises(CapacityError):
         retries.failed(C, delay_s=1.0, reason="down")
     retries.resolved(B)
     retries.failed(C, delay_s=1.0, reason="down")
@@ -124,9 +124,9 @@ def test_a_crash_at_any_step_leaves_the_state_before_or_after(disk, clock):
 def test_a_damaged_set_begins_anew(disk, clock, data):
     """The bytes are kept; where a reader in order relies on it, all that is not resolved is held."""
     overwrite(disk, data)
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         load_retry_set(disk, ROOT, "out")
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         HeldBundles(disk, ROOT, "out").look()
     with RetrySet.open(disk, ROOT, "out", unresolved=lambda: [A, C], clock=clock) as retries:
         assert [entry.ref for entry in retries.due()] == [A, C]

@@ -10,7 +10,7 @@ from quiver.delivery.batches import BatchDelivery, read_stored
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Again, Delivered, GiveUp, Permanent, RetryPolicy, Transient
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import AtCapacity, BundleUnavailable, DeliveryHalted, WrongUse
+from quiver.errors import BundleUnavailableError, CapacityError, DeliveryHaltedError, UsageError
 from quiver.observe import InMemoryObserver
 from quiver.store.opening import open_store
 from quiver.store.reading.retry_set import RetrySet, load_retry_set
@@ -126,7 +126,7 @@ def test_dropping_is_counted():
 
 def test_dead_letters_need_a_place():
     """Otherwise the policy could not be kept."""
-    with pytest.raises(WrongUse, match="dead letters"):
+    with pytest.raises(UsageError, match="dead letters"):
         Undelivered("out", RetryPolicy())
 
 
@@ -178,7 +178,7 @@ def test_a_full_set_stops_the_batch():
     """It may not be committed; what is in the set is on the disk."""
     rig = Rig(entries_max=2)
     rig.answers = dict.fromkeys(range(5), DOWN)
-    with pytest.raises(AtCapacity):
+    with pytest.raises(CapacityError):
         try_batch(rig, 0, 1, 2, 3, 4)
     assert rig.waiting() == {0: 1, 1: 1}
 
@@ -187,7 +187,7 @@ def test_halt_stops_the_batch():
     """The reason goes with it; the bundle is neither delivered nor given up."""
     rig = Rig(on_exhausted="halt")
     rig.answers[1] = REFUSED
-    with pytest.raises(DeliveryHalted, match=r"out stopped at bundle 0:1: HTTP 400: no"):
+    with pytest.raises(DeliveryHaltedError, match=r"out stopped at bundle 0:1: HTTP 400: no"):
         try_batch(rig, 0, 1, 2)
     assert (rig.waiting(), rig.letters(), rig.given_up()) == ({1: 1}, [], {"halt": 1})
     assert [entry.is_halted for entry in load_retry_set(rig.disk, ROOT, "out")] == [True], "for whoever looks"
@@ -206,7 +206,7 @@ def test_what_policy_dropped_leaves_the_set(rig):
     try_batch(rig, 0, 1)
     for name in rig.disk.list_dir(f"{ROOT}/segments"):
         rig.disk.remove(f"{ROOT}/segments/{name}")
-    with pytest.raises(BundleUnavailable):
+    with pytest.raises(BundleUnavailableError):
         read_stored(rig.disk, ROOT, A)
     rig.clock.advance(1.0)
     assert (rig.batches.drain(), rig.waiting(), rig.letters()) == (1, {}, [])

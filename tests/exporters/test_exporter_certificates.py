@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.exporters.otap_grpc import OtapGrpcSender
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.otlp_http import OtlpHttpSender
@@ -40,7 +40,7 @@ def test_files_that_are_no_certificates_are_refused(tmp_path, certificates, send
     subprocess.run([*locked, "-out", str(tmp_path / "locked")], check=True, capture_output=True)
     paths = {what: certificates.get(name, str(tmp_path / name)) for what, name in files.items()}
 
-    with pytest.raises(SettingsInvalid, match=said):
+    with pytest.raises(SettingsError, match=said):
         sender(settings_of(sender, **paths))
 
 

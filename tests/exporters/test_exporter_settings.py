@@ -2,7 +2,7 @@
 
 import pytest
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.exporters.settings import ExporterSettings, Target, split_endpoint
 
 
@@ -37,7 +37,7 @@ def test_endpoints(endpoint, protocol, target):
 )  # fmt: skip
 def test_what_is_no_endpoint(endpoint, protocol):
     """It is refused with an example."""
-    with pytest.raises(SettingsInvalid, match="write for example http://127.0.0.1:431"):
+    with pytest.raises(SettingsError, match="write for example http://127.0.0.1:431"):
         ExporterSettings(endpoint, protocol=protocol)
 
 
@@ -70,7 +70,7 @@ def test_addresses():
 )
 def test_what_contradicts_itself_is_refused(how, reason):
     """With the key that is wrong."""
-    with pytest.raises(SettingsInvalid, match=reason):
+    with pytest.raises(SettingsError, match=reason):
         ExporterSettings(**{"endpoint": "http://x", **how})
 
 

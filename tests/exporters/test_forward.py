@@ -14,7 +14,13 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.delivery.policy import RETRY_AFTER_S_MAX
-from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, StoreClosed, SubscriberUnknown
+from quiver.errors import (
+    CorruptionError,
+    DirectoryInUseError,
+    StoreClosedError,
+    UnknownSubscriberError,
+    UnsupportedFormatError,
+)
 from quiver.exporters.circuit_breaker import SUSPECTS
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.reply import Reply
@@ -181,7 +187,7 @@ def test_what_no_request_can_say_is_rejected():
     other = pa.record_batch([pa.array([1])], names=["data"])
     wide = pa.record_batch([pa.array([b"x"], pa.large_binary())], names=["data"])
     assert not wide.schema.equals(OTLP_SCHEMA)
-    rig = Rig(Bundle({7: other}), Bundle({60: wide}), Damaged("f", 3, "torn"), otlp_bundle(b"good"))
+    rig = Rig(Bundle({7: other}), Bundle({60: wide}), CorruptionError("f", 3, "torn"), otlp_bundle(b"good"))
     outcomes = rig.run()
 
     assert outcomes[3] == "acked"
@@ -192,7 +198,7 @@ def test_what_no_request_can_say_is_rejected():
 
 def test_what_cannot_be_read_now_is_tried_later():
     """A disk that refuses, or a file for a newer version: the data is not given up, and the far side is not blamed."""
-    failures = [OSError(5, "I/O"), FormatUnsupported("f", 0, "newer")]
+    failures = [OSError(5, "I/O"), UnsupportedFormatError("f", 0, "newer")]
     rig = Rig(*(failures * SUSPECTS), otlp_bundle(b"good"))
 
     assert rig.run() == {2 * SUSPECTS: "acked"}
@@ -344,7 +350,7 @@ def test_stop_sends_what_can_be_sent_and_says_what_is_left():
     assert rig.source.outcomes == dict.fromkeys(range(1, 101), "acked")
     assert rig.sender.closed == 1
     assert rig.forwarder.stop() == 1
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         rig.forwarder.start()
 
 
@@ -375,7 +381,7 @@ def test_a_store_that_is_closed_ends_it():
     rig = threaded()
 
     def closed(*_):
-        raise StoreClosed("closed")
+        raise StoreClosedError("closed")
 
     rig.source.next_bundles = closed
     rig.source.pending_bundle_count = closed
@@ -389,7 +395,7 @@ def test_a_subscriber_of_another_process_is_waited_for():
     """It says so once, and takes over when the other lets go."""
     rig = threaded(otlp_bundle(b"x"))
     taken = rig.source.next_bundles
-    failures = [DirectoryInUse("quiver.sub.out", "pid 1"), DirectoryInUse("quiver.sub.out", "pid 1")]
+    failures = [DirectoryInUseError("quiver.sub.out", "pid 1"), DirectoryInUseError("quiver.sub.out", "pid 1")]
     said = []
     rig.observer.event = lambda name, **attributes: said.append((name, attributes["problem"]))
     done = threading.Event()
@@ -415,7 +421,7 @@ def test_a_subscriber_that_is_unregistered_ends_it():
     rig = threaded(otlp_bundle(b"x"))
 
     def unknown(_handle, _outcome):
-        raise SubscriberUnknown("out")
+        raise UnknownSubscriberError("out")
 
     rig.source.settled = unknown
     with rig.forwarder:

@@ -10,7 +10,7 @@ from quiver.bundle import Bundle
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import RetryPolicy
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import AtCapacity
+from quiver.errors import CapacityError
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.once import send_once
 from quiver.exporters.parts import PartSender
@@ -138,7 +138,7 @@ def test_what_is_no_request_is_a_letter_as_it_is():
     rig = Rig(other)
     rig.run()
     ((reason, letter),) = rig.letters()
-    assert (reason.partition(":")[0], letter) == ("BundleInvalid", other)
+    assert (reason.partition(":")[0], letter) == ("InvalidBundleError", other)
 
 
 def test_killed_between_the_letter_and_the_ack():
@@ -237,7 +237,7 @@ def test_a_stop_is_no_attempt():
         (otlp_bundle(b"a"), NEVER, "HTTP 400: no"),
         (otlp_bundle(b"a"), LATER, "UNAVAILABLE: down"),
         (otlp_bundle(b""), OK, "EMPTY: there is nothing in it to send"),
-        (Bundle({7: otlp_bundle(b"x")[60]}), OK, "BundleInvalid: slots 7 hold nothing that OTLP can say"),
+        (Bundle({7: otlp_bundle(b"x")[60]}), OK, "InvalidBundleError: slots 7 hold nothing that OTLP can say"),
     ],
 )
 def test_sent_once_by_hand(bundle, answer, outcome):
@@ -286,7 +286,7 @@ def test_what_was_not_let_in_and_found_no_room_as_a_letter_is_sent_again():
     rig.answers = {b"denied": Reply("refused", "HTTP 401", is_denied=True), b"bad": NEVER}
 
     def full(*_arguments, **_why):
-        raise AtCapacity("dead_letters.size_cap")
+        raise CapacityError("dead_letters.size_cap")
 
     rig.forwarder._undelivered._letters.add = full
     rig.run()

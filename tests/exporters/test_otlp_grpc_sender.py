@@ -13,7 +13,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.reply import Reply
 from quiver.exporters.settings import ExporterSettings
@@ -176,5 +176,5 @@ def test_a_certificate_is_shown_to_whom_asks_for_one(sender_to, certificates):
 
 def test_a_certificate_that_is_not_there_is_said_at_once(tmp_path):
     """When the sender is made, not hours later."""
-    with pytest.raises(SettingsInvalid, match="tls.ca_file: cannot read .*none: No such file"):
+    with pytest.raises(SettingsError, match="tls.ca_file: cannot read .*none: No such file"):
         OtlpGrpcSender(ExporterSettings("https://127.0.0.1:1", ca_file=str(tmp_path / "none")))

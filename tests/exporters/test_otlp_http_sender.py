@@ -11,7 +11,7 @@ from fake_far_side import http_far_side
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.exporters.otlp_http import OtlpHttpSender
 from quiver.exporters.reply import Reply
 from quiver.exporters.settings import ExporterSettings
@@ -247,5 +247,5 @@ def test_tls_and_certificates(sender_to, certificates):
 
 def test_a_certificate_that_is_not_there_is_said_at_once(tmp_path):
     """When the sender is made, not hours later."""
-    with pytest.raises(SettingsInvalid, match="tls.ca_file: cannot read .*none: No such file"):
+    with pytest.raises(SettingsError, match="tls.ca_file: cannot read .*none: No such file"):
         OtlpHttpSender(ExporterSettings("https://127.0.0.1:1", protocol="http", ca_file=str(tmp_path / "none")))

@@ -16,7 +16,7 @@ from quiver.bundle import Bundle
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Delivered, RetryPolicy
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.once import send_once
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
@@ -352,7 +352,7 @@ def test_a_combined_request_is_not_larger_than_the_limit():
     ],
 )
 def test_sizes_that_cannot_be(given, says):
-    with pytest.raises(SettingsInvalid, match=says):
+    with pytest.raises(SettingsError, match=says):
         RequestSizes(**given)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import quiver
+from quiver import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +32,7 @@ def test_promised_names_are_public():
     """The names that programs type are in `quiver.__all__`."""
     promised = {"Adapter", "Bundle", "BundleHandle", "BundleReceipt", "BundleRef", "QuiverError", "Settings", "Store"}
 
-    assert promised | {"AtCapacity", "Subscriber", "open", "read"} <= set(quiver.__all__)
+    assert promised | {"CapacityError", "Subscriber", "open", "read"} <= set(quiver.__all__)
 
 
 def test_import_loads_nothing_heavy():
@@ -114,9 +115,9 @@ def test_names_that_are_imported_when_used_are_those_that_type_checkers_see(name
 
 def test_modules_of_a_package_are_found_by_their_names():
     """As they were when `import quiver` loaded them."""
-    script = "import quiver; print(quiver.errors.AtCapacity.__name__, quiver.store.__name__)"
+    script = "import quiver; print(quiver.errors.CapacityError.__name__, quiver.store.__name__)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["AtCapacity", "quiver.store"]
+    assert done.stdout.split() == ["CapacityError", "quiver.store"]
 
 
 def test_marked_as_typed():
@@ -137,3 +138,18 @@ def test_public_types_serve_a_caller():
 
     assert done.stdout == ""
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(("owner", "former", "today"), [
+    (quiver, "WrongUse", "UsageError"), (quiver, "Damaged", "CorruptionError"), (quiver, "AtCapacity", "CapacityError"),
+    (errors, "PartlyKept", "PartialWriteError"), (errors, "OpenedBeforeFork", "ForkError"),
+    (errors, "RetryLater", "TransientError"),
+])  # fmt: skip
+def test_former_names_of_errors_still_work(owner, former, today):
+    """With a warning that names the new one; `except` clauses of existing programs catch what they caught."""
+    with pytest.warns(DeprecationWarning, match=f"{former} is now .*{today}"):
+        assert getattr(owner, former) is getattr(owner, today)
+
+
+def test_a_usage_error_is_a_value_error():
+    assert issubclass(quiver.UsageError, ValueError)

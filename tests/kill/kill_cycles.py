@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from quiver import AtCapacity, Bundle, BundleUnavailable, Settings, Store
+from quiver import Bundle, BundleUnavailableError, CapacityError, Settings, Store
 from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.observe import InMemoryObserver, Value
@@ -204,7 +204,7 @@ class Child:
         number = self.tally.try_next()
         try:
             receipt = self.store.ingest(self.bundle(number), durable=self.chance.random() < 0.2)
-        except AtCapacity:
+        except CapacityError:
             self.maintain()
             return
         self.tally.accept(number, getattr(receipt, "core", 0))
@@ -217,7 +217,7 @@ class Child:
                 return
             try:
                 number = number_of(handle.bundle)
-            except BundleUnavailable:  # dropped while it was held
+            except BundleUnavailableError:  # dropped while it was held
                 continue
             self.tally.ask(name, number)
             handle.ack()

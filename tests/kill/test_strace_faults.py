@@ -36,7 +36,7 @@ from strace_faults import (
 )
 
 from clean_process import in_a_clean_process
-from quiver import Settings, StoreFailed
+from quiver import Settings, StoreFailedError
 from quiver import open as open_store
 from quiver.primitives.disk.platform_files import PLATFORM
 from quiver.primitives.disk.real_files import RealFileSystem
@@ -224,7 +224,7 @@ def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
     store.ingest(kill_cycles.numbered(0), durable=True)
     platform.most = 0
     for number in (1, 2):
-        with pytest.raises(StoreFailed, match="reopen"):
+        with pytest.raises(StoreFailedError, match="reopen"):
             store.ingest(kill_cycles.numbered(number), durable=True)
     store.close()
     with open_store(tmp_path, SETTINGS, background=False) as again:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from certificates import Authority, install
 from etcd_server import SecureEtcd
 from quiver.cli.main import build_app
-from quiver.errors import AccessRefused, MetadataUnavailable, SettingsInvalid
+from quiver.errors import AccessDeniedError, MetadataUnavailableError, SettingsError
 from quiver.metadata import MetadataLocation, open_metadata
 from quiver.metadata.etcd import EtcdMetadata
 from quiver.metadata.location import EtcdAccess
@@ -37,11 +37,11 @@ def opened(server: SecureEtcd, **changed):
 @pytest.mark.parametrize(
     ("changed", "error", "says"),
     [
-        ({"password": PASSWORD}, AccessRefused, "invalid user ID or password"),
-        ({"user": "nobody"}, AccessRefused, "invalid user ID or password"),
-        ({"user": None, "password": None}, AccessRefused, "give it the options user and password"),
-        ({"ca_file": None}, MetadataUnavailable, "ca_file names the authorities"),
-        ({"cert_file": None, "key_file": None}, MetadataUnavailable, "give it the options cert_file and key_file"),
+        ({"password": PASSWORD}, AccessDeniedError, "invalid user ID or password"),
+        ({"user": "nobody"}, AccessDeniedError, "invalid user ID or password"),
+        ({"user": None, "password": None}, AccessDeniedError, "give it the options user and password"),
+        ({"ca_file": None}, MetadataUnavailableError, "ca_file names the authorities"),
+        ({"cert_file": None, "key_file": None}, MetadataUnavailableError, "give it the options cert_file and key_file"),
     ],
 )
 def test_what_is_wrong_is_named(secure_etcd: SecureEtcd, caplog, changed, error, says):
@@ -59,7 +59,7 @@ def test_what_is_wrong_is_named(secure_etcd: SecureEtcd, caplog, changed, error,
 def test_another_authority_is_not_believed(secure_etcd: SecureEtcd, tmp_path):
     """A server that another one signed is asked nothing, and told no password."""
     store = opened(secure_etcd, ca_file=str(Authority(tmp_path, "others").cert))
-    with pytest.raises(MetadataUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(MetadataUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
         store.get("/test/k")
     store.close()
 
@@ -68,7 +68,7 @@ def test_a_certificate_with_a_common_name(secure_etcd: SecureEtcd):
     """The JSON gateway takes none where users are checked: the error says which one it takes."""
     cert, key = secure_etcd.authority.issue("named")
     store = opened(secure_etcd, cert_file=str(cert), key_file=str(key))
-    with pytest.raises(AccessRefused, match="without a common name"):
+    with pytest.raises(AccessDeniedError, match="without a common name"):
         store.get("/test/k")
     store.close()
 
@@ -77,7 +77,7 @@ def test_keys_that_the_user_may_not_see(secure_etcd: SecureEtcd):
     """Reading and writing them is refused; the user's own keys are not."""
     store = opened(secure_etcd)
     for call in (lambda: store.get("/other"), lambda: store.commit({"/other": b"v"})):
-        with pytest.raises(AccessRefused, match="permission denied.*this user needs"):
+        with pytest.raises(AccessDeniedError, match="permission denied.*this user needs"):
             call()
     assert store.commit({"/test/mine": b"v"})
     store.close()
@@ -103,7 +103,7 @@ def test_users_that_change(secure_etcd: SecureEtcd):
     assert store.get("/test/none") is None
     secure_etcd.ask("auth/user/changepw", root, name=user, password=PASSWORD)
     try:
-        with pytest.raises(AccessRefused):
+        with pytest.raises(AccessDeniedError):
             store.get("/test/none")
     finally:
         secure_etcd.ask("auth/user/changepw", root, name=user, password=password)
@@ -116,10 +116,10 @@ def test_certificates_that_are_renewed(secure_etcd: SecureEtcd, tmp_path):
     cert, key = (tmp_path / name for name in ("client.pem", "client.key"))
     install(secure_etcd.authority.issue("expired", subject="/O=quiver", days=-1), (cert, key))
     store = opened(secure_etcd, cert_file=str(cert), key_file=str(key))
-    with pytest.raises(MetadataUnavailable, match="(?i)certificate"):
+    with pytest.raises(MetadataUnavailableError, match="(?i)certificate"):
         store.get("/test/none")
     install(secure_etcd.authority.issue("renewed", subject="/O=quiver"), (cert, key))
-    with pytest.raises(MetadataUnavailable):
+    with pytest.raises(MetadataUnavailableError):
         store.get("/test/none")  # notices the new files, for the next call
     assert store.get("/test/none") is None
     store.close()
@@ -212,7 +212,7 @@ def test_a_token_is_asked_for_once():
 def test_a_server_that_takes_no_token_is_not_asked_for_ever(refusal):
     """One new token for each call."""
     store, asked = etcd_with((200, '{"token": "t1"}'), refusal, (200, '{"token": "t2"}'), refusal)
-    with pytest.raises((AccessRefused, MetadataUnavailable)):
+    with pytest.raises((AccessDeniedError, MetadataUnavailableError)):
         store.get("k")
     assert len(asked) == 4
 
@@ -240,7 +240,7 @@ def test_an_etcd_that_checks_no_users_yet():
 def test_a_proxy_that_repeats_what_it_was_sent(answers):
     """Neither password nor token gets into an error, or into what it came from."""
     store, _ = etcd_with(*answers)
-    with pytest.raises((MetadataUnavailable, AccessRefused)) as raised:
+    with pytest.raises((MetadataUnavailableError, AccessDeniedError)) as raised:
         store.get("k")
     shown = "".join(traceback.format_exception(raised.value))
     assert PASSWORD not in str(raised.value)
@@ -266,7 +266,7 @@ def test_a_proxy_that_repeats_what_it_was_sent(answers):
 )
 def test_wrong_options_are_refused(given, says):
     """In words, and without a secret."""
-    with pytest.raises(SettingsInvalid, match=says) as raised:
+    with pytest.raises(SettingsError, match=says) as raised:
         MetadataLocation.of(given)
     assert PASSWORD not in "".join(traceback.format_exception(raised.value))
 
@@ -276,7 +276,7 @@ def test_certificate_files_are_looked_at_when_it_is_opened(tmp_path):
     (tmp_path / "text").write_text("no certificate")
     pytest.importorskip("httpx")
     for path, says in ((tmp_path / "none", "cannot read"), (tmp_path / "text", "holds no certificates")):
-        with pytest.raises(SettingsInvalid, match=f"metadata: ca_file: .*{says}|metadata: ca_file: {says}"):
+        with pytest.raises(SettingsError, match=f"metadata: ca_file: .*{says}|metadata: ca_file: {says}"):
             open_metadata({"endpoint": "etcds://h:1", "ca_file": str(path)})
 
 
@@ -297,7 +297,7 @@ def test_a_certificate_file_that_is_none_is_named(tmp_path):
         ({"cert_file": str(tmp_path / "pipe"), "key_file": str(key)}, "cert_file: cannot read .*/pipe: not a regular"),
         ({"cert_file": str(key), "key_file": str(key)}, "unencrypted key: one is not PEM, or is encrypted"),
     ):
-        with pytest.raises(SettingsInvalid, match=f"metadata: .*{says}"):
+        with pytest.raises(SettingsError, match=f"metadata: .*{says}"):
             open_metadata({**options, **changed})
 
 
@@ -316,5 +316,5 @@ def test_a_location_travels_and_shows_no_secret():
 
 def test_settings_without_an_endpoint_are_refused():
     """They would have no effect."""
-    with pytest.raises(SettingsInvalid, match="metadata.user has no effect without metadata.endpoint"):
+    with pytest.raises(SettingsError, match="metadata.user has no effect without metadata.endpoint"):
         TopicSettings.from_mapping({"metadata": {"user": "u", "password": PASSWORD}})

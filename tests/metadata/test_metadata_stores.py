@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from quiver.errors import AccessRefused, Damaged, MetadataUnavailable, SettingsInvalid, StoreClosed
+from quiver.errors import AccessDeniedError, CorruptionError, MetadataUnavailableError, SettingsError, StoreClosedError
 from quiver.metadata import open_metadata
 from quiver.metadata.etcd import EtcdMetadata
 from quiver.metadata.memory import MemoryMetadata
@@ -60,7 +60,7 @@ def test_sqlite_that_is_locked_says_so(tmp_path):
     one, two = SqliteMetadata(path), SqliteMetadata(path, busy_s=0.01)
     one._connection.execute("BEGIN IMMEDIATE")
 
-    with pytest.raises(MetadataUnavailable, match="locked"):
+    with pytest.raises(MetadataUnavailableError, match="locked"):
         two.commit({"k": b"v"})
 
     one._connection.execute("ROLLBACK")
@@ -75,7 +75,7 @@ def test_a_file_that_is_no_database_is_damage(tmp_path):
     path = tmp_path / "m.db"
     path.write_bytes(b"this is no database, it only has the name of one" * 100)
 
-    with pytest.raises(Damaged) as raised:
+    with pytest.raises(CorruptionError) as raised:
         SqliteMetadata(str(path))
 
     assert raised.value.path == str(path)
@@ -84,7 +84,7 @@ def test_a_file_that_is_no_database_is_damage(tmp_path):
 
 def test_a_database_that_cannot_be_made_says_so(tmp_path):
     """The directory is missing."""
-    with pytest.raises(MetadataUnavailable, match=r"m\.db"):
+    with pytest.raises(MetadataUnavailableError, match=r"m\.db"):
         SqliteMetadata(str(tmp_path / "none" / "m.db"))
 
 
@@ -94,7 +94,7 @@ def test_a_closed_store_refuses(tmp_path, kind):
     store = open_metadata(f"sqlite://{tmp_path}/m.db" if kind == "sqlite" else "etcd://127.0.0.1:9")
     store.close()
 
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         store.get("k")
 
 
@@ -143,7 +143,7 @@ def test_no_endpoint_answers():
     """The last problem is the one that is told."""
     store, _ = etcd_with((503, "no leader"), (500, "etcdserver: request timed out"))
 
-    with pytest.raises(MetadataUnavailable, match="b:2: 500: etcdserver: request timed out"):
+    with pytest.raises(MetadataUnavailableError, match="b:2: 500: etcdserver: request timed out"):
         store.get("k")
 
 
@@ -151,7 +151,7 @@ def test_refused_and_garbled_answers():
     """Credentials are not retried."""
     refused, _ = etcd_with((401, "invalid auth token"))
 
-    with pytest.raises(AccessRefused, match="invalid auth token"):
+    with pytest.raises(AccessDeniedError, match="invalid auth token"):
         refused.get("k")
 
 
@@ -162,9 +162,9 @@ def test_refused_and_garbled_answers():
 )  # fmt: skip
 def test_what_is_no_answer_of_an_etcd_is_not_believed(body):
     """A proxy that answers for it must neither fence an owner nor end the thread that renews."""
-    with pytest.raises(MetadataUnavailable, match="no answer of an etcd"):
+    with pytest.raises(MetadataUnavailableError, match="no answer of an etcd"):
         etcd_with((200, body))[0].get("k")
-    with pytest.raises(MetadataUnavailable, match="no answer of an etcd"):
+    with pytest.raises(MetadataUnavailableError, match="no answer of an etcd"):
         etcd_with((200, body.replace('"header": {}', '"header": {"revision": "x"}')))[0].commit({"k": b"v"})
 
 
@@ -173,7 +173,7 @@ def test_what_is_no_answer_of_an_etcd_is_not_believed(body):
 )
 def test_what_is_no_metadata_store_is_refused(url):
     """With what to write instead."""
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         open_metadata(url)
 
 
@@ -198,6 +198,6 @@ def test_the_end_of_a_prefix():
 @pytest.mark.parametrize("url", ["postgres://u:passw0rd@h/db", "etcd://u:passw0rd@h:1", "etcd://h:1?token=passw0rd"])
 def test_a_url_that_is_refused_is_not_repeated(url):
     """Somebody may have written a password into it."""
-    with pytest.raises(SettingsInvalid) as raised:
+    with pytest.raises(SettingsError) as raised:
         open_metadata(url)
     assert "passw0rd" not in str(raised.value)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from quiver.errors import Damaged, DirectoryInUse, Fenced, MetadataUnavailable, SettingsInvalid
+from quiver.errors import CorruptionError, DirectoryInUseError, FencedError, MetadataUnavailableError, SettingsError
 from quiver.metadata import Watch, acquire
 from quiver.metadata.memory import MemoryMetadata
 from quiver.testing.clock import ManualClock
@@ -41,9 +41,9 @@ def test_a_second_owner_is_refused_while_the_first_renews():
             first.renew()
             return super().wait(condition, timeout_s)
 
-    with pytest.raises(DirectoryInUse, match="one"):
+    with pytest.raises(DirectoryInUseError, match="one"):
         owner_of(store, "two", clock)
-    with pytest.raises(DirectoryInUse, match="one"):
+    with pytest.raises(DirectoryInUseError, match="one"):
         owner_of(store, "two", Renewing(), patience_s=100.0)
     first.check()
 
@@ -54,15 +54,15 @@ def test_a_dead_owner_is_replaced_after_its_time_to_live():
     first = owner_of(store, "one", ManualClock())
     other_clock = ManualClock(now_ns=0)  # decades behind
 
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         owner_of(store, "two", other_clock, patience_s=29.0)
     second = owner_of(store, "two", other_clock, patience_s=31.0)
 
     assert second.epoch == 2
-    with pytest.raises(Fenced) as raised:
+    with pytest.raises(FencedError) as raised:
         first.renew()
     assert (raised.value.owner, raised.value.owner_epoch, raised.value.epoch) == ("two", 2, 1)
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         first.check()
 
 
@@ -71,12 +71,12 @@ def test_who_asks_again_and_again_has_watched_all_the_while():
     store, clock, watch = MemoryMetadata(), ManualClock(), Watch()
     first = owner_of(store, "one", ManualClock())
     for _ in range(3):
-        with pytest.raises(DirectoryInUse):
+        with pytest.raises(DirectoryInUseError):
             owner_of(store, "two", clock, watch=watch)
         clock.advance(9.0)
     first.renew()
     for _ in range(4):
-        with pytest.raises(DirectoryInUse, match="silent for another") as refused:
+        with pytest.raises(DirectoryInUseError, match="silent for another") as refused:
             owner_of(store, "two", clock, watch=watch)
         clock.advance(9.0)
 
@@ -91,7 +91,7 @@ def test_the_former_owner_commits_nothing():
     assert first.commit({"k": b"1"})
     owner_of(store, "two", ManualClock(), patience_s=31.0)
 
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         first.commit({"k": b"2"})
 
     assert store.get("k").value == b"1"
@@ -106,10 +106,10 @@ def test_an_owner_stops_before_another_may_begin():
 
     clock.advance(26.9)
     mine.check()  # a short outage is not noticed
-    with pytest.raises(MetadataUnavailable):
+    with pytest.raises(MetadataUnavailableError):
         mine.renew()
     clock.advance(0.2)
-    with pytest.raises(MetadataUnavailable, match="could not be renewed"):
+    with pytest.raises(MetadataUnavailableError, match="could not be renewed"):
         mine.check()
 
     store.is_away = False
@@ -126,7 +126,7 @@ def test_the_same_name_takes_over_at_once():
 
     assert after.epoch == 2
     assert clock.monotonic() == 0.0
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         before.commit({"k": b"x"})
 
 
@@ -140,7 +140,7 @@ def test_what_was_let_go_is_taken_at_once():
 
     assert second.epoch == 2
     for call in (first.check, first.renew, lambda: first.commit({"k": b"x"})):
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             call()
 
 
@@ -151,7 +151,7 @@ def test_a_lost_answer_does_not_cost_the_ownership():
     mine = owner_of(store, "one", clock)
     store.lose_answer()
 
-    with pytest.raises(MetadataUnavailable):
+    with pytest.raises(MetadataUnavailableError):
         mine.renew()
 
     assert mine.commit({"k": b"v"}) is not None
@@ -180,7 +180,7 @@ def test_of_two_that_take_over_at_once_one_wins():
                 winner.append(owner_of(store, "fast", clock))
             return super().commit(changes, expect=expect)
 
-    with pytest.raises(DirectoryInUse, match="fast"):
+    with pytest.raises(DirectoryInUseError, match="fast"):
         owner_of(Racing(store), "slow", clock)
     assert winner[0].epoch == 1
 
@@ -201,7 +201,7 @@ def test_a_record_that_is_none_is_not_overwritten(value):
     """It says what to do; a lease that never ends would keep everybody out for ever."""
     store = MemoryMetadata()
     store.commit({KEY: value})
-    with pytest.raises(Damaged, match="remove this key") as raised:
+    with pytest.raises(CorruptionError, match="remove this key") as raised:
         owner_of(store, "one", ManualClock())
     assert raised.value.path == KEY
     assert store.get(KEY).value == value
@@ -210,7 +210,7 @@ def test_a_record_that_is_none_is_not_overwritten(value):
 def test_a_time_to_live_under_a_second_is_refused():
     """Nothing is written."""
     store = MemoryMetadata()
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         acquire(store, KEY, owner="one", ttl_s=0.1, clock=ManualClock())
     assert store.get(KEY) is None
 

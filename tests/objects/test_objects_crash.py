@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quiver.errors import ObjectMissing
+from quiver.errors import ObjectNotFoundError
 from quiver.objects.directory import DirectoryObjects
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -31,7 +31,7 @@ def prepared():
 def content(tier, key):
     try:
         return tier.get(key, size_max=1 << 20)
-    except ObjectMissing:
+    except ObjectNotFoundError:
         return None
 
 

@@ -9,7 +9,7 @@ import pickle
 
 import pytest
 
-from quiver.errors import AccessRefused, ObjectsUnavailable, QuiverError, SettingsInvalid
+from quiver.errors import AccessDeniedError, ObjectsUnavailableError, QuiverError, SettingsError
 from quiver.objects import ObjectLocation, open_objects
 from quiver.objects import location as location_module
 from quiver.objects.directory import DirectoryObjects
@@ -62,7 +62,7 @@ def test_a_mapping_written_as_json():
 
     assert (found.container, found.prefix) == ("b", "p")
     assert found.secrets == {SECRET}
-    with pytest.raises(SettingsInvalid, match="neither a URL nor JSON") as raised:
+    with pytest.raises(SettingsError, match="neither a URL nor JSON") as raised:
         ObjectLocation.from_url(text[:-1])
     assert SECRET not in str(raised.value)
 
@@ -73,7 +73,7 @@ def test_a_mapping_written_as_json():
 )
 def test_what_is_no_location_is_refused(url):
     """No other schemes, no bucket without a name, no credentials in a URL."""
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         ObjectLocation.from_url(url)
 
 
@@ -123,7 +123,7 @@ def test_options_beside_backend_and_root():
 )
 def test_wrong_mappings_are_refused_in_words(mapping, says):
     """Each names the key, and what to write instead."""
-    with pytest.raises(SettingsInvalid, match=says):
+    with pytest.raises(SettingsError, match=says):
         ObjectLocation.from_mapping(mapping)
 
 
@@ -190,7 +190,7 @@ def test_options_that_cannot_work_are_wrong_at_once(backend, root, options, says
     key = "-----BEGIN PRIVATE KEY-----hush"
     options = {name: value.replace("%s", key) for name, value in options.items()}
 
-    with pytest.raises(SettingsInvalid, match=says) as raised:
+    with pytest.raises(SettingsError, match=says) as raised:
         open_objects(ObjectLocation.from_mapping({"backend": backend, "root": root, "options": options}))
 
     message = str(raised.value)
@@ -206,7 +206,7 @@ def test_no_secret_is_ever_printed(caplog):
     location = ObjectLocation.from_url("s3://bucket/p", options)
     pytest.importorskip("obstore")
 
-    with pytest.raises(ObjectsUnavailable) as raised:
+    with pytest.raises(ObjectsUnavailableError) as raised:
         open_objects(location, clock=ManualClock())
 
     shown = [repr(location), str(location), str(raised.value), repr(raised.value), repr(connect(location)), caplog.text]
@@ -237,7 +237,7 @@ def test_bad_credentials_are_found_at_open(s3_server: S3Server, changed, writabl
     """Not as a missing object, and not as a failure that may pass."""
     location = ObjectLocation.from_url(s3_server.url(), s3_server.options(**changed))
 
-    with pytest.raises(AccessRefused) as raised:
+    with pytest.raises(AccessDeniedError) as raised:
         open_objects(location, writable=writable)
 
     assert s3_server.secret_key not in str(raised.value)
@@ -251,7 +251,7 @@ def test_a_place_that_forgets_is_found_at_open(tmp_path):
             self.delete([key])
             return super().get(key, size_max=size_max)
 
-    with pytest.raises(AccessRefused, match="does not give it back"):
+    with pytest.raises(AccessDeniedError, match="does not give it back"):
         prove(Forgetful(REAL_FILES, str(tmp_path)), "here", writable=True)
 
 
@@ -276,7 +276,7 @@ def test_a_read_only_opening_writes_nothing(tmp_path):
 
 def test_errors_are_of_one_tree():
     """A caller that retries what may pass needs one name."""
-    assert issubclass(ObjectsUnavailable, QuiverError)
+    assert issubclass(ObjectsUnavailableError, QuiverError)
 
 
 @pytest.mark.parametrize("endpoint", ["http://user:${PART}@127.0.0.1:9", "http://127.0.0.1:9/${PART}"])
@@ -288,14 +288,14 @@ def test_whatever_came_from_the_environment_is_a_secret(tmp_path, endpoint):
     )
     assert settings.cloud is not None
     assert SECRET not in repr(dict(settings.cloud.options))
-    with pytest.raises((ObjectsUnavailable, SettingsInvalid)) as raised:
+    with pytest.raises((ObjectsUnavailableError, SettingsError)) as raised:
         TopicStore.open(tmp_path, settings=settings, background=False, clock=ManualClock())
     assert SECRET not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", [f"file://user:{SECRET}@host/x", f"s3://key:{SECRET}@bucket/x"])
 def test_a_refused_root_is_not_repeated(url):
-    with pytest.raises(SettingsInvalid) as raised:
+    with pytest.raises(SettingsError) as raised:
         ObjectLocation.from_url(url)
     assert SECRET not in str(raised.value)
 
@@ -305,7 +305,7 @@ def test_a_refused_root_is_not_repeated(url):
 )
 def test_an_endpoint_that_is_no_url_is_refused(endpoint):
     """The client library panics at one, with the first request, and no handler of errors sees it."""
-    with pytest.raises(SettingsInvalid, match="'endpoint' is a URL"):
+    with pytest.raises(SettingsError, match="'endpoint' is a URL"):
         ObjectLocation.from_url("s3://bucket", {"endpoint": endpoint})
     assert ObjectLocation.from_url("s3://bucket", {"endpoint": "http://[::1]:9000/a"}).options
 
@@ -313,13 +313,13 @@ def test_an_endpoint_that_is_no_url_is_refused(endpoint):
 @pytest.mark.parametrize("key", ["access_key", "secret_key", "session_token", "region"])
 def test_a_line_break_behind_a_secret_is_named(key):
     """Files of secrets end with one, and the client library panics at it, too."""
-    with pytest.raises(SettingsInvalid, match=f"'{key}' has a line break"):
+    with pytest.raises(SettingsError, match=f"'{key}' has a line break"):
         ObjectLocation.from_url("s3://bucket", {key: f"{SECRET}\n"})
 
 
 @pytest.mark.parametrize("url", ["s3://b ü/p", "s3://b:99999", "gs://b%2f/x"])
 def test_a_bucket_of_other_letters_is_refused(url):
-    with pytest.raises(SettingsInvalid, match="a bucket is called"):
+    with pytest.raises(SettingsError, match="a bucket is called"):
         ObjectLocation.from_url(url)
 
 

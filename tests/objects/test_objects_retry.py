@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from quiver.errors import ObjectExists, ObjectsUnavailable, WrongUse
+from quiver.errors import ObjectExistsError, ObjectsUnavailableError, UsageError
 from quiver.objects.memory import MemoryObjects
 from quiver.objects.retrying import RetryingObjects
 from quiver.observe import InMemoryObserver
@@ -70,7 +70,7 @@ def test_what_does_not_pass_comes_through(operation):
     rig = Rig()
     rig.faults.fail_on(operation, times=99)
 
-    with pytest.raises(ObjectsUnavailable) as raised:
+    with pytest.raises(ObjectsUnavailableError) as raised:
         CALLS[operation](rig.tier)
 
     assert raised.value.operation == operation
@@ -100,7 +100,7 @@ def test_anothers_object_is_not_taken_for_ours(operation, other):
     rig.faults.fail_on(operation)
     rig.faults.on_call = lambda called, key: rig.memory.put("new", other) if called == operation else None
 
-    with pytest.raises(ObjectExists):
+    with pytest.raises(ObjectExistsError):
         if operation == "put":
             rig.tier.put("new", b"bytes", if_absent=True)
         else:
@@ -113,7 +113,7 @@ def test_wrong_use_is_not_tried_again():
     """Only what may pass is."""
     rig = Rig()
 
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         rig.tier.get("old", size_max=1)
 
     assert rig.faults.calls["get"] == 1
@@ -125,7 +125,7 @@ def test_closing_ends_the_waiting():
     rig.faults.fail_on("head", times=99)
     rig.tier.close()
 
-    with pytest.raises(ObjectsUnavailable):
+    with pytest.raises(ObjectsUnavailableError):
         rig.tier.head("old")
 
     assert rig.faults.calls["head"] == 1
@@ -133,9 +133,9 @@ def test_closing_ends_the_waiting():
 
 def test_the_fault_wrapper_refuses_what_it_does_not_know():
     """A misspelt operation would never fail, and the test would pass."""
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         FaultObjects(MemoryObjects()).fail_on("puts")
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         FaultObjects(MemoryObjects()).fail_on("put", 0)
 
 

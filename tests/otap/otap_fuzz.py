@@ -22,8 +22,8 @@ from otap_ways import CASES, bytes_of
 
 from quiver.otap import StreamDecoder, decode_requests, iter_bundles
 from quiver.otap.any_values import key_values
-from quiver.otap.arrays import Odd
-from quiver.otap.conversion_errors import Refused
+from quiver.otap.arrays import FallbackNeededError
+from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.request import parse_request
 from quiver.otap.stream.arrow_message import ArrowRecords, decode_records, try_decode_status
 from quiver.otap.stream.decoder import ArrowBatch
@@ -77,7 +77,7 @@ def attributes(data: bytes) -> str:
     try:
         keys, values = key_values(pa.array([data]))
         arms = [values.field(arm) for arm in ("string_value", "int_value", "double_value", "bool_value")]
-    except Odd:
+    except FallbackNeededError:
         return "odd"
     for array in (keys, *arms):
         array.validate(full=True)
@@ -94,10 +94,10 @@ def cbor(data: bytes) -> str:
     value = AnyValue()
     try:
         count = decode_value(data, value, levels=90, items=500)
-    except Refused as refused:
+    except ConversionError as refused:
         try:
             measured = measure_value(data, levels=90, items=500)
-        except Refused as same:
+        except ConversionError as same:
             assert str(same) == str(refused)
             assert not count_flat(pa.array([data, data]), np.array([False, True])).any()
             return str(refused)
@@ -112,7 +112,7 @@ def _by_column(data: bytes, value: AnyValue, count: int) -> None:
     """What columns of flat ones say of it is the same, or nothing."""
     column = pa.array([data])
     assert count_flat(column, np.array([value.HasField("kvlist_value")]))[0] in {0, count}
-    with contextlib.suppress(Odd):
+    with contextlib.suppress(FallbackNeededError):
         (written,) = written_flat(column, JSON).to_pylist()
         assert written in {None, json_text(value)}
 
@@ -137,7 +137,7 @@ def messages(data: bytes) -> str:
     for payload in records.payloads:
         try:
             pieces_of(payload.record)
-        except Refused as refused:
+        except ConversionError as refused:
             return str(refused)
     return "taken"
 

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from quiver.otap.any_values import KINDS, any_values, key_values, lone_values
-from quiver.otap.arrays import Odd
+from quiver.otap.arrays import FallbackNeededError
 
 PLAIN = [
     AnyValue(), AnyValue(string_value=""), AnyValue(string_value="é"), AnyValue(string_value="x" * 127),
@@ -63,7 +63,7 @@ def test_a_slice_of_a_column():
 def test_a_field_that_comes_once_or_not_at_all():
     parts = [[], [AnyValue(int_value=1).SerializeToString()], [], [b""]]
     assert read(lone_values(pa.array(parts, pa.list_(pa.binary())))) == [None, ("int_value", 1), None, None]
-    with pytest.raises(Odd):
+    with pytest.raises(FallbackNeededError):
         lone_values(pa.array([[b"", b""]], pa.list_(pa.binary())))
 
 
@@ -84,7 +84,7 @@ def test_a_field_that_comes_once_or_not_at_all():
     ],
 )
 def test_odd_values(data):
-    with pytest.raises(Odd):
+    with pytest.raises(FallbackNeededError):
         read(any_values(pa.array([AnyValue(int_value=1).SerializeToString(), data])))
 
 
@@ -101,7 +101,7 @@ def test_odd_values(data):
     ],
 )
 def test_odd_attributes(data):
-    with pytest.raises(Odd):
+    with pytest.raises(FallbackNeededError):
         key_values(pa.array([KeyValue(key="k").SerializeToString(), data, KeyValue(key="l").SerializeToString()]))
 
 
@@ -116,7 +116,7 @@ def test_flipped_bytes_are_odd_or_read_as_protobuf_reads_them():
         try:
             keys, values = key_values(pa.array([pairs[0], bytes(data), pairs[1]]))
             found = read(values)
-        except Odd:
+        except FallbackNeededError:
             continue
         try:
             pair = KeyValue.FromString(bytes(data))

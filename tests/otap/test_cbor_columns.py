@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from quiver.otap.arrays import Odd
-from quiver.otap.conversion_errors import Refused
+from quiver.otap.arrays import FallbackNeededError
+from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.tables.cbor import decode_value, encode_value, measure_value
 from quiver.otap.tables.cbor_columns import count_flat, written_flat
 from quiver.otap.views.columns import json_text
@@ -30,7 +30,7 @@ def measured(data: bytes) -> tuple[str, int]:
     """The arm and the count; none for what is refused."""
     try:
         return measure_value(data, levels=90)
-    except Refused:
+    except ConversionError:
         return "", 0
 
 
@@ -131,5 +131,5 @@ def test_flat_ones_are_written_as_one_by_one():
 def test_a_key_twice_and_text_that_is_none_are_odd():
     twice = bytes.fromhex("a2616101616102")
     for data in (twice, b"\x81\x61\xff"):
-        with pytest.raises(Odd):
+        with pytest.raises(FallbackNeededError):
             written_flat(pa.array([encode_value(AnyValue(array_value={})), data]), JSON)

@@ -8,7 +8,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from otap_random import random_request
 
 from quiver.otap import decode_requests, view_schema
-from quiver.otap.arrays import Odd
+from quiver.otap.arrays import FallbackNeededError
 from quiver.otap.request import Measured, measure_request, parse_request
 from quiver.otap.views import view as module
 from quiver.otap.views.columnar import decode_columnar
@@ -21,7 +21,7 @@ def unique_keys(data: bytes, view: str) -> bool:
         found = decode_columnar([data], view)
         for make in found.makers.values():
             make()
-    except Odd:
+    except FallbackNeededError:
         return False
     return True
 
@@ -34,7 +34,7 @@ def columnar(requests: list[bytes], view: str) -> tuple[pa.RecordBatch, list[int
 
 def by_object(requests: list[bytes], view: str, monkeypatch) -> tuple[pa.RecordBatch, list[int]]:
     def refuse(*_):
-        raise Odd
+        raise FallbackNeededError
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "decode_columnar", refuse)

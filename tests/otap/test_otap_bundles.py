@@ -11,7 +11,7 @@ from otap_ways import CASES, bytes_of, parsed, tables_of
 import quiver
 from quiver import otap
 from quiver.bundle import OTLP_SCHEMA, Bundle
-from quiver.errors import BundleInvalid, WrongUse
+from quiver.errors import InvalidBundleError, UsageError
 
 RICH = {"logs": "logs_anyvalue", "traces": "traces_rich", "metrics": "metrics_all_kinds"}
 
@@ -63,7 +63,7 @@ def test_a_request_without_records_gives_a_bundle_without_slots():
 
 def test_a_request_with_more_records_than_ids_needs_iter_bundles():
     request = numbered_logs(70_000)
-    with pytest.raises(BundleInvalid, match="needs 2 bundles: use otap.iter_bundles"):
+    with pytest.raises(InvalidBundleError, match="needs 2 bundles: use otap.iter_bundles"):
         otap.from_otlp(request, "logs")
     bundles = list(otap.iter_bundles(request, "logs", ingested_at_ns=5))
     assert [bundle[30].num_rows for bundle in bundles] == [65_535, 4_465]
@@ -73,7 +73,7 @@ def test_a_request_with_more_records_than_ids_needs_iter_bundles():
 
 
 def test_iter_bundles_raises_before_the_first_bundle():
-    with pytest.raises(BundleInvalid, match="not an ExportLogsServiceRequest"):
+    with pytest.raises(InvalidBundleError, match="not an ExportLogsServiceRequest"):
         otap.iter_bundles(b"\xff", "logs")
 
 
@@ -82,11 +82,11 @@ def test_streams_raise_instead_of_returning_damage():
     decoder = otap.StreamDecoder("logs")
     for batch in otap.StreamEncoder("logs").encode(tables):
         assert 30 in decoder.decode(batch.message).tables
-    with pytest.raises(BundleInvalid, match="not a BatchArrowRecords"):
+    with pytest.raises(InvalidBundleError, match="not a BatchArrowRecords"):
         decoder.decode(b"\xff")
-    with pytest.raises(BundleInvalid, match="not a BatchArrowRecords"):  # the stream has ended
+    with pytest.raises(InvalidBundleError, match="not a BatchArrowRecords"):  # the stream has ended
         decoder.decode(b"")
-    with pytest.raises(BundleInvalid, match="do not belong to metrics"):
+    with pytest.raises(InvalidBundleError, match="do not belong to metrics"):
         otap.StreamEncoder("metrics").encode(tables)
 
 
@@ -108,10 +108,10 @@ def test_no_public_function_returns_damage():
     ],
 )
 def test_what_is_none_is_refused(call, reason):
-    with pytest.raises(BundleInvalid, match=reason):
+    with pytest.raises(InvalidBundleError, match=reason):
         call()
 
 
 def test_an_unknown_signal_is_wrong_use():
-    with pytest.raises(WrongUse, match="profiles"):
+    with pytest.raises(UsageError, match="profiles"):
         otap.from_otlp(b"", "profiles")

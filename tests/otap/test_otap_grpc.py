@@ -13,7 +13,7 @@ from otap_oracle import REQUESTS
 from otap_ways import CASES, bytes_of, parsed, weighed
 from test_otap_vectors import LOST_BY_ALL
 
-from quiver.errors import AtCapacity, StoreClosed, StoreFailed
+from quiver.errors import CapacityError, StoreClosedError, StoreFailedError
 from quiver.otap import StatusCode, StreamEncoder, from_otlp, to_otlp
 from quiver.otap.stream.arrow_message import ArrowPayload, decode_records, encode_records
 from quiver.otap.tables.payload_schema import SIGNALS
@@ -119,9 +119,9 @@ def test_logged_is_confirmed_without_a_sync(store):
 @pytest.mark.parametrize(
     ("failure", "code", "text"),
     [
-        (AtCapacity("disk", retry_after_s=2.0), StatusCode.UNAVAILABLE, "send it again in 2 s"),
-        (StoreFailed("a sync failed"), StatusCode.UNAVAILABLE, "a sync failed"),
-        (StoreClosed("closed"), StatusCode.UNAVAILABLE, "closed"),
+        (CapacityError("disk", retry_after_s=2.0), StatusCode.UNAVAILABLE, "send it again in 2 s"),
+        (StoreFailedError("a sync failed"), StatusCode.UNAVAILABLE, "a sync failed"),
+        (StoreClosedError("closed"), StatusCode.UNAVAILABLE, "closed"),
         (OSError(28, "No space left on device"), StatusCode.UNAVAILABLE, "No space left"),
     ],
 )
@@ -139,7 +139,7 @@ def test_checklist_3_what_cannot_be_stored_now_is_unavailable_and_the_stream_goe
 
 
 def test_a_sync_that_fails_confirms_nothing(receiver, store):
-    store.sync_failures.append(StoreFailed("the disk is gone"))
+    store.sync_failures.append(StoreFailedError("the disk is gone"))
     with Client(receiver.port) as client:
         client.send(*messages())
         status = client.status()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from otap_ways import restored
 
-from quiver.otap.conversion_errors import Refused
+from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.stream.transport_ids import plain_ids
 from quiver.otap.stream.transport_order import sorted_tables, travelling_rows
 from quiver.otap.tables.payload_schema import ENCODING, TABLES
@@ -57,9 +57,9 @@ def test_checklist_10_the_encoding_is_obeyed_inside_resource_and_scope():
 
 
 def test_checklist_10_an_unknown_encoding_is_refused():
-    with pytest.raises(Refused, match="column id has the encoding b'zigzag', which is not known"):
+    with pytest.raises(ConversionError, match="column id has the encoding b'zigzag', which is not known"):
         ids([0], "zigzag")
-    with pytest.raises(Refused, match="column id has the encoding b'quasidelta'"):
+    with pytest.raises(ConversionError, match="column id has the encoding b'quasidelta'"):
         ids([0], "quasidelta")
 
 

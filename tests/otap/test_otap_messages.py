@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from quiver.errors import BundleInvalid
-from quiver.otap.conversion_errors import Refused
+from quiver.errors import InvalidBundleError
+from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.stream.arrow_message import (
     ArrowPayload,
     ArrowRecords,
@@ -62,7 +62,7 @@ def test_records_that_are_refused(data, reason):
 
 @pytest.mark.parametrize("data", [b"\x1a\xff", b"\x1a\x02\xff\xff", b"x" * 70_000])
 def test_a_malformed_status_is_an_error(data):
-    with pytest.raises(BundleInvalid, match="status|BatchStatus"):
+    with pytest.raises(InvalidBundleError, match="status|BatchStatus"):
         decode_status(data)
 
 
@@ -85,7 +85,7 @@ def test_pieces(codec):
 
 
 def test_an_end_of_stream_mark_is_refused():
-    with pytest.raises(Refused, match="has 0 bytes of metadata"):
+    with pytest.raises(ConversionError, match="has 0 bytes of metadata"):
         pieces_of(ipc(BATCH) + b"\xff\xff\xff\xff\0\0\0\0")
 
 
@@ -95,7 +95,7 @@ def test_checklist_20_ipc_messages_cut_anywhere_are_fewer_or_refused():
     for end in range(len(data)):
         try:
             assert pieces_of(data[:end]) == whole[: len(pieces_of(data[:end]))] != whole
-        except Refused as refused:
+        except ConversionError as refused:
             assert str(refused).startswith("IPC: ")
 
 
@@ -109,7 +109,7 @@ def test_checklist_20_flipped_bytes_of_ipc_are_refused_or_bounded(codec):
                 for piece in pieces_of(bytes(data)):
                     assert piece.rows >= 0
                     assert piece.bytes_inflated >= 0
-            except Refused as refused:
+            except ConversionError as refused:
                 assert str(refused).startswith("IPC: ")
             data[at] ^= flip
 

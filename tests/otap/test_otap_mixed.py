@@ -7,7 +7,7 @@ from otap_oracle import REQUESTS
 
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.otap import iter_bundles, view_schema
 from quiver.spark.exporters.parquet import PartWriter
 from quiver.spark.store.read_partition import METADATA_SCHEMA, PartitionReader
@@ -72,7 +72,7 @@ def test_tables_that_cannot_be_read_are_told_and_passed_over_when_asked(tmp_path
     resources = pa.array([{"id": 0}] * rows, pa.struct([("id", pa.uint16())]))
     broken = Bundle({30: pa.RecordBatch.from_pydict({"resource": resources, "severity_text": list(range(rows))})})
     spans = spans_of(tmp_path, [whole(request(0, 3)), broken, *iter_bundles(request(3, 100), "logs")])
-    with pytest.raises(Damaged, match="bundle 0:1 cannot be decoded: LOGS: column severity_text is int64"):
+    with pytest.raises(CorruptionError, match="bundle 0:1 cannot be decoded: LOGS: column severity_text is int64"):
         list(reader_of().read(spans))
     kept = pa.Table.from_batches(list(reader_of(fail=False).read(spans)))
     assert kept.column("severity_text").to_pylist() == [str(number) for number in range(103)]

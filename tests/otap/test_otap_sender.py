@@ -15,7 +15,7 @@ from otap_oracle import REQUESTS
 from otap_ways import CASES, VIEW_OF, bytes_of, parsed
 
 from quiver.clock import SystemClock
-from quiver.errors import AtCapacity, SettingsInvalid
+from quiver.errors import CapacityError, SettingsError
 from quiver.exporters import otap_grpc
 from quiver.exporters.otap_grpc import OtapGrpcSender
 from quiver.exporters.reply import Reply
@@ -118,7 +118,7 @@ def test_many_threads_share_a_stream(receiver, store):
 
 
 def test_checklist_19_unavailable_is_sent_again_later_and_invalid_never(sender, store):
-    store.failures.append(AtCapacity("disk", retry_after_s=1.0))
+    store.failures.append(CapacityError("disk", retry_after_s=1.0))
     reply = sender.send("logs", LOGS)
     assert (reply.outcome, reply.reason) == ("retry", "UNAVAILABLE")
     assert sender.send("logs", LOGS).outcome == "confirmed"
@@ -277,7 +277,7 @@ def test_without_a_status_in_time_it_counts_as_to_be_sent_again(store):
 
 @pytest.mark.parametrize("wrong", [{"payload_compression": "lz4"}, {"stream_lifetime_s": 0}, {"message_bytes_max": 1}])
 def test_settings_out_of_range_are_refused(wrong):
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         OtapSenderSettings(**wrong)
 
 

@@ -7,7 +7,7 @@ from otap_equal import said
 from otap_oracle import REQUESTS
 from otap_ways import CASES, Line, bytes_of, parsed, restored, tables_of, weighed
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.otap.stream.arrow_message import ArrowPayload, decode_records, encode_records
 from quiver.otap.stream.decoder import ArrowBatch, StreamDecoder, StreamLimits
 from quiver.otap.stream.encoder import StreamEncoder
@@ -109,13 +109,13 @@ def test_payload_compression(compression):
 
 
 def test_an_unknown_compression_is_refused():
-    with pytest.raises(WrongUse, match="use one of zstd, none"):
+    with pytest.raises(UsageError, match="use one of zstd, none"):
         StreamEncoder("logs", payload_compression="snappy")
 
 
 @pytest.mark.parametrize("end", [StreamEncoder, StreamDecoder])
 def test_an_unknown_signal_is_refused(end):
-    with pytest.raises(WrongUse, match="no signal named 'spans'; there are logs, traces, metrics"):
+    with pytest.raises(UsageError, match="no signal named 'spans'; there are logs, traces, metrics"):
         end("spans")
 
 

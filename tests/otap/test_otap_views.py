@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from otap_random import random_request
 
 from quiver.bundle import OTLP_SCHEMA, Bundle
-from quiver.errors import BundleInvalid, WrongUse
+from quiver.errors import InvalidBundleError, UsageError
 from quiver.otap import VIEW_SLOTS, VIEWS, decode_groups, decode_requests, view, view_schema
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "otlp"
@@ -89,11 +89,11 @@ def test_no_columns_still_count_rows():
 
 
 def test_unknown_views_and_columns_are_refused_in_words_that_name_the_known_ones():
-    with pytest.raises(WrongUse, match="there are logs, spans, metrics"):
+    with pytest.raises(UsageError, match="there are logs, spans, metrics"):
         decode_requests([], "profiles")
-    with pytest.raises(WrongUse, match="no column 'boddy'; it has time"):
+    with pytest.raises(UsageError, match="no column 'boddy'; it has time"):
         decode_requests([], "logs", columns=["boddy"])
-    with pytest.raises(WrongUse, match="twice"):
+    with pytest.raises(UsageError, match="twice"):
         decode_requests([], "logs", columns=["body", "body"])
 
 
@@ -169,7 +169,7 @@ def test_too_many_requests_for_one_batch_are_refused():
     records = resource_logs.scope_logs.add().log_records
     for _ in range(200):
         records.add()
-    with pytest.raises(WrongUse, match="fewer at once"):
+    with pytest.raises(UsageError, match="fewer at once"):
         decode_requests([request.SerializeToString()] * 2, "logs")
 
 
@@ -198,12 +198,12 @@ def test_a_bundle_of_another_signal_gives_no_rows():
 
 
 def test_a_bundle_with_a_bad_request_is_refused_naming_it():
-    with pytest.raises(BundleInvalid, match="request 0 of the bundle: not an ExportLogs"):
+    with pytest.raises(InvalidBundleError, match="request 0 of the bundle: not an ExportLogs"):
         view(raw(b"\xff"), "logs")
 
 
 def test_a_batch_without_requests_is_refused():
-    with pytest.raises(WrongUse, match="named data"):
+    with pytest.raises(UsageError, match="named data"):
         view(pa.record_batch([pa.array([1])], names=["data"]), "logs")
 
 

@@ -9,7 +9,7 @@ from otap_oracle import REQUESTS
 from otap_ways import CASES, VIEW_OF, bytes_of, parsed
 
 import quiver
-from quiver.errors import PipelineInvalid
+from quiver.errors import PipelineError
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.otap_grpc import OtapGrpcSender
 from quiver.exporters.settings import ExporterSettings
@@ -102,7 +102,7 @@ def test_a_pipeline_file_names_both_ends():
     ],
 )
 def test_mistakes_in_a_pipeline_file_are_told(old, new, reason):
-    with pytest.raises(PipelineInvalid, match=reason):
+    with pytest.raises(PipelineError, match=reason):
         load_pipeline(NODES.replace(old, new), source="p.yaml", values={})
 
 

@@ -7,7 +7,7 @@ from otap_random import carried_request, random_request
 from otap_ways import CASES, VECTORS, VIEW_OF, bytes_of, weighed
 
 from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS, Bundle
-from quiver.errors import BundleInvalid
+from quiver.errors import InvalidBundleError
 from quiver.otap import (
     StreamDecoder,
     decode_groups,
@@ -166,7 +166,7 @@ def test_tables_of_another_signal_are_passed_over():
 def test_unsound_tables_are_told_and_the_others_give_rows():
     data = bytes_of(CASES["logs_sdk"]["otlp"][0])
     broken = Bundle({30: pa.RecordBatch.from_pydict({"id": ["a"], "resource": [{"id": 0}]})})
-    with pytest.raises(BundleInvalid, match="request 0 of the bundle: LOGS: column id is string"):
+    with pytest.raises(InvalidBundleError, match="request 0 of the bundle: LOGS: column id is string"):
         view(broken, "logs")
     good = list(stored_requests(whole(data, "logs").batches, "logs"))
     (group,) = decode_groups([*stored_requests(broken.batches, "logs"), *good], "logs")

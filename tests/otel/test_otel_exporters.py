@@ -30,7 +30,7 @@ import quiver
 from clean_process import in_a_clean_process
 from quiver import otap
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import DirectoryInUse, SettingsInvalid, StoreFailed, WrongUse
+from quiver.errors import DirectoryInUseError, SettingsError, StoreFailedError, UsageError
 from quiver.otel import (
     ExporterSettings,
     Forwarder,
@@ -236,13 +236,13 @@ def test_one_store_for_all_exporters_of_a_process(tmp_path):
     link.symlink_to(tmp_path / "local")
     first, second = QuiverSpanExporter(tmp_path / "local"), QuiverLogExporter(link)
     assert first._intake._lease.store is second._intake._lease.store
-    with pytest.raises(WrongUse, match="other settings"):
+    with pytest.raises(UsageError, match="other settings"):
         QuiverMetricExporter(tmp_path / "local", settings=TINY)
     first.shutdown()
     first.shutdown()
     assert first.export(spans_of(2)) is SpanExportResult.FAILURE
     assert first.dropped_items == {"shutdown": 2}
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         quiver.open(tmp_path / "local")
     second.shutdown()
     quiver.open(tmp_path / "local").close()
@@ -274,14 +274,14 @@ def test_what_cannot_be_kept_is_a_failure_and_never_an_exception(tmp_path, monke
     """A store that failed, and data that the SDK's encoder cannot say; each counted under its name."""
     exporter = QuiverLogExporter(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(exporter._intake._lease.store, "ingest", _failing(StoreFailed("sync failed")))
+        patch.setattr(exporter._intake._lease.store, "ingest", _failing(StoreFailedError("sync failed")))
         assert exporter.export([object()]) is LogRecordExportResult.FAILURE
         assert exporter.dropped_items == {"unencodable": 1}
         patch.setattr(exporters, "encode_logs", lambda _: exporters.encode_spans([]))
         assert exporter.export([object()] * 3) is LogRecordExportResult.FAILURE
         assert exporter.dropped_items == {"unencodable": 1, "failed": 3}
     exporter.shutdown()
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         QuiverLogExporter(tmp_path, timeout_s=-1)
 
 
@@ -411,13 +411,13 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path):
 
 def test_a_forwarder_that_cannot_be_made_leaves_nothing_open(tmp_path):
     """An endpoint that is none, a name that is none, a directory of another process."""
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         Forwarder(tmp_path / "a", "nonsense://x")
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         Forwarder(tmp_path / "b", "http://127.0.0.1:1", subscriber="no/name")
-    with quiver.open(tmp_path / "c"), pytest.raises(DirectoryInUse):
+    with quiver.open(tmp_path / "c"), pytest.raises(DirectoryInUseError):
         Forwarder(tmp_path / "c", "http://127.0.0.1:1")
-    with quiver.open(tmp_path / "c"), pytest.raises(DirectoryInUse):
+    with quiver.open(tmp_path / "c"), pytest.raises(DirectoryInUseError):
         QuiverSpanExporter(tmp_path / "c")
 
 
@@ -425,11 +425,11 @@ def test_a_path_that_names_no_directory_is_refused(tmp_path, monkeypatch):
     """An empty one, from a variable that is not set, is not the working directory."""
     monkeypatch.chdir(tmp_path)
     for path in ("", 5, None):
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             QuiverLogExporter(path)
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             Forwarder(path, "http://127.0.0.1:1")
-    with pytest.raises(SettingsInvalid, match="an endpoint is a URL"):
+    with pytest.raises(SettingsError, match="an endpoint is a URL"):
         Forwarder("here", None)
     assert list(tmp_path.iterdir()) == []
 

@@ -7,7 +7,7 @@ import pytest
 
 from quiver.delivery.letter_policy import LetterPolicy
 from quiver.delivery.policy import RetryPolicy
-from quiver.errors import DeliveryHalted
+from quiver.errors import DeliveryHaltedError
 from quiver.pipeline import export
 from quiver.pipeline.queries import RunningQuery
 
@@ -39,7 +39,7 @@ class Sieve:
 
 @pytest.mark.parametrize(
     ("error", "starts"),
-    [(RuntimeError("disk"), 2), (RuntimeError(f"quiver.errors.{DeliveryHalted('out', '0:1', 'HTTP 400')!r}"), 1)],
+    [(RuntimeError("disk"), 2), (RuntimeError(f"quiver.errors.{DeliveryHaltedError('out', '0:1', 'HTTP 400')!r}"), 1)],
 )
 def test_a_halt_is_no_failure_to_recover_from(monkeypatch, error, starts):
     """Another start would only meet the same bundle."""
@@ -87,7 +87,7 @@ def test_a_query_that_fails_waits_as_its_retry_says(monkeypatch):
 
 def test_a_halt_between_batches_stops_the_query(monkeypatch, caplog):
     """A bundle was tried once more, by itself, and its policy says to stop at it."""
-    sieve = Sieve(DeliveryHalted("out", "0:1", "5 attempts failed"))
+    sieve = Sieve(DeliveryHaltedError("out", "0:1", "5 attempts failed"))
     running = RunningQuery(Query(None), sieve)
     monkeypatch.setattr(export, "start_query", lambda _spark, _plan, _observer, *, stats: running)
     config = SimpleNamespace(destination="lake/", policy=RetryPolicy, letters=LETTERS)

@@ -7,7 +7,7 @@ import pytest
 
 from quiver.delivery.letter_policy import LetterPolicy
 from quiver.delivery.policy import RetryPolicy
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.pipeline import export
 from quiver.pipeline.queries import RunningQuery
 
@@ -18,7 +18,7 @@ POLICY = RetryPolicy(initial_interval_s=1.0, max_interval_s=30.0, multiplier=2.0
 @pytest.mark.parametrize(
     "problem",
     [
-        WrongUse("the processor acme:gone cannot be made"),
+        UsageError("the processor acme:gone cannot be made"),
         OSError(28, "no space left"),
         ValueError("a processor of another package does not like its keys"),
         RuntimeError("an exception of Spark's, whose class nobody knows here"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.errors import PipelineInvalid
+from quiver.errors import PipelineError
 from quiver.pipeline.diagram import as_mermaid, as_text
 from quiver.pipeline.explain import describe, promises
 from quiver.pipeline.graph import load_pipeline
@@ -164,7 +164,7 @@ def test_receivers_with_other_destinations_have_other_buffers():
 )
 def test_graphs_that_make_no_sense_are_refused(ways, reason):
     """In words that name the nodes."""
-    with pytest.raises(PipelineInvalid, match=reason):
+    with pytest.raises(PipelineError, match=reason):
         load(*ways)
 
 
@@ -182,7 +182,7 @@ def test_a_graph_with_more_ways_than_can_be_counted_is_refused_at_once(monkeypat
     for name in (f"{letter}{at}" for letter in "abc" for at in range(61)):
         monkeypatch.setitem(CONFIGS, name, step)
 
-    with pytest.raises(PipelineInvalid, match="console is reached in two ways"):
+    with pytest.raises(PipelineError, match="console is reached in two ways"):
         load(*diamonds(60, "console"))
 
 
@@ -192,7 +192,7 @@ def test_a_graph_has_an_end(monkeypatch):
     for name in names:
         monkeypatch.setitem(CONFIGS, name, CONFIGS["errors"])
 
-    with pytest.raises(PipelineInvalid, match="there are 252 nodes; a pipeline has at most 200"):
+    with pytest.raises(PipelineError, match="there are 252 nodes; a pipeline has at most 200"):
         load(" > ".join(["otlp", *names, "console"]))
 
 
@@ -212,13 +212,13 @@ def test_a_node_is_not_called_like_a_buffer_that_is_made(ways, like, named, monk
     for short, name in long.items():
         ways = [way.replace(short, name) for way in ways]
 
-    with pytest.raises(PipelineInvalid, match=f"is called {named or 'staged-'}.* here; choose another name"):
+    with pytest.raises(PipelineError, match=f"is called {named or 'staged-'}.* here; choose another name"):
         load(*ways)
 
 
 def test_memory_beside_a_persistence_node_is_refused():
     """It would have no effect."""
-    with pytest.raises(PipelineInvalid, match="memory has no effect"):
+    with pytest.raises(PipelineError, match="memory has no effect"):
         load("otlp > persistence > console", more="memory: {size_cap: 64MiB}")
 
 

@@ -24,7 +24,7 @@ import quiver
 from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.dead_letters import count_letters
-from quiver.errors import PipelineInvalid, WrongUse
+from quiver.errors import PipelineError, UsageError
 from quiver.exporters.settings import ExporterSettings
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.explain import describe
@@ -245,7 +245,7 @@ def test_every_key_reaches_the_sender():
 )
 def test_mistakes_are_said_before_anything_starts(old, new, reason):
     """With the key that is wrong."""
-    with pytest.raises(PipelineInvalid, match=f".*{reason.replace('(', '.').replace('?', '.')}"):
+    with pytest.raises(PipelineError, match=f".*{reason.replace('(', '.').replace('?', '.')}"):
         changed(old, "" if new == "{}" else new)
 
 
@@ -281,7 +281,7 @@ def test_a_dead_exporter_holds_up_no_other(tmp_path, caplog):
 def test_a_certificate_that_is_not_there_cannot_be_helped_by_a_restart(tmp_path):
     """It is wrong use, said with the node's name before a port opens."""
     pipeline = changed(GRPC, 'grpc_endpoint: "https://far:1"\n      tls: {ca_file: none.pem}')
-    with quiver.open(tmp_path) as store, pytest.raises(WrongUse, match="otlp_exporter: tls.ca_file: .*none.pem"):
+    with quiver.open(tmp_path) as store, pytest.raises(UsageError, match="otlp_exporter: tls.ca_file: .*none.pem"):
         Forwarding(pipeline, store, InMemoryObserver())
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.errors import PipelineInvalid, WrongUse
+from quiver.errors import PipelineError, UsageError
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import check_cores, load_pipeline
 from quiver.pipeline.processes.child import parse_assignments, read_pipeline
@@ -66,7 +66,7 @@ def changed(old, new):
 
 
 def refused(text):
-    with pytest.raises(PipelineInvalid) as caught:
+    with pytest.raises(PipelineError) as caught:
         load(text)
     return caught.value.line, caught.value.reason
 
@@ -339,7 +339,7 @@ def test_cores_whose_metrics_have_no_port_are_refused(listen, said):
     pipeline = load(f'metrics: {{listen: "127.0.0.1:{listen}"}}\n{GOOD}')
     check_cores(pipeline, 1)
 
-    with pytest.raises(WrongUse, match=said):
+    with pytest.raises(UsageError, match=said):
         check_cores(pipeline, 3)
 
 
@@ -348,15 +348,15 @@ def test_cores_that_no_store_can_be_made_for_are_refused():
     pipeline = load(changed("        size_cap: 500GB", "        size_cap: 300MiB"))
     check_cores(pipeline, 2)
 
-    with pytest.raises(WrongUse, match=r"persistence: for each of 3 cores, retention.size_cap must hold"):
+    with pytest.raises(UsageError, match=r"persistence: for each of 3 cores, retention.size_cap must hold"):
         check_cores(pipeline, 3)
-    with pytest.raises(WrongUse, match="1025 cores are too many: at most 1024"):
+    with pytest.raises(UsageError, match="1025 cores are too many: at most 1024"):
         check_cores(load(GOOD), 1025)
 
 
 @pytest.mark.parametrize("text", ["nodes: []", "nodes: {}", "[]", "nodes:\n  a: 1", "5", "nodes:\n  a: {kind: [1]}"])
 def test_other_shapes_are_refused(text):
-    """Never anything but PipelineInvalid."""
+    """Never anything but PipelineError."""
     refused(text)
 
 
@@ -365,7 +365,7 @@ def test_every_cut_of_the_file_is_read_or_refused():
     for end in range(len(GOOD)):
         try:
             load(GOOD[:end])
-        except PipelineInvalid as error:
+        except PipelineError as error:
             assert 1 <= error.line <= GOOD[:end].count("\n") + 2
 
 
@@ -382,7 +382,7 @@ def test_the_example_is_a_pipeline():
 
 def test_a_file_without_an_end_is_not_read_to_it():
     """A device, or the wrong file: the limit holds before anything is in memory."""
-    with pytest.raises(PipelineInvalid, match="the file is larger than 1048576 bytes"):
+    with pytest.raises(PipelineError, match="the file is larger than 1048576 bytes"):
         read_pipeline(Path("/dev/zero"), [], {})
 
 
@@ -393,9 +393,9 @@ def test_an_assignment_that_fits_no_placeholder_is_refused(tmp_path):
 
     assert read_pipeline(path, [], {"where": "env"}).exporters[0][1].path == "env"
     assert read_pipeline(path, ["where=given"], {"where": "env"}).exporters[0][1].path == "given"
-    with pytest.raises(WrongUse, match="no placeholder of that name; it has where"):
+    with pytest.raises(UsageError, match="no placeholder of that name; it has where"):
         read_pipeline(path, ["were=x", "where=y"], {})
-    with pytest.raises(WrongUse, match="name=value"):
+    with pytest.raises(UsageError, match="name=value"):
         parse_assignments(["novalue"])
-    with pytest.raises(WrongUse, match="cannot read"):
+    with pytest.raises(UsageError, match="cannot read"):
         read_pipeline(tmp_path / "none.yaml", [], {})

@@ -96,7 +96,7 @@ def test_a_store_at_its_cap_is_not_ready(tmp_path):
             try:
                 for _ in range(20):
                     store.ingest(bundle(30_000))
-            except quiver.errors.AtCapacity:
+            except quiver.errors.CapacityError:
                 assert policy == "backpressure"
             assert (store.problems() == ()) == is_ready, store.problems()
             if not is_ready:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from quiver.errors import PipelineInvalid, WrongUse
+from quiver.errors import PipelineError, UsageError
 from quiver.pipeline.config.exporter import QueryExporterConfig
 from quiver.pipeline.config.limits import DiskConfig, MemoryConfig
 from quiver.pipeline.config.polled import PolledReceiverConfig
@@ -336,7 +336,7 @@ def test_each_key_changes_what_something_is_told(urn, key):
     put(after, key, value)
     try:
         told_before = told(document(urn, before))
-    except PipelineInvalid:
+    except PipelineError:
         # What it needs means nothing without it: then it is compared with the least that works.
         told_before = told(document(urn, BASE[urn]))
 
@@ -361,7 +361,7 @@ def test_each_key_of_an_action_changes_it(action):
     (found,) = told(document(urn, {"actions": [action]}))["processors"]
     assert [found] != base
     assert found[0].actions[0].value is action.get("value")
-    with pytest.raises(PipelineInvalid, match="unknown key actions.0.kee; did you mean key"):
+    with pytest.raises(PipelineError, match="unknown key actions.0.kee; did you mean key"):
         load(document(urn, {"actions": [action | {"kee": 1}]}))
 
 
@@ -379,7 +379,7 @@ def test_a_key_without_effect_is_refused_in_words(urn, key):
     value, reason = REFUSED[urn, key]
     config = copy.deepcopy(BASE[urn]) if key in BOUNDS or key == "durable" else {}
     put(config, key, value)
-    with pytest.raises(PipelineInvalid, match=reason):
+    with pytest.raises(PipelineError, match=reason):
         load(document(urn, config))
 
 
@@ -435,7 +435,7 @@ def test_each_key_of_the_persistence_node_reaches_the_store(key):
 
 def test_no_key_of_the_store_is_left_out():
     """An unknown key names those there are."""
-    with pytest.raises(PipelineInvalid) as caught:
+    with pytest.raises(PipelineError) as caught:
         load(document("urn:otap:processor:persistence", {"path": "b", "nothing.like.it.at.all": 1}))
 
     assert sorted(caught.value.reason.partition("known are ")[2].split(", ")) == sorted(STORE)
@@ -469,15 +469,15 @@ def test_the_keys_of_the_disk():
     assert needs_restart(plain, capped) == ["disk changed"]
     assert "together take at most 1 GiB" in " ".join(describe(capped)["says"])
     check_cores(capped, 8)
-    with pytest.raises(WrongUse, match="disk.size_cap must hold .* of each buffer and core: 1.1 GiB; it is 1 GiB"):
+    with pytest.raises(UsageError, match="disk.size_cap must hold .* of each buffer and core: 1.1 GiB; it is 1 GiB"):
         check_cores(capped, 9)
     value["disk"] = {"size_cap": "100MiB"}
-    with pytest.raises(PipelineInvalid, match="disk.size_cap must hold"):
+    with pytest.raises(PipelineError, match="disk.size_cap must hold"):
         load(value)
     pipeline = value["groups"]["a"]["pipelines"]["b"]
     del pipeline["nodes"]["store"]
     pipeline["connections"] = [{"from": "in", "to": "out"}]
-    with pytest.raises(PipelineInvalid, match="disk has no effect"):
+    with pytest.raises(PipelineError, match="disk has no effect"):
         load(value)
     assert set(DiskConfig.model_fields) == {"size_cap"}
 
@@ -492,7 +492,7 @@ def test_the_keys_of_metrics():
     assert (plain.metrics, told_here.metrics.listen) == (None, "127.0.0.1:9464")
     assert needs_restart(plain, told_here) == ["metrics changed"]
     value["metrics"] = {"listen": "0.0.0.0:9464"}
-    with pytest.raises(PipelineInvalid, match="others can reach"):
+    with pytest.raises(PipelineError, match="others can reach"):
         load(value)
     value["metrics"] = {"listen": "0.0.0.0:9464", "insecure": True}
     assert load(value).metrics.insecure
@@ -518,5 +518,5 @@ def test_the_level_of_the_log():
 
     assert load(value).log_level == "info"
     assert load(value | {"log_level": "debug"}).log_level == "debug"
-    with pytest.raises(PipelineInvalid, match="'inf' is not available; did you mean info"):
+    with pytest.raises(PipelineError, match="'inf' is not available; did you mean info"):
         load(value | {"log_level": "inf"})

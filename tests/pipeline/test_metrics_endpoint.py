@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import quiver
-from quiver.errors import RetryLater
+from quiver.errors import TransientError
 from quiver.metrics import METRICS
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.store.opening import open_store
@@ -56,7 +56,7 @@ def test_a_port_that_is_taken_is_said_so(endpoint, tmp_path):
         endpoint.start()
         endpoint.observe(store)
         other = MetricsEndpoint(endpoint.address)
-        with pytest.raises(RetryLater, match=endpoint.address):
+        with pytest.raises(TransientError, match=endpoint.address):
             other.start()
         other.stop()
         assert "quiver_wal_files" in fetch(endpoint.address)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quiver.errors import PipelineInvalid
+from quiver.errors import PipelineError
 from quiver.pipeline.config.parse import DOCUMENT_BYTES_MAX, load_document, nearest
 
 
@@ -11,7 +11,7 @@ def load(text, **values):
 
 
 def refused(text, **values):
-    with pytest.raises(PipelineInvalid) as caught:
+    with pytest.raises(PipelineError) as caught:
         load(text, **values)
     assert caught.value.path == "p.yaml"
     return caught.value.line, caught.value.reason

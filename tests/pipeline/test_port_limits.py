@@ -13,7 +13,7 @@ import yaml
 from run_process import Run, bodies, free_ports, request
 
 from lifeline import Lifeline
-from quiver.errors import StoreFailed
+from quiver.errors import StoreFailedError
 from quiver.pipeline import explain, ingest
 from quiver.pipeline.config.receiver_place import ReceiverPlace
 from quiver.pipeline.explain import promises
@@ -21,7 +21,7 @@ from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.port_limits import OWN_DESCRIPTORS, connection_share, too_many_connections
 from quiver.pipeline.processes.child import ChildContext
 from quiver.primitives.disk.descriptors import raise_descriptor_limit
-from quiver.primitives.worker import WorkerDied
+from quiver.primitives.worker import WorkerDiedError
 
 
 def load(tmp_path):
@@ -93,7 +93,7 @@ def test_an_ingest_process_ends_when_its_store_has_failed(tmp_path, monkeypatch,
     def run():
         try:
             ingest.ingest(ChildContext(load(tmp_path), run_dir, lifeline))
-        except StoreFailed as error:
+        except StoreFailedError as error:
             failed.append(error)
         finally:
             ended.set()
@@ -103,7 +103,7 @@ def test_an_ingest_process_ends_when_its_store_has_failed(tmp_path, monkeypatch,
     try:
         while not (run_dir / "ingest.json").exists():
             assert not ended.wait(0.01)
-        opened[0].poison(WorkerDied("nobody thought of this"))
+        opened[0].poison(WorkerDiedError("nobody thought of this"))
         assert ended.wait(50)
     finally:
         lifeline.gone.set()

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from quiver.errors import PipelineInvalid
+from quiver.errors import PipelineError
 from quiver.pipeline.config.receiver import OtlpReceiverConfig
 from quiver.pipeline.graph import load_pipeline
 
@@ -100,7 +100,7 @@ def test_secrets_are_in_no_text_of_the_pipeline():
     ("insecure: maybe", 0, "insecure"),
 ])  # fmt: skip
 def test_mistakes_are_named_with_their_line(config, offset, reason):
-    with pytest.raises(PipelineInvalid) as caught:
+    with pytest.raises(PipelineError) as caught:
         load(config)
     assert reason in str(caught.value)
     assert f"p.yaml:{CONFIG_LINE + offset}:" in str(caught.value)
@@ -112,7 +112,7 @@ def test_mistakes_are_named_with_their_line(config, offset, reason):
     (("127.0.0.1:4317", "[::]:4318"), "protocols.http.listening_addr", 10),
 ])  # fmt: skip
 def test_a_port_that_others_can_reach_is_refused_at_its_own_line(addresses, key, line):
-    with pytest.raises(PipelineInvalid) as caught:
+    with pytest.raises(PipelineError) as caught:
         load("", addresses=addresses)
     assert f"p.yaml:{line}: {key}: others can reach" in str(caught.value)
     load("insecure: true", addresses=addresses)
@@ -120,7 +120,7 @@ def test_a_port_that_others_can_reach_is_refused_at_its_own_line(addresses, key,
 
 
 def test_metrics_that_others_can_reach_are_refused():
-    with pytest.raises(PipelineInvalid, match="listen: others can reach 0.0.0.0, and metrics are told in plain text"):
+    with pytest.raises(PipelineError, match="listen: others can reach 0.0.0.0, and metrics are told in plain text"):
         load("", top='metrics: {listen: "0.0.0.0:9464"}\n')
     assert load("", top='metrics: {listen: "0.0.0.0:9464", insecure: true}\n').metrics.insecure
     assert load("", top='metrics: {listen: "127.0.0.1:9464"}\n').metrics.listen == "127.0.0.1:9464"

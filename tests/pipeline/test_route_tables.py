@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from quiver.errors import PipelineInvalid
+from quiver.errors import PipelineError
 from quiver.pipeline.config.processor import PROCESSORS_GROUP
 from quiver.pipeline.graph import load_pipeline
 
@@ -61,7 +61,7 @@ def spark(tables):
 )
 def test_what_a_processor_would_never_meet_is_refused(step, says):
     """What was to be redacted would go on as it is."""
-    with pytest.raises(PipelineInvalid) as caught:
+    with pytest.raises(PipelineError) as caught:
         load({"step": step, "out": CONSOLE})
 
     assert (caught.value.line, says in caught.value.reason) == (9, True)
@@ -69,7 +69,7 @@ def test_what_a_processor_would_never_meet_is_refused(step, says):
 
 def test_a_table_that_an_exporter_would_never_meet_is_refused():
     """It would take everything, and write nothing."""
-    with pytest.raises(PipelineInvalid, match="tables: there is no table traces here; did you mean spans?"):
+    with pytest.raises(PipelineError, match="tables: there is no table traces here; did you mean spans?"):
         load({"out": spark("[traces]")}, "store > out")
     assert load({"out": spark("[spans]")}, "store > out").routes["out"].config.tables == ("spans",)
 
@@ -78,9 +78,9 @@ def test_the_output_of_a_query_is_a_table_behind_it():
     """Not before it, and not beside it."""
     late = redact("signals: [errors]")
     assert load({"step": ERRORS, "late": late, "out": spark("[errors]")}, "store > step > late > out")
-    with pytest.raises(PipelineInvalid, match="there is no table errors here"):
+    with pytest.raises(PipelineError, match="there is no table errors here"):
         load({"step": ERRORS, "late": late, "out": CONSOLE}, "store > late > step > out")
-    with pytest.raises(PipelineInvalid, match="there is no table errors here"):
+    with pytest.raises(PipelineError, match="there is no table errors here"):
         load({"step": ERRORS, "a": CONSOLE, "out": spark("[errors]")}, "store > step > a", "store > out")
 
 

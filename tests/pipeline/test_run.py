@@ -17,7 +17,7 @@ import pytest
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import DirectoryInUse, QuiverError
+from quiver.errors import DirectoryInUseError, QuiverError
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.processes.child import INGEST_READY, write_ready
 from quiver.pipeline.processes.run import RunOptions, _Running, left_behind, not_sealed, read_state, run_pipeline
@@ -120,7 +120,7 @@ def test_it_runs_until_standard_input_ends(command, tmp_path):
         child = state["children"]["ingest"]
         assert (state["pid"], state["state"]) == (running.pid, "running")
         assert (child["state"], child["starts"]) == ("running", 1)
-        with pytest.raises(DirectoryInUse, match=f"is in use by pid {running.pid}"):
+        with pytest.raises(DirectoryInUseError, match=f"is in use by pid {running.pid}"):
             run_pipeline(pipeline_of(tmp_path), RunOptions([], run_dir), reread=None, say=None)
         running.stdin.close()
         assert running.wait(30) == 0, running.stdout.read()

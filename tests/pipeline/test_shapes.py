@@ -2,7 +2,7 @@
 
 import pytest
 
-from quiver.errors import PipelineInvalid
+from quiver.errors import PipelineError
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.plugins import PLUGINS, find_plugin
@@ -49,7 +49,7 @@ def load(text):
 
 def refused(old, new):
     assert LATER.count(old) == 1, old
-    with pytest.raises(PipelineInvalid) as caught:
+    with pytest.raises(PipelineError) as caught:
         load(LATER.replace(old, new))
     return caught.value.line, caught.value.reason
 

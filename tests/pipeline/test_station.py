@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import quiver
-from quiver.errors import StoreClosed
+from quiver.errors import StoreClosedError
 from quiver.observe import InMemoryObserver
 from quiver.pipeline import ingest
 from quiver.pipeline.forwarding import Forwarding
@@ -69,7 +69,7 @@ def test_a_store_that_failed_is_told(part, tmp_path):
     with quiver.open(tmp_path / "buffer", cores=1, background=False) as store:
         station = ingest._Station(part, store, store.core(0), InMemoryObserver())
         store.core(0).close()
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             station.send()
         assert not station.sending
 
@@ -99,13 +99,13 @@ def test_what_could_not_be_made_holds_nothing(part, tmp_path, monkeypatch):
 
     def sender_of(name, config):
         if name == "two":
-            raise quiver.WrongUse("a certificate cannot be read")
+            raise quiver.UsageError("a certificate cannot be read")
         return real(name, config)
 
     with quiver.open(tmp_path / "buffer", background=False) as store:
         with monkeypatch.context() as patched:
             patched.setattr(forwarding, "sender_of", sender_of)
-            with pytest.raises(quiver.WrongUse, match="certificate"):
+            with pytest.raises(quiver.UsageError, match="certificate"):
                 Forwarding(part, store, InMemoryObserver())
         with Forwarding(part, store, InMemoryObserver()) as made:
             made.drain_s = 0.0

@@ -19,7 +19,7 @@ from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.letter_policy import LetterPolicy
 from quiver.delivery.policy import RetryPolicy
-from quiver.errors import AtCapacity
+from quiver.errors import CapacityError
 from quiver.pipeline import export
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.ingest import ingest
@@ -120,7 +120,7 @@ def test_a_store_that_cannot_seal_yet_sends_what_it_has(tmp_path, monkeypatch, c
     """That is said; the process ends in order, and what it holds in its log comes at the next start."""
 
     def full(_store):
-        raise AtCapacity("the disk is full")
+        raise CapacityError("the disk is full")
 
     with Ingest(tmp_path) as inside:
         post(inside.port, request(0))

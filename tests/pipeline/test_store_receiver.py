@@ -15,7 +15,7 @@ import quiver
 from lifeline import Lifeline
 from quiver import Bundle, Settings
 from quiver.cli.main import main
-from quiver.errors import DirectoryInUse, PipelineInvalid, WrongUse
+from quiver.errors import DirectoryInUseError, PipelineError, UsageError
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.config.store import StoreReceiverConfig
 from quiver.pipeline.explain import describe
@@ -154,7 +154,7 @@ def test_a_store_that_was_made_anew_is_another_one(tmp_path, ours, receiver_of):
                 theirs.ingest(bundle(number))
                 theirs.flush()
         if first:
-            with pytest.raises(quiver.DataLoss, match="another has taken its place"):
+            with pytest.raises(quiver.DataLossError, match="another has taken its place"):
                 receiver.take()
             receiver._let_go()
         take_all(receiver)
@@ -168,7 +168,7 @@ def test_it_goes_on_where_it_was(theirs, ours, receiver_of):
     theirs.flush()
     first = receiver_of()
     assert take_all(first) == 1
-    with pytest.raises(DirectoryInUse, match="subscriber pipeline"):
+    with pytest.raises(DirectoryInUseError, match="subscriber pipeline"):
         receiver_of().take()
     first.stop(0)
     late = receiver_of(subscriber="late", start="latest")
@@ -235,7 +235,7 @@ def test_a_full_store_here_waits(tmp_path, theirs, receiver_of, monkeypatch):
 
     def full(_bundle):
         asked.set()
-        raise quiver.AtCapacity("full")
+        raise quiver.CapacityError("full")
 
     with monkeypatch.context() as patched:
         patched.setattr(receiver._store, "ingest", full)
@@ -288,12 +288,12 @@ def test_check_says_what_it_reads(tmp_path, monkeypatch, capsys):
 def test_circles_are_seen(tmp_path):
     """Its own store is refused; one that it writes to by an exporter is said."""
     own = pipeline(tmp_path, store=str(tmp_path / "ours") + "/")
-    with pytest.raises(PipelineInvalid, match="in would read what store of this pipeline keeps"):
+    with pytest.raises(PipelineError, match="in would read what store of this pipeline keeps"):
         load(own)
     (tmp_path / "ours").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "ours")
     for way in ("link", "ours/core_0"):
-        with pytest.raises(PipelineInvalid, match="in would read what store of this pipeline keeps"):
+        with pytest.raises(PipelineError, match="in would read what store of this pipeline keeps"):
             load(pipeline(tmp_path, store=str(tmp_path / way)))
     around = pipeline(tmp_path, store=str(tmp_path / "copy"))
     assert any("which in reads: it all comes back" in one for one in describe(load(around))["says"])
@@ -316,7 +316,7 @@ def test_a_position_has_one_reader(tmp_path, monkeypatch, urn, config, says):
         inside["nodes"][name] = {"type": f"urn:quiver:{urn}:receiver", "config": {**config}}
     inside["connections"].append({"from": "again", "to": "store"})
     inside["nodes"]["again"]["config"][next(iter(config))] = str(tmp_path / "theirs") + "/"
-    with pytest.raises(PipelineInvalid, match=f"(in|again) and (in|again) cannot both be {says}: give one another"):
+    with pytest.raises(PipelineError, match=f"(in|again) and (in|again) cannot both be {says}: give one another"):
         load(value)
     inside["nodes"]["again"]["config"][named] = "second"
     assert len(load(value).receivers) == 2
@@ -333,12 +333,12 @@ def test_a_position_has_one_reader(tmp_path, monkeypatch, urn, config, says):
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, config, says):
-    with pytest.raises(PipelineInvalid, match=says):
+    with pytest.raises(PipelineError, match=says):
         load(pipeline(tmp_path, **config))
 
 
 def test_a_directory_that_is_no_store_is_waited_for(tmp_path, receiver_of):
     """And said to be none."""
     (tmp_path / "theirs").mkdir()
-    with pytest.raises(WrongUse, match="is not the directory of a store"):
+    with pytest.raises(UsageError, match="is not the directory of a store"):
         receiver_of().take()

@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 import quiver
 from lifeline import Lifeline
 from quiver.cli.main import main
-from quiver.errors import AtCapacity, PipelineInvalid
+from quiver.errors import CapacityError, PipelineError
 from quiver.metadata import MetadataLocation
 from quiver.objects import ObjectLocation
 from quiver.observe import InMemoryObserver
@@ -137,7 +137,7 @@ def test_a_full_store_is_waited_for(tmp_path, topics):
 
         def full(*_, **__):
             receiver.stop(0)
-            raise AtCapacity("the store", held_by=())
+            raise CapacityError("the store", held_by=())
 
         real, store.ingest = store.ingest, full
         assert receiver.take() == 0
@@ -199,7 +199,7 @@ def test_a_circle_is_said(tmp_path):
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, config, says):
-    with pytest.raises(PipelineInvalid, match=says):
+    with pytest.raises(PipelineError, match=says):
         loaded(tmp_path, **config)
 
 

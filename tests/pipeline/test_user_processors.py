@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from quiver.errors import PipelineInvalid, WrongUse
+from quiver.errors import PipelineError, UsageError
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.queries import chain_of
@@ -62,7 +62,7 @@ def test_it_is_written_in_any_of_the_ways(urn):
 @pytest.mark.usefixtures("package")
 def test_one_of_another_namespace_is_another():
     """Where both say theirs."""
-    with pytest.raises(PipelineInvalid, match="unknown type urn:other:tenant:processor"):
+    with pytest.raises(PipelineError, match="unknown type urn:other:tenant:processor"):
         load("urn:other:tenant:processor", {})
 
 
@@ -78,11 +78,11 @@ def test_one_that_cannot_be_made_says_why(urn, config, reason):
     """Before any data is touched; a restart could not help."""
     pipeline = load(urn, config)
 
-    with pytest.raises(WrongUse, match=reason):
+    with pytest.raises(UsageError, match=reason):
         chain_of(pipeline.routes["out"])
 
 
 def test_without_the_package_the_urn_is_unknown():
     """Like any other misspelt one."""
-    with pytest.raises(PipelineInvalid, match="unknown type urn:acme:tenant:processor"):
+    with pytest.raises(PipelineError, match="unknown type urn:acme:tenant:processor"):
         load("urn:acme:tenant:processor", {"name": "acme"})

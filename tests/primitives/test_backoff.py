@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.primitives.backoff import Backoff
 
 
@@ -46,5 +46,5 @@ def test_many_failures_do_not_overflow():
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(wrong):
     """A backoff that could not work cannot be made."""
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         Backoff(**wrong)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from quiver.errors import AtCapacity, WrongUse
+from quiver.errors import CapacityError, UsageError
 from quiver.primitives.budget import ByteBudget
 from quiver.testing.clock import ManualClock
 
@@ -19,7 +19,7 @@ def test_reserve_and_release_balance():
 
     assert (budget.used_bytes, budget.free_bytes) == (100, 0)
     assert list(budget.holders().items()) == [("a", 60), ("b", 40)]
-    with pytest.raises(AtCapacity) as caught:
+    with pytest.raises(CapacityError) as caught:
         budget.reserve(1, holder="c")
     assert (caught.value.what, caught.value.held_by) == ("open segment", "a")
 
@@ -35,15 +35,15 @@ def test_nobody_is_named_when_nobody_gave_a_name():
     budget = ByteBudget("cap", 1)
     budget.reserve(1)
 
-    with pytest.raises(AtCapacity) as caught:
+    with pytest.raises(CapacityError) as caught:
         budget.reserve(1)
     assert caught.value.held_by is None
 
 
 @pytest.mark.parametrize("size", [-1, 101])
 def test_what_can_never_fit_is_wrong_use(size):
-    """Waiting would not help, so it is not AtCapacity."""
-    with pytest.raises(WrongUse):
+    """Waiting would not help, so it is not CapacityError."""
+    with pytest.raises(UsageError):
         ByteBudget("cap", 100).reserve(size, timeout_s=1000)
 
 
@@ -53,7 +53,7 @@ def test_nobody_returns_what_he_does_not_have(holder, size):
     budget = ByteBudget("cap", 100)
     budget.reserve(10, holder="a")
 
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         budget.release(size, holder=holder)
     assert budget.holders() == {"a": 10}
 
@@ -75,7 +75,7 @@ def test_the_deadline_is_kept():
     budget = ByteBudget("cap", 100, clock=clock)
     budget.reserve(100, holder="slow")
 
-    with pytest.raises(AtCapacity):
+    with pytest.raises(CapacityError):
         budget.reserve(1, timeout_s=5)
     assert clock.monotonic() == 5
     assert budget.used_bytes == 100
@@ -98,7 +98,7 @@ def test_waiters_are_served_in_order():
     small = threading.Thread(target=want, args=(20,))
     small.start()
     clock.wait_for_waiters(2)
-    with pytest.raises(AtCapacity):
+    with pytest.raises(CapacityError):
         budget.reserve(1)  # it would fit, but two came before
     assert order == []
     budget.release(50, holder="old")
@@ -119,7 +119,7 @@ def test_a_waiter_that_gives_up_lets_the_next_one_go():
     def want(size, timeout_s):
         try:
             budget.reserve(size, holder="new", timeout_s=timeout_s)
-        except AtCapacity as error:
+        except CapacityError as error:
             outcome[size] = error.held_by
         else:
             outcome[size] = "taken"

@@ -183,7 +183,7 @@ from contextlib import closing
 import pyarrow as pa, quiver
 from quiver import Bundle, Settings
 from quiver.aof import AofConfig, AofManager
-from quiver.errors import RetryLater
+from quiver.errors import TransientError
 from quiver.qwp.slots.ring import RingSettings
 from quiver.qwp.slots.slot import open_slot
 from quiver.observe import InMemoryObserver
@@ -202,7 +202,7 @@ accepted = {"store": 0, "topics": 0, "aof": 0, "qwp": 0}
 def attempt(name, work):
     try:
         work()
-    except RetryLater:
+    except TransientError:
         return
     accepted[name] += 1
 
@@ -217,7 +217,7 @@ def work_once(number):
             upkeep()
         except OSError as error:
             assert error.errno == errno.EMFILE, error
-        except RetryLater:
+        except TransientError:
             pass
 
 for number in range(40):

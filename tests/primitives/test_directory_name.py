@@ -4,7 +4,7 @@ import pytest
 
 import quiver
 from quiver.aof import AofManager
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import directory_name
 from quiver.topics import TopicStore
 
@@ -14,7 +14,7 @@ from quiver.topics import TopicStore
 def test_a_url_is_refused_with_what_to_write(url, opened, tmp_path, monkeypatch):
     """Nothing is made: before, a directory of that name appeared where the program ran."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(WrongUse, match=f"{url} is a URL: a log is written to a local directory"):
+    with pytest.raises(UsageError, match=f"{url} is a URL: a log is written to a local directory"):
         opened(url)
     assert list(tmp_path.iterdir()) == []
 

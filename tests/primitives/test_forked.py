@@ -13,7 +13,7 @@ import pytest
 import quiver
 from clean_process import in_a_clean_process
 from quiver.aof import AofManager
-from quiver.errors import DirectoryInUse, OpenedBeforeFork
+from quiver.errors import DirectoryInUseError, ForkError
 from quiver.primitives import forked
 from quiver.primitives.forked import refuse_in_children
 from quiver.qwp import Sender
@@ -48,12 +48,12 @@ def in_child(work: Callable[[], object]) -> str:
 
 
 def refused(*calls: Callable[[], object] | tuple[object, str]) -> str:
-    """Return which of *calls* did not raise `OpenedBeforeFork`, by number; an object and a name are looked up here."""
+    """Return which of *calls* did not raise `ForkError`, by number; an object and a name are looked up here."""
     passed = []
     for number, call in enumerate(calls):
         try:
             passed.append(f"{number}: {(getattr(*call) if isinstance(call, tuple) else call)()}")
-        except OpenedBeforeFork:
+        except ForkError:
             continue
     return ", ".join(passed) or "all refused"
 
@@ -82,7 +82,7 @@ def test_a_child_is_told_whose_it_is():
 
     assert in_child(lambda: refused((thing, "use"), use, lambda: thing.value)) == "all refused"
     said = in_child(lambda: f"{thing.use()}")
-    assert said.startswith(f"OpenedBeforeFork: the log of a test was opened by process {os.getpid()}, from which")
+    assert said.startswith(f"ForkError: the log of a test was opened by process {os.getpid()}, from which")
     assert (thing.use(), type(thing)) == (1, Thing)
 
 
@@ -145,7 +145,7 @@ def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
             store.close()
             try:
                 quiver.open(tmp_path / "store", cores=cores)
-            except DirectoryInUse:
+            except DirectoryInUseError:
                 return said
             return "it was opened twice"
 

@@ -5,7 +5,7 @@ import mmap
 
 import pytest
 
-from quiver.errors import StoreClosed
+from quiver.errors import StoreClosedError
 from quiver.primitives.disk.mapping import MappedForWriting
 from quiver.primitives.disk.prealloc import reserve_blocks
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -35,7 +35,7 @@ def test_what_is_stored_is_seen(file, size):
     mapping.sync()
     assert file.pread(size, 4097) == data[::-1]
     mapping.close()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         mapping.store(0, b"x")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from quiver.errors import StoreClosed
+from quiver.errors import StoreClosedError
 from quiver.primitives.disk.mapping import let_pages_go, map_descriptor
 from quiver.primitives.disk.real_files import REAL_FILES
 
@@ -50,7 +50,7 @@ def test_a_closed_mapping_gives_no_new_views(path):
     mapping.close()
 
     assert view == DATA
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         mapping.view()
 
 

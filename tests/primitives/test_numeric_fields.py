@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from quiver import Settings
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.receivers.otap.settings import OtapSettings
 from quiver.receivers.qwp.settings import QwpSettings
 from quiver.receivers.settings import KeepaliveSettings, OtlpSettings
@@ -31,15 +31,15 @@ NUMBERS = [(cls, field) for cls in CLASSES for field in fields(cls) if field.typ
 def test_what_is_no_number_is_refused_by_its_name(cls, field):
     """Nor is what Python would take for one: a flag, something else than a number, a text with a unit."""
     for value in ("1GB", True, float("nan"), [1]):
-        with pytest.raises(SettingsInvalid, match=f"{field.name} must be a "):
+        with pytest.raises(SettingsError, match=f"{field.name} must be a "):
             cls(**{field.name: value})
     if field.type.startswith("int"):
-        with pytest.raises(SettingsInvalid, match=f"{field.name} must be a whole number, not 1e"):
+        with pytest.raises(SettingsError, match=f"{field.name} must be a whole number, not 1e"):
             cls(**{field.name: 1e30})
 
 
 def test_none_is_refused_where_it_means_nothing():
     """And taken where it means that there is no limit."""
-    with pytest.raises(SettingsInvalid, match="segment_bytes_max must be a whole number, not None"):
+    with pytest.raises(SettingsError, match="segment_bytes_max must be a whole number, not None"):
         Settings(segment_bytes_max=None)
     assert Settings(size_cap_bytes=None, max_age_s=3).max_age_s == 3

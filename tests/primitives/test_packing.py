@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from quiver.primitives.packing import Cursor, Shortage, align_up, padding
+from quiver.primitives.packing import Cursor, ShortageError, align_up, padding
 from quiver.primitives.scan import Damage, Frame, NeedMore
 
 HEAD = struct.Struct("<HI")
@@ -28,7 +28,7 @@ def test_fields_are_taken_in_order():
 
 @pytest.mark.parametrize("length", range(13))
 def test_every_prefix_is_short_by_what_is_missing(length):
-    """A record cut at any byte raises Shortage, says how much is missing, and leaves the cursor where it was."""
+    """A record cut at any byte raises ShortageError, says how much is missing, and leaves the cursor where it was."""
     whole = HEAD.pack(1, 2) + b"payload"
     cursor = Cursor(whole[:length])
 
@@ -36,7 +36,7 @@ def test_every_prefix_is_short_by_what_is_missing(length):
         cursor.take(HEAD)
         cursor.view(7)
 
-    with pytest.raises(Shortage) as caught:
+    with pytest.raises(ShortageError) as caught:
         decode()
 
     assert caught.value.offset == cursor.offset == (6 if length >= 6 else 0)
@@ -49,7 +49,7 @@ def test_sizes_from_disk_lead_nowhere_else(size):
     cursor = Cursor(b"1234")
 
     for step in (cursor.skip, cursor.view):
-        with pytest.raises(Shortage):
+        with pytest.raises(ShortageError):
             step(size)
     assert cursor.offset == 0
 
@@ -62,7 +62,7 @@ def test_views_are_read_only_and_not_copied():
 
     assert view == b"Bc"
     assert view.readonly
-    with pytest.raises(Shortage):
+    with pytest.raises(ShortageError):
         Cursor(data, 5)
 
 
@@ -74,7 +74,7 @@ def test_wide_buffers_count_in_bytes():
 def test_padding_must_be_zero_and_present():
     """A byte that is not zero is reported; a view that ends in the padding is short."""
     assert not Cursor(b"x\0\0\1", 1).skip_padding(4)
-    with pytest.raises(Shortage):
+    with pytest.raises(ShortageError):
         Cursor(b"x\0\0", 1).skip_padding(4)
 
 

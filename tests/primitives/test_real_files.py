@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from clean_process import in_a_clean_process
-from quiver.errors import DirectoryInUse
+from quiver.errors import DirectoryInUseError
 from quiver.primitives.disk import lock as lock_file
 from quiver.primitives.disk import real_files
-from quiver.primitives.disk.file_system import NotRegularFile
+from quiver.primitives.disk.file_system import NotRegularFileError
 from quiver.primitives.disk.platform_files import PLATFORM, LinuxFiles
 from quiver.primitives.disk.real_files import REAL_FILES, RealFileSystem
 
@@ -176,7 +176,7 @@ def test_only_files_are_opened(tmp_path, kind):
         lambda path: REAL_FILES.read_all(path, size_max=10),
         lambda path: REAL_FILES.try_lock(path, note="somebody"),
     ):
-        with pytest.raises(NotRegularFile) as caught:
+        with pytest.raises(NotRegularFileError) as caught:
             call(path)
         assert caught.value.filename == path
     assert open_descriptors() == before
@@ -196,7 +196,7 @@ def test_a_lease_of_a_file_server_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", leased)
 
     assert REAL_FILES.read_all(str(tmp_path / "f"), size_max=10) == b"leased"
-    with pytest.raises(NotRegularFile):
+    with pytest.raises(NotRegularFileError):
         REAL_FILES.open_read(str(tmp_path / "pipe"))
 
 
@@ -349,7 +349,7 @@ def holder(tmp_path):
 def test_a_lock_of_another_process_names_its_pid(tmp_path, holder):
     """Who is refused learns whom to stop; a killed holder holds nothing."""
     path = str(tmp_path / "lock")
-    with pytest.raises(DirectoryInUse, match="quiver run") as caught:
+    with pytest.raises(DirectoryInUseError, match="quiver run") as caught:
         lock_file.hold(REAL_FILES, path, owner="test")
     assert caught.value.path == path
     assert caught.value.holder == f"pid {holder.pid} quiver run"
@@ -367,7 +367,7 @@ def test_a_holder_without_a_note_is_another_process(tmp_path, holder):
     path = tmp_path / "lock"
     for note in (b"", b"x" * 10_000):
         path.write_bytes(note)
-        with pytest.raises(DirectoryInUse, match="another process"):
+        with pytest.raises(DirectoryInUseError, match="another process"):
             lock_file.hold(REAL_FILES, str(path), owner="test")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.observe import InMemoryObserver
-from quiver.primitives.worker import FINISHED, Worker, WorkerDied
+from quiver.primitives.worker import FINISHED, Worker, WorkerDiedError
 from quiver.testing.clock import ManualClock
 
 PATIENCE_S = 30
@@ -21,7 +21,7 @@ class Rig:
         self.observer = InMemoryObserver()
         self.turns: queue.SimpleQueue[float] = queue.SimpleQueue()
         self.answers = iter(answers)
-        self.deaths: list[WorkerDied] = []
+        self.deaths: list[WorkerDiedError] = []
         self.worker = Worker(
             "quiver-test /somewhere", self.turn, every=every, on_death=self.deaths.append, clock=self.clock,
             observer=self.observer,

@@ -19,7 +19,7 @@ import pytest
 from qwp_server import Close, QwpServer, confirm
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import AtCapacity, Damaged, DirectoryInUse, SenderHalted, SettingsInvalid
+from quiver.errors import CapacityError, CorruptionError, DirectoryInUseError, SenderHaltedError, SettingsError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -139,7 +139,7 @@ def test_c1_secrets_are_not_shown():
     shown = repr(conf("username=u;password=hidden1;")) + repr(conf("token=hidden2;"))
     assert "hidden" not in shown
     for bad in ("password=hid\x01den;", "password=hidden;", "token=hidden;username=u;password=hidden;"):
-        with pytest.raises(SettingsInvalid) as error:
+        with pytest.raises(SettingsError) as error:
             conf(bad)
         assert "hid" not in str(error.value)
 
@@ -152,7 +152,7 @@ def test_c2_sizes(said, value):
     """Whole numbers, with K, M, G and T for powers of 1024."""
     assert conf(f"init_buf_size={said};").buffer_bytes == value
     for bad in ("", "1.5M", "x", "-1", "1X", "1 M"):
-        with pytest.raises(SettingsInvalid):
+        with pytest.raises(SettingsError):
             conf(f"init_buf_size={bad};")
 
 
@@ -167,19 +167,19 @@ def test_c2_sizes(said, value):
 )
 def test_c1_values_that_no_sender_could_use_are_refused(keys, reason):
     """When they are read, and not by whatever they would break later."""
-    with pytest.raises(SettingsInvalid, match=reason):
+    with pytest.raises(SettingsError, match=reason):
         conf(keys)
 
 
 def test_c3_an_unknown_key_is_refused_with_the_nearest_one():
     """Nothing is ignored in silence."""
-    with pytest.raises(SettingsInvalid, match="did you mean sf_max_bytes"):
+    with pytest.raises(SettingsError, match="did you mean sf_max_bytes"):
         conf("sf_max_byte=1;")
-    with pytest.raises(SettingsInvalid, match="unknown key Addr"):
+    with pytest.raises(SettingsError, match="unknown key Addr"):
         conf("Addr=x:1;")
-    with pytest.raises(SettingsInvalid, match="twice"):
+    with pytest.raises(SettingsError, match="twice"):
         conf("sf_dir=a;sf_dir=b;")
-    with pytest.raises(SettingsInvalid, match="another name"):
+    with pytest.raises(SettingsError, match="another name"):
         conf("sf_max_bytes=1M;sf_max_segment_bytes=1M;")
 
 
@@ -188,7 +188,7 @@ def test_c4_durabilities():
     for word in ("memory", "flush", "append"):
         assert conf(f"sf_durability={word};").durability == word
     for word in ("periodic", "", "Memory"):
-        with pytest.raises(SettingsInvalid):
+        with pytest.raises(SettingsError):
             conf(f"sf_durability={word};")
 
 
@@ -196,14 +196,14 @@ def test_c5_sender_ids():
     """Empty ones and those that would lead elsewhere are refused."""
     assert conf("sender_id=edge-1_a;").sender_id == "edge-1_a"
     for bad in ("", "a/b", "a\\b", ".."):
-        with pytest.raises(SettingsInvalid):
+        with pytest.raises(SettingsError):
             conf(f"sender_id={bad};")
 
 
 def test_c6_only_websockets_store_and_forward():
     """Other transports do not acknowledge frames."""
     for service in ("http", "tcp", "udp"):
-        with pytest.raises(SettingsInvalid, match="ws or wss"):
+        with pytest.raises(SettingsError, match="ws or wss"):
             SenderSettings.from_conf(f"{service}::addr=h:1;request_durable_ack=on;")
     assert SenderSettings.from_conf("wss::addr=h:1;").tls
 
@@ -213,7 +213,7 @@ def test_c7_initial_connect_aliases():
     said = {"on": "on", "true": "on", "sync": "on", "off": "off", "false": "off", "async": "async", "ASYNC": "async"}
     for word, meant in said.items():
         assert conf(f"initial_connect_retry={word};").initial_connect == meant
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         conf("initial_connect_retry=maybe;")
 
 
@@ -222,7 +222,7 @@ def test_c8_without_a_directory_frames_stay_in_memory():
     assert conf().sf_dir is None
     assert conf().ring.bytes_max == 128 << 20
     assert conf("sf_dir=/x;").ring.bytes_max == 10 << 30
-    with pytest.raises(SettingsInvalid, match="two of sf_max_bytes"):
+    with pytest.raises(SettingsError, match="two of sf_max_bytes"):
         conf("sf_max_bytes=1M;sf_max_total_bytes=1M;")
 
 
@@ -232,17 +232,17 @@ def test_c9_addresses_add_up():
     assert [str(host) for host in hosts] == ["a:1", "b:9000", "[::1]:2"]
     assert SenderSettings.from_conf("ws::addr=a:1;sf_dir=/x;;y").sf_dir == "/x;y"
     for bad in ("", "a:1,", "a:1,,b", "a:0", "a:65536", "a:x", "::1", "a:1,a:1", "[a:1"):
-        with pytest.raises(SettingsInvalid):
+        with pytest.raises(SettingsError):
             SenderSettings.from_conf(f"ws::addr={bad};")
     for bad in ("ws:addr=a", "ws::", "ws::addr", "", "ws::addr=a;=1;", "ws:: addr=a;"):
-        with pytest.raises(SettingsInvalid):
+        with pytest.raises(SettingsError):
             SenderSettings.from_conf(bad)
 
 
 def test_c10_the_inbox_holds_at_least_sixteen():
     """Fewer are refused."""
     assert conf("error_inbox_capacity=16;").inbox_capacity == 16
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         conf("error_inbox_capacity=15;")
 
 
@@ -255,7 +255,7 @@ def test_c11_policies_by_category():
     assert settings.policy_of(Category.INTERNAL_ERROR) is Policy.RETRY
     for forced in (Category.UNKNOWN, Category.PROTOCOL_VIOLATION):
         assert SessionSettings(policies={forced: Policy.DROP}).policy_of(forced) is Policy.HALT
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         conf("on_schema_error=explode;")
 
 
@@ -266,7 +266,7 @@ def test_s1_the_lock_is_held_for_life():
     """Nobody else opens the slot while it is open; a dead holder holds nothing."""
     fs = CrashFileSystem()
     slot_on(fs)
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         slot_on(fs)
     slot_on(fs.clone_after_kill()).close()
 
@@ -275,11 +275,11 @@ def test_s2_the_refusal_names_the_holder():
     """By the pid file, or as unknown."""
     fs = CrashFileSystem()
     slot_on(fs)
-    with pytest.raises(DirectoryInUse, match=str(os.getpid())):
+    with pytest.raises(DirectoryInUseError, match=str(os.getpid())):
         slot_on(fs)
     put(fs, ".lock.pid", b"")
     fs.open_write(f"{DIRECTORY}/.lock.pid").truncate(0)
-    with pytest.raises(DirectoryInUse, match="unknown"):
+    with pytest.raises(DirectoryInUseError, match="unknown"):
         slot_on(fs)
 
 
@@ -345,7 +345,7 @@ def test_g2_a_negative_base_is_refused():
     data = bytearray(segment(0, payload(0)))
     data[15] = 0x80
     put(fs, "sf-0000000000000000.sfa", bytes(data))
-    with pytest.raises(Damaged, match="negative"):
+    with pytest.raises(CorruptionError, match="negative"):
         slot_on(fs)
     assert read(fs, "sf-0000000000000000.sfa") == bytes(data)
 
@@ -363,7 +363,7 @@ def test_g3_blocks_are_reserved_and_a_full_disk_is_backpressure(tmp_path):
     disk = CrashFileSystem()
     files = FaultFileSystem(disk, {"reserve": 1}, error=errno.ENOSPC)
     full = slot_on(files)
-    with pytest.raises(AtCapacity, match="disk is full"):
+    with pytest.raises(CapacityError, match="disk is full"):
         full.ring.append(payload(0))
     assert not [name for name in disk.list_dir(DIRECTORY) if name.endswith(".sfa")]
     assert full.ring.append(payload(0)) == 0
@@ -457,7 +457,7 @@ def test_g10_the_scan_checks_length_magic_and_version():
     for data in (b"SF01" + bytes(5), b"XX01" + bytes(40), b"SF01\x02" + bytes(40)):
         fs = CrashFileSystem()
         put(fs, "sf-0000000000000000.sfa", data)
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             slot_on(fs)
 
 
@@ -477,7 +477,7 @@ def test_g12_a_gap_refuses_to_start():
     fs = CrashFileSystem()
     put(fs, "sf-0000000000000000.sfa", segment(0, payload(0)))
     put(fs, "sf-0000000000000001.sfa", segment(2, payload(2)))
-    with pytest.raises(Damaged, match="missing"):
+    with pytest.raises(CorruptionError, match="missing"):
         slot_on(fs)
 
 
@@ -684,7 +684,7 @@ def test_h3_a_missing_confirmation_fails_loudly():
     """A server that ignores the wish would never confirm anything."""
     assert isinstance(judge_answer(101, {}, durable_ack=True), Refused)
     assert judge_answer(101, {"X-QWP-Durable-Ack": "Enabled"}, durable_ack=True) == Accepted(True, 0, 1)
-    with QwpServer() as server, pytest.raises(SenderHalted, match="Durable-Ack"):
+    with QwpServer() as server, pytest.raises(SenderHaltedError, match="Durable-Ack"):
         Sender.from_conf(f"ws::addr={server.address};request_durable_ack=on;initial_connect_retry=on;")
 
 
@@ -693,7 +693,7 @@ def test_h4_wrong_credentials_are_final(status):
     """One request, no retry, and the category says why."""
     with QwpServer() as server:
         server.refuse = (status, {})
-        with pytest.raises(SenderHalted) as error:
+        with pytest.raises(SenderHaltedError) as error:
             Sender.from_conf(f"ws::addr={server.address};initial_connect_retry=on;{QUICK}")
         assert error.value.error.category is Category.SECURITY_ERROR
         assert server.requests == 1
@@ -863,7 +863,7 @@ def test_r5_a_role_rejection_waits_the_first_pause():
     with QwpServer() as server:
         server.refuse = (421, {"X-QuestDB-Role": "PRIMARY_CATCHUP"})
         keys = f"initial_connect_retry=on;{QUICK}reconnect_max_duration_millis=60;"
-        with pytest.raises(SenderHalted, match="PRIMARY_CATCHUP"):
+        with pytest.raises(SenderHaltedError, match="PRIMARY_CATCHUP"):
             Sender.from_conf(f"ws::addr={server.address};{keys}")
         assert server.requests > 2
 
@@ -878,7 +878,7 @@ def test_r6_when_the_time_is_over_the_sender_halts(tmp_path):
         sender.flush()
     server.wait_for(lambda: len(server.frames) == 3)
     server.close()
-    with pytest.raises(SenderHalted):
+    with pytest.raises(SenderHaltedError):
         sender.wait_until_confirmed(2, 10)
     error = sender.last_terminal_error
     assert error is not None
@@ -910,9 +910,9 @@ def test_r8_success_starts_the_clock_again():
 
 def test_r9_the_first_connection():
     """off: one round and the end; on: until the time is over; async: at once, and rows wait in the slot."""
-    with pytest.raises(SenderHalted, match="no server answered"):
+    with pytest.raises(SenderHaltedError, match="no server answered"):
         Sender.from_conf("ws::addr=127.0.0.1:1;")
-    with pytest.raises(SenderHalted, match="time for reconnecting"):
+    with pytest.raises(SenderHaltedError, match="time for reconnecting"):
         Sender.from_conf(f"ws::addr=127.0.0.1:1;initial_connect_retry=on;reconnect_max_duration_millis=20;{QUICK}")
     with QwpServer() as server:
         server.refuse = (503, {})
@@ -1028,9 +1028,9 @@ def test_e4_a_halt_is_told_at_the_next_call():
     with QwpServer(answer) as server, Sender.from_conf(f"ws::addr={server.address};auto_flush=off;") as sender:
         sender.row("t", columns={"v": 1})
         fsn = sender.flush()
-        with pytest.raises(SenderHalted):
+        with pytest.raises(SenderHaltedError):
             sender.wait_until_confirmed(fsn, 10)
-        with pytest.raises(SenderHalted, match="cannot parse") as error:
+        with pytest.raises(SenderHaltedError, match="cannot parse") as error:
             sender.row("t", columns={"v": 2})
         assert error.value.error == SenderError(Category.PARSE_ERROR, Policy.HALT, 5, "cannot parse", 0, 0, 0)
         refusing[0] = False
@@ -1149,7 +1149,7 @@ def test_b1_b2_a_full_slot_tells_why():
     keys = "sf_max_bytes=4096;sf_max_total_bytes=8192;sf_append_deadline_millis=20;auto_flush=off;"
     with QwpServer(lambda *_: None) as server:
         sender = Sender.from_conf(f"ws::addr={server.address};{keys}close_flush_timeout_millis=0;{QUICK}")
-        with pytest.raises(AtCapacity, match="wire is publishing"):
+        with pytest.raises(CapacityError, match="wire is publishing"):
             for number in range(100):
                 sender.row("t", columns={"v": "x" * 500, "n": number})
                 sender.flush()
@@ -1157,9 +1157,9 @@ def test_b1_b2_a_full_slot_tells_why():
         server.refuse = (503, {})
         server.lives[0].drop()
         server.wait_for(lambda: server.requests >= 3)
-        with pytest.raises(AtCapacity, match=r"reconnecting: attempt [1-9]\d*, the outage began"):
+        with pytest.raises(CapacityError, match=r"reconnecting: attempt [1-9]\d*, the outage began"):
             sender.flush()
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             sender.close()
 
 
@@ -1170,12 +1170,12 @@ def test_b2_an_outage_that_began_before_the_first_connection_is_counted():
         server.refuse = (503, {})
         sender = Sender.from_conf(f"ws::addr={server.address};{keys}close_flush_timeout_millis=0;{QUICK}")
         server.wait_for(lambda: server.requests >= 2)
-        with pytest.raises(AtCapacity, match=r"reconnecting: attempt [1-9]\d*, the outage began"):
+        with pytest.raises(CapacityError, match=r"reconnecting: attempt [1-9]\d*, the outage began"):
             for number in range(100):
                 sender.row("t", columns={"v": "x" * 500, "n": number}, at=number)
                 sender.flush()
         assert sender.total_reconnect_attempts == 0
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             sender.close()
 
 
@@ -1211,10 +1211,10 @@ def test_b4_close_tells_what_nobody_was_told(handler, call, raises):
             while not sender.total_error_notifications_delivered:
                 threading.Event().wait(0.005)
         if call:
-            with pytest.raises(SenderHalted):
+            with pytest.raises(SenderHaltedError):
                 sender.flush()
         if raises:
-            with pytest.raises(SenderHalted):
+            with pytest.raises(SenderHaltedError):
                 sender.close()
         else:
             sender.close()
@@ -1226,10 +1226,10 @@ def test_b5_everything_is_let_go_whatever_happens(tmp_path):
     with QwpServer(lambda _life, sequence, _frame: encode_refusal(Refusal(8, sequence, "no"))) as server:
         sender = Sender.from_conf(f"ws::addr={server.address};sf_dir={tmp_path};")
         sender.row("t", columns={"v": 1})
-        with pytest.raises(SenderHalted):
+        with pytest.raises(SenderHaltedError):
             sender.close()
     open_slot(REAL_FILES, str(tmp_path), "default", conf().ring, observer=InMemoryObserver()).close()
-    with pytest.raises(SenderHalted):
+    with pytest.raises(SenderHaltedError):
         Sender.from_conf(f"ws::addr=127.0.0.1:1;sf_dir={tmp_path};")
     open_slot(REAL_FILES, str(tmp_path), "default", conf().ring, observer=InMemoryObserver()).close()
 

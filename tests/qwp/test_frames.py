@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.qwp.tables import encode_slices, record_batches
 from quiver.qwp.wire.decoded import TYPE_KEY
 
@@ -68,7 +68,7 @@ def test_floats_are_taken_as_they_are(dtype):
 )
 def test_what_arrow_does_not_take_is_refused_with_the_column(frame, reason):
     """Before anything is sent."""
-    with pytest.raises(WrongUse, match=reason):
+    with pytest.raises(UsageError, match=reason):
         record_batches(frame)
 
 
@@ -94,7 +94,7 @@ def test_columns_that_a_server_would_refuse_are_refused_before(columns, options,
     """By the same rules as those of rows; a column without a name would be the designated timestamp over there."""
     batch = pa.record_batch(columns)
     keys: dict[str, Any] = {"symbols": (), "at": None} | options
-    with pytest.raises(WrongUse, match=reason):
+    with pytest.raises(UsageError, match=reason):
         next(encode_slices("t", [batch], message_bytes_max=1000, dialect="inline", name_bytes_max=8, **keys))
 
 
@@ -110,7 +110,7 @@ def test_the_designated_timestamp_may_have_any_name():
 def test_a_designated_timestamp_that_no_server_has_is_refused_by_name(unit):
     """Like the values of other columns."""
     batch = pa.record_batch({"when": pa.array([1 << 60], pa.timestamp(unit)), "a": [1]})
-    with pytest.raises(WrongUse, match="column when: .*out of bounds"):
+    with pytest.raises(UsageError, match="column when: .*out of bounds"):
         next(encode_slices("t", [batch], symbols=(), at="when", message_bytes_max=1000, dialect="inline"))
 
 
@@ -120,12 +120,12 @@ def test_a_column_that_is_not_what_its_metadata_say_is_refused(values, said):
     """As when a column that was read is replaced, and its field is kept."""
     schema = pa.schema([pa.field("a", values.type, metadata={TYPE_KEY: said.encode()})])
     batch = pa.record_batch([values], schema=schema)
-    with pytest.raises(WrongUse, match=f"column a: {values.type}, and its metadata say that it is {said}"):
+    with pytest.raises(UsageError, match=f"column a: {values.type}, and its metadata say that it is {said}"):
         next(encode_slices("t", [batch], symbols=(), at=None, message_bytes_max=1000, dialect="inline"))
 
 
 def test_a_table_without_a_proper_name_is_refused():
     """Also where only messages are made, as in a task of Spark."""
     batch = pa.record_batch({"a": [1]})
-    with pytest.raises(WrongUse, match="not allowed"):
+    with pytest.raises(UsageError, match="not allowed"):
         next(encode_slices("a/b", [batch], symbols=(), at=None, message_bytes_max=1000, dialect="inline"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from qwp_server import QwpServer
 
-from quiver.errors import DirectoryInUse, SenderHalted, WrongUse
+from quiver.errors import DirectoryInUseError, SenderHaltedError, UsageError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp.groups import GROUP_NAME, Group, send_group
@@ -141,7 +141,7 @@ def test_a_server_that_does_not_take_it_is_heard(tmp_path):
 
     with QwpServer(refuse) as server:
         for known in (0, 5):
-            with pytest.raises(SenderHalted, match="no"):
+            with pytest.raises(SenderHaltedError, match="no"):
                 send_group(patient(tmp_path, server), Group("query", 7), MESSAGES)
             assert send_group(settings(tmp_path), Group("query", 7), MESSAGES).known == 5, known
 
@@ -179,7 +179,7 @@ def test_a_long_task_keeps_no_other_from_its_slot_while_no_server_answers(tmp_pa
             assert send_group(settings(tmp_path), Group("query", 2), [message(9)], lock_wait_s=0).messages == 1
         finally:
             may_end.set()
-        with suppress(SenderHalted):
+        with suppress(SenderHaltedError):
             task.result()
     assert not (tmp_path / "p0" / ".failed").exists()
     with QwpServer() as server:
@@ -192,7 +192,7 @@ def test_a_slot_that_stays_taken_is_said(tmp_path):
     made = settings(tmp_path)
     slot = open_slot(REAL_FILES, str(tmp_path), "p0", made.ring, observer=InMemoryObserver())
     try:
-        with pytest.raises(DirectoryInUse):
+        with pytest.raises(DirectoryInUseError):
             send_group(made, Group("query", 1), MESSAGES, lock_wait_s=0.2)
     finally:
         slot.close()
@@ -200,5 +200,5 @@ def test_a_slot_that_stays_taken_is_said(tmp_path):
 
 def test_without_a_directory_there_is_no_once(tmp_path):
     """It is said at once."""
-    with pytest.raises(WrongUse, match="sf_dir is missing"):
+    with pytest.raises(UsageError, match="sf_dir is missing"):
         send_group(SenderSettings.from_conf("ws::addr=127.0.0.1:1;"), Group("query", 1), MESSAGES)

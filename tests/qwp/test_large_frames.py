@@ -9,7 +9,7 @@ import pytest
 from qwp_server import Close, QwpServer
 from vector_values import GROUPS, frame
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame
@@ -121,7 +121,7 @@ def test_frames_that_are_built_offline_fit_any_server(tmp_path, how):
             sender.flush()
         else:
             sender.table("t", pd.DataFrame({"v": range(5000), "x": ["x" * 1000] * 5000}))
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             sender.row("t", columns={"x": "x" * (16 * MIB)})
     with Strict(BATCH_BYTES_DEFAULT) as server:
         assert drain(server, tmp_path) == []

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from qwp_server import QwpServer
 
-from quiver.errors import SenderHalted
+from quiver.errors import SenderHaltedError
 from quiver.observe import InMemoryObserver
 from quiver.qwp import Category, Sender
 
@@ -140,7 +140,7 @@ def test_a_lone_server_without_qwp_is_refused_in_words(start, tmp_path):
         sender.flush()
         _until(lambda: bool(told.reasons))
     assert all("HTTP 404" in reason for reason in told.reasons)
-    with pytest.raises(SenderHalted, match="HTTP 404"):
+    with pytest.raises(SenderHaltedError, match="HTTP 404"):
         Sender.from_conf(keys)
     with QwpServer() as server:
         Sender.from_conf(f"ws::addr={server.address};{slot}").close()
@@ -162,7 +162,7 @@ def test_a_server_that_does_not_know_us_halts_the_sender(start, tmp_path, monkey
             _until(lambda: sender.last_terminal_error is not None)
             assert sender.last_terminal_error.category is Category.SECURITY_ERROR
             assert "401" in sender.last_terminal_error.message
-            with pytest.raises(SenderHalted, match="401"):
+            with pytest.raises(SenderHaltedError, match="401"):
                 sender.row("t", columns={"v": 3})
     with QwpServer() as server:
         with Sender.from_conf(f"ws::addr={server.address};{slot}") as sender:

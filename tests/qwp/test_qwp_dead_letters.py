@@ -13,7 +13,7 @@ from qwp_server import Close, QwpServer, confirm
 from typer.testing import CliRunner
 
 from quiver.cli.main import build_app
-from quiver.errors import RetryLater, SettingsInvalid
+from quiver.errors import SettingsError, TransientError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp import Sender, SenderSettings
@@ -332,7 +332,7 @@ def test_who_cannot_have_the_lock_does_not_wait_for_ever():
     files.keep(letter(0))
     lock = fs.try_lock(f"{PATH}.lock", note="somebody")
     files.keep(letter(1))
-    with pytest.raises(RetryLater):
+    with pytest.raises(TransientError):
         remove_dead_letters(fs, SLOT, clock=ManualClock())
     lock.release()
     files.keep(letter(2))
@@ -390,7 +390,7 @@ def test_settings():
     """The bound has a default, and means nothing where nothing is kept."""
     assert SenderSettings.from_conf("ws::addr=h:1;").dead_letters_bytes_max == 256 << 20
     for keys in ("quiver_dead_letters_max_bytes=0;", "quiver_dead_letters=off;quiver_dead_letters_max_bytes=1M;"):
-        with pytest.raises(SettingsInvalid, match="quiver_dead_letters_max_bytes"):
+        with pytest.raises(SettingsError, match="quiver_dead_letters_max_bytes"):
             SenderSettings.from_conf(f"ws::addr=h:1;{keys}")
 
 

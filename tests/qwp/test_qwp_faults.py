@@ -13,7 +13,14 @@ import pytest
 from qwp_server import Close, QwpServer
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity, Damaged, PartlyKept, SenderHalted, StoreFailed, WrongUse
+from quiver.errors import (
+    CapacityError,
+    CorruptionError,
+    PartialWriteError,
+    SenderHaltedError,
+    StoreFailedError,
+    UsageError,
+)
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES as REAL
@@ -21,7 +28,7 @@ from quiver.primitives.scan import Damage
 from quiver.qwp import DrainerEvent, Sender, SenderError
 from quiver.qwp.conf import Address as _Address
 from quiver.qwp.connection.session import Accepted, Halt, Refused, Session, SessionSettings, judge_answer
-from quiver.qwp.connection.transport import ConnectionLost, WakeUp, open_connection
+from quiver.qwp.connection.transport import ConnectionLostError, WakeUp, open_connection
 from quiver.qwp.format.segment import SegmentHeader, encode_frame_head, encode_segment_header
 from quiver.qwp.format.watermark import encode_watermark
 from quiver.qwp.rows import RowTable
@@ -83,7 +90,7 @@ def test_unconfirmed_frames_behind_damage_in_a_sealed_segment_are_never_passed_o
     put(fs, "sf-0000000000000001.sfa", segment(6, 2))
     if watermark is not None:
         put(fs, ".ack-watermark", encode_watermark(watermark))
-    with pytest.raises(Damaged, match=f"frames {damaged} to 5 are missing"):
+    with pytest.raises(CorruptionError, match=f"frames {damaged} to 5 are missing"):
         slot_on(fs)
     assert "sf-0000000000000000.sfa" in fs.list_dir(DIRECTORY)
 
@@ -110,7 +117,7 @@ def test_smaller_segments_than_before_do_not_lock_the_producer_out():
         slot.ring.append(b"QWP1" * 8)
     slot.ring.sync()
     again = slot_on(fs.clone_after_kill(), segment_bytes=512, bytes_max=1024)
-    with pytest.raises(AtCapacity):
+    with pytest.raises(CapacityError):
         for _ in range(100):
             again.ring.append(b"QWP1" * 8)
     last = again.ring.published_fsn
@@ -142,7 +149,7 @@ def test_a_failed_slot_keeps_its_watermark():
         slot.ring.append(b"QWP1" * 20)
     slot.ring.acknowledge(19)
     files.fail_on("remove", 1)
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailedError):
         slot.ring.upkeep(force=True)
     slot.close()
     again = slot_on(disk)
@@ -190,7 +197,7 @@ def test_a_sender_that_never_connected_names_the_unconfirmed_frames():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-        with pytest.raises(SenderHalted) as halted:
+        with pytest.raises(SenderHaltedError) as halted:
             Sender.from_conf(f"ws::addr=127.0.0.1:{port};sf_dir=/sf;sender_id=edge;sf_max_bytes=512;", fs=fs)
     error = halted.value.error
     assert isinstance(error, SenderError)
@@ -216,7 +223,7 @@ def test_the_last_words_of_a_server_that_hung_up_are_heard():
                 connection.send(bytes(1 << 16))
                 connection.flush()
             heard = []
-            with pytest.raises(ConnectionLost, match="sending failed|gone|reset"):
+            with pytest.raises(ConnectionLostError, match="sending failed|gone|reset"):
                 while True:
                     heard += connection.receive(wake, 0.0)
             assert heard == [said]
@@ -244,7 +251,7 @@ def test_a_decimal_beyond_all_arithmetic_takes_no_other_row_with_it():
         sender.row("t", columns={"d": Decimal("1E+600000")})
         sender.row("other", columns={"v": 1})
         sender.row("t", columns={"d": Decimal(1)})
-        with pytest.raises(WrongUse, match="2 rows"):
+        with pytest.raises(UsageError, match="2 rows"):
             sender.flush()
         assert sender.wait_until_confirmed(sender.published_fsn, 10)
         tables = [table for life in server.lives for frame in life.frames for table in life.decode(frame).tables]
@@ -254,7 +261,7 @@ def test_a_decimal_beyond_all_arithmetic_takes_no_other_row_with_it():
 def test_a_ragged_list_is_refused_like_any_other_value():
     """Numpy's own error says nothing of the column."""
     table = RowTable("t")
-    with pytest.raises(WrongUse, match="column v"):
+    with pytest.raises(UsageError, match="column v"):
         table.append({}, {"v": [[1.0], [1.0, 2.0]]}, None, bytes_max=1000)
 
 
@@ -262,12 +269,12 @@ def test_rows_in_front_of_one_that_cannot_be_sent_are_told():
     """They are on their way: whoever believes that nothing was kept sends them twice."""
     table = pa.table({"v": ["a" * 30] * 2500 + ["b" * 200_000, "a"]})
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};sf_max_bytes=64K;") as sender:
-        with pytest.raises(PartlyKept) as partly:
+        with pytest.raises(PartialWriteError) as partly:
             sender.table("t", table)
         assert sender.wait_until_confirmed(sender.published_fsn, 10)
         rows = sum(life.decode(frame).tables[0].rows for life in server.lives for frame in life.frames)
         assert 0 < partly.value.rows_kept == rows <= 2500
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             sender.table("t", table.slice(2500))
 
 
@@ -287,11 +294,11 @@ def test_room_that_was_confirmed_before_an_outage_is_there_during_it(tmp_path):
         sender.row("t", columns={"v": "x" * 1800})
         sender.flush()
         sender.row("t", columns={"v": "x" * 1800})
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             sender.flush()
             sender.row("t", columns={"v": "x" * 1800})
             sender.flush()
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             sender.close()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from vector_values import VECTORS
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.primitives.checksum import crc32c
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.qwp.format.dead_letters import (
@@ -140,7 +140,7 @@ def test_names_are_made_and_parsed():
     assert is_segment_name("sf-initial.sfa")
     assert not is_segment_name("sf-0000000000000000.sfa.00000000.damaged")
     for bad in ("", "a/b", "..", ".", "a\\b", "a b", "x" * 256):
-        with pytest.raises(SettingsInvalid):
+        with pytest.raises(SettingsError):
             check_sender_id(bad)
 
 

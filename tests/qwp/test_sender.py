@@ -17,7 +17,14 @@ import pytest
 from qwp_server import Close, QwpServer
 
 from certificates import Authority
-from quiver.errors import AtCapacity, PartlyKept, SenderHalted, SettingsInvalid, StoreClosed, WrongUse
+from quiver.errors import (
+    CapacityError,
+    PartialWriteError,
+    SenderHaltedError,
+    SettingsError,
+    StoreClosedError,
+    UsageError,
+)
 from quiver.observe import InMemoryObserver
 from quiver.qwp import Category, Sender, SenderError
 from quiver.qwp.slots.recovery import scan_slot
@@ -95,11 +102,11 @@ def test_a_row_that_cannot_be_sent_takes_nothing_with_it(server):
 
     with Sender.from_conf(f"ws::addr={server.address};auto_flush=off;sf_max_bytes=4096;") as sender:
         sender.row("t", columns={"v": 1})
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             sender.row("t", columns={"v": "one"})
-        with pytest.raises(WrongUse, match="segment"):
+        with pytest.raises(UsageError, match="segment"):
             sender.row("t", columns={"w": "x" * 5000})
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             sender.row("bad name?", columns={"v": 1})
         sender.row("d", columns={"d": Decimal(10) ** 70})
         sender.row("d", columns={"d": Decimal("1e-70")})
@@ -131,7 +138,7 @@ def test_no_message_is_larger_than_the_server_takes():
                 sender.row("t", columns={"v": number, "x": "x" * 20})
             sender.flush()
             sender.table("t", pa.table({"v": range(300, 3000)}))
-            with pytest.raises(WrongUse, match="row"):
+            with pytest.raises(UsageError, match="row"):
                 sender.row("t", columns={"x": "x" * 3000})
         assert max(map(len, server.frames)) <= 3000
         assert [row["v"] for row in rows_of(server)] == list(range(3000))
@@ -154,9 +161,9 @@ def test_tables_arrive_row_by_row(server):
         assert sender.table("t", pd.DataFrame({"v": np.arange(3)})) == 3
         assert sender.table("t", pa.RecordBatchReader.from_batches(table.schema, table.slice(0, 2).to_batches())) == 2
         assert sender.table("t", table.slice(0, 0)) == 0
-        with pytest.raises(WrongUse, match="data frame"):
+        with pytest.raises(UsageError, match="data frame"):
             sender.table("t", [1, 2, 3])
-        with pytest.raises(WrongUse, match="no column"):
+        with pytest.raises(UsageError, match="no column"):
             sender.table("t", table, at="nothing")
     values = [row["v"] for row in rows_of(server)]
     assert values == [-1, *range(count), *range(10), 0, 1, 2, 0, 1]
@@ -169,7 +176,7 @@ def test_a_table_that_does_not_fit_says_how_far_it_came():
         keys = "sf_max_bytes=8K;sf_max_total_bytes=32K;sf_append_deadline_millis=10;close_flush_timeout_millis=0;"
         sender = Sender.from_conf(f"ws::addr={server.address};{keys}")
         table = pa.table({"v": range(50_000)})
-        with pytest.raises(PartlyKept) as error:
+        with pytest.raises(PartialWriteError) as error:
             sender.table("t", table)
         kept = error.value.rows_kept
         assert 0 < kept < 10_000
@@ -275,7 +282,7 @@ def test_a_server_that_is_none_is_no_end(tmp_path):
 
         thread = threading.Thread(target=rude)
         thread.start()
-        with pytest.raises(SenderHalted, match="no WebSocket handshake"):
+        with pytest.raises(SenderHaltedError, match="no WebSocket handshake"):
             Sender.from_conf(f"ws::addr=127.0.0.1:{listener.getsockname()[1]};")
         thread.join()
 
@@ -317,7 +324,7 @@ def test_what_was_kept_of_a_table_survives_a_power_loss():
     disk = CrashFileSystem()
     with QwpServer(lambda *_: None) as server:
         sender = Sender.from_conf(f"ws::addr={server.address};{FLUSHED}sf_max_bytes=64K;", fs=disk)
-        with pytest.raises(PartlyKept):
+        with pytest.raises(PartialWriteError):
             sender.table("t", pa.table({"x": [*["small"] * 5000, "large" * 20_000]}))
         found = [frames_after_a_power_loss(disk, seed) for seed in range(8)]
         sender.close()
@@ -333,13 +340,13 @@ def test_a_flush_syncs_what_a_row_brought_to_the_slot(server):
     with Sender.from_conf(f"ws::addr={server.address};{keys}", fs=disk) as sender:
         for number in range(3):
             sender.row("t", columns={"v": number, "x": "x" * 500})
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             sender.flush()
         gate.set()
         for life in server.lives:
             life.drop()
         while sender.published_fsn < 2:
-            with suppress(AtCapacity, WrongUse):
+            with suppress(CapacityError, UsageError):
                 sender.row("t", columns={})
             threading.Event().wait(0.005)
         fsn = sender.flush()
@@ -352,10 +359,10 @@ def test_a_closed_sender_refuses(server):
     sender = Sender.connect(addr=server.address)
     sender.close()
     for call in (lambda: sender.row("t", columns={"v": 1}), sender.flush, sender.resume_after_halt):
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             call()
     other = Sender.connect(addr=server.address)
-    with pytest.raises(WrongUse, match="not halted"):
+    with pytest.raises(UsageError, match="not halted"):
         other.resume_after_halt()
     other.close()
 
@@ -367,7 +374,7 @@ def test_from_the_environment(server, monkeypatch):
         with sender:
             sender.row("t", columns={"v": 1})  # what is drained before `close` returns was sent over a connection
     assert len(server.lives) == 2
-    with pytest.raises(SettingsInvalid, match="QDB_CLIENT_CONF"):
+    with pytest.raises(SettingsError, match="QDB_CLIENT_CONF"):
         Sender.from_env({})
 
 
@@ -378,7 +385,7 @@ def test_times_are_what_was_meant(server):
         sender.row("n", columns={"v": 1}, at=1_700_000_000_123_456_789)
         sender.row("d", columns={"v": 1}, at=instant)
         sender.row("s", columns={"v": 1})
-        with pytest.raises(WrongUse, match="zone"):
+        with pytest.raises(UsageError, match="zone"):
             sender.row("d", columns={"v": 1}, at=instant.replace(tzinfo=None))
     tables = {table.name: table for frame in server.frames for table in server.lives[0].decode(frame).tables}
     assert tables["n"].columns[-1].values() == [1_700_000_000_123_456_789]
@@ -391,7 +398,7 @@ def test_instants_of_pandas_keep_their_nanoseconds(server):
     instant = pd.Timestamp("2024-01-02T03:04:05.123456789", tz="UTC")
     with Sender.from_conf(f"ws::addr={server.address};") as sender:
         sender.row("p", columns={"v": instant, "w": instant.tz_localize(None)}, at=instant)
-        with pytest.raises(WrongUse, match="NaT is no instant"):
+        with pytest.raises(UsageError, match="NaT is no instant"):
             sender.row("p", columns={"v": pd.NaT}, at=instant)
     (table,) = server.lives[0].decode(server.frames[0]).tables
     assert [column.values() for column in table.columns] == [[instant.value]] * 3
@@ -405,7 +412,7 @@ def test_encrypted_with_given_roots_or_loudly_without(tmp_path):
     context.load_cert_chain(certificate, key)
     with QwpServer(tls=context) as server:
         address = f"localhost:{server.port}"
-        with pytest.raises(SenderHalted, match="certificate"):
+        with pytest.raises(SenderHaltedError, match="certificate"):
             Sender.from_conf(f"wss::addr={address};")
         with Sender.from_conf(f"wss::addr={address};tls_roots={authority.cert};") as sender:
             for number in range(50):
@@ -448,14 +455,14 @@ def test_messages_that_found_no_room_are_their_own(server):
     with Sender.from_conf(f"ws::addr={server.address};{keys}{QUICK}") as sender:
         for number in range(6):
             sender.row("t", columns={"v": number, "x": "x" * 500})
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             sender.flush()
         gate.set()
         for life in server.lives:
             life.drop()
         fsn = None
         while fsn is None:
-            with suppress(AtCapacity):
+            with suppress(CapacityError):
                 fsn = sender.flush()
             threading.Event().wait(0.005)
         assert sender.wait_until_confirmed(fsn, 20)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from quiver.cli.main import build_app
 from quiver.observe import InMemoryObserver
-from quiver.primitives.disk.file_system import NotRegularFile
+from quiver.primitives.disk.file_system import NotRegularFileError
 from quiver.primitives.disk.real_files import REAL_FILES, RealFile
 from quiver.qwp import Char, Geohash, Long256, Sender
 from quiver.qwp.format.dead_letters import DeadLetter
@@ -266,7 +266,7 @@ def test_damage_in_the_middle_is_said(sf_dir):
 def outcome(*arguments):
     """What the command printed; a file that cannot be opened is an error of the command, and nothing else is."""
     found = CliRunner().invoke(build_app(), [str(one) for one in arguments])
-    assert found.exception is None or isinstance(found.exception, (SystemExit, NotRegularFile)), found.exception
+    assert found.exception is None or isinstance(found.exception, (SystemExit, NotRegularFileError)), found.exception
     return found.output
 
 
@@ -286,7 +286,7 @@ def test_a_pipe_in_place_of_a_file_of_a_slot_stops_nothing(sf_dir, name):
     outcome("inspect", sf_dir / "edge-1")
     outcome("inspect", path)
     conf = f"ws::addr=127.0.0.1:1;sf_dir={sf_dir};sender_id=edge-1;initial_connect_retry=async;"
-    with contextlib.suppress(NotRegularFile):
+    with contextlib.suppress(NotRegularFileError):
         Sender.from_conf(conf + "close_flush_timeout_millis=0;").close()
 
 

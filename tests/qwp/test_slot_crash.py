@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vector_values import VECTORS
 
-from quiver.errors import AtCapacity, Damaged, DirectoryInUse, FormatUnsupported, StoreClosed, StoreFailed, WrongUse
+from quiver.errors import (
+    CapacityError,
+    CorruptionError,
+    DirectoryInUseError,
+    StoreClosedError,
+    StoreFailedError,
+    UnsupportedFormatError,
+    UsageError,
+)
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -170,11 +178,11 @@ def test_a_gap_is_refused_and_nothing_is_touched():
     _write(fs, "sf-0000000000000000.sfa", _segment(0, 3))
     _write(fs, "sf-0000000000000001.sfa", _segment(5, 3))
     before = {name: fs.read_all(f"{DIRECTORY}/{name}", size_max=1 << 20) for name in fs.list_dir(DIRECTORY)}
-    with pytest.raises(Damaged, match="frames 3 to 4 are missing"):
+    with pytest.raises(CorruptionError, match="frames 3 to 4 are missing"):
         _open(fs)
     after = {name: fs.read_all(f"{DIRECTORY}/{name}", size_max=1 << 20) for name in before}
     assert after == before
-    with pytest.raises(Damaged, match="missing"):
+    with pytest.raises(CorruptionError, match="missing"):
         _open(fs, is_adopted=True)
     assert b"missing" in fs.read_all(f"{DIRECTORY}/.failed", size_max=1000)
 
@@ -187,7 +195,7 @@ def test_what_a_newer_version_wrote_is_left_alone(at, byte):
     data[at] = byte
     _write(fs, "sf-0000000000000000.sfa", bytes(data))
     _write(fs, "sf-0000000000000001.sfa", _segment(3, 1))
-    with pytest.raises(FormatUnsupported, match="unsupported"):
+    with pytest.raises(UnsupportedFormatError, match="unsupported"):
         _open(fs, is_adopted=True)
     assert fs.read_all(f"{DIRECTORY}/sf-0000000000000000.sfa", size_max=1 << 20) == bytes(data)
     assert ".failed" not in fs.list_dir(DIRECTORY)
@@ -257,7 +265,7 @@ def test_a_segment_whose_header_is_gone_is_kept_aside():
     slot.close()
     _write(fs, "sf-0000000000000001.sfa", headless)
     _write(fs, "sf-0000000000000002.sfa", _segment(6, 1))
-    with pytest.raises(Damaged, match="missing"):
+    with pytest.raises(CorruptionError, match="missing"):
         _open(fs)
 
 
@@ -274,7 +282,7 @@ def test_without_syncs_a_power_loss_leaves_a_prefix_or_is_refused(seed):
         assert list(_frames(_open(killed))) == list(range(count))
         try:
             frames = _frames(_open(crashed))
-        except Damaged as error:
+        except CorruptionError as error:
             assert "missing" in str(error)
             continue
         assert all(data == _payload(fsn) for fsn, data in frames.items())
@@ -285,10 +293,10 @@ def test_what_is_no_segment_is_refused():
     """Bytes under a segment's name that are no segment are not skipped: they may be all there is."""
     fs = CrashFileSystem()
     _write(fs, "sf-0000000000000000.sfa", b"rubbish, and more of it than a header")
-    with pytest.raises(Damaged, match="magic"):
+    with pytest.raises(CorruptionError, match="magic"):
         _open(fs)
     _write(fs, "sf-0000000000000000.sfa", _segment(0, 1)[:20])
-    with pytest.raises(Damaged, match="cut inside its header"):
+    with pytest.raises(CorruptionError, match="cut inside its header"):
         _open(fs)
 
 
@@ -296,10 +304,10 @@ def test_two_owners_are_refused_with_the_first_ones_pid():
     """The second open names the process that holds the slot, or says that it is unknown."""
     fs = CrashFileSystem()
     slot = _open(fs)
-    with pytest.raises(DirectoryInUse, match=r"process \d+"):
+    with pytest.raises(DirectoryInUseError, match=r"process \d+"):
         _open(fs)
     fs.remove(f"{DIRECTORY}/.lock.pid")
-    with pytest.raises(DirectoryInUse, match="unknown"):
+    with pytest.raises(DirectoryInUseError, match="unknown"):
         _open(fs)
     slot.close()
     _open(fs).close()
@@ -312,7 +320,7 @@ def test_the_cap_counts_whole_segments_and_trimming_makes_room():
     slot = _open(fs, segment_bytes=512, bytes_max=1536, clock=clock, deadline_s=5.0)
     ring = slot.ring
     ring.why_full = lambda: "for a reason"
-    with pytest.raises(AtCapacity, match="1536 of 1536 bytes .* for a reason"):
+    with pytest.raises(CapacityError, match="1536 of 1536 bytes .* for a reason"):
         for number in range(100):
             ring.append(_payload(number))
     kept = ring.published_fsn
@@ -328,13 +336,13 @@ def test_the_cap_counts_whole_segments_and_trimming_makes_room():
 def test_a_frame_that_never_fits_is_refused_up_front():
     """Nothing is rotated for it."""
     slot = memory_slot(RingSettings(512, 1024, 0.0), clock=ManualClock(), observer=InMemoryObserver())
-    with pytest.raises(WrongUse, match="room for 480"):
+    with pytest.raises(UsageError, match="room for 480"):
         slot.ring.append(bytes(481))
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         slot.ring.append(b"")
     assert slot.ring.append(bytes(480)) == 0
     slot.close()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         slot.ring.append(b"x")
 
 
@@ -375,7 +383,7 @@ def test_a_failing_disk_never_takes_what_was_synced(operation, error):
                     slot.ring.acknowledge(4)
                 slot.ring.upkeep(force=True)
             slot.close()
-        except (OSError, StoreFailed, AtCapacity):
+        except (OSError, StoreFailedError, CapacityError):
             pass
         for seed in (0, 1, 2):
             again = _open(disk.clone_after_crash(seed))
@@ -485,7 +493,7 @@ def test_a_frame_whose_symbols_are_gone_is_refused():
     frame = _delta_frame(2, [], 1)
     data = encode_segment_header(SegmentHeader(4, 1)) + encode_frame_head(frame) + frame
     _write(fs, "sf-0000000000000003.sfa", data.ljust(1024, b"\0"))
-    with pytest.raises(Damaged, match="symbol 1"):
+    with pytest.raises(CorruptionError, match="symbol 1"):
         _open(fs)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quiver.errors import StoreFailed
+from quiver.errors import StoreFailedError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
@@ -183,9 +183,9 @@ def test_a_disk_that_fails_halts_the_slot_and_loses_nothing():
     slot = _filled(_open(files))
     slot.ring.acknowledge(12)
     files.fail_on("rename")
-    with pytest.raises(StoreFailed, match="shorter"):
+    with pytest.raises(StoreFailedError, match="shorter"):
         slot.ring.upkeep(force=True, provision=False)
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailedError):
         slot.ring.append(b"QWP1")
     assert _as_the_document_says(disk) == {fsn: _payload(fsn) for fsn in range(51)}
 

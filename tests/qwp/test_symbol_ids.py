@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.scan import Frame
 from quiver.qwp.wire.arrow_columns import columns_of_batch
 from quiver.qwp.wire.columns import fixed_column, symbol_column
@@ -54,10 +54,10 @@ def test_a_message_that_was_refused_leaves_no_ids_behind():
     """Neither a symbol that is too long, nor a table behind it that is wrong."""
     shared = SymbolIds()
     encode_message([_symbols("a", "b")], shared=shared)
-    with pytest.raises(WrongUse, match="allowed"):
+    with pytest.raises(UsageError, match="allowed"):
         encode_message([_symbols("c", "x" * (SYMBOL_BYTES_MAX + 1))], shared=shared)
     wrong = TableData("", 1, [fixed_column("v", 5, np.zeros(1, "<i8"))])
-    with pytest.raises(WrongUse, match="name"):
+    with pytest.raises(UsageError, match="name"):
         encode_message([_symbols("d"), wrong], shared=shared)
     assert _decoded(encode_message([_symbols("e", "a")], shared=shared)) == (["e", "a"], ["a", "b", "e"])
 

@@ -16,7 +16,7 @@ import pytest
 from qwp_server import QwpServer
 
 from certificates import Authority
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.primitives.scan import Damage, Frame
 from quiver.qwp import Sender, SenderSettings
 from quiver.qwp.connection.java_keystore import decode_java_keystore
@@ -108,9 +108,9 @@ def test_a_server_is_believed_because_of_it(tmp_path):
         with Sender.from_conf(f"{keys}tls_roots_password={PASSWORD};") as sender:
             sender.row("t", columns={"v": 1})
             assert sender.wait_until_confirmed(sender.flush(), 20)
-        with pytest.raises(SettingsInvalid, match="another password"):
+        with pytest.raises(SettingsError, match="another password"):
             Sender.from_conf(f"{keys}tls_roots_password=wrong;")
-        with pytest.raises(SettingsInvalid, match="a trust store needs tls_roots_password"):
+        with pytest.raises(SettingsError, match="a trust store needs tls_roots_password"):
             Sender.from_conf(keys)
 
 
@@ -121,7 +121,7 @@ def test_pkcs12_needs_a_package_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
     for name in [one for one in sys.modules if one.startswith("cryptography.")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(SettingsInvalid, match="`cryptography`"):
+    with pytest.raises(SettingsError, match="`cryptography`"):
         trusted_certificates(str(path), PASSWORD)
 
 
@@ -135,7 +135,7 @@ def test_pkcs12_is_read_with_that_package(tmp_path):
         check=True, capture_output=True,
     )  # fmt: skip
     assert trusted_certificates(str(path), PASSWORD) == _der(authority.cert)
-    with pytest.raises(SettingsInvalid, match="password"):
+    with pytest.raises(SettingsError, match="password"):
         trusted_certificates(str(path), "wrong")
 
 
@@ -143,13 +143,13 @@ def test_what_is_no_trust_store_is_refused(tmp_path):
     """A PEM file has no password; a store without certificates trusts nobody."""
     pem = tmp_path / "roots.pem"
     pem.write_text("-----BEGIN CERTIFICATE-----\n")
-    with pytest.raises(SettingsInvalid, match="a PEM file has no tls_roots_password"):
+    with pytest.raises(SettingsError, match="a PEM file has no tls_roots_password"):
         trusted_certificates(str(pem), PASSWORD)
     empty = tmp_path / "empty.jks"
     empty.write_bytes(_store())
-    with pytest.raises(SettingsInvalid, match="no trusted certificate"):
+    with pytest.raises(SettingsError, match="no trusted certificate"):
         trusted_certificates(str(empty), PASSWORD)
-    with pytest.raises(SettingsInvalid, match="tls_roots_password needs tls_roots"):
+    with pytest.raises(SettingsError, match="tls_roots_password needs tls_roots"):
         SenderSettings.from_conf("wss::addr=h:1;tls_roots_password=x;")
 
 
@@ -167,5 +167,5 @@ def test_roots_that_are_none_are_named(tmp_path, what):
     words = (
         f"{re.escape(str(roots))} holds no certificates" if what == "text" else f"cannot read {re.escape(str(roots))}"
     )
-    with pytest.raises(SettingsInvalid, match=f"tls_roots: {words}"):
+    with pytest.raises(SettingsError, match=f"tls_roots: {words}"):
         Sender.from_conf(f"wss::addr=127.0.0.1:1;tls_roots={roots};")

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from vector_values import GROUPS, comparable, decoded_value, frame, row_tables
 
-from quiver.errors import WrongUse
-from quiver.primitives.packing import Cursor, Shortage
+from quiver.errors import UsageError
+from quiver.primitives.packing import Cursor, ShortageError
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.qwp.rows import RowTable
 from quiver.qwp.values import Geohash, TimestampNanos
@@ -30,7 +30,7 @@ from quiver.qwp.wire.responses import (
     encode_ok,
     encode_refusal,
 )
-from quiver.qwp.wire.varint import VarintInvalid, encode_varint, encode_varints, take_varint, take_varints
+from quiver.qwp.wire.varint import VarintError, encode_varint, encode_varints, take_varint, take_varints
 
 SMALL = [name for name, group in GROUPS.items() if name != "row-many" and group["frames"]]
 RECORDED = [(group, number) for group in GROUPS for number in range(len(GROUPS[group]["frames"]))]
@@ -192,7 +192,7 @@ def test_shared_ids_never_change_their_meaning():
     failing = SymbolIds()
     table = RowTable("t")
     table.append({"s": "x" * (1 << 20) + "y"}, {}, None, bytes_max=1 << 22)
-    with pytest.raises(WrongUse, match="symbol of"):
+    with pytest.raises(UsageError, match="symbol of"):
         encode_message([table.pack()], shared=failing)
     assert failing.of_message() == {}
 
@@ -208,12 +208,12 @@ def test_numbers_of_any_width():
     assert [take_varint(cursor) for _ in values] == values
     assert take_varint(Cursor(encode_varint(2**64 - 1))) == 2**64 - 1
     for size in range(len(joined)):
-        with pytest.raises(Shortage):
+        with pytest.raises(ShortageError):
             take_varints(Cursor(joined[:size]), len(values))
     for bad in (b"\xff" * 9 + b"\x02", b"\x80" * 10 + b"\x01"):
-        with pytest.raises(VarintInvalid):
+        with pytest.raises(VarintError):
             take_varint(Cursor(bad))
-        with pytest.raises(VarintInvalid):
+        with pytest.raises(VarintError):
             take_varints(Cursor(bad), 1)
     assert take_varints(Cursor(b""), 0).tolist() == []
 
@@ -260,7 +260,7 @@ def test_compressed_timestamps(count):
     assert take_gorilla(cursor, count).tolist() == values
     assert cursor.remaining == 4
     if data:
-        with pytest.raises(Shortage):
+        with pytest.raises(ShortageError):
             take_gorilla(Cursor(data[:-1]), count)
 
 
@@ -325,9 +325,9 @@ def test_what_a_message_cannot_say_is_refused():
         ([TableData("t", 1_000_001, [])], "1000000"),
         ([TableData("t", 1, [column] * 2049)], "2048"),
     ):
-        with pytest.raises(WrongUse, match=words):
+        with pytest.raises(UsageError, match=words):
             encode_message(tables)
-    with pytest.raises(WrongUse, match="dimensions"):
+    with pytest.raises(UsageError, match="dimensions"):
         array_column("a", ColumnType.DOUBLE_ARRAY, [np.array(1.0)])
 
 
@@ -373,7 +373,7 @@ def test_a_row_is_refused_whole():
         ({}, {"w": "\ud800"}, 5, "surrogate"),
         ({}, {"w": "x" * 2000}, 5, "1000 fit into a segment"),
     ):
-        with pytest.raises(WrongUse, match=words):
+        with pytest.raises(UsageError, match=words):
             table.append(symbols, columns, at, bytes_max=1000)
     assert table.rows == 1
     data = _message(encode_message([table.pack()])).tables[0]
@@ -390,7 +390,7 @@ def test_what_the_caller_changes_later_is_not_sent():
         table.append({}, {"a": array, "b": data}, 1, bytes_max=1000)
         array[0] += 10
         data[0] += 1
-    with pytest.raises(WrongUse, match="another type"):
+    with pytest.raises(UsageError, match="another type"):
         table.append({}, {"a": array + 0.5, "b": data}, 1, bytes_max=1000)
     columns = _message(encode_message([table.pack()])).tables[0].columns
     assert [value.tolist() for value in columns[0].values()] == [[1, 2, 3], [11, 2, 3]]
@@ -416,7 +416,7 @@ def test_geohashes_of_one_column_have_one_precision():
     table = RowTable("t")
     table.append({}, {"g": Geohash(1, 5)}, 1, bytes_max=1000)
     table.append({}, {"g": Geohash(1, 6)}, 1, bytes_max=1000)
-    with pytest.raises(WrongUse, match="one precision"):
+    with pytest.raises(UsageError, match="one precision"):
         table.pack()
 
 
@@ -460,17 +460,17 @@ def test_arrow_slices_are_written_as_if_they_were_whole():
 
 def test_an_arrow_column_without_counterpart_is_named():
     """The error says which column."""
-    with pytest.raises(WrongUse, match="column m"):
+    with pytest.raises(UsageError, match="column m"):
         _round(pa.record_batch({"m": pa.array([{"a": 1}], pa.struct([("b", pa.int8())]))}))
-    with pytest.raises(WrongUse, match="no time"):
+    with pytest.raises(UsageError, match="no time"):
         _round(pa.record_batch({"a": ["x"]}), at="a")
-    with pytest.raises(WrongUse, match="column a"):
+    with pytest.raises(UsageError, match="column a"):
         _round(pa.record_batch({"a": pa.array([2**63], pa.uint64())}))
-    with pytest.raises(WrongUse, match="column a"):
+    with pytest.raises(UsageError, match="column a"):
         _round(pa.record_batch({"a": pa.array([[2**63]], pa.list_(pa.uint64()))}))
-    with pytest.raises(WrongUse, match="floats or integers"):
+    with pytest.raises(UsageError, match="floats or integers"):
         _round(pa.record_batch({"a": pa.array([[True]])}))
-    with pytest.raises(WrongUse, match="different lengths"):
+    with pytest.raises(UsageError, match="different lengths"):
         _round(pa.record_batch({"a": pa.array([[[1.0], [2.0, 3.0]]])}))
 
 
@@ -480,7 +480,7 @@ def test_a_column_without_a_type_is_left_out():
     batch = pa.record_batch({"a": nothing, "b": [1, 2], "c": nothing})
     assert [(column.name, column.values()) for column in _round(batch).columns] == [("b", [1, 2])]
     assert [column.name for column in _round(batch, symbols=["a"]).columns] == ["a", "b"]
-    with pytest.raises(WrongUse, match="nothing to send"):
+    with pytest.raises(UsageError, match="nothing to send"):
         _round(pa.record_batch({"a": nothing}))
-    with pytest.raises(WrongUse, match="no time"):
+    with pytest.raises(UsageError, match="no time"):
         _round(batch, at="a")

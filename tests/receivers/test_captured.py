@@ -7,7 +7,7 @@ import pytest
 from fake_store import FakeStore, log_request
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.otap import decode_requests
 from quiver.primitives.scan import Damage
 from quiver.receivers.header_capture import add_headers
@@ -103,5 +103,5 @@ def test_what_grows_over_the_limit_is_too_large():
 
 @pytest.mark.parametrize("name", ["authorization", "Cookie", "Proxy-Authorization", "two words", "", "a:b", "x" * 101])
 def test_credentials_and_what_is_no_header_are_not_captured(name):
-    with pytest.raises(SettingsInvalid, match="capture_headers"):
+    with pytest.raises(SettingsError, match="capture_headers"):
         OtlpSettings(capture_headers=("ok", name))

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import quiver
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.observe import InMemoryObserver
 from quiver.otap import to_otlp, view
 from quiver.receivers.intake import OtlpIntake
@@ -150,5 +150,5 @@ def test_what_has_no_place_in_tables_is_a_warning_in_the_reply():
 
 
 def test_another_handling_is_refused():
-    with pytest.raises(SettingsInvalid, match="otlp_handling"):
+    with pytest.raises(SettingsError, match="otlp_handling"):
         OtlpSettings(otlp_handling="convert")

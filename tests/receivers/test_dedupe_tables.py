@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 import quiver
-from quiver.errors import AtCapacity
+from quiver.errors import CapacityError
 from quiver.observe import InMemoryObserver
 from quiver.otap import StatusCode, StreamEncoder, from_otlp
 from quiver.receivers.intake import OtlpIntake
@@ -45,7 +45,7 @@ class Full:
 
     def ingest(self, bundle, *, durable=False, timeout=None):
         if not self.room:
-            raise AtCapacity("wal.max_size")
+            raise CapacityError("wal.max_size")
         self.room -= 1
         self.kept += 1
 

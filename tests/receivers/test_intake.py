@@ -8,7 +8,7 @@ import pytest
 from fake_store import FakeStore, log_request, wal_entry
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from quiver.errors import AtCapacity, BundleInvalid, SettingsInvalid, StoreClosed, StoreFailed
+from quiver.errors import CapacityError, InvalidBundleError, SettingsError, StoreClosedError, StoreFailedError
 from quiver.observe import InMemoryObserver
 from quiver.receivers.intake import OtlpIntake
 from quiver.receivers.settings import OtlpSettings, split_address
@@ -92,7 +92,7 @@ def test_a_full_store_says_when_to_come_back_and_later_the_longer_it_is_full():
     intake = OtlpIntake(store, OtlpSettings(), clock=clock)
     delays = []
     for _ in range(5):
-        store.failures.append(AtCapacity("wal.max_size", retry_after_s=1.0))
+        store.failures.append(CapacityError("wal.max_size", retry_after_s=1.0))
         verdict = intake.accept("logs", log_request())
         assert (verdict.outcome, verdict.confirmed) == ("full", False)
         assert "wal.max_size" in verdict.message
@@ -100,11 +100,13 @@ def test_a_full_store_says_when_to_come_back_and_later_the_longer_it_is_full():
         clock.advance(8)
     assert delays == [1.0, 8.0, 16.0, 24.0, 30.0]
     assert intake.accept("logs", log_request()).outcome == "stored"
-    store.failures.append(AtCapacity("wal.max_size", retry_after_s=1.0))
+    store.failures.append(CapacityError("wal.max_size", retry_after_s=1.0))
     assert intake.accept("logs", log_request()).retry_after_s == 1.0
 
 
-@pytest.mark.parametrize("failure", [StoreFailed("sync failed"), StoreClosed("closed"), OSError(28, "No space")])
+@pytest.mark.parametrize(
+    "failure", [StoreFailedError("sync failed"), StoreClosedError("closed"), OSError(28, "No space")]
+)
 def test_a_store_that_cannot_take_anything_asks_to_come_back(failure):
     store = FakeStore()
     store.failures.append(failure)
@@ -115,7 +117,7 @@ def test_a_store_that_cannot_take_anything_asks_to_come_back(failure):
 
 def test_a_request_the_store_can_never_take_is_refused_for_good():
     store = FakeStore()
-    store.failures.append(BundleInvalid("takes more than wal.max_size"))
+    store.failures.append(InvalidBundleError("takes more than wal.max_size"))
     assert OtlpIntake(store, OtlpSettings()).accept("logs", log_request()).outcome == "invalid"
 
 
@@ -182,7 +184,7 @@ def test_without_a_window_every_request_is_stored():
 
 def test_a_refused_request_may_be_sent_again():
     store = FakeStore()
-    store.failures.append(AtCapacity("wal.max_size"))
+    store.failures.append(CapacityError("wal.max_size"))
     intake = OtlpIntake(store, WITH_WINDOW, clock=ManualClock())
     assert intake.accept("logs", log_request()).outcome == "full"
     assert intake.accept("logs", log_request()).outcome == "stored"
@@ -218,7 +220,7 @@ def test_requests_sent_again_at_the_same_time_are_stored_once():
 
 
 def test_when_the_first_of_them_fails_another_one_tries():
-    store, outcomes = simultaneous([AtCapacity("wal.max_size"), StoreFailed("sync failed")])
+    store, outcomes = simultaneous([CapacityError("wal.max_size"), StoreFailedError("sync failed")])
     assert outcomes == ["duplicate", "full", "stored", "unavailable"]
     assert len(store.kept) == 1
 
@@ -269,7 +271,7 @@ def test_unreadable_entries_of_the_log_are_counted():
     ],
 )
 def test_settings_that_cannot_work_are_refused(bad):
-    with pytest.raises(SettingsInvalid, match=next(iter(bad))):
+    with pytest.raises(SettingsError, match=next(iter(bad))):
         OtlpSettings(**bad)
 
 

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from quiver.errors import AtCapacity
+from quiver.errors import CapacityError
 from quiver.otap import decode_requests
 from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
 from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver
@@ -155,7 +155,7 @@ def test_an_exporter_retries_when_the_store_is_full_and_nothing_is_lost_or_doubl
     provider = LoggerProvider(resource=RESOURCE)
     processor = BatchLogRecordProcessor(connect(exporter, receiver, "/v1/logs", packed=False))
     provider.add_log_record_processor(processor)
-    store.failures.extend(AtCapacity("wal.max_size", retry_after_s=0.0) for _ in range(2))
+    store.failures.extend(CapacityError("wal.max_size", retry_after_s=0.0) for _ in range(2))
     provider.get_logger("x").emit(LogRecord(body="once"))
     provider.shutdown()
     assert [row["body"]["string_value"] for row in rows(store, "logs")] == ["once"]

@@ -9,7 +9,7 @@ from fake_store import FakeStore, log_request
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from quiver.errors import AtCapacity, RetryLater, StoreClosed, StoreFailed
+from quiver.errors import CapacityError, StoreClosedError, StoreFailedError, TransientError
 from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
 
@@ -70,14 +70,14 @@ def test_garbage_is_an_invalid_argument_and_leaves_nothing(receiver, store):
 
 
 def test_a_full_store_is_unavailable_with_retry_info(receiver, store):
-    store.failures.append(AtCapacity("retention.size_cap", held_by="parquet", retry_after_s=2.5))
+    store.failures.append(CapacityError("retention.size_cap", held_by="parquet", retry_after_s=2.5))
     error = refused(receiver, log_request())
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert "held by parquet" in error.details()
     assert retry_delay_s(error) == 2.5
 
 
-@pytest.mark.parametrize("failure", [StoreFailed("sync failed"), StoreClosed("closed")])
+@pytest.mark.parametrize("failure", [StoreFailedError("sync failed"), StoreClosedError("closed")])
 def test_a_failed_or_closed_store_is_unavailable(receiver, store, failure):
     store.failures.append(failure)
     error = refused(receiver, log_request())
@@ -123,7 +123,7 @@ def test_other_methods_are_refused(receiver):
 
 def test_a_taken_address_is_refused_and_may_be_tried_again(receiver, store):
     settings = replace(SETTINGS, listening_addr=f"127.0.0.1:{receiver.port}")
-    with pytest.raises(RetryLater, match="cannot listen on 127.0.0.1.*Address already in use"):
+    with pytest.raises(TransientError, match="cannot listen on 127.0.0.1.*Address already in use"):
         OtlpGrpcReceiver(store, settings).start()
     receiver.stop(0)
     with OtlpGrpcReceiver(store, settings) as second:
@@ -134,7 +134,7 @@ def test_starting_twice_is_once_and_a_stopped_receiver_stays_so(receiver):
     assert receiver.start() == receiver.port
     receiver.stop()
     receiver.stop()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         receiver.start()
     assert refused(receiver, log_request()).code() is grpc.StatusCode.UNAVAILABLE
 

@@ -13,7 +13,7 @@ import pytest
 from fake_store import FakeStore, log_request
 from google.rpc.status_pb2 import Status
 
-from quiver.errors import AtCapacity, RetryLater, StoreClosed, StoreFailed
+from quiver.errors import CapacityError, StoreClosedError, StoreFailedError, TransientError
 from quiver.receivers.otlp.http_receiver import JSON, PATHS, PROTOBUF, OtlpHttpReceiver
 from quiver.receivers.settings import OtlpSettings
 
@@ -108,7 +108,7 @@ def test_refusals_of_json_are_json(receiver, store):
     assert (status, headers["Content-Type"].partition(";")[0]) == (400, JSON)
     assert json.loads(body)["code"] == 3
     assert "ExportLogsServiceRequest" in json.loads(body)["message"]
-    store.failures.append(AtCapacity("wal.max_size", retry_after_s=1.0))
+    store.failures.append(CapacityError("wal.max_size", retry_after_s=1.0))
     status, headers, body = post(receiver, json.dumps(DOCUMENT).encode(), content_type=JSON)
     assert (status, headers["Retry-After"], json.loads(body)["code"]) == (503, "1", 14)
     assert store.kept == []
@@ -149,9 +149,9 @@ def test_garbage_is_a_bad_request_and_leaves_nothing(receiver, store):
 
 
 @pytest.mark.parametrize(("failure", "seconds"), [
-    (AtCapacity("retention.size_cap", retry_after_s=2.5), "3"),
-    (StoreFailed("sync failed"), "5"),
-    (StoreClosed("closed"), "5"),
+    (CapacityError("retention.size_cap", retry_after_s=2.5), "3"),
+    (StoreFailedError("sync failed"), "5"),
+    (StoreClosedError("closed"), "5"),
 ])  # fmt: skip
 def test_a_full_failed_or_closed_store_says_when_to_come_back(receiver, store, failure, seconds):
     store.failures.append(failure)
@@ -230,7 +230,7 @@ def test_more_requests_than_may_wait_are_told_to_come_back(store):
 
 def test_a_taken_address_is_refused_and_may_be_tried_again(receiver, store):
     settings = replace(SETTINGS, listening_addr=f"127.0.0.1:{receiver.port}")
-    with pytest.raises(RetryLater, match="cannot listen on 127.0.0.1"):
+    with pytest.raises(TransientError, match="cannot listen on 127.0.0.1"):
         OtlpHttpReceiver(store, settings).start()
     receiver.stop(0)
     with OtlpHttpReceiver(store, settings) as second:
@@ -241,7 +241,7 @@ def test_starting_twice_is_once_and_a_stopped_receiver_stays_so(receiver):
     assert receiver.start() == receiver.port
     receiver.stop()
     receiver.stop()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         receiver.start()
     with pytest.raises(ConnectionRefusedError):
         post(receiver, log_request())

@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 
 import quiver
 from quiver.bundle import QWP_SLOT
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.objects.location import ObjectLocation
 from quiver.qwp import Sender
 from quiver.qwp.wire.message import MESSAGE_HEADER, Flags
@@ -227,7 +227,7 @@ def test_a_tier_that_is_long_in_coming_makes_no_small_segments():
 
 def test_without_a_tier_nobody_can_wait_for_it(store):
     """Said when the receiver is made."""
-    with pytest.raises(SettingsInvalid, match="cold.objects"):
+    with pytest.raises(SettingsError, match="cold.objects"):
         QwpReceiver(store, replace(HERE, durable="tier"))
 
 
@@ -355,7 +355,7 @@ def test_settings_that_contradict_each_other_are_refused():
     """In words."""
     for change in ({"max_request_bytes": 0}, {"tables_bytes_max": 1}, {"receiving_bytes_max": 1}, {"ack": "never"},
                    {"durable_wait_s": 0}, {"durable": "elsewhere"}, {"listening_addr": "0.0.0.0:1"}):  # fmt: skip
-        with pytest.raises(SettingsInvalid):
+        with pytest.raises(SettingsError):
             replace(HERE, **change)
 
 
@@ -364,7 +364,7 @@ def test_settings_that_contradict_each_other_are_refused():
 
 def test_a_full_store_makes_the_client_wait(store):
     """No refusal, which some clients take for the end: an answer when there is room."""
-    from quiver.errors import AtCapacity
+    from quiver.errors import CapacityError
 
     real = store.ingest
     refused = threading.Event()
@@ -372,7 +372,7 @@ def test_a_full_store_makes_the_client_wait(store):
     def full(bundle, **options):
         if not refused.is_set():
             refused.set()
-            raise AtCapacity("full", retry_after_s=0.01)
+            raise CapacityError("full", retry_after_s=0.01)
         return real(bundle, **options)
 
     store.ingest = full

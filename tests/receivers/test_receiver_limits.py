@@ -14,7 +14,7 @@ import pytest
 from fake_store import FakeStore, log_request
 from google.rpc.status_pb2 import Status
 
-from quiver.errors import RetryLater, SettingsInvalid
+from quiver.errors import SettingsError, TransientError
 from quiver.observe import InMemoryObserver
 from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver, server_options
 from quiver.receivers.otlp.http_receiver import PROTOBUF, OtlpHttpReceiver
@@ -142,11 +142,11 @@ def test_an_address_without_its_family_is_left_out_and_a_strange_one_refused(sto
         patched.setattr("quiver.receivers.otlp.http_listener.socket.socket", without_ipv6)
         with OtlpHttpReceiver(store, replace(SETTINGS, listening_addr="localhost:0")) as receiver:
             assert post(receiver) == 200
-        with pytest.raises(RetryLater, match="cannot listen on"):
+        with pytest.raises(TransientError, match="cannot listen on"):
             OtlpHttpReceiver(store, replace(SETTINGS, listening_addr="[::1]:0")).start()
     for strange in ("192.0.2.1:0", "no-such-host.invalid:0"):
         settings = replace(SETTINGS, listening_addr=strange, security=SecuritySettings(insecure=True))
-        with pytest.raises(RetryLater, match="cannot listen on"):
+        with pytest.raises(TransientError, match="cannot listen on"):
             OtlpHttpReceiver(store, settings).start()
 
 
@@ -318,7 +318,7 @@ def test_keepalive_settings_are_the_servers_options():
     assert options["grpc.keepalive_time_ms"] == 30_000
     assert options["grpc.max_allowed_incoming_connections"] == 7
     assert "grpc.max_connection_idle_ms" not in options
-    with pytest.raises(SettingsInvalid, match=r"keepalive\.ping_timeout must be positive"):
+    with pytest.raises(SettingsError, match=r"keepalive\.ping_timeout must be positive"):
         KeepaliveSettings(ping_timeout_s=0)
 
 

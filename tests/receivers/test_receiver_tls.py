@@ -17,7 +17,7 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 
 from certificates import install
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.observe import InMemoryObserver
 from quiver.otap import decode_requests
 from quiver.receivers.otlp.grpc_receiver import SERVICES, OtlpGrpcReceiver
@@ -203,5 +203,5 @@ def test_a_handshake_that_never_ends_is_ended_and_disturbs_nobody(protocol, stor
 
 
 def test_certificates_that_cannot_be_read_stop_the_start(protocol, store, tmp_path):
-    with pytest.raises(SettingsInvalid, match="cannot read"):
+    with pytest.raises(SettingsError, match="cannot read"):
         RECEIVERS[protocol](store, settings((tmp_path / "cert.pem", tmp_path / "key.pem")))

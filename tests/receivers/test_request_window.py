@@ -20,7 +20,7 @@ import pytest
 from fake_store import log_request
 
 import quiver
-from quiver.errors import AtCapacity, Damaged, FormatUnsupported
+from quiver.errors import CapacityError, CorruptionError, UnsupportedFormatError
 from quiver.observe import InMemoryObserver
 from quiver.receivers.dedupe import request_digest
 from quiver.receivers.intake import OtlpIntake
@@ -100,10 +100,10 @@ def test_who_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
     with quiver.open(tmp_path, cores=2) as store, window(store.core(0), tmp_path) as first:
         with window(store.core(1), tmp_path, clock=ManualClock()) as second:
             assert first.begin(b"a" * 16)
-            with pytest.raises(AtCapacity, match="still storing"):
+            with pytest.raises(CapacityError, match="still storing"):
                 second.begin(b"a" * 16)
             first.finish(b"a" * 16, stored=True)
-            with pytest.raises(AtCapacity):  # not yet on the disk of the other
+            with pytest.raises(CapacityError):  # not yet on the disk of the other
                 second.begin(b"a" * 16)
         with window(store.core(1), tmp_path, needs_durable=False) as second:
             assert not second.begin(b"a" * 16)
@@ -130,7 +130,7 @@ class Refusing:
     """A store that fails."""
 
     def ingest(self, *_: Any, **__: Any) -> None:
-        raise quiver.StoreFailed("the disk")
+        raise quiver.StoreFailedError("the disk")
 
 
 KILLED = """
@@ -240,7 +240,7 @@ def test_a_full_window_refuses_rather_than_forgets(tmp_path: Path) -> None:
         window(store, tmp_path, clock=clock, entries_max=entries) as known,
     ):
         count = 0
-        with pytest.raises(AtCapacity, match="dedupe_window"):
+        with pytest.raises(CapacityError, match="dedupe_window"):
             while True:
                 digest = count.to_bytes(16, "big")
                 assert known.begin(digest)
@@ -289,7 +289,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
         with window(store, tmp_path) as other:
             other._ask("PRAGMA wal_checkpoint(TRUNCATE)")
             (tmp_path / "quiver.requests").write_bytes(b"x" * 5000)
-            with pytest.raises(Damaged, match="stop all receivers"), window(store, tmp_path):
+            with pytest.raises(CorruptionError, match="stop all receivers"), window(store, tmp_path):
                 pass
 
 
@@ -300,7 +300,7 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
         with sqlite3.connect(tmp_path / "quiver.requests") as database:
             database.execute("PRAGMA user_version = 9")
         database.close()
-        with pytest.raises(FormatUnsupported, match="version 9"):
+        with pytest.raises(UnsupportedFormatError, match="version 9"):
             OtlpIntake(store, SETTINGS)
 
 
@@ -313,7 +313,7 @@ def test_a_request_that_cannot_be_noted_is_known_here(tmp_path: Path, monkeypatc
 
         def refused(statement: str, *values: Any) -> int:
             if "?6" in statement:
-                raise AtCapacity("the disk is full")
+                raise CapacityError("the disk is full")
             return int(do(statement, *values))
 
         monkeypatch.setattr(known, "_do", refused)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from certificates import install
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.observe import InMemoryObserver
 from quiver.receivers import security
 from quiver.receivers.security import (
@@ -69,7 +69,7 @@ def test_an_address_that_others_can_reach_needs_tls_and_knows_its_clients(tls, a
     protected = SecuritySettings(tls=tls, auth=auth)
     for address in ("0.0.0.0:4317", "[::]:4317", "example.com:4317"):
         if missing:
-            with pytest.raises(SettingsInvalid) as caught:
+            with pytest.raises(SettingsError) as caught:
                 OtlpSettings(listening_addr=address, security=protected)
             assert f"so it needs {missing};" in str(caught.value)
             assert "insecure: true" in str(caught.value)
@@ -130,30 +130,30 @@ def test_secrets_are_in_no_text_of_the_settings(events):
     assert "s3cret" not in repr(SecuritySettings(auth=settings))
     assert "s3cret" not in repr(vars(Authenticator(settings, events)))
     for wrong in ({"tokens": ("s3cret ",)}, {"users": {"": "s3cret"}}, {"tokens": ("",)}, {"users": {"a:b": "s3cret"}}):
-        with pytest.raises(SettingsInvalid) as caught:
+        with pytest.raises(SettingsError) as caught:
             AuthSettings(**wrong)
         assert "s3cret" not in str(caught.value)
 
 
 def test_auth_without_a_credential_is_refused(tmp_path, events):
-    with pytest.raises(SettingsInvalid, match="no token, no user"):
+    with pytest.raises(SettingsError, match="no token, no user"):
         AuthSettings()
     missing = tmp_path / "missing"
-    with pytest.raises(SettingsInvalid, match="cannot read .*missing"):
+    with pytest.raises(SettingsError, match="cannot read .*missing"):
         Authenticator(AuthSettings(token_file=str(missing)), events)
     empty = tmp_path / "empty"
     empty.write_text(" \n\n")
-    with pytest.raises(SettingsInvalid, match="nobody could get in"):
+    with pytest.raises(SettingsError, match="nobody could get in"):
         Authenticator(AuthSettings(user_file=str(empty)), events)
     broken = tmp_path / "broken"
     broken.write_text("ada\n")
-    with pytest.raises(SettingsInvalid, match="name:password"):
+    with pytest.raises(SettingsError, match="name:password"):
         Authenticator(AuthSettings(user_file=str(broken)), events)
     broken.write_bytes(b"\xff\xfe")
-    with pytest.raises(SettingsInvalid, match="not UTF-8"):
+    with pytest.raises(SettingsError, match="not UTF-8"):
         Authenticator(AuthSettings(token_file=str(broken)), events)
     broken.write_bytes(b"x" * (1024 * 1024 + 1))
-    with pytest.raises(SettingsInvalid, match="larger than"):
+    with pytest.raises(SettingsError, match="larger than"):
         Authenticator(AuthSettings(token_file=str(broken)), events)
 
 
@@ -175,7 +175,7 @@ def test_a_file_says_what_stands_in_it_whoever_wrote_it(tmp_path, events, mark, 
 
 def test_a_password_of_blanks_is_none(tmp_path, events):
     (tmp_path / "users").write_text("ada: \n")
-    with pytest.raises(SettingsInvalid, match="neither is empty"):
+    with pytest.raises(SettingsError, match="neither is empty"):
         Authenticator(AuthSettings(user_file=str(tmp_path / "users")), events)
 
 
@@ -183,11 +183,11 @@ def test_a_user_has_one_password(tmp_path, events):
     """The second line of a user is refused, and one beside the file; a file that comes so later changes nothing."""
     users = tmp_path / "users"
     users.write_text("ada:old\nbob:x\nada :new\n")
-    with pytest.raises(SettingsInvalid, match="the user ada is there already") as caught:
+    with pytest.raises(SettingsError, match="the user ada is there already") as caught:
         Authenticator(AuthSettings(user_file=str(users)), events)
     assert "new" not in str(caught.value)
     users.write_text("bob:x\n")
-    with pytest.raises(SettingsInvalid, match="the user bob is there already"):
+    with pytest.raises(SettingsError, match="the user bob is there already"):
         Authenticator(AuthSettings(users={"bob": "y"}, user_file=str(users)), events)
 
     door = Authenticator(AuthSettings(user_file=str(users)), events)
@@ -237,7 +237,7 @@ def test_files_that_are_no_certificate_and_its_key_are_refused(tmp_path, authori
         TlsSettings(str(tmp_path / "missing"), key),
         TlsSettings(cert, key, str(tmp_path / "missing")),
     ):
-        with pytest.raises(SettingsInvalid, match=r"tls\."):
+        with pytest.raises(SettingsError, match=r"tls\."):
             server_context(tls, events)
     assert isinstance(server_context(TlsSettings(cert, key, str(authority.cert)), events), ssl.SSLContext)
 

@@ -5,7 +5,7 @@ import http.client
 import pytest
 from fake_store import FakeStore
 
-from quiver.errors import RetryLater
+from quiver.errors import TransientError
 from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
 from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver
 from quiver.receivers.settings import KeepaliveSettings, OtlpSettings
@@ -28,7 +28,7 @@ def test_a_port_is_not_shared_by_mistake(receiver, shares):
     """Two would each get half of the requests."""
     with receiver(FakeStore(), OtlpSettings(listening_addr="127.0.0.1:0", share_port=shares[0])) as first:
         settings = OtlpSettings(listening_addr=f"127.0.0.1:{first.port}", share_port=shares[1])
-        with pytest.raises(RetryLater, match="cannot listen on"):
+        with pytest.raises(TransientError, match="cannot listen on"):
             receiver(FakeStore(), settings).start()
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver import AtCapacity, Bundle, BundleUnavailable, DirectoryInUse, QuiverError, Settings
+from quiver import Bundle, BundleUnavailableError, CapacityError, DirectoryInUseError, QuiverError, Settings
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver, Observer, Value
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -236,7 +236,7 @@ def take(store: Any, connection: socket.socket) -> None:
             producer, number = _ID.unpack(data)
             try:
                 store.ingest(made(producer, number), durable=number % 50 == 0, timeout=0.2)
-            except AtCapacity:
+            except CapacityError:
                 connection.sendall(_FULL)
             except QuiverError:
                 die()
@@ -259,7 +259,7 @@ def deliver(place: Place, subscriber: Any, ending: threading.Event, core: int) -
             if chance.random() < 0.01:
                 handle.defer(0.01)
                 continue
-            with contextlib.suppress(BundleUnavailable):  # dropped while it was held
+            with contextlib.suppress(BundleUnavailableError):  # dropped while it was held
                 write_line(journal, name_of(handle.bundle[30]))
                 pause(INSIDE[subscriber.id] * place.pace)
                 handle.ack()
@@ -271,7 +271,7 @@ def seal(store: Any) -> None:
     while True:
         try:
             store.flush()
-        except AtCapacity:
+        except CapacityError:
             pause(0.02)
         else:
             return
@@ -281,7 +281,7 @@ def register(store: Any, name: str) -> None:
     while True:
         try:
             store.register(name, start="earliest")
-        except DirectoryInUse:
+        except DirectoryInUseError:
             pause(0.01)  # its own process is making the file just now
         else:
             return
@@ -380,7 +380,7 @@ def until_there(directory: Path, work: Callable[[], None]) -> None:
         if (directory / "segments").is_dir() and (directory / "quiver.id").is_file():
             try:
                 work()
-            except DirectoryInUse:
+            except DirectoryInUseError:
                 pass
             else:
                 return

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import quiver
-from quiver.errors import AtCapacity, Damaged, DirectoryInUse
+from quiver.errors import CapacityError, CorruptionError, DirectoryInUseError
 from quiver.primitives.batch_notes import commit_name, part_directory
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -191,7 +191,7 @@ def test_a_store_at_its_cap_takes_over_what_fits_and_the_rest_when_there_is_room
         reader = store.register("reader", start="earliest")
         store.maintain()
         waiting = list(range(8))
-        with pytest.raises(AtCapacity, match="has no room for"):
+        with pytest.raises(CapacityError, match="has no room for"):
             while waiting:
                 batch = waiting[0]
                 write(REAL_FILES, str(tmp_path), batch, range(batch * 8000, (batch + 1) * 8000))
@@ -266,7 +266,7 @@ def test_a_sink_waits_for_another_sink_and_not_for_a_store(tmp_path):
     commit_batch(REAL_FILES, root, writer="query", batch=2, staged=[found], clock=clock)
     assert clock.monotonic() > 4
     other.release()
-    with quiver.open(root, background=False), pytest.raises(DirectoryInUse):
+    with quiver.open(root, background=False), pytest.raises(DirectoryInUseError):
         hold(REAL_FILES, f"{root}/{STORE_LOCK}", owner="somebody")
 
 
@@ -375,7 +375,7 @@ def test_damage_stops_its_writer_only(tmp_path):
         store.maintain()
         assert visible(REAL_FILES, root) == [3, 4]
     assert [finding.path for finding in check_store(REAL_FILES, root).findings if finding.damaged] == [str(path)]
-    with pytest.raises(Damaged, match="the checksum of the note differs"):
+    with pytest.raises(CorruptionError, match="the checksum of the note differs"):
         write(REAL_FILES, root, 5, [5, 6], writer="good")
     path.write_bytes(whole)
     with quiver.open(root, background=False) as store:

@@ -16,7 +16,7 @@ from quiver.aof.format.sink_batch import (
     encode_commit,
 )
 from quiver.aof.staged_import import load_commit
-from quiver.errors import Damaged, WouldBlock
+from quiver.errors import CorruptionError, WouldBlockError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.batch_notes import begun_name, commit_name, done_name, encode_note, part_directory
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -218,7 +218,7 @@ def test_a_step_that_fails_holds_the_log():
         log.flush()
         files.fail_on("sync")
         assert log.adopt() == 0
-        with pytest.raises(WouldBlock) as blocked:
+        with pytest.raises(WouldBlockError) as blocked:
             log.append_record(b"other")
         assert blocked.value.kind == "tail"
         files.heal()
@@ -370,7 +370,7 @@ def test_unlawful_commits_are_damage(commit, tmp_path):
     """Nothing outside the writer's own staging is ever named."""
     assert isinstance(decode_commit(encode_commit(commit)), Damage)
     (tmp_path / "x").write_bytes(encode_commit(commit))
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         load_commit(REAL_FILES, str(tmp_path / "x"))
 
 

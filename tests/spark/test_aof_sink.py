@@ -5,7 +5,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from quiver.aof import AofManager
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.spark.aof.sink import records_of
 from quiver.spark.aof.sink_options import AofSinkOptions, check_record_columns, parse_aof_sink_options
 
@@ -109,7 +109,7 @@ def test_from_log_to_log(spark, tmp_path):
 )
 def test_what_cannot_be_is_refused(columns, options, says):
     """In words that say what to do."""
-    with pytest.raises(WrongUse, match=says):
+    with pytest.raises(UsageError, match=says):
         check_record_columns(columns)
         parse_aof_sink_options({"path": "aof/orders", "checkpointLocation": "c", **options})
 
@@ -126,7 +126,7 @@ def test_options_say_which_log():
 def test_rows_that_are_no_records(payload, says):
     """They fail their task: nothing of the batch is committed."""
     batch = pa.record_batch({"payload": pa.array([payload], pa.binary())})
-    with pytest.raises(WrongUse, match=says):
+    with pytest.raises(UsageError, match=says):
         list(records_of([batch], AofSinkOptions("x", record_bytes_max=8)))
 
 

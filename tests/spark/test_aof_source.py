@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 import quiver
 from quiver.aof import AofConfig, AofManager, Retention, TierConfig
-from quiver.errors import Damaged, DataLoss, RecordUnknown, WrongUse
+from quiver.errors import CorruptionError, DataLossError, UnknownRecordError, UsageError
 from quiver.spark.aof.source import AofDataSource
 
 FIELDS = ["record_id", "timestamp", "ext_id", "payload"]
@@ -101,7 +101,7 @@ def test_cold_segments_are_read_where_they_are(log, tmp_path, away):
     assert some == list(log.written.values())[50:90]
     assert len(list(segments.glob("*.seg"))) == 1
     if away == "cold":
-        with pytest.raises(WrongUse, match="no object store"):
+        with pytest.raises(UsageError, match="no object store"):
             read(log.source())
 
 
@@ -131,7 +131,7 @@ def test_a_bound_inside_a_record_is_refused(log, tmp_path, away):
     for wrong in (ids[1] + 1, ids[0] + 30, ids[2] + 3):
         for which in ("startingOffsets", "endingOffsets"):
             for fails in ("true", "false"):
-                with pytest.raises(RecordUnknown, match="none begins at"):
+                with pytest.raises(UnknownRecordError, match="none begins at"):
                     read(log.source(objects=objects, failOnDataLoss=fails, **{which: wrong}))
     for lawful in (0, ids[0], ids[1], ids[2] + 40, ids[2] + 5000, ids[-1] + 40, 9 << 32):
         expected = [data for record_id, data in log.written.items() if record_id >= lawful]
@@ -156,14 +156,14 @@ def test_a_bound_inside_a_record_is_refused(log, tmp_path, away):
 )
 def test_options_are_refused_early(log, options, words):
     """With the name of what is wrong."""
-    with pytest.raises(WrongUse, match=words):
+    with pytest.raises(UsageError, match=words):
         log.source(**options).schema()
 
 
 def test_no_log(tmp_path):
     """A sentence."""
     made = AofDataSource({"path": str(tmp_path)})
-    with pytest.raises(WrongUse, match="holds no append-only log"):
+    with pytest.raises(UsageError, match="holds no append-only log"):
         made.reader(schema=made.schema()).partitions()
 
 
@@ -243,14 +243,14 @@ def test_retired_segments_are_a_loss_only_when_they_were_not_read(log):
         log.written.values()
     )[6:]
     log.fill(2, config=config)
-    with pytest.raises(DataLoss, match="are gone"):
+    with pytest.raises(DataLossError, match="are gone"):
         reader.latestOffset(end, ReadMaxBytes(1))
         reader.partitions(end, reader.reportLatestOffset())
     lenient = log.source(failOnDataLoss="false")
     other = lenient.streamReader(schema=made.schema())
     last = other.latestOffset(end, ReadMaxBytes(1 << 30))
     assert len(rows_of(other, other.partitions(end, last), made.schema())) == 3
-    with pytest.raises(DataLoss, match="are gone; the log goes on with record"):
+    with pytest.raises(DataLossError, match="are gone; the log goes on with record"):
         read(log.source(startingOffsets=list(log.written)[1]))
 
 
@@ -261,7 +261,7 @@ def test_damage_stops_a_read_or_is_passed_over(log):
     data = bytearray(path.read_bytes())
     data[64 + 40 + 30] ^= 1
     path.write_bytes(data)
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         read(log.source())
     kept = list(log.written.values())
     assert payloads(log.source(failOnDataLoss="false")) == [kept[0], kept[2]]
@@ -279,7 +279,7 @@ def test_a_bad_length_costs_one_record(log, length, limit):
     path.write_bytes(content)
     lenient = log.source(failOnDataLoss="false", minPartitions=9)
     assert payloads(lenient) == data[:7] + data[8:]
-    with pytest.raises(DataLoss, match=rf"records from {ids[7]} up to {ids[8]} are lost"):
+    with pytest.raises(DataLossError, match=rf"records from {ids[7]} up to {ids[8]} are lost"):
         read(log.source())
     reader = lenient.streamReader(schema=lenient.schema())
     at, found = reader.initialOffset(), []
@@ -305,7 +305,7 @@ def test_one_bad_segment_stops_no_lenient_read(log, tmp_path, away, how):
         packed = path.read_bytes()
         path.write_bytes(packed[:100] if how == "cut" else packed[:60] + bytes(20) + packed[80:])
     data = list(log.written.values())
-    with pytest.raises(DataLoss):
+    with pytest.raises(DataLossError):
         read(log.source(objects=objects))
     lenient = log.source(objects=objects, failOnDataLoss="false", minPartitions=6)
     kept = [one for one in payloads(lenient) if one in data[40:80]]
@@ -339,19 +339,19 @@ def test_a_checkpoint_of_another_log_is_refused(log, tmp_path):
     made = log.source()
     reader = made.streamReader(schema=made.schema())
     theirs = other.source().streamReader(schema=made.schema()).initialOffset()
-    with pytest.raises(DataLoss, match="belongs to log"):
+    with pytest.raises(DataLossError, match="belongs to log"):
         reader.latestOffset(theirs, ReadAllAvailable())
     for wrong in ({"v": 2}, {**theirs, "record_id": "x"}):
-        with pytest.raises(WrongUse, match="no position"):
+        with pytest.raises(UsageError, match="no position"):
             reader.latestOffset(wrong, ReadAllAvailable())
-    with pytest.raises(WrongUse, match="cannot begin at latest"):
+    with pytest.raises(UsageError, match="cannot begin at latest"):
         log.source(startingOffsets="latest").streamReader(schema=made.schema()).initialOffset()
 
 
 def test_a_store_is_no_log(tmp_path):
     """Although it has a directory of segments, too."""
     quiver.open(tmp_path / "buf").close()
-    with pytest.raises(WrongUse, match="holds no append-only log"):
+    with pytest.raises(UsageError, match="holds no append-only log"):
         payloads(AofDataSource({"path": str(tmp_path / "buf")}))
 
 

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.spark.cast import spark_schema
 from quiver.store.segment.cast import conform
 from quiver.store.segment.type_promotion import representative
@@ -106,14 +106,14 @@ def test_nanoseconds_can_stay_exact():
 def test_what_spark_cannot_hold_is_refused_by_name(array):
     """The column is named, and can be left out."""
     batch = pa.record_batch({"odd": array, "fine": pa.array([1])})
-    with pytest.raises(WrongUse, match="column odd is"):
+    with pytest.raises(UsageError, match="column odd is"):
         spark_schema(batch.schema)
     assert spark_schema(batch.schema, columns=["fine"]).names == ["fine"]
 
 
 def test_two_columns_of_one_name_are_refused():
     """Spark could not tell them apart."""
-    with pytest.raises(WrongUse, match="two columns are named a"):
+    with pytest.raises(UsageError, match="two columns are named a"):
         spark_schema(pa.schema([("a", pa.int64()), ("a", pa.int64())]))
 
 
@@ -132,9 +132,9 @@ def test_no_columns_still_count():
 def test_a_value_that_does_not_fit_is_an_error():
     """Never a wrapped or cut value."""
     batch = pa.record_batch({"a": pa.array([300])})
-    with pytest.raises(WrongUse, match="column a is int64 and does not fit int8"):
+    with pytest.raises(UsageError, match="column a is int64 and does not fit int8"):
         conform(batch, pa.schema([("a", pa.int8())]))
-    with pytest.raises(WrongUse, match="declared not null"):
+    with pytest.raises(UsageError, match="declared not null"):
         conform(
             pa.record_batch({"a": pa.array([None], pa.int64())}),
             pa.schema([pa.field("a", pa.int64(), nullable=False)]),

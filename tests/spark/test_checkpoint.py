@@ -2,7 +2,7 @@
 
 import pytest
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.real_files import REAL_FILES, RealFileSystem
 from quiver.store.reading.checkpoint import Checkpoint, is_local, repair_checkpoint
 from quiver.store.reading.segments import SegmentList
@@ -111,5 +111,5 @@ def test_no_checkpoint_is_nothing_to_do(tmp_path):
 
 
 def test_a_checkpoint_elsewhere_cannot_be_synced():
-    with pytest.raises(WrongUse, match="not on a local disk"):
+    with pytest.raises(UsageError, match="not on a local disk"):
         parse_options({"path": "s", "slot": "30", "subscriber": "exp", "checkpoint": "s3a://bucket/c"})

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import quiver
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.objects.location import ObjectLocation
 from quiver.settings import Settings
 from quiver.spark.store.read_partition import open_checked
@@ -62,6 +62,6 @@ def test_a_task_names_a_damaged_object(cold_store, tmp_path):
     first.write_bytes(first.read_bytes()[:-1] + b"\0")
     path = f"{cold_store}/segments/{0:016}.qseg"
     assert store_root(path) == str(cold_store)
-    with pytest.raises(Damaged, match=first.name):
+    with pytest.raises(CorruptionError, match=first.name):
         open_checked(path, fail_on_data_loss=True)
     assert open_checked(path, fail_on_data_loss=False) is None

@@ -9,7 +9,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 import quiver
-from quiver.errors import DataLoss, DirectoryInUse, WrongUse
+from quiver.errors import DataLossError, DirectoryInUseError, UsageError
 from quiver.settings import Settings
 from quiver.spark.store.source import QuiverDataSource
 from quiver.store.reading.offsets import CoresOffset, Position, StreamOffset
@@ -117,7 +117,7 @@ def test_a_core_whose_data_is_gone_is_said_or_passed_over(tmp_path, readers):
         end = reader.latestOffset(start, ALL)
     reader.stop()
     shutil.rmtree(tmp_path / "core_1")
-    with pytest.raises(DataLoss, match="which is gone"):
+    with pytest.raises(DataLossError, match="which is gone"):
         readers(tmp_path).partitions(start, end)
     assert read(readers(tmp_path, failondataloss="false", subscriber="other"), start, end) == [0, 2]
 
@@ -157,7 +157,7 @@ def test_a_single_store_that_became_a_core_goes_on(tmp_path, readers):
         moved = readers(cores)
         later = moved.latestOffset(end, ALL)
         assert read(moved, end, later) == [10, 11]
-        with pytest.raises(DataLoss, match="none of the cores"):
+        with pytest.raises(DataLossError, match="none of the cores"):
             moved.latestOffset({**end, "store": "another"}, ALL)
 
 
@@ -167,7 +167,7 @@ def test_another_store_is_refused(tmp_path, readers):
         with opened(tmp_path / name, 2) as store:
             ingest(store, [0, 1], 2)
     end = readers(tmp_path / "a").initialOffset()
-    with pytest.raises(DataLoss, match="the checkpoint belongs to store"):
+    with pytest.raises(DataLossError, match="the checkpoint belongs to store"):
         readers(tmp_path / "b").latestOffset(end, ALL)
 
 
@@ -175,7 +175,7 @@ def test_one_live_query_for_each_subscriber(tmp_path, readers):
     """In every core."""
     with opened(tmp_path, 2):
         readers(tmp_path).initialOffset()
-        with pytest.raises(DirectoryInUse):
+        with pytest.raises(DirectoryInUseError):
             readers(tmp_path).initialOffset()
 
 
@@ -194,7 +194,7 @@ def test_batch_reads_take_all_cores(tmp_path):
         assert sorted(ids()) == [0, 1, 2, 3, 9]
         assert QuiverDataSource({"path": str(tmp_path), "slot": "30"}).schema().names == ["id", "more"]
         assert ids(startingtimestamp="2100-01-01T00:00:00Z") == []
-        with pytest.raises(WrongUse, match="holds 2 cores, each with positions of its own"):
+        with pytest.raises(UsageError, match="holds 2 cores, each with positions of its own"):
             ids(startingoffsets='{"seq":1}')
 
 
@@ -208,5 +208,5 @@ def test_offsets_have_one_text():
     )
     assert CoresOffset.from_json(json.loads(text), {}) == CoresOffset(cores)
     for bad in ({"v": 3, "cores": {}}, {"v": 2}, {"v": 2, "cores": {"x": {}}}, {"v": 2, "cores": {"1": 3}}, 7):
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             CoresOffset.from_json(bad, {})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from quiver.errors import PipelineInvalid, SettingsInvalid
+from quiver.errors import PipelineError, SettingsError
 from quiver.pipeline.graph import load_pipeline
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.parquet import ParquetExporter, PartWriter
@@ -70,14 +70,14 @@ def test_the_key_of_a_pipeline(kind):
     pipeline, _ = load_pipeline(text.replace("MODE", '"0640"'), source="p.yaml", values={})
     assert pipeline.routes["files"].config.file_mode == 0o640
     for wrong, said in (("0640", "in quotes"), ("640", "in quotes"), ('"0750"', "bits to execute"), ('"044"', "0600")):
-        with pytest.raises(PipelineInvalid, match=said):
+        with pytest.raises(PipelineError, match=said):
             load_pipeline(text.replace("MODE", wrong), source="p.yaml", values={})
 
 
 def test_a_mode_that_cannot_be(tmp_path):
     """The exporter could not write its own files, or they would be programs."""
     for mode in (0o400, 0o755, 0o1644):
-        with pytest.raises(SettingsInvalid, match="file_mode"):
+        with pytest.raises(SettingsError, match="file_mode"):
             FileSettings("out", file_mode=mode)
-        with pytest.raises(SettingsInvalid, match="file_mode"):
+        with pytest.raises(SettingsError, match="file_mode"):
             ParquetExporter(str(tmp_path), "s", "out", file_mode=mode)

@@ -13,7 +13,7 @@ from stores import logs_request, seal_requests
 from quiver.bundle import BundleRef
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient
-from quiver.errors import AtCapacity, DeliveryHalted, DirectoryInUse
+from quiver.errors import CapacityError, DeliveryHaltedError, DirectoryInUseError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.retry_queue import BundleExport, HeldExports, names_apart, told
 from quiver.spark.processors.bad_bundle_filter import PoisonSieve
@@ -167,7 +167,7 @@ def test_the_next_life_goes_on_with_it(store, held, export, clock):
     second = HeldExports(
         "out", RetryPolicy(max_attempts=2), export=export, letters=DeadLetters, clock=clock, background=False
     )
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         second.take_up(store.root)
     held.close()
     second.take_up(store.root)
@@ -187,7 +187,7 @@ def test_a_halt_stops_it(store, export, clock):
     policy = RetryPolicy(initial_interval_s=2.0, jitter=0.0, max_attempts=2, on_exhausted="halt")
     held = HeldExports("out", policy, export=export, clock=clock)
     held.session = SimpleNamespace()
-    with pytest.raises(DeliveryHalted, match="out stopped at bundle 0:0"):
+    with pytest.raises(DeliveryHaltedError, match="out stopped at bundle 0:0"):
         held.set_aside({(store.root, BundleRef(0, 0)): Permanent("UNDECODABLE", "bad")})
     held.close()
     held = HeldExports("out", policy, export=export, clock=clock)
@@ -257,7 +257,7 @@ KeyError: 'data'
 """
 """Of compiled code there is no line to show."""
 
-OWN_ERROR = PROXY + "quiver.errors.WrongUse: table logs has other columns than the view logs\n"
+OWN_ERROR = PROXY + "quiver.errors.UsageError: table logs has other columns than the view logs\n"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ OWN_ERROR = PROXY + "quiver.errors.WrongUse: table logs has other columns than t
             "SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafka.",
         ),
         (RuntimeError(LOST_TASK), "SQLException: no such host"),
-        (RuntimeError(OWN_ERROR), "quiver.errors.WrongUse: table logs has other columns than the view logs"),
+        (RuntimeError(OWN_ERROR), "quiver.errors.UsageError: table logs has other columns than the view logs"),
         (
             RuntimeError(NO_FORMAT[len(PROXY) + 29 :]),
             "SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafka.",
@@ -319,7 +319,7 @@ def test_the_next_life_waits_for_a_bundle_that_is_still_exported(store, clock, m
     thread = next(one for one in threading.enumerate() if one.name == "quiver-held out")
     first.close()
     second = HeldExports("out", policy, export=export, letters=DeadLetters, clock=clock, background=False)
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         second.take_up(store.root)
     export.may_end.set()
     thread.join(30)
@@ -332,11 +332,11 @@ def test_an_exporter_without_room_blames_no_bundle(store):
     """What it says of itself is taken at its word: the processors are not run once more to find out."""
 
     def full(batch, batch_id):
-        raise AtCapacity("the store beside it")
+        raise CapacityError("the store beside it")
 
     places = pa.table({"path": pa.array([], pa.string()), "segment": [], "index": []})
     batch = SimpleNamespace(sparkSession=None, select=lambda *_: SimpleNamespace(toArrow=lambda: places))
     with PoisonSieve(full, "out", RetryPolicy(on_exhausted="drop"), background=False) as sieve:
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             sieve(batch, 0)
         assert sieve.halted is None

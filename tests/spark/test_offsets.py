@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quiver.errors import DataLoss, WrongUse
+from quiver.errors import DataLossError, UsageError
 from quiver.store.reading.offsets import Position, StreamOffset, parse_starting
 
 
@@ -31,7 +31,7 @@ def test_positions_order_by_segment_then_bundle():
 )  # fmt: skip
 def test_a_foreign_checkpoint_is_refused(value):
     """What is not an offset of this source is never taken for one."""
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         StreamOffset.from_json(value)
 
 
@@ -41,7 +41,7 @@ def test_another_store_is_refused_and_an_unknown_one_is_not():
     offset.check_store("aaa", "p")
     offset.check_store("unknown", "p")
     StreamOffset("unknown", Position(0, 0)).check_store("bbb", "p")
-    with pytest.raises(DataLoss, match=r"belongs to store aaa, but bbb is here"):
+    with pytest.raises(DataLossError, match=r"belongs to store aaa, but bbb is here"):
         offset.check_store("bbb", "p")
 
 
@@ -60,5 +60,5 @@ def test_starting_offsets_are_a_word_or_a_position(text, meaning):
 @pytest.mark.parametrize("text", ["", "newest", "[]", "12", '{"idx":1}', '{"seq":-1}', "{"])
 def test_anything_else_is_refused_with_an_example(text):
     """The refusal shows what to write."""
-    with pytest.raises(WrongUse, match=r"earliest|whole numbers"):
+    with pytest.raises(UsageError, match=r"earliest|whole numbers"):
         parse_starting(text)

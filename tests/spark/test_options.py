@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql.types import StructType
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.spark.aof.source import AofDataSource
 from quiver.spark.store.source import QuiverDataSource
 from quiver.spark.topics.source import TopicDataSource
@@ -63,7 +63,7 @@ def test_slots_go_by_name_or_number():
 )
 def test_what_is_wrong_is_said(options, says):
     """Each refusal names the option and what to write instead."""
-    with pytest.raises(WrongUse, match=says):
+    with pytest.raises(UsageError, match=says):
         parse_options(options)
 
 
@@ -80,7 +80,7 @@ def test_a_stream_with_an_end_is_refused(source, needed, option):
     """A stream would go on behind it, which nobody asked for."""
     made = source({**needed, option: "latest"})
     reader = made.streamReader(schema=StructType())
-    with pytest.raises(WrongUse, match=r"^ending\w+ is for batch reads"):
+    with pytest.raises(UsageError, match=r"^ending\w+ is for batch reads"):
         reader.initialOffset()
-    with pytest.raises(WrongUse, match=r"^ending\w+ is for batch reads"):
+    with pytest.raises(UsageError, match=r"^ending\w+ is for batch reads"):
         reader.latestOffset()

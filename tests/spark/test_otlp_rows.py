@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from quiver.bundle import OTLP_SCHEMA
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.otap import view, view_schema
 from quiver.receivers.otlp.json_requests import request_from_json
 from quiver.spark.otlp_rows import is_view, json_of_rows, request_of_rows
@@ -110,11 +110,11 @@ def test_other_rows_are_refused():
     batch = pa.record_batch({"service": ["a"], "count": [1]})
     assert not is_view(batch.schema, "logs")
     assert not is_view(batch.schema, "errors")
-    with pytest.raises(WrongUse, match="no column count, service in that view"):
+    with pytest.raises(UsageError, match="no column count, service in that view"):
         request_of_rows(batch, "logs")
-    with pytest.raises(WrongUse, match="these rows are no spans"):
+    with pytest.raises(UsageError, match="these rows are no spans"):
         request_of_rows(pa.record_batch({"trace_id": ["no hex"]}), "spans")
-    with pytest.raises(WrongUse, match="a data point of type None"):
+    with pytest.raises(UsageError, match="a data point of type None"):
         request_of_rows(pa.record_batch({"name": ["x"]}), "metrics")
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.spark.exporters.parquet_commit import (
     RECORDS_KEPT,
     ExportCommitter,
@@ -278,17 +278,17 @@ def test_a_damaged_record_is_said():
     data = fs.read_all(path, size_max=10_000)
     good = ExportRecord.decode(data, path)
     for cut in range(len(data)):
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             ExportRecord.decode(data[:cut], path)
     for at in range(len(data)):
         flipped = data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :]
         try:
             assert ExportRecord.decode(flipped, path) == good
-        except Damaged:
+        except CorruptionError:
             continue
     newer = json.loads(data)
     newer["record"]["v"] = 3
-    with pytest.raises(Damaged, match="checksum"):
+    with pytest.raises(CorruptionError, match="checksum"):
         ExportRecord.decode(json.dumps(newer).encode(), path)
 
 

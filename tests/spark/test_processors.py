@@ -5,7 +5,7 @@ import hashlib
 import pyarrow as pa
 import pytest
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.otap import TYPED_VALUE, view_schema
 from quiver.spark.processors.chain import UserProcessor, build, process
 from quiver.spark.processors.settings import (
@@ -78,9 +78,9 @@ def test_queries(logs, spans):
     counted = SqlSettings("SELECT count(*) AS n FROM logs")
     assert process(tables, [counted])["logs"].collect()[0]["n"] == 8
     assert process({"spans": spans}, [counted]) == {"spans": spans}
-    with pytest.raises(WrongUse, match="there is no table logs"):
+    with pytest.raises(UsageError, match="there is no table logs"):
         process({"spans": spans}, [joined])
-    with pytest.raises(WrongUse, match="give it all of them"):
+    with pytest.raises(UsageError, match="give it all of them"):
         build(joined)
 
 
@@ -144,7 +144,7 @@ def test_attributes_of_the_resource(logs):
     assert row["resource_attributes"]["service.name"]["string_value"] == "shop"
     assert row["attributes"]["zone"]["int_value"] == 7
     assert build(settings)(logs).schema["attributes"].dataType.keyType.typeName() == "string"
-    with pytest.raises(WrongUse, match="no column resource_attributes"):
+    with pytest.raises(UsageError, match="no column resource_attributes"):
         build(settings)(logs.select("attributes"))
 
 

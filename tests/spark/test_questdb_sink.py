@@ -9,7 +9,7 @@ import pytest
 import quiver
 from quiver.bundle import QWP_SLOT, QWP_TABLE_KEY
 from quiver.cli.main import build_app
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 from quiver.receivers.qwp.receiver import QwpReceiver
 from quiver.receivers.qwp.settings import QwpSettings
 from quiver.spark.exporters.query import TableBatches
@@ -128,22 +128,22 @@ def test_wrong_options_are_refused_before_anything_is_written(frame):
     assert "secret" not in repr(parse_questdb_options(good))
     for change in ({"conf": ""}, {"table": ""}, {"symbols": "a,a"}, {"tabel": "t"}, {"txnAppId": "a"},
                    {"txnAppId": "a", "txnVersion": "-1"}):  # fmt: skip
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             parse_questdb_options(good | change)
     from quiver.spark.questdb.sink import QuestdbDataSource
 
-    with pytest.raises(WrongUse, match="sf_dir is missing"):
+    with pytest.raises(UsageError, match="sf_dir is missing"):
         QuestdbDataSource({**good, "conf": "ws::addr=h:1;"}).writer(frame.schema, overwrite=False)
-    with pytest.raises(WrongUse, match="no column nope; there are sym, price, ts"):
+    with pytest.raises(UsageError, match="no column nope; there are sym, price, ts"):
         QuestdbDataSource({**good, "at": "nope"}).writer(frame.schema, overwrite=False)
-    with pytest.raises(WrongUse, match="table name 'a/b'"):
+    with pytest.raises(UsageError, match="table name 'a/b'"):
         QuestdbDataSource({**good, "table": "a/b"}).writer(frame.schema, overwrite=False)
     dotted = frame.withColumnRenamed("price", "price.usd").schema
-    with pytest.raises(WrongUse, match="column name 'price.usd'"):
+    with pytest.raises(UsageError, match="column name 'price.usd'"):
         QuestdbDataSource(good).streamWriter(dotted, overwrite=False)
-    with pytest.raises(WrongUse, match="only ever added"):
+    with pytest.raises(UsageError, match="only ever added"):
         QuestdbDataSource(good).writer(frame.schema, overwrite=True)
-    with pytest.raises(SettingsInvalid):
+    with pytest.raises(SettingsError):
         QuestdbDataSource({**good, "conf": "ws::addr=h:1;sf_dri=x;"}).streamWriter(frame.schema, overwrite=False)
 
 
@@ -180,5 +180,5 @@ def test_settings_of_the_exporter_are_checked():
         ({"table": "{tabel}"}, "may stand for"),
         ({"table": "a/{table}"}, "table: table name 'a/logs'"),
     ):
-        with pytest.raises(SettingsInvalid, match=reason):
+        with pytest.raises(SettingsError, match=reason):
             replace(good, **wrong)

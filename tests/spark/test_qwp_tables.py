@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 import quiver
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.qwp.rows import RowTable
 from quiver.qwp.wire.message import encode_message
 from quiver.receivers.qwp.intake import QwpIntake
@@ -81,7 +81,7 @@ def test_a_table_that_is_not_there_is_refused(spark, path):
 def test_what_a_table_does_not_go_with():
     """A view, and modes that hand over whole bundles."""
     for other in ({"view": "logs"}, {"mode": "bundles"}):
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             parse_options({"path": "p", "table": "t", **other})
     assert parse_options({"path": "p", "table": "t"}).slot == 50
     assert parse_options({"path": "p", "table": "t", "slot": "7"}).slot == 7

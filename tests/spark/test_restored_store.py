@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import quiver
-from quiver.errors import DataLoss
+from quiver.errors import DataLossError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.number_floor import read_floor
 from quiver.store.reading.segments import SegmentList
@@ -102,7 +102,7 @@ def test_a_clock_that_was_set_back_is_noticed(tmp_path):
     clock.set_wall_ns(NOW_NS - 86_400 * 10**9)
     restore(REAL_FILES, str(copy), str(root), identity=None, clock=clock)
     fill(root, 100, 2)
-    with pytest.raises(DataLoss, match="ahead of the store"):
+    with pytest.raises(DataLossError, match="ahead of the store"):
         query.run()
 
 
@@ -121,7 +121,7 @@ def test_a_store_copied_back_by_hand_is_noticed(tmp_path):
     (root / "quiver.snapshot").unlink()
     fill(root, 100, 2)
     for options in ({}, {"failOnDataLoss": "false"}):
-        with pytest.raises(DataLoss, match="ahead of the store"):
+        with pytest.raises(DataLossError, match="ahead of the store"):
             query.run(**options)
 
 
@@ -131,7 +131,7 @@ def test_a_checkpoint_older_than_the_copy_is_still_behind(tmp_path):
     query.checkpoint = query.checkpoint | {"seq": 1}
     restore(REAL_FILES, str(copy), str(root), identity=None, clock=ManualClock(now_ns=NOW_NS))
     fill(root, 100, 1)
-    with pytest.raises(DataLoss, match="behind the subscriber"):
+    with pytest.raises(DataLossError, match="behind the subscriber"):
         query.run()
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import quiver
 from quiver.cli.main import build_app
 from quiver.cli.stats.store import collect_stats
-from quiver.errors import AtCapacity
+from quiver.errors import CapacityError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import KIB, Settings
 from quiver.spark.store.sink_options import SinkOptions
@@ -80,7 +80,7 @@ def fill(rig, nbytes=100 * KIB):
     for written in range(50):
         try:
             rig.write(nbytes)
-        except AtCapacity:
+        except CapacityError:
             return written
     raise AssertionError("there was no end to it")
 
@@ -90,7 +90,7 @@ def test_a_sink_at_the_cap_fails_and_leaves_nothing():
     rig = Rig()
     assert 5 <= fill(rig) <= 10
     for _ in range(20):
-        with pytest.raises(AtCapacity, match="the store /store has no room for"):
+        with pytest.raises(CapacityError, match="the store /store has no room for"):
             rig.write(100 * KIB, timeout_s=1.0)
     assert rig.on_disk <= CAP
     rig.store.maintain()
@@ -139,7 +139,7 @@ def test_what_is_staged_counts_for_other_producers():
     rig.store.maintain()
     assert rig.store.stats()["staged_bytes"] > 900 * KIB
     assert rig.store.stats()["disk_bytes"] > 900 * KIB
-    with pytest.raises(AtCapacity, match="of which staged by Spark sinks 9"):
+    with pytest.raises(CapacityError, match="of which staged by Spark sinks 9"):
         for _ in range(20):
             rig.store.ingest(quiver.Bundle({30: pa.record_batch({"data": [os.urandom(20 * KIB)]})}))
     assert rig.on_disk <= CAP
@@ -152,7 +152,7 @@ def test_what_is_committed_is_taken_over_although_it_fills_the_cap():
     for _ in range(20):
         try:
             rig.write(100 * KIB, timeout_s=0.0)
-        except AtCapacity:
+        except CapacityError:
             break
     assert rig.store.stats()["segments"] == 0
     rig.store.maintain()
@@ -238,7 +238,7 @@ def test_a_sink_whose_last_batch_was_not_taken_over_waits(tmp_path):
     with quiver.open(tmp_path, settings, background=False) as store:
         store.register("reader", start="earliest")
         store.activate()
-        with pytest.raises(AtCapacity, match="takes over nothing more"):
+        with pytest.raises(CapacityError, match="takes over nothing more"):
             for batch in range(20):
                 sink.commit(writer="query", batch=batch, staged=[sink.stage([rows], writer="query", batch=batch)])
                 store.maintain()
@@ -274,6 +274,8 @@ def test_what_is_staged_is_verified_and_counted(tmp_path):
 def test_a_batch_above_the_cap_says_what_helps():
     """Room may come for anything smaller; for this there is none however long one waits."""
     rig = Rig()
-    with pytest.raises(AtCapacity, match=f"its cap is {CAP} bytes, so limit the batches of the query at their source"):
+    with pytest.raises(
+        CapacityError, match=f"its cap is {CAP} bytes, so limit the batches of the query at their source"
+    ):
         rig.write(2 * CAP, timeout_s=1.0)
     assert rig.store.stats()["staged_bytes"] < KIB

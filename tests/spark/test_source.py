@@ -12,7 +12,7 @@ from stores import INGESTED_NS, logs_request
 
 import quiver.spark
 from quiver.bundle import OTLP_SCHEMA
-from quiver.errors import Damaged, DataLoss, WrongUse
+from quiver.errors import CorruptionError, DataLossError, UsageError
 from quiver.otap import view_schema
 from quiver.spark.store.source import BatchReader, QuiverDataSource
 from quiver.store.segment.reader import SegmentReader
@@ -103,7 +103,7 @@ def test_a_conflict_between_segments_can_be_worked_around(store):
     """The error names the column; leaving it out, or declaring a schema, reads the rest."""
     store.seal([{30: pa.record_batch({"a": pa.array([1]), "b": pa.array(["1"])})}])
     store.seal([{30: pa.record_batch({"a": pa.array([2]), "b": pa.array([2])})}])
-    with pytest.raises(WrongUse, match="column b is string in some bundles and int64 in others"):
+    with pytest.raises(UsageError, match="column b is string in some bundles and int64 in others"):
         source(store, slot="30").schema()
     assert read(source(store, slot="30", columns="a")) == [{"a": 1}, {"a": 2}]
     declared = from_arrow_schema(pa.schema([("b", pa.string())]))
@@ -152,16 +152,16 @@ def test_nothing_there_is_nothing(store):
     assert isinstance(reader, BatchReader)
     assert reader.partitions() == []
     assert list(reader.read(InputPartition(None))) == []
-    with pytest.raises(WrongUse, match="no sealed segment of .* holds slot 30 logs"):
+    with pytest.raises(UsageError, match="no sealed segment of .* holds slot 30 logs"):
         source(store, slot="30").schema()
 
 
 def test_an_unknown_column_is_refused_with_a_suggestion(store):
     """For views and slots."""
     store.rows(1)
-    with pytest.raises(WrongUse, match="did you mean severity_text"):
+    with pytest.raises(UsageError, match="did you mean severity_text"):
         source(store, view="logs", columns="severity_txt").schema()
-    with pytest.raises(WrongUse, match="there are id, text"):
+    with pytest.raises(UsageError, match="there are id, text"):
         source(store, slot="30", columns="zzz").schema()
 
 
@@ -174,7 +174,7 @@ def test_a_deleted_segment_is_data_loss_or_passed_over(store):
         partitions = reader.partitions()
         if not lenient:
             Path(paths[1]).unlink()
-            with pytest.raises(DataLoss, match=r"deleted before it was read.*delete_grace"):
+            with pytest.raises(DataLossError, match=r"deleted before it was read.*delete_grace"):
                 list(reader.read(partitions[0]))
     ids = [row["id"] for row in read(source(store, slot="30", failOnDataLoss=False))]
     assert ids == [0, 2]
@@ -192,7 +192,7 @@ def test_a_flipped_byte_is_damage_or_passed_over(store):
         byte = file.read(1)
         file.seek(100)
         file.write(bytes([byte[0] ^ 1]))
-    with pytest.raises(Damaged, match="checksum"):
+    with pytest.raises(CorruptionError, match="checksum"):
         list(reader.read(partitions[0]))
     assert [row["id"] for row in read(source(store, slot="30", failOnDataLoss=False))] == [1]
 
@@ -201,7 +201,7 @@ def test_a_request_that_is_none_is_damage_or_passed_over(store):
     """Named by bundle; the others come through when asked to."""
     bad = pa.record_batch({"data": [b"\xff\xff", logs_request([7])]}, schema=OTLP_SCHEMA)
     store.seal([{60: bad}])
-    with pytest.raises(Damaged, match="bundle 0:0 cannot be decoded"):
+    with pytest.raises(CorruptionError, match="bundle 0:0 cannot be decoded"):
         read(source(store, view="logs"))
     rows = read(source(store, view="logs", failOnDataLoss=False, includeMetadata=True))
     assert [(row["time_unix_nano"], row["_row"]) for row in rows] == [(7, 0)]

@@ -14,7 +14,7 @@ from quiver.bundle import OTLP_SCHEMA, BundleRef
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.dead_letters import DeadLetters, read_letters
 from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
-from quiver.errors import DeliveryHalted
+from quiver.errors import DeliveryHaltedError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.delivery import BundleDelivery, start_delivery
 from quiver.spark.exporters.parquet import run_exporter
@@ -162,9 +162,9 @@ def test_what_cannot_be_decoded_halts_an_exporter_that_is_told_to(spark, store, 
     around = partial(PoisonSieve, subscriber="lake", policy=RetryPolicy(on_exhausted="halt"))
     checkpoint = str(tmp_path / "checkpoint")
     query = run_exporter(spark, store.root, "lake", str(tmp_path / "lake"), checkpoint, trigger=NOW, around=around)
-    with pytest.raises(Exception, match="DeliveryHalted: lake stopped at bundle 0:0"):
+    with pytest.raises(Exception, match="DeliveryHaltedError: lake stopped at bundle 0:0"):
         query.awaitTermination(90)
-    assert "DeliveryHalted" in str(query.exception())
+    assert "DeliveryHaltedError" in str(query.exception())
 
 
 def rows(path, *indexes):
@@ -177,12 +177,12 @@ def test_without_spark_a_halt_stops_the_next_batch(store):
     far = FarSide(bad=Permanent("HTTP 400"))
     clock = ManualClock(waits="hold")
     with BundleDelivery(store.root, "out", far.take, policy=RetryPolicy(on_exhausted="halt"), clock=clock) as delivery:
-        with pytest.raises(DeliveryHalted, match=r"out stopped at bundle 0:1"):
+        with pytest.raises(DeliveryHaltedError, match=r"out stopped at bundle 0:1"):
             delivery.deliver(rows(path, 0, 1))
         clock.wait_for_waiters(1)
         clock.advance(1.0)
         wait_until(lambda: delivery._halted is not None)
-        with pytest.raises(DeliveryHalted):
+        with pytest.raises(DeliveryHaltedError):
             delivery.deliver(rows(path, 0))
     assert far.has == ["a"]
 

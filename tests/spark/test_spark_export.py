@@ -8,7 +8,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from quiver.spark import run_exporter, stop_query
-from quiver.spark.exporters.parquet import ParquetExporter, WrongUse
+from quiver.spark.exporters.parquet import ParquetExporter, UsageError
 from quiver.spark.exporters.parquet_commit import ExportCommitter
 
 pytestmark = pytest.mark.spark
@@ -166,5 +166,5 @@ def test_stop_waits_for_the_end_of_a_batch(spark, store, tmp_path):
 
 def test_an_unknown_compression_is_refused():
     """Before anything starts."""
-    with pytest.raises(WrongUse, match="zstd, snappy, none"):
+    with pytest.raises(UsageError, match="zstd, snappy, none"):
         ParquetExporter("b", "exp", "out", compression="lzo")

@@ -7,7 +7,7 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark import create_table, map_bundles, register, save_as_table
 from quiver.spark.store.source import QuiverDataSource
@@ -242,7 +242,7 @@ def test_save_as_table_makes_a_table_that_reads_back(spark, tmp_path):
             save_as_table(numbers, "saved", options)
     finally:
         spark.sql("DROP TABLE saved")
-    with pytest.raises(WrongUse, match="directory of the log"):
+    with pytest.raises(UsageError, match="directory of the log"):
         save_as_table(numbers, "saved", {"slot": "30"})
 
 
@@ -258,7 +258,7 @@ def test_register_makes_every_format_known():
 def test_a_batch_read_refuses_the_options_of_a_stream(store, option):
     store.rows(1)
     source = QuiverDataSource({"path": store.root, "slot": "30", option: "5"})
-    with pytest.raises(WrongUse, match=f"{option} has no effect in a batch read"):
+    with pytest.raises(UsageError, match=f"{option} has no effect in a batch read"):
         source.reader(source.schema())
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 from quiver.spark.exporters.settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
 from quiver.spark.processors.settings import (
     AttributeAction,
@@ -107,7 +107,7 @@ def overwriting(path, **more):
 )
 def test_what_is_wrong_is_said_in_its_own_words(make, says):
     """When it is made, not when the first batch comes."""
-    with pytest.raises(SettingsInvalid, match=says):
+    with pytest.raises(SettingsError, match=says):
         make()
 
 
@@ -162,5 +162,5 @@ def test_options_of_the_sink():
 )
 def test_options_of_the_sink_are_refused_early(options, says):
     """The nearest known option is named."""
-    with pytest.raises(WrongUse, match=says):
+    with pytest.raises(UsageError, match=says):
         parse_sink_options(options)

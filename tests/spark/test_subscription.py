@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from stores import StoreMaker
 
-from quiver.errors import Damaged, DataLoss, DirectoryInUse, WrongUse
+from quiver.errors import CorruptionError, DataLossError, DirectoryInUseError, UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.reading.listing import drop, rewind
 from quiver.store.reading.offsets import Position, StreamOffset
@@ -87,7 +87,7 @@ def test_latest_in_an_empty_store_sees_all_that_comes(store, make):
 def test_a_start_beyond_the_store_is_refused(store, make):
     """A number that no segment can have yet is a mistake."""
     store.rows(1)
-    with pytest.raises(WrongUse, match="9"):
+    with pytest.raises(UsageError, match="9"):
         make(startingOffsets='{"seq":9}').initial()
 
 
@@ -166,7 +166,7 @@ def test_a_checkpoint_behind_the_subscriber_is_refused_with_both_positions(store
         lambda: query.plan(at(0, 1), at(0, 4)),
         lambda: query.commit(at(0, 1)),
     ):
-        with pytest.raises(DataLoss, match=r"asks for 0:1, but exp has confirmed everything before 0:3"):
+        with pytest.raises(DataLossError, match=r"asks for 0:1, but exp has confirmed everything before 0:3"):
             call()
     lenient = make(failOnDataLoss="false")
     assert lenient.latest(at(0, 1), unlimited=False) == at(1, 0)
@@ -198,7 +198,7 @@ def test_one_that_was_dropped_and_comes_back_begins_with_a_new_checkpoint(store,
     store.rows(2)
     query = make()
     assert query.initial() == at(1, 0)
-    with pytest.raises(DataLoss, match="start with a new checkpoint"):
+    with pytest.raises(DataLossError, match="start with a new checkpoint"):
         query.latest(at(0, 0), unlimited=False)
 
 
@@ -209,15 +209,15 @@ def test_a_segment_that_vanished_is_reported(store, make):
     start = query.initial()
     end = query.latest(start, unlimited=False)
     pathlib.Path(paths[1]).unlink()
-    with pytest.raises(DataLoss, match=r"segment 1 lies between 0:0 and 4:0"):
+    with pytest.raises(DataLossError, match=r"segment 1 lies between 0:0 and 4:0"):
         query.plan(start, end)
-    with pytest.raises(DataLoss, match=r"segment 1 "):
+    with pytest.raises(DataLossError, match=r"segment 1 "):
         make().plan(start, at(1, 1))
-    with pytest.raises(DataLoss, match=r"segment 1 "):
+    with pytest.raises(DataLossError, match=r"segment 1 "):
         make().plan(at(0, 1), at(2, 0))
     pathlib.Path(store.root, "quarantine").mkdir()
     pathlib.Path(paths[2]).rename(paths[2].replace("segments", "quarantine"))
-    with pytest.raises(DataLoss, match=r"segment 2 "):
+    with pytest.raises(DataLossError, match=r"segment 2 "):
         make().plan(start, end)
     lenient = make(failOnDataLoss="false")
     assert bundles_of(lenient.plan(start, end)) == [(0, 0), (0, 1), (3, 0), (3, 1)]
@@ -266,7 +266,7 @@ def test_another_store_at_the_same_path_is_refused(store, make):
     store.rows(1)
     query = make()
     query.initial()
-    with pytest.raises(DataLoss, match="belongs to store other"):
+    with pytest.raises(DataLossError, match="belongs to store other"):
         query.latest(at(0, 0, "other"), unlimited=False)
     pathlib.Path(store.root, "quiver.id").unlink()
     assert make().latest(at(0, 0, "other"), unlimited=False) == at(1, 0, "unknown")
@@ -295,7 +295,7 @@ def test_two_queries_cannot_be_one_subscriber(store, make):
     segments = SegmentList(REAL_FILES, store.root, slots=None, fail_on_data_loss=True)
     clock = ManualClock()
     second = Subscription(REAL_FILES, parsed, segments, parallelism=1, clock=clock)
-    with pytest.raises(DirectoryInUse, match=str(os.getpid())):
+    with pytest.raises(DirectoryInUseError, match=str(os.getpid())):
         second.initial()
     assert 2.0 <= clock.monotonic() < 3.0
     first.release()
@@ -311,7 +311,7 @@ def test_an_unregistered_subscriber_with_a_checkpoint_is_refused(store, make):
     query.commit(at(0, 1))
     query.release()
     pathlib.Path(store.root, "quiver.sub.exp").unlink()
-    with pytest.raises(DataLoss, match="not registered any more"):
+    with pytest.raises(DataLossError, match="not registered any more"):
         make().latest(at(0, 1), unlimited=False)
     assert make(failOnDataLoss="false").latest(at(0, 1), unlimited=False) == at(1, 0)
     assert make().initial() == at(0, 1)
@@ -335,13 +335,13 @@ def test_damaged_progress_is_begun_again(store, make):
 def test_a_stream_needs_a_name_and_a_store(store, tmp_path):
     """Both refusals say what to write."""
     segments = SegmentList(REAL_FILES, store.root, slots=None, fail_on_data_loss=True)
-    with pytest.raises(WrongUse, match="subscriber"):
+    with pytest.raises(UsageError, match="subscriber"):
         Subscription(REAL_FILES, parse_options({"path": store.root, "slot": "30"}), segments, parallelism=1)
-    with pytest.raises(WrongUse, match=r"a/b"):
+    with pytest.raises(UsageError, match=r"a/b"):
         Subscription(
             REAL_FILES, parse_options({"path": store.root, "slot": "30", "subscriber": "a/b"}), segments, parallelism=1
         )
-    with pytest.raises(WrongUse, match="not the directory of a store"):
+    with pytest.raises(UsageError, match="not the directory of a store"):
         SegmentList(REAL_FILES, str(tmp_path), slots=None, fail_on_data_loss=True)
 
 
@@ -354,7 +354,7 @@ def test_a_damaged_segment_stops_the_plan_or_is_passed_over(store, make):
     os.truncate(path, 20)
     query = make()
     start = at(0, 0)
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         query.initial()
     lenient = make(failOnDataLoss="false", maxBundlesPerTrigger="5")
     assert lenient.initial() == start

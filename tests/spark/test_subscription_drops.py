@@ -7,7 +7,7 @@ import errno
 
 import pytest
 
-from quiver.errors import DataLoss
+from quiver.errors import DataLossError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.cursor import encode_cursor
@@ -96,7 +96,7 @@ def test_a_strict_query_stops_and_the_loss_is_durable_all_the_same(store, query,
     strict = query()
     start = strict.side.initial()
     drop(store, name, 0)
-    with pytest.raises(DataLoss, match="policy dropped 2 bundles"):
+    with pytest.raises(DataLossError, match="policy dropped 2 bundles"):
         strict.side.latest(start, unlimited=True)
     strict.side.release()
     again = query()
@@ -120,7 +120,7 @@ def test_what_the_log_may_still_bring_back_is_no_loss(store, query):
         with open(cursor, "wb") as file:
             file.write(encode_cursor(position))
         if is_lost:
-            with pytest.raises(DataLoss, match="policy dropped 3 bundles"):
+            with pytest.raises(DataLossError, match="policy dropped 3 bundles"):
                 strict.side.latest(at(1), unlimited=True)
         else:
             assert strict.read(at(1)) == ([], at(1))

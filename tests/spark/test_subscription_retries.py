@@ -3,7 +3,7 @@
 import pytest
 
 from quiver.bundle import BundleRef
-from quiver.errors import Damaged, DataLoss
+from quiver.errors import CorruptionError, DataLossError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.reading.offsets import Position, StreamOffset
 from quiver.store.reading.retry_set import RetrySet
@@ -122,7 +122,7 @@ def test_a_batch_that_was_not_committed_may_come_again(store, make, retries):
     again = make()
     assert again.initial() == at(0, 1)
     assert again.plan(at(0, 1), at(2, 0))
-    with pytest.raises(DataLoss, match="asks for 0:0"):
+    with pytest.raises(DataLossError, match="asks for 0:0"):
         again.plan(at(0, 0), at(2, 0))
     again.commit(at(2, 0))
     assert pending(store, 2, 3) == [(0, 1), (1, 0)]
@@ -135,6 +135,6 @@ def test_while_the_set_is_damaged_nothing_is_acknowledged(store, make):
     query.initial()
     with open(f"{store.root}/quiver.retry.exp", "wb") as file:
         file.write(b"QUIVER\0R")
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         query.commit(at(0, 2))
     assert pending(store, 3) == [(0, 0), (0, 1), (0, 2)]

@@ -10,7 +10,7 @@ import pytest
 from stores import StoreMaker
 
 import quiver
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.spark.exporters.query import TableBatches, start_export
 from quiver.spark.exporters.settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
 from quiver.spark.exporters.tables import ConsoleExporter, ParquetTables, exporter_of
@@ -83,7 +83,7 @@ def test_otlp_files_are_what_a_collector_reads(spark, store, tmp_path):
     assert [record["body"]["intValue"] for record in records] == ["3", "4"]
     assert lines(tmp_path / "spans")[0]["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"] == "span 5"
     store.otlp(1)
-    with pytest.raises(WrongUse, match="cannot become OTLP"):
+    with pytest.raises(UsageError, match="cannot become OTLP"):
         batches(spark, store, settings, [SqlSettings("SELECT count(*) AS n FROM logs")], number=1)
 
 
@@ -114,7 +114,7 @@ def test_a_store_again(spark, store, tmp_path):
     assert sorted(row[0] for row in seen) == [0, 1, 2]
     assert again.option("view", "spans").load(str(target)).count() == 10
     assert sum(bundle[30].num_rows for _, bundle in quiver.read(target).bundles() if 30 in bundle.slots) == 10
-    with pytest.raises(WrongUse, match="say which slot it belongs in"):
+    with pytest.raises(UsageError, match="say which slot it belongs in"):
         batches(spark, store, QuiverSinkSettings(str(tmp_path / "third")), chain)
 
 

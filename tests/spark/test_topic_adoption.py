@@ -2,7 +2,7 @@
 
 import pytest
 
-from quiver.errors import Damaged, WrongUse
+from quiver.errors import CorruptionError, UsageError
 from quiver.primitives.batch_notes import commit_name, done_name, parse_note_name, part_directory
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame, NeedMore
@@ -162,7 +162,7 @@ def test_log_files_of_another_name_are_not_written_beside(tmp_path):
     with open_topics(REAL_FILES, str(tmp_path), file_name="queue.log") as store:
         store.topic(ORDERS).append(b"own", durable=True)
         store.topic(ORDERS).wal.try_checkpoint()
-    with pytest.raises(WrongUse, match="say how, with fileName"):
+    with pytest.raises(UsageError, match="say how, with fileName"):
         write(REAL_FILES, str(tmp_path), 0, ["a"])
 
 
@@ -312,5 +312,5 @@ def test_unlawful_commits_are_damage(note, tmp_path):
     assert isinstance(decode_commit(encode_commit(note)), Damage)
     path = tmp_path / "x"
     path.write_bytes(encode_commit(note))
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         load_batch(REAL_FILES, str(path))

@@ -8,7 +8,7 @@ import json
 import pytest
 
 import quiver
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.config.topic import TopicReceiverConfig
 from quiver.receivers.topic_receiver import TopicReceiver
@@ -61,7 +61,7 @@ def test_rows_as_json(spark, store, tmp_path):
     """Any table; OTLP is refused for what is no view any more."""
     store.otlp(2)
     chain = (SqlSettings("SELECT count(*) AS n FROM logs"),)
-    with pytest.raises(WrongUse, match="cannot become OTLP"):
+    with pytest.raises(UsageError, match="cannot become OTLP"):
         export(spark, store, TopicSinkSettings(str(tmp_path), "default/rows"), chain)
     export(spark, store, TopicSinkSettings(str(tmp_path), "default/rows", "json"), chain)
     found = [(one.attributes["table"], json.loads(one.payload)) for one in messages(str(tmp_path), "default/rows")]
@@ -79,5 +79,5 @@ def test_rows_as_json(spark, store, tmp_path):
     ],
 )
 def test_settings_are_checked(given, says):
-    with pytest.raises(SettingsInvalid, match=says):
+    with pytest.raises(SettingsError, match=says):
         TopicSinkSettings(*given)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.pipeline.graph import load_pipeline
 from quiver.spark.topics.offsets import BEGINNING, offsets_from_json, offsets_to_json, parse_bound
 from quiver.spark.topics.options import parse_topic_options
@@ -35,7 +35,7 @@ def test_offsets_come_back():
 )
 def test_other_offsets_are_refused(value, says):
     """Those of another source, too."""
-    with pytest.raises(WrongUse, match=says):
+    with pytest.raises(UsageError, match=says):
         offsets_from_json(value)
 
 
@@ -49,7 +49,7 @@ def test_bounds(text, bound):
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "true", '{"a/b": -1}', '{"a/b": "x"}', "soon"])
 def test_what_is_no_bound(text):
-    with pytest.raises(WrongUse, match="startingOffsets"):
+    with pytest.raises(UsageError, match="startingOffsets"):
         parse_bound(text, option="startingOffsets")
 
 
@@ -90,7 +90,7 @@ def test_options():
 )
 def test_bad_options_are_refused(given, says):
     """In words that say what to write instead."""
-    with pytest.raises(WrongUse, match=says):
+    with pytest.raises(UsageError, match=says):
         parse_topic_options(given)
 
 
@@ -151,7 +151,7 @@ def test_the_page_has_every_option():
     named = re.findall(
         r"`(\w+)`", " ".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
     )
-    with pytest.raises(WrongUse, match="known are") as caught:
+    with pytest.raises(UsageError, match="known are") as caught:
         parse_topic_options({"zzzzzzzzzzzz": "1"})
     assert sorted(named) == sorted(str(caught.value).partition("known are ")[2].split(", "))
 

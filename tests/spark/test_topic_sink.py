@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.spark.topics.sink import messages_of
 from quiver.spark.topics.sink_options import check_columns, parse_topic_sink_options
 from quiver.topics import TopicStore
@@ -114,7 +114,7 @@ def test_what_is_there_is_not_overwritten(spark, tmp_path):
 )
 def test_what_cannot_be_is_refused(columns, options, says):
     """In words that say what to do."""
-    with pytest.raises(WrongUse, match=says):
+    with pytest.raises(UsageError, match=says):
         check_columns(columns, parse_topic_sink_options({"path": "t", **options}))
 
 
@@ -133,5 +133,5 @@ def test_rows_that_are_no_messages(row, says):
     options = parse_topic_sink_options({"path": "t", "maxMessageSize": "1KiB"})
     fields = [("payload", pa.string()), ("topic", pa.string()), ("attributes", pa.map_(pa.string(), pa.string()))]
     batch = pa.RecordBatch.from_pylist([row], schema=pa.schema(fields))
-    with pytest.raises(WrongUse, match=says):
+    with pytest.raises(UsageError, match=says):
         list(messages_of([batch], options))

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from quiver.clock import SystemClock
-from quiver.errors import DataLoss, DirectoryInUse, WrongUse
+from quiver.errors import DataLossError, DirectoryInUseError, UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.topics.options import parse_topic_options
 from quiver.spark.topics.rows import TOPIC_SCHEMA
@@ -286,7 +286,7 @@ def test_a_first_batch_that_is_planned_again(topics):
 def test_a_checkpoint_of_another_topic(topics):
     """One that ends before what the checkpoint knows is said to be another; or waited for, where that is wanted."""
     fill(topics, 3)
-    with pytest.raises(DataLoss, match="asks for message 99, but the topic ends before 3"):
+    with pytest.raises(DataLossError, match="asks for message 99, but the topic ends before 3"):
         stream_of(topics).latestOffset(at(99), ReadAllAvailable())
     assert stream_of(topics, failOnDataLoss="false").latestOffset(at(99), ReadAllAvailable()) == at(99)
 
@@ -311,7 +311,7 @@ def test_one_query_a_subscription(topics):
     first = TopicProgress(REAL_FILES, directory, "s")
     assert first.start_at(0) == 0
     second = TopicProgress(REAL_FILES, directory, "s", clock=ImpatientClock())
-    with pytest.raises(DirectoryInUse, match="a streaming query, subscription s"):
+    with pytest.raises(DirectoryInUseError, match="a streaming query, subscription s"):
         second.start_at(0)
     first.release()
     assert second.position() == 0
@@ -328,9 +328,9 @@ def one_at_a_time(topics):
     fill(topics, 2)
     query = TopicProgress(REAL_FILES, f"{topics.root}/{ORDERS}", "s")
     assert query.start_at(0) == 0
-    with pytest.raises(DirectoryInUse, match="a streaming query, subscription s"):
+    with pytest.raises(DirectoryInUseError, match="a streaming query, subscription s"):
         topics.subscribe(ORDERS, "s")
-    with pytest.raises(DirectoryInUse, match="a streaming query, subscription s"):
+    with pytest.raises(DirectoryInUseError, match="a streaming query, subscription s"):
         topics.unsubscribe(ORDERS, "s")
     query.confirm(1)
     query.release()
@@ -338,7 +338,7 @@ def one_at_a_time(topics):
     ours = topics.subscribe(ORDERS, "s")
     assert ours.next_offset == 1
     late = TopicProgress(REAL_FILES, f"{topics.root}/{ORDERS}", "s", clock=ImpatientClock())
-    with pytest.raises(DirectoryInUse, match="topics"):
+    with pytest.raises(DirectoryInUseError, match="topics"):
         late.position()
     ours.close()
     assert late.position() == 1
@@ -348,7 +348,7 @@ def one_at_a_time(topics):
 
 def test_what_ack_checkpoint_keeps_is_no_query(topics):
     """A query would move it without being asked."""
-    with pytest.raises(WrongUse, match="ack_checkpoint"):
+    with pytest.raises(UsageError, match="ack_checkpoint"):
         stream_of(topics, subscription="_checkpoint")
 
 
@@ -394,7 +394,7 @@ def test_damage_is_named(topics):
     found = list(view_of(topics).read(0, 60))
     [lost] = [one for one in found if isinstance(one, LostRange)]
     assert (lost.first, lost.behind) == (10, 11)
-    assert isinstance(lost.error(), DataLoss)
+    assert isinstance(lost.error(), DataLossError)
     assert sum(len(one.bodies) for one in found if isinstance(one, Piece)) == 59
 
 
@@ -403,7 +403,7 @@ def test_a_topic_of_another_file_name(tmp_path):
     settings = TopicSettings.from_mapping({"wal": {"file_name": "queue.log"}})
     with TopicStore.open(tmp_path, settings=settings, background=False) as store:
         fill(store, 3)
-        with pytest.raises(WrongUse, match="not called wal.log"):
+        with pytest.raises(UsageError, match="not called wal.log"):
             view_of(store).next_offset()
         options = parse_topic_options({"path": store.root, "topic": ORDERS, "fileName": "queue.log"})
         assert TopicView(options.place, ORDERS).next_offset() == 3

@@ -7,7 +7,7 @@ import pytest
 
 import quiver
 from quiver.delivery.dead_letters import DeadLetters
-from quiver.errors import AtCapacity, BundleInvalid
+from quiver.errors import CapacityError, InvalidBundleError
 from quiver.settings import KIB, Settings
 from quiver.store.cores.opening import open_path
 from quiver.store.limits.disk_budget import LISTED_S, DiskBudget, working_bytes
@@ -52,7 +52,7 @@ class Rig:
         for number in range(200):
             try:
                 self.stores[path].ingest(bundle())
-            except AtCapacity as full:
+            except CapacityError as full:
                 self.refusal = full
                 return number
             self.stores[path].maintain()
@@ -110,7 +110,7 @@ def test_dead_letters_are_under_the_budget():
         BUFFERS[1], "out", settings=SMALL, files=rig.disk, clock=rig.clock, background=False, share=share
     )
     added = 0
-    with pytest.raises(AtCapacity, match="dead letters in /data/buffer/dead-letter/out: disk.size_cap"):
+    with pytest.raises(CapacityError, match="dead letters in /data/buffer/dead-letter/out: disk.size_cap"):
         for added in range(200):
             letters.add(quiver.BundleRef(0, added), bundle(), reason="no")
             letters._store.maintain()
@@ -146,10 +146,10 @@ def test_a_store_that_was_closed_is_added_up():
 def test_what_never_fits_is_refused_as_such():
     """Waiting for the others would not help; while they only have too much now, it would."""
     rig = Rig()
-    with pytest.raises(BundleInvalid, match="disk.size_cap leaves"):
+    with pytest.raises(InvalidBundleError, match="disk.size_cap leaves"):
         rig.stores[BUFFERS[0]].ingest(bundle(CAP))
     rig.fill(BUFFERS[1])
-    with pytest.raises(AtCapacity):
+    with pytest.raises(CapacityError):
         rig.stores[BUFFERS[0]].ingest(bundle(600 * KIB))
 
 
@@ -168,7 +168,7 @@ def test_the_cores_of_a_buffer_share_its_part(tmp_path):
         store.register("out", start="earliest")
         store.activate()
     for store in stores:
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             for _ in range(500):
                 store.ingest(bundle())
                 store.maintain()
@@ -193,7 +193,7 @@ def test_what_lies_above_the_cores_is_under_the_budget(tmp_path):
     files.create(f"{path}/quiver.requests").pwrite(bytes(CAP), 0)
     clock.advance(1.0)
     assert budget.used_bytes() == before + CAP
-    with pytest.raises(AtCapacity):
+    with pytest.raises(CapacityError):
         for _ in range(500):
             store.ingest(bundle())
             store.maintain()

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from quiver import Bundle, Settings, SettingsInvalid, Store, StoreFailed, read
+from quiver import Bundle, Settings, SettingsError, Store, StoreFailedError, read
 from quiver import open as open_store
-from quiver.errors import AtCapacity, NotYetDurable, PipelineInvalid
+from quiver.errors import CapacityError, NotDurableError, PipelineError
 from quiver.pipeline.explain import describe
 from quiver.pipeline.graph import load_pipeline
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -129,11 +129,11 @@ def test_a_full_disk_says_that_the_bundle_is_kept() -> None:
     inner = CrashFileSystem()
     files = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
     store = opened(files)
-    with pytest.raises(NotYetDurable, match="full"):
+    with pytest.raises(NotDurableError, match="full"):
         store.ingest(numbered(0), durable=True)
-    with pytest.raises(NotYetDurable):
+    with pytest.raises(NotDurableError):
         store.ingest(numbered(1), durable=True, timeout=3.0)
-    with pytest.raises(AtCapacity):
+    with pytest.raises(CapacityError):
         store.sync()
     files.heal()
     store.ingest(numbered(2), durable=True, timeout=5.0)
@@ -147,11 +147,11 @@ def test_a_disk_that_fails_ends_it() -> None:
     files = FaultFileSystem(inner, {"sync": 1}, error=errno.EIO, path_part=".qseg", forever=True)
     store = opened(files)
     for _ in range(2):
-        with pytest.raises(StoreFailed):
+        with pytest.raises(StoreFailedError):
             store.ingest(numbered(0), durable=True)
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailedError):
         store.sync()
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailedError):
         store.close()
 
 
@@ -161,7 +161,7 @@ def test_what_drop_oldest_gives_up_is_not_waited_for() -> None:
     files = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
     settings = replace(SETTINGS, size_cap_policy="drop_oldest")
     store = opened(files, settings=settings)
-    with pytest.raises(NotYetDurable):
+    with pytest.raises(NotDurableError):
         store.ingest(numbered(0), durable=True)
     store._admission._drop_unwritten(store._admission.why_full(1) or _FULL)
     assert store._sealing.sealed_through == 0
@@ -202,12 +202,12 @@ def test_a_confirmation_from_memory_is_told() -> None:
 def test_keys_of_the_log_are_refused(key: str) -> None:
     """There is none, so they would have no effect; also where they say what is the default anyway."""
     value = {"wal.flush_interval": "25ms", "wal.max_rotated_files": 10}.get(key, "256MiB")
-    with pytest.raises(SettingsInvalid, match=f"{key} has no effect with durability segment_only"):
+    with pytest.raises(SettingsError, match=f"{key} has no effect with durability segment_only"):
         Settings.from_mapping({"durability": "segment_only", key: value})
     name = {"max_size": "wal_bytes_max", "rotation_target": "wal_rotate_bytes", "max_rotated_files": "wal_files_max"}
     field = name.get(key.removeprefix("wal."), "wal_flush_interval_s")
-    with pytest.raises(SettingsInvalid, match=f"{key} .{field}. has no effect with durability segment_only"):
+    with pytest.raises(SettingsError, match=f"{key} .{field}. has no effect with durability segment_only"):
         Settings(durability="segment_only", **{field: 9})
-    with pytest.raises(PipelineInvalid, match=r"wal\.flush_interval has no effect") as refused:
+    with pytest.raises(PipelineError, match=r"wal\.flush_interval has no effect") as refused:
         load_pipeline(PIPELINE, source="p.yaml", values={})
     assert str(refused.value).startswith("p.yaml:14: ")

@@ -7,7 +7,7 @@ import errno
 import pyarrow as pa
 import pytest
 
-from quiver import AtCapacity, Bundle, Settings, Store, StoreFailed
+from quiver import Bundle, CapacityError, Settings, Store, StoreFailedError
 from quiver import open as open_store
 from quiver.bundle import BundleRef
 from quiver.primitives.disk.file_system import FileSystem
@@ -88,7 +88,7 @@ def test_a_log_that_rotted_fails_the_store_and_costs_that_bundle_alone() -> None
     file.pwrite(b"\xa5\x5a\xa5", end - REREAD_BYTES_MIN // 2)
     file.sync_data()
     file.close()
-    with pytest.raises(StoreFailed, match="is not what was written"):
+    with pytest.raises(StoreFailedError, match="is not what was written"):
         store.flush()
     store.close()
     with opened(files) as store:
@@ -106,7 +106,7 @@ def test_a_full_disk_only_delays_their_segment() -> None:
         for batch in given:
             store.ingest(Bundle({30: batch}))
         files.fail_on("create")
-        with pytest.raises(AtCapacity, match="full"):
+        with pytest.raises(CapacityError, match="full"):
             store.flush()
         clock.advance(2.0)
         store.flush()

@@ -7,7 +7,7 @@ import contextlib
 import pyarrow as pa
 import pytest
 
-from quiver import AtCapacity, Bundle, Settings, Store
+from quiver import Bundle, CapacityError, Settings, Store
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
@@ -54,12 +54,12 @@ def taken(store: Store, name: str, most: int = 10_000) -> list[int]:
     return got
 
 
-def fill(store: Store, start: int = 0, most: int = 2_000) -> tuple[int, AtCapacity]:
+def fill(store: Store, start: int = 0, most: int = 2_000) -> tuple[int, CapacityError]:
     """Ingest until the store refuses; how many it took, and what it said."""
     for number in range(start, start + most):
         try:
             store.ingest(numbered(number))
-        except AtCapacity as full:
+        except CapacityError as full:
             return number, full
     raise AssertionError("it was never full")
 
@@ -97,7 +97,7 @@ def test_the_cap_holds_for_everything_on_disk(files: CrashFileSystem, policy: st
         for number in range(400):
             try:
                 store.ingest(numbered(number), durable=durable)
-            except AtCapacity:
+            except CapacityError:
                 taken(store, "s", 20)
             if number % 7 == 0:
                 store.maintain()
@@ -224,10 +224,10 @@ def test_waiting_for_room_lasts_until_the_deadline(files: CrashFileSystem) -> No
         store.register("s", start="earliest")
         number, _ = fill(store)
         started = clock.monotonic()
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             store.ingest(numbered(number))
         assert clock.monotonic() == started
-        with pytest.raises(AtCapacity, match="held by s"):
+        with pytest.raises(CapacityError, match="held by s"):
             store.ingest(numbered(number), timeout=3.0)
         assert 3.0 <= clock.monotonic() - started < 3.1
 
@@ -259,7 +259,7 @@ def test_a_cap_that_became_smaller_is_met(files: CrashFileSystem) -> None:
     with opened(files, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         number, _ = fill(store)
-    with opened(files, size_cap_bytes=CAP // 2) as store, pytest.raises(AtCapacity, match=r"size_cap \(30000"):
+    with opened(files, size_cap_bytes=CAP // 2) as store, pytest.raises(CapacityError, match=r"size_cap \(30000"):
         store.ingest(numbered(number))
     with opened(files, size_cap_bytes=CAP // 2, size_cap_policy="drop_oldest") as store:
         store.ingest(numbered(number))

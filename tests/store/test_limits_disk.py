@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from limits_disk import SmallDisk
 
-from quiver import AtCapacity, Bundle, Settings, Store
+from quiver import Bundle, CapacityError, Settings, Store
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
@@ -48,11 +48,11 @@ def taken(store: Store, name: str, most: int = 10_000) -> list[int]:
     return got
 
 
-def fill(store: Store, start: int = 0) -> tuple[int, AtCapacity]:
+def fill(store: Store, start: int = 0) -> tuple[int, CapacityError]:
     for number in range(start, start + 2_000):
         try:
             store.ingest(numbered(number))
-        except AtCapacity as full:
+        except CapacityError as full:
             return number, full
     raise AssertionError("the disk was never full")
 
@@ -105,7 +105,7 @@ def test_a_full_disk_is_told_when_it_begins_and_once_a_minute() -> None:
         for number in range(20):
             store.ingest(numbered(number))
         disk.capacity = 0
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             store.flush()
         for _ in range(100):
             clock.advance(1)
@@ -186,12 +186,12 @@ def test_closing_and_opening_on_a_full_disk(durability: str) -> None:
     number, _ = fill(store)
     disk.capacity = disk.used()
     if durability == "segment_only" and store.stats()["open_bundles"]:
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             store.close()
         return
     store.close()
     with opened(disk) as store:
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             store.ingest(numbered(number))
         assert taken(store, "s") or store.stats()["segments"] == 0
         disk.capacity = 400_000
@@ -207,11 +207,11 @@ def test_an_append_that_finds_no_room_waits_until_the_deadline() -> None:
         store.register("s", start="earliest")
         number, _ = fill(store)
         started = clock.monotonic()
-        with pytest.raises(AtCapacity, match="the disk of /full"):
+        with pytest.raises(CapacityError, match="the disk of /full"):
             store.ingest(numbered(number), timeout=2.0)
         assert 2.0 <= clock.monotonic() - started < 2.2
         started = clock.monotonic()
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             store.ingest(numbered(number))
         assert clock.monotonic() == started
         disk.capacity = 300_000
@@ -277,7 +277,7 @@ def test_any_order_of_calls_on_a_small_disk(seed: int) -> None:
             for _ in range(chance.randrange(1, 12)):
                 try:
                     store.ingest(numbered(number, chance.randrange(600)), durable=chance.random() < 0.3)
-                except AtCapacity:
+                except CapacityError:
                     break
                 number += 1
         elif call == ["take"]:
@@ -286,7 +286,7 @@ def test_any_order_of_calls_on_a_small_disk(seed: int) -> None:
         elif call == ["maintain"]:
             store.maintain()
         elif call == ["flush"]:
-            with contextlib.suppress(AtCapacity):
+            with contextlib.suppress(CapacityError):
                 store.flush()
         elif call == ["disk"]:
             disk.capacity = max(disk.used() + 2_000, chance.choice([100_000, 200_000, 400_000]))

@@ -7,9 +7,9 @@ import threading
 import pyarrow as pa
 import pytest
 
-from quiver import AtCapacity, Bundle, Settings, Store, StoreFailed
+from quiver import Bundle, CapacityError, Settings, Store, StoreFailedError
 from quiver import open as open_store
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -60,13 +60,13 @@ def taken(store: Store, name: str) -> list[int]:
     ],
 )
 def test_what_cannot_work_is_refused_in_words(mapping: dict[str, object], said: str) -> None:
-    with pytest.raises(SettingsInvalid, match=said):
+    with pytest.raises(SettingsError, match=said):
         Settings.from_mapping(mapping)
 
 
 def test_a_place_for_objects_that_is_a_text_is_refused_in_words() -> None:
     """A URL belongs into the mapping; the class takes what was made of it."""
-    with pytest.raises(SettingsInvalid, match="must be an ObjectLocation"):
+    with pytest.raises(SettingsError, match="must be an ObjectLocation"):
         Settings(cold_objects="/cold")  # type: ignore[arg-type]
 
 
@@ -127,7 +127,7 @@ def test_segment_only_refuses_at_the_cap_as_well() -> None:
     with opened(files, durability="segment_only", size_cap_bytes=40_000) as store:
         store.register("s", start="earliest")
         number = 0
-        with pytest.raises(AtCapacity, match="held by s"):
+        with pytest.raises(CapacityError, match="held by s"):
             for number in range(1_000):
                 store.ingest(numbered(number))
         assert store.disk_bytes <= 44_000
@@ -154,11 +154,11 @@ def test_a_background_thread_that_dies_fails_the_store(tmp_path, monkeypatch, th
         died.set()
         raise RuntimeError("nobody thought of this")
 
-    with pytest.raises(StoreFailed) as failed:
+    with pytest.raises(StoreFailedError) as failed:
         for number in range(10_000):
             try:
                 store.ingest(numbered(number))
-            except AtCapacity:
+            except CapacityError:
                 break
         monkeypatch.setattr(store._background, "_maintain" if thread == "maintain" else "_flush", die)
         store._background.wake()
@@ -169,6 +169,6 @@ def test_a_background_thread_that_dies_fails_the_store(tmp_path, monkeypatch, th
     causes = [failed.value.__cause__, failed.value.__cause__.__cause__]
     assert isinstance(causes[1], RuntimeError)
     assert "RuntimeError: nobody thought of this" in str(failed.value)
-    with pytest.raises(StoreFailed, match="nobody thought of this"):
+    with pytest.raises(StoreFailedError, match="nobody thought of this"):
         store.ingest(numbered(0))
     store.close()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from limits_disk import SmallDisk
 
-from quiver import AtCapacity, Bundle, Store
+from quiver import Bundle, CapacityError, Store
 from quiver import open as open_store
 from quiver.testing.clock import ManualClock
 from small_settings import small_settings
@@ -48,7 +48,7 @@ def test_everything_flows_through_a_disk_below_a_log_and_two_segments(capacity: 
             for _ in range(5):
                 try:
                     store.ingest(numbered(number))
-                except AtCapacity as full:
+                except CapacityError as full:
                     assert full.what.startswith("the disk of /small is full (")
                     refused += 1
                 else:
@@ -79,7 +79,7 @@ def test_schemas_count_too() -> None:
             for _ in range(3):
                 try:
                     store.ingest(bundle)
-                except AtCapacity:
+                except CapacityError:
                     while (handle := subscriber.next_bundle(timeout=0)) is not None:
                         handle.ack()
                         got += 1
@@ -121,7 +121,7 @@ def test_a_disk_that_does_not_say_is_used_until_it_refuses() -> None:
 
     disk = Silent(MIB)
     with opened(disk) as store:
-        with pytest.raises(AtCapacity, match="the disk of"):
+        with pytest.raises(CapacityError, match="the disk of"):
             for number in range(100):
                 store.ingest(numbered(number))
         disk.capacity = 100 * MIB

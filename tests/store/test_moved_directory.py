@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import quiver
-from quiver import StoreFailed
+from quiver import StoreFailedError
 
 SETTINGS = quiver.Settings(wal_rotate_bytes=2000, wal_bytes_max=100_000, segment_bytes_max=100_000)
 
@@ -49,14 +49,14 @@ def test_another_store_at_the_old_path_is_left_alone(
         if call == "close":
             first.close()
         elif call == "rotate":
-            with pytest.raises(StoreFailed, match="moved or removed"):
+            with pytest.raises(StoreFailedError, match="moved or removed"):
                 for number in range(2, 100):
                     first.ingest(numbered(number, size=500))
         else:
-            with pytest.raises(StoreFailed, match="moved or removed"):
+            with pytest.raises(StoreFailedError, match="moved or removed"):
                 getattr(first, call)()
         if call != "close":
-            with pytest.raises(StoreFailed, match="open the directory where it is now"):
+            with pytest.raises(StoreFailedError, match="open the directory where it is now"):
                 first.ingest(numbered(2))
         first.close()
         assert files_of(tmp_path / "buffer") == before
@@ -83,10 +83,10 @@ def test_subscribers_of_another_store_are_left_alone(tmp_path: Path, call: str, 
         for name in ("orphan", "known", "owned"):
             second.register(name, start="earliest")
         if has_failed:
-            with pytest.raises(StoreFailed):
+            with pytest.raises(StoreFailedError):
                 first.maintain()
         before = files_of(tmp_path / "buffer")
-        with pytest.raises(StoreFailed, match="moved or removed"):
+        with pytest.raises(StoreFailedError, match="moved or removed"):
             {
                 "register": lambda: first.register("new"),
                 "again": lambda: first.register("known"),
@@ -104,7 +104,7 @@ def test_a_lock_file_that_was_removed_is_noticed(tmp_path: Path) -> None:
     """A second store could open the directory by now."""
     store = quiver.open(tmp_path, background=False)
     (tmp_path / "quiver.lock").unlink()
-    with pytest.raises(StoreFailed, match=r"quiver\.lock is gone"):
+    with pytest.raises(StoreFailedError, match=r"quiver\.lock is gone"):
         store.maintain()
     store.close()
 
@@ -114,7 +114,7 @@ def test_in_the_background_it_is_noticed_by_itself(tmp_path: Path) -> None:
     store = quiver.open(tmp_path / "buffer")
     store.ingest(numbered(1))
     (tmp_path / "buffer").rename(tmp_path / "moved")
-    with pytest.raises(StoreFailed, match="moved or removed"):
+    with pytest.raises(StoreFailedError, match="moved or removed"):
         for number in range(1_000_000):
             store.ingest(numbered(number))
             store.sync()

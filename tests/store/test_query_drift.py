@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from query_stores import LOGS, ROOT, filled, opened
 
 from quiver.bundle import Bundle
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.store.reading.read import read
 from quiver.store.segment.type_promotion import representative, widest
 
@@ -163,7 +163,7 @@ ANY = [kind for kinds in FAMILIES.values() for kind in kinds] + [
 def joined(kinds):
     try:
         return widest(kinds, "x")
-    except WrongUse:
+    except UsageError:
         return None
 
 
@@ -231,7 +231,7 @@ def test_widest(kinds, wide):
 def test_what_nothing_holds_together_is_said(kinds):
     """With the column's name and a way out; a scan that leaves the column out works."""
     store, _ = filled([[pa.record_batch({"id": [1], "odd": pa.nulls(1, kind)}) for kind in kinds]])
-    with pytest.raises(WrongUse, match=r"column odd.* is .* in some bundles and .* in others"):
+    with pytest.raises(UsageError, match=r"column odd.* is .* in some bundles and .* in others"):
         store.scan("logs")
     assert store.scan("logs", ["id"]).to_table()["id"].to_pylist() == [1] * len(kinds)
     store.close()
@@ -249,7 +249,7 @@ def test_decimals_of_all_digits_are_one_column_as_long_as_their_values_fit():
     store.close()
     whole = pa.record_batch({"id": [3], "d": pa.array([Decimal(10**75)], pa.decimal256(76, 0))})
     store, _ = filled([[*batches, whole]])
-    with pytest.raises(WrongUse, match="column d is .* and does not fit"):
+    with pytest.raises(UsageError, match="column d is .* and does not fit"):
         store.scan("logs", ["d"]).to_table()
     assert store.scan("logs", ["id"]).to_table()["id"].to_pylist() == [1, 2, 3]
     store.close()
@@ -312,11 +312,11 @@ def test_dictionaries_of_one_type_stay_and_hold_every_value():
 def test_columns_are_checked():
     """Unknown, twice, none: said in words; no column at all still has its rows."""
     store, _ = filled([[pa.record_batch({"a": [1, 2], "b": ["x", "y"]})], []])
-    with pytest.raises(WrongUse, match="no column 'c'; there are a, b"):
+    with pytest.raises(UsageError, match="no column 'c'; there are a, b"):
         store.scan("logs", ["a", "c"])
-    with pytest.raises(WrongUse, match="asked for twice"):
+    with pytest.raises(UsageError, match="asked for twice"):
         store.scan("logs", ["a", "a"])
-    with pytest.raises(WrongUse, match=r"write a list, columns=\['ab'\]"):
+    with pytest.raises(UsageError, match=r"write a list, columns=\['ab'\]"):
         store.scan("logs", "ab")
     assert sum(batch.num_rows for batch in store.scan("logs", [])) == 2
     assert store.scan("logs", ("b", "a")).schema.names == ["b", "a"]
@@ -337,6 +337,6 @@ def test_a_slot_without_bundles_is_an_empty_table():
 def test_two_columns_of_one_name_are_refused():
     """No table could tell them apart; whole bundles can."""
     store, _ = filled([[pa.record_batch([pa.array([1]), pa.array([2])], names=["a", "a"])]])
-    with pytest.raises(WrongUse, match="two columns are named a"):
+    with pytest.raises(UsageError, match="two columns are named a"):
         store.scan("logs")
     store.close()

@@ -18,7 +18,7 @@ from query_stores import LOGS, ROOT, filled, opened
 
 import quiver
 from quiver.bundle import Bundle
-from quiver.errors import Damaged, StoreClosed, WrongUse
+from quiver.errors import CorruptionError, StoreClosedError, UsageError
 from quiver.store.reading.read import read
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -139,7 +139,7 @@ def test_damage_costs_what_is_damaged_and_is_told():
     assert scan.to_table()["id"].to_pylist() == [1, 2]
     assert [damage.path for damage in scan.problems] == [path]
     strict = read(ROOT, fs=disk, strict=True).scan("logs", ["id"])
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         strict.to_table()
     with pytest.raises(Exception, match="checksum mismatch"):
         pl.DataFrame(strict)
@@ -151,7 +151,7 @@ def test_a_closed_store_is_not_scanned():
     store, _ = filled(PARTS)
     scan = store.scan("logs")
     store.close()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         store.scan("logs")
     assert scan.to_table().num_rows == 6
 
@@ -173,7 +173,7 @@ def test_cores_are_scanned_as_one(tmp_path):
 
 def test_a_directory_that_is_no_store_is_refused(tmp_path):
     """Neither a store's nor that of cores."""
-    with pytest.raises(WrongUse, match="holds no store"):
+    with pytest.raises(UsageError, match="holds no store"):
         quiver.read(tmp_path)
 
 

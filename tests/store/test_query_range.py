@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from query_stores import LOGS, ROOT, CountingFiles, filled, opened
 
 from quiver.bundle import Bundle
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.store.reading.read import read
 from quiver.store.segment.reader import SegmentReader
 
@@ -182,7 +182,7 @@ def test_the_rows_of_a_range_are_those_that_lie_in_it(parts, start, end):
             chosen = source.scan("logs", ["id"] if "id" in found.schema.names else [], start, end, by="event")
             assert sum(one.num_rows for one in chosen) == len(expected)
     else:
-        with pytest.raises(WrongUse, match="no column of event times"):
+        with pytest.raises(UsageError, match="no column of event times"):
             store.scan("logs", start=start, end=end, by="event")
     store.close()
 
@@ -209,9 +209,9 @@ def test_moments():
         assert times_of(store.scan("logs", start=start, by="event")) == [noon_ns, noon_ns + 1000]
     assert times_of(store.scan("logs", start=noon, end=noon + timedelta(microseconds=1), by="event")) == [noon_ns]
     for wrong in (datetime(2026, 1, 5), "2026-01-05", 1.5, True):  # noqa: DTZ001
-        with pytest.raises(WrongUse, match="start="):
+        with pytest.raises(UsageError, match="start="):
             store.scan("logs", start=wrong)
-    with pytest.raises(WrongUse, match="by='seen'"):
+    with pytest.raises(UsageError, match="by='seen'"):
         store.scan("logs", by="seen")
     store.close()
 
@@ -260,7 +260,7 @@ def test_times_too_far_away_are_not_indexed_and_found_all_the_same():
 def test_a_time_that_is_text_in_some_bundles():
     """The column cannot be read as one, and is not looked for times."""
     store, _ = filled([[batch(1)], [pa.record_batch({"time": ["today"], "id": [1]})], []])
-    with pytest.raises(WrongUse, match="no column of event times"):
+    with pytest.raises(UsageError, match="no column of event times"):
         store.scan("logs", ["id"], start=0, by="event")
     assert sum(one.num_rows for one in store.scan("logs", ["id"])) == 2
     store.close()

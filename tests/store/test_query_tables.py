@@ -7,7 +7,7 @@ import pytest
 from query_stores import ROOT, opened
 
 from quiver.bundle import QWP_SLOT, QWP_TABLE_KEY, Bundle
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.store.reading.read import read
 
 
@@ -40,7 +40,7 @@ def test_a_table_is_read_alone(flush):
         }
         assert store.scan(QWP_SLOT, ["price"], table="venues").to_table().to_pydict() == {"price": ["high", "low"]}
         assert store.scan(QWP_SLOT, table="none").to_table().num_rows == 0
-        with pytest.raises(WrongUse, match="price"):
+        with pytest.raises(UsageError, match="price"):
             store.scan(QWP_SLOT)
         assert read(ROOT, fs=disk).tables() == ["logged", "same", "trades", "venues"]
 
@@ -51,5 +51,5 @@ def test_a_table_that_cannot_be_is_refused(slot, table):
     store, _, _ = opened()
     with store:
         ingest_both(store, flush=True)
-        with pytest.raises(WrongUse, match="table="):
+        with pytest.raises(UsageError, match="table="):
             store.scan(slot, table=table)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from quiver.bundle import Bundle, BundleRef
-from quiver.errors import BundleInvalid, Damaged, WrongUse
+from quiver.errors import CorruptionError, InvalidBundleError, UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
 from quiver.store.opening import open_store
@@ -120,7 +120,7 @@ def test_a_closed_store_and_a_crashed_one_read_the_same():
 
 
 def test_a_directory_that_holds_no_store_is_said(tmp_path):
-    with pytest.raises(WrongUse, match="holds no store"):
+    with pytest.raises(UsageError, match="holds no store"):
         read(tmp_path)
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "nothing")
@@ -168,7 +168,7 @@ def test_choosing_slots_leaves_out_the_others(writer):
     ]  # fmt: skip
     assert [bundle.slots for _, bundle in reader.bundles(slots=[60, 61])] == [(60,), (61,), (60, 61)] * 2
     for unknown in ("no such slot", 64):
-        with pytest.raises(BundleInvalid):
+        with pytest.raises(InvalidBundleError):
             reader.bundles(slots=[unknown])
 
 
@@ -186,7 +186,7 @@ def test_a_scan_yields_one_slot_with_the_columns_asked_for(writer):
     assert reader.scan("logs").to_table() == everything
     assert reader.scan(30, columns=["b", "a"]).to_table() == everything.select(["b", "a"])
     assert reader.scan("logs", columns=["c"]).to_table() == everything.select(["c"])
-    with pytest.raises(WrongUse, match="no column 'typo'; there are a, b, c"):
+    with pytest.raises(UsageError, match="no column 'typo'; there are a, b, c"):
         reader.scan("logs", columns=["a", "typo"])
 
 
@@ -391,7 +391,7 @@ def test_strict_reading_raises_at_the_first_damage(writer):
     for data in (whole[:100] + b"!" + whole[101:], whole[:-1], b""):
         disk = _damaged(writer.disk, path, data)
         reader = read(ROOT, fs=disk, strict=True)
-        with pytest.raises(Damaged) as caught:
+        with pytest.raises(CorruptionError) as caught:
             list(reader.bundles())
         assert caught.value.path == path
         lenient = read(ROOT, fs=disk)

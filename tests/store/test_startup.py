@@ -153,7 +153,7 @@ def test_a_damaged_body_is_found_when_it_is_read_not_when_the_store_opens():
     file.pwrite(bytes(data), 0)
     with opened(disk) as store:
         assert len(store.catalog) == 2
-        with pytest.raises(quiver.Damaged):
+        with pytest.raises(quiver.CorruptionError):
             store.catalog.bundle(BundleRef(0, 0))
         assert store.catalog.bundle(BundleRef(1, 0)) == bundle(5_000)
         assert disk.list_dir(f"{ROOT}/quarantine") == ["0000000000000000.qseg"]

@@ -10,16 +10,16 @@ import pytest
 
 from quiver import (
     Adapter,
-    AtCapacity,
     Bundle,
-    BundleInvalid,
-    DirectoryInUse,
-    FormatUnsupported,
+    CapacityError,
+    DirectoryInUseError,
+    InvalidBundleError,
     Settings,
     Store,
-    StoreClosed,
-    StoreFailed,
-    WrongUse,
+    StoreClosedError,
+    StoreFailedError,
+    UnsupportedFormatError,
+    UsageError,
     read,
 )
 from quiver import open as open_store
@@ -93,14 +93,14 @@ def test_slots_can_be_named(files: CrashFileSystem) -> None:
     batch = pa.record_batch({"a": [1]})
     with open_store(ROOT, settings(), files=files, clock=ManualClock(), background=False, adapter=mine) as store:
         store.ingest(Bundle({"events": batch}, adapter=mine))
-        with pytest.raises(BundleInvalid, match="mine"):
+        with pytest.raises(InvalidBundleError, match="mine"):
             store.ingest(Bundle({"logs": batch}))
         store.flush()
         handle = store.register("s", start="earliest").next_bundle(timeout=0)
         assert handle is not None
         assert handle.bundle["events"].equals(batch)
         assert handle.bundle.slots == (7,)
-    with pytest.raises(FormatUnsupported, match=r"otap.*adapter that wrote it, or let `quiver migrate"):
+    with pytest.raises(UnsupportedFormatError, match=r"otap.*adapter that wrote it, or let `quiver migrate"):
         opened(files)
 
 
@@ -116,7 +116,7 @@ def test_the_profile_that_the_rust_engine_reads_is_opened_too(files: CrashFileSy
 
 def test_one_writer_per_directory(files: CrashFileSystem) -> None:
     """The second one is refused, naming the holder, and may try again when the first has closed."""
-    with opened(files), pytest.raises(DirectoryInUse, match="pid"):
+    with opened(files), pytest.raises(DirectoryInUseError, match="pid"):
         opened(files)
     opened(files).close()
 
@@ -126,9 +126,9 @@ def test_a_closed_store_refuses(files: CrashFileSystem) -> None:
     store = opened(files)
     store.close()
     store.close()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         store.ingest(numbered(1))
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         store.register("s")
 
 
@@ -177,7 +177,7 @@ def test_a_full_store_refuses_and_says_who_holds_it(files: CrashFileSystem) -> N
         store.register("quick", start="earliest")
         store.register("slow", start="earliest")
         count = 0
-        with pytest.raises(AtCapacity) as refused:
+        with pytest.raises(CapacityError) as refused:
             for number in range(10_000):
                 store.ingest(numbered(number))
                 count = number + 1
@@ -211,7 +211,7 @@ def test_grace_yields_to_the_cap(files: CrashFileSystem) -> None:
 def test_a_bundle_larger_than_the_log_is_refused(files: CrashFileSystem) -> None:
     """It could never fit, so waiting would not help."""
     with opened(files) as store:
-        with pytest.raises(BundleInvalid, match=r"wal\.max_size"):
+        with pytest.raises(InvalidBundleError, match=r"wal\.max_size"):
             store.ingest(numbered(1, size=100_000))
         store.ingest(numbered(2))
 
@@ -243,7 +243,7 @@ def test_a_full_disk_refuses_ingest_and_loses_nothing() -> None:
     store = opened(files)
     store.ingest(numbered(0))
     files.fail_on("pwrite")
-    with pytest.raises(AtCapacity, match="full"):
+    with pytest.raises(CapacityError, match="full"):
         store.ingest(numbered(1))
     store.ingest(numbered(2, size=10), durable=True)
     with opened(inner.clone_after_crash(0)) as again:
@@ -258,7 +258,7 @@ def test_failed_segment_write_is_tried_again_and_the_log_waits() -> None:
     clock = ManualClock()
     store = opened(files, clock)
     accepted = 0
-    with pytest.raises(AtCapacity, match="disk"):
+    with pytest.raises(CapacityError, match="disk"):
         for number in range(200):
             store.ingest(numbered(number), durable=True)
             accepted = number + 1
@@ -282,9 +282,9 @@ def test_a_failed_sync_poisons_the_store() -> None:
     store = opened(files)
     store.ingest(numbered(0), durable=True)
     files.fail_on("sync")
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailedError):
         store.ingest(numbered(1), durable=True)
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailedError):
         store.ingest(numbered(2))
     store.close()
     with opened(inner.clone_after_crash(0)) as again:
@@ -361,7 +361,7 @@ def test_room_that_comes_with_the_end_of_the_store_is_not_used(files: CrashFileS
     answers = iter([Full("nothing", "cap"), None, None, None])
     monkeypatch.setattr(store._admission, "why_full", lambda _nbytes: next(answers))
     monkeypatch.setattr(store._admission, "_make_room", lambda _full, _nbytes: store.close())
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         store.ingest(numbered(1))
 
 
@@ -369,14 +369,14 @@ def test_room_that_comes_with_the_end_of_the_store_is_not_used(files: CrashFileS
 def test_a_path_that_names_no_directory(path):
     """An unset variable does not make a store in the machine's root."""
     for use in (open_store, read, lambda wrong: open_store(wrong, cores=2)):
-        with pytest.raises(WrongUse, match="names no directory|is named by a string"):
+        with pytest.raises(UsageError, match="names no directory|is named by a string"):
             use(path)
 
 
 @pytest.mark.parametrize("wrong", [{"settings": {"wal": {"max_size": "1GiB"}}}, {"cores": "4"}, {"cores": 1.5}])
 def test_wrong_arguments_leave_nothing_behind(tmp_path, wrong):
     """A mapping where settings belong, and cores that are no number."""
-    with pytest.raises(WrongUse, match=r"from_mapping|cores="):
+    with pytest.raises(UsageError, match=r"from_mapping|cores="):
         open_store(tmp_path / "d", **wrong)
     assert not (tmp_path / "d").exists()
 
@@ -386,7 +386,7 @@ def test_what_is_no_bundle_is_refused(tmp_path):
     batch = pa.record_batch({"n": [1]})
     with open_store(tmp_path / "d") as store:
         for wrong in (batch, {30: batch}, None):
-            with pytest.raises(BundleInvalid, match="is no bundle"):
+            with pytest.raises(InvalidBundleError, match="is no bundle"):
                 store.ingest(wrong)
         assert store.stats()["wal_position"] == 0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from quiver import Bundle, BundleInvalid, Settings, Store, read
+from quiver import Bundle, InvalidBundleError, Settings, Store, read
 from quiver import open as open_store
 from quiver.bundle import OTAP
 from quiver.observe import InMemoryObserver
@@ -227,7 +227,7 @@ def test_one_flipped_byte_in_the_log(where: str) -> None:
 
 def test_a_slot_listed_twice() -> None:
     """The entry's bitmap had one bit for two slots: it and all later entries were lost. Here it cannot be made."""
-    with pytest.raises(BundleInvalid, match="twice"):
+    with pytest.raises(InvalidBundleError, match="twice"):
         Bundle({30: batch(1), "logs": batch(2)})
     mark = bytes(32)
     good = [entry(number, (30, mark, batch(number))) for number in range(4)]
@@ -308,7 +308,7 @@ def test_times_at_the_edges() -> None:
     for stamp in stamps:
         store.ingest(Bundle({30: batch(0)}, ingested_at_ns=stamp), durable=True)
     for stamp in (-1, 2**63, 1.5):
-        with pytest.raises(BundleInvalid, match="ingested_at_ns"):
+        with pytest.raises(InvalidBundleError, match="ingested_at_ns"):
             store.ingest(Bundle({30: batch(0)}, ingested_at_ns=stamp))  # type: ignore[arg-type]
     with opened(files.clone_after_crash(0)) as again:
         assert [bundle.ingested_at_ns for bundle in delivered(again)] == stamps

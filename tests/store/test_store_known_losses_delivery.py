@@ -15,19 +15,19 @@ import pyarrow as pa
 import pytest
 
 from quiver import (
-    AtCapacity,
     Bundle,
-    BundleInvalid,
-    BundleUnavailable,
-    Damaged,
-    DirectoryInUse,
+    BundleUnavailableError,
+    CapacityError,
+    CorruptionError,
+    DirectoryInUseError,
+    InvalidBundleError,
     Settings,
-    SettingsInvalid,
+    SettingsError,
     Store,
 )
 from quiver import open as open_store
 from quiver.bundle import OTAP, Adapter, BundleRef
-from quiver.errors import FormatUnsupported
+from quiver.errors import UnsupportedFormatError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
@@ -260,7 +260,7 @@ def test_a_segment_that_cannot_be_read_blocks_all_later_cleanup(files: CrashFile
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             try:
                 got.append(handle.bundle[30]["n"][0].as_py())
-            except (Damaged, BundleUnavailable):
+            except (CorruptionError, BundleUnavailableError):
                 failures += 1
                 assert failures < 5
             else:
@@ -301,7 +301,7 @@ def test_what_is_expired_under_its_reader_counts_as_damage(files: CrashFileSyste
         def read_while_it_goes(_operation: str, _path: str) -> None:
             if not files.exists(path) and not seen:
                 seen.append(handle.ref.segment in store.catalog)
-                with pytest.raises(BundleUnavailable):
+                with pytest.raises(BundleUnavailableError):
                     _ = handle.bundle
 
         files.on_step = read_while_it_goes
@@ -395,7 +395,7 @@ def test_claiming_what_is_not_there(files: CrashFileSystem) -> None:
         fill(store, range(3))
         store.flush()
         for ref in (BundleRef(99, 0), BundleRef(0, 9_999)):
-            with pytest.raises(BundleUnavailable):
+            with pytest.raises(BundleUnavailableError):
                 subscriber.claim(ref)
         assert take(store) == [0, 1, 2]
 
@@ -410,7 +410,7 @@ def test_a_full_store_deadlocks_after_a_restart(files: CrashFileSystem) -> None:
     for _ in range(4):
         store = opened(files, **caps)
         store.register("s", start="earliest")
-        with pytest.raises(AtCapacity, match="size_cap"):
+        with pytest.raises(CapacityError, match="size_cap"):
             for _ in range(1_000):
                 store.ingest(numbered(count, 100), durable=True)
                 count += 1
@@ -444,7 +444,7 @@ def test_the_books_about_the_disk_drift(files: CrashFileSystem) -> None:
 
 def test_a_log_that_can_neither_rotate_nor_shrink() -> None:
     """With the rotation target at the cap, a full log refused everything for ever, also after a restart."""
-    with pytest.raises(SettingsInvalid, match=r"wal\.max_size"):
+    with pytest.raises(SettingsError, match=r"wal\.max_size"):
         Settings(wal_bytes_max=1 << 20, wal_rotate_bytes=1 << 20)
 
 
@@ -456,7 +456,7 @@ def test_an_entry_that_is_accepted_and_cut_off_at_restart(files: CrashFileSystem
     )], names=["b"])})  # fmt: skip
     assert huge.nbytes > ENTRY_BYTES_MAX
     with opened(files, wal_bytes_max=1 << 30, segment_bytes_max=1 << 29) as store:
-        with pytest.raises(BundleInvalid, match="too large"):
+        with pytest.raises(InvalidBundleError, match="too large"):
             store.ingest(huge)
         fill(store, range(2))
         store.flush()
@@ -466,7 +466,7 @@ def test_an_entry_that_is_accepted_and_cut_off_at_restart(files: CrashFileSystem
 def test_more_bundles_than_progress_can_speak_of() -> None:
     """A segment of small bundles passed 65,536, its progress could not be read again, and all was redelivered."""
     assert Settings().segment_bundles_max == 65_536
-    with pytest.raises(SettingsInvalid, match="65536"):
+    with pytest.raises(SettingsError, match="65536"):
         Settings(segment_bundles_max=65_537)
 
 
@@ -488,7 +488,7 @@ def test_time_based_sealing_needs_another_ingest(files: CrashFileSystem) -> None
 
 def test_two_processes_on_one_directory(tmp_path: Path) -> None:
     """There was no lock: two writers corrupted one directory. The second is told who holds it."""
-    with open_store(tmp_path, background=False), pytest.raises(DirectoryInUse, match="pid"):
+    with open_store(tmp_path, background=False), pytest.raises(DirectoryInUseError, match="pid"):
         open_store(tmp_path, background=False)
 
 
@@ -498,7 +498,7 @@ def test_a_hash_that_says_nothing(files: CrashFileSystem) -> None:
     two = Adapter("metering", slots={1: "faults"})
     assert len({one.config_hash, two.config_hash, OTAP.config_hash}) == 3
     open_store(ROOT, files=files, adapter=one, clock=ManualClock(), background=False).close()
-    with pytest.raises(FormatUnsupported, match="metering"):
+    with pytest.raises(UnsupportedFormatError, match="metering"):
         open_store(ROOT, files=files, adapter=two, clock=ManualClock(), background=False)
 
 

@@ -12,7 +12,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from quiver import AtCapacity, Bundle, Settings, Store
+from quiver import Bundle, CapacityError, Settings, Store
 from quiver import open as open_store
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
@@ -185,7 +185,7 @@ def test_drop_oldest_cannot_drop_what_was_not_sealed(files: CrashFileSystem) -> 
         for number in range(300):
             try:
                 store.ingest(numbered(number))
-            except AtCapacity:
+            except CapacityError:
                 continue
             accepted.append(number)
         assert accepted[-1] > 290

@@ -271,7 +271,7 @@ def test_backpressure_and_drops_are_told(collected, clock):
                 store.ingest(bundle(100))
             return store.stats()["subscribers"]["slow"]["pending_bundles"]
 
-    with pytest.raises(quiver.AtCapacity):
+    with pytest.raises(quiver.CapacityError):
         fill("backpressure")
     found = collected.collect()
     assert found["quiver.ingest.throttle_total"] == [({}, 1)]

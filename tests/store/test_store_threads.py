@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 
 from quiver import (
-    AtCapacity,
     Bundle,
-    BundleUnavailable,
+    BundleUnavailableError,
+    CapacityError,
     QuiverError,
     Settings,
     Store,
-    StoreClosed,
-    SubscriberUnknown,
+    StoreClosedError,
+    UnknownSubscriberError,
     read,
 )
 from quiver import open as open_store
@@ -178,7 +178,7 @@ def test_close_meets_everything(tmp_path: Path, durability: str, turn: int) -> N
             while True:
                 try:
                     step(number)
-                except StoreClosed:
+                except StoreClosedError:
                     return
                 number += 1
 
@@ -249,7 +249,7 @@ def test_registrations_come_and_go(tmp_path: Path) -> None:
                     store.unregister(name)
                     if handle is not None:
                         handle.ack()
-                except (SubscriberUnknown, BundleUnavailable):
+                except (UnknownSubscriberError, BundleUnavailableError):
                     pass
 
         def stay() -> None:
@@ -280,7 +280,7 @@ def test_a_full_store_waits_for_another_process(tmp_path: Path) -> None:
     seen: list[int] = []
     with open_store(tmp_path, settings) as store:
         store.register("elsewhere", start="earliest")
-        with pytest.raises(AtCapacity) as refused:
+        with pytest.raises(CapacityError) as refused:
             for number in range(total):
                 store.ingest(numbered(number), timeout=0)
         assert refused.value.held_by == "elsewhere"

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from quiver.errors import AtCapacity, StoreClosed, StoreFailed
+from quiver.errors import CapacityError, StoreClosedError, StoreFailedError
 from quiver.primitives.checksum import crc32
 from quiver.testing.log_contract import AppendLogContract
 
@@ -51,9 +51,9 @@ class SmallLog:
 
     def append(self, record, *, durable):
         if self.closed:
-            raise StoreClosed("closed")
+            raise StoreClosedError("closed")
         if self.failed:
-            raise StoreFailed("failed")
+            raise StoreFailedError("failed")
         entry = HEAD.pack(len(record), crc32(record)) + record
         try:
             self.file.pwrite(entry, self.end)
@@ -63,9 +63,9 @@ class SmallLog:
                     self.file.truncate(self.end)
                 else:
                     self.end = self.file.size()
-                raise AtCapacity("disk") from error
+                raise CapacityError("disk") from error
             self.failed = True
-            raise StoreFailed(str(error)) from error
+            raise StoreFailedError(str(error)) from error
         self.end += len(entry)
         if durable:
             self.sync()
@@ -79,7 +79,7 @@ class SmallLog:
                 self.file.sync_data()
                 return
             self.failed = True
-            raise StoreFailed(str(error)) from error
+            raise StoreFailedError(str(error)) from error
 
     def upkeep(self):
         pass

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quiver.errors import StoreClosed, WrongUse
+from quiver.errors import StoreClosedError, UsageError
 from quiver.testing.crash_nodes import BLOCK_BYTES
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
@@ -60,7 +60,7 @@ def test_writes_and_stores_are_one_file():
     assert bytes(view[:4]) == b"abba"
     view[0:1] = b"c"
     assert file.pread(4, 0) == b"cbba"
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         file.truncate(10)
     file.truncate(9 * BLOCK_BYTES)
     assert contents(files)[:4] == b"cbba"
@@ -89,7 +89,7 @@ def test_a_closed_mapping():
     mapping.view()[:4] = b"kept"
     mapping.close()
     mapping.close()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         mapping.view()
     assert bytes(other.view()[:4]) == b"kept"
     other.close()

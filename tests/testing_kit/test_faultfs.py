@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import OPERATIONS, FaultFileSystem
 
@@ -151,5 +151,5 @@ def test_a_file_without_a_crash_model_just_fails(tmp_path):
 @pytest.mark.parametrize("wrong", [{"fsync": 1}, {"sync": 0}])
 def test_misspelled_faults_are_refused(wrong):
     """A fault that could never happen would make a test pass for nothing."""
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         FaultFileSystem(CrashFileSystem(), wrong)

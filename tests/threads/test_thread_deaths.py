@@ -16,7 +16,7 @@ import quiver
 from quiver import Bundle, Settings
 from quiver.aof import AofConfig, AofManager
 from quiver.delivery.policy import RetryPolicy
-from quiver.errors import SenderHalted, StoreFailed
+from quiver.errors import SenderHaltedError, StoreFailedError
 from quiver.exporters import otap_grpc
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.otap_grpc import OtapGrpcSender
@@ -109,10 +109,10 @@ def test_maintenance_of_topics(tmp_path, monkeypatch, deaths, root):
         lambda: store.topic("default/another"),
         lambda: store.subscribe("default/another", "s"),
     ):
-        with pytest.raises(StoreFailed, match=UNFORESEEN):
+        with pytest.raises(StoreFailedError, match=UNFORESEEN):
             refused()
     monkeypatch.undo()
-    with pytest.raises(StoreFailed, match=UNFORESEEN):
+    with pytest.raises(StoreFailedError, match=UNFORESEEN):
         store.close()
     if path is not None:
         with TopicStore.open(path) as again:
@@ -134,7 +134,7 @@ def test_topics_close_whatever_goes_wrong(tmp_path, monkeypatch, deaths, died):
     monkeypatch.setattr(SinkAdoption, "adopt", fail)
     if died:
         deaths.await_one("quiver-topics")
-    with pytest.raises(StoreFailed if died else Unforeseen, match=UNFORESEEN):
+    with pytest.raises(StoreFailedError if died else Unforeseen, match=UNFORESEEN):
         store.close()
     with pytest.raises(Unforeseen):
         TopicStore.open(tmp_path / "topics", objects=str(tmp_path / "cold"))
@@ -158,11 +158,11 @@ def test_threads_of_the_object_tier_of_topics(tmp_path, monkeypatch, deaths, wor
     store._cold._notify()
     deaths.await_one(name)
     assert counted(deaths, name) == 1
-    with pytest.raises(StoreFailed, match=UNFORESEEN):
+    with pytest.raises(StoreFailedError, match=UNFORESEEN):
         log.append(b"after")
-    with pytest.raises(StoreFailed, match=UNFORESEEN):
+    with pytest.raises(StoreFailedError, match=UNFORESEEN):
         store.topic("default/another")
-    with pytest.raises(StoreFailed, match=UNFORESEEN):
+    with pytest.raises(StoreFailedError, match=UNFORESEEN):
         store.close()
 
 
@@ -181,7 +181,7 @@ def test_threads_of_an_aof_manager(tmp_path, monkeypatch, deaths, lane):
     chosen.ask(logs[0], 0.0)
     deaths.await_one(f"aof-{lane}")
     for log in (*logs, manager.log("c")):
-        with pytest.raises(StoreFailed, match=UNFORESEEN):
+        with pytest.raises(StoreFailedError, match=UNFORESEEN):
             log.append_record(b"after")
     monkeypatch.undo()
     manager.close()
@@ -197,9 +197,9 @@ def test_threads_of_a_store(tmp_path, monkeypatch, deaths, work, name):
     store.ingest(bundle())
     store._background.wake()
     deaths.await_one(name)
-    with pytest.raises(StoreFailed, match=UNFORESEEN):
+    with pytest.raises(StoreFailedError, match=UNFORESEEN):
         store.ingest(bundle())
-    with pytest.raises(StoreFailed, match=UNFORESEEN):
+    with pytest.raises(StoreFailedError, match=UNFORESEEN):
         store.ingest(bundle(), durable=True)
     monkeypatch.undo()
     store.close()
@@ -211,7 +211,7 @@ def test_the_thread_of_the_cores(tmp_path, monkeypatch, deaths):
     monkeypatch.setattr(store._background, "_maintain", fail)
     store._background.wake()
     deaths.await_one("quiver-maintain")
-    with pytest.raises(StoreFailed, match=UNFORESEEN):
+    with pytest.raises(StoreFailedError, match=UNFORESEEN):
         store.ingest(bundle())
     monkeypatch.undo()
     store.close()
@@ -226,7 +226,7 @@ def test_the_thread_of_the_object_tier_of_a_store(tmp_path, monkeypatch, deaths)
     store.maintain()
     deaths.await_one("quiver-cold")
     assert UNFORESEEN in store.stats()["cold"]["problem"]
-    with pytest.raises(StoreFailed, match=UNFORESEEN):
+    with pytest.raises(StoreFailedError, match=UNFORESEEN):
         store.ingest(bundle())
     store.close()
 
@@ -253,7 +253,7 @@ def test_the_thread_of_a_sender(tmp_path, monkeypatch, deaths):
     monkeypatch.setattr(sender._loop, "_open", fail)
     deaths.await_one("quiver-qwp-sender")
     assert UNFORESEEN in str(told.get(timeout=PATIENCE_S))
-    with pytest.raises(SenderHalted, match=UNFORESEEN):
+    with pytest.raises(SenderHaltedError, match=UNFORESEEN):
         sender.row("t", columns={"n": 1})
     sender.close()
 
@@ -295,7 +295,7 @@ def test_the_threads_that_empty_other_slots(tmp_path, monkeypatch, deaths):
 
 def test_the_thread_of_a_store_receiver(tmp_path, monkeypatch, deaths):
     """The store that it fills refuses: the process ends, and its supervisor starts another."""
-    with quiver.open(tmp_path / "theirs") as theirs, pytest.raises(StoreFailed, match=UNFORESEEN):
+    with quiver.open(tmp_path / "theirs") as theirs, pytest.raises(StoreFailedError, match=UNFORESEEN):
         theirs.ingest(bundle())
         store = quiver.open(tmp_path / "ours")
         config = StoreReceiverConfig(store=str(tmp_path / "theirs"))
@@ -318,7 +318,7 @@ def test_the_thread_of_a_topic_receiver(tmp_path, monkeypatch, deaths):
     receiver.start()
     deaths.await_one("quiver-topic-receiver")
     receiver.stop(PATIENCE_S)
-    with pytest.raises(StoreFailed, match=UNFORESEEN):
+    with pytest.raises(StoreFailedError, match=UNFORESEEN):
         store.ingest(bundle())
     store.close()
 
@@ -348,7 +348,7 @@ def test_the_threads_of_a_forwarder(tmp_path, monkeypatch, deaths):
         assert not forwarder.forward_one()
         forwarding = object.__new__(Forwarding)
         forwarding._exporters = [SimpleNamespace(forwarder=forwarder)]
-        with pytest.raises(StoreFailed, match=UNFORESEEN):
+        with pytest.raises(StoreFailedError, match=UNFORESEEN):
             forwarding.require_alive()
         forwarder.stop()
 
@@ -381,7 +381,7 @@ def test_the_thread_of_a_delivery_by_spark(tmp_path, monkeypatch, deaths):
     monkeypatch.setattr("quiver.delivery.batches.BatchDelivery.drain", fail)
     with BundleDelivery(str(tmp_path), "out", fail, observer=deaths.observer) as delivery:
         deaths.await_one("quiver-drain")
-        with pytest.raises(StoreFailed, match=UNFORESEEN):
+        with pytest.raises(StoreFailedError, match=UNFORESEEN):
             delivery.deliver([])
 
 
@@ -390,5 +390,5 @@ def test_the_thread_of_what_an_exporter_by_spark_holds(monkeypatch, deaths):
     with PoisonSieve(lambda *_: None, "out", RetryPolicy(on_exhausted="drop"), observer=deaths.observer) as sieve:
         sieve._held._worker.start()
         deaths.await_one("quiver-held")
-        with pytest.raises(StoreFailed, match=UNFORESEEN):
+        with pytest.raises(StoreFailedError, match=UNFORESEEN):
             sieve(None, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, payloads
 
-from quiver.errors import DirectoryInUse, StoreClosed, WrongUse
+from quiver.errors import DirectoryInUseError, StoreClosedError, UsageError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.dispatch.saved import SubscriptionFiles
@@ -34,11 +34,11 @@ def test_truncating_deletes_whole_files():
         assert store.truncate(TOPIC, "latest") == 20
         assert offsets(store.topic(TOPIC)) == []
         assert store.topic(TOPIC).append(b"x") == 20
-        with pytest.raises(WrongUse, match="nothing at 22 yet: its end, 21, is the furthest"):
+        with pytest.raises(UsageError, match="nothing at 22 yet: its end, 21, is the furthest"):
             store.truncate(TOPIC, 22)
-        with pytest.raises(WrongUse, match="there is no topic default/none below /topics"):
+        with pytest.raises(UsageError, match="there is no topic default/none below /topics"):
             store.truncate("default/none", 1)
-        with pytest.raises(WrongUse, match="there is no topic default/none below /topics"):
+        with pytest.raises(UsageError, match="there is no topic default/none below /topics"):
             store.unload("default/none")
         assert store.topics() == [TOPIC]
 
@@ -77,11 +77,11 @@ def test_deleting_a_topic():
         subscription = store.subscribe(TOPIC, "billing", start=0)
         store.delete(TOPIC)
         assert subscription.closed
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             log.append(b"x")
         assert store.topics() == ["default/other"]
         assert files.list_dir(f"{ROOT}/default") == ["other"]
-        with pytest.raises(WrongUse, match="there is no topic"):
+        with pytest.raises(UsageError, match="there is no topic"):
             store.delete(TOPIC)
         assert store.topic(TOPIC).append(b"x") == 0
         assert store.subscriptions(TOPIC) == []
@@ -94,7 +94,7 @@ def test_a_topic_that_somebody_reads_from_another_process_is_not_deleted():
         fill(store.topic(TOPIC), 5)
         store.subscribe(TOPIC, "query", start=0).close()
         lock = SubscriptionFiles(files, DIRECTORY).hold("query", owner="spark", clock=ManualClock())
-        with pytest.raises(DirectoryInUse, match="spark"):
+        with pytest.raises(DirectoryInUseError, match="spark"):
             store.delete(TOPIC)
         assert payloads(store.topic(TOPIC)) == [b"%d" % number for number in range(5)]
         lock.release()
@@ -137,8 +137,8 @@ def test_topics_in_memory():
         fill(log, 3)
         store.delete(TOPIC)
         assert store.topics() == []
-        with pytest.raises(WrongUse, match="no topic default/orders in memory"):
+        with pytest.raises(UsageError, match="no topic default/orders in memory"):
             store.truncate(TOPIC, 0)
         assert store.reappend(store.topic(TOPIC).topic) == []
-        with pytest.raises(WrongUse, match="open its directory with objects"):
+        with pytest.raises(UsageError, match="open its directory with objects"):
             store.upload(TOPIC)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.topics.format import names
 from quiver.topics.format.checkpoint import (
@@ -332,8 +332,8 @@ def test_requests_and_answers_come_back():
         b'{"topic": "default/orders", "subscription": "billing", "start": 1200}}'
     )
     assert encode_answer({"offset": 1200}) == noted(b'{"quiver_topic_answer": 1, "result": {"offset": 1200}}')
-    refusal = Refusal("WrongUse", "no such topic")
-    assert encode_refusal(refusal) == noted(b'{"quiver_topic_answer": 1, "error": ["WrongUse", "no such topic"]}')
+    refusal = Refusal("UsageError", "no such topic")
+    assert encode_refusal(refusal) == noted(b'{"quiver_topic_answer": 1, "error": ["UsageError", "no such topic"]}')
     assert decode_request(encode_request(request)).value == request
     assert decode_answer(encode_answer({"offset": 1200})).value == {"offset": 1200}
     assert decode_answer(encode_refusal(refusal)).value == refusal
@@ -344,7 +344,7 @@ def test_requests_and_answers_come_back():
 @pytest.mark.parametrize(("decode", "data"), [
     (decode_request, encode_request(Request("seek", {"topic": "a/b"}))),
     (decode_answer, encode_answer({"offset": 1})),
-    (decode_answer, encode_refusal(Refusal("WrongUse", "no"))),
+    (decode_answer, encode_refusal(Refusal("UsageError", "no"))),
 ])  # fmt: skip
 def test_damaged_requests_and_answers(decode, data):
     """Every cut, every flip and bytes behind it are seen; so is what is none, whatever its checksum says."""
@@ -408,7 +408,7 @@ def test_topics(topic):
 )
 def test_no_topics(topic):
     """Three parts are refused rather than cut to two."""
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         names.check_topic(topic)
 
 
@@ -416,9 +416,9 @@ def test_subscription_files():
     """Built and parsed."""
     assert names.parse_subscription_file(names.subscription_file("billing")) == "billing"
     assert names.parse_subscription_file("billing.sub.tmp") is None
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         names.check_subscription("a/b")
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         names.check_file_name("wal.ckpt")
 
 

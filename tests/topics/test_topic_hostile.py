@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from topic_disks import DIRECTORY, TOPIC, offsets, open_topics, payloads, read_file
 
-from quiver.errors import SettingsInvalid, StoreClosed, WrongUse
+from quiver.errors import SettingsError, StoreClosedError, UsageError
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.format.names import DEAD_LETTER_SUFFIX, check_topic
 from quiver.topics.reading.check import check_topic_directory
@@ -27,14 +27,14 @@ def test_a_publish_time_that_is_none_is_wrong_use(time_ns: Any):
     """It would not fit into a message; nothing was kept."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
-        with pytest.raises(WrongUse, match="publish time"):
+        with pytest.raises(UsageError, match="publish time"):
             log.append(b"x", publish_time_ns=time_ns)
         assert log.append(b"x", publish_time_ns=(1 << 63) - 1) == 0
 
 
 @pytest.mark.parametrize("attributes", ["ab", ["abc"], 7, [("a", "b")]])
 def test_attributes_that_are_no_mapping_are_wrong_use(attributes: Any):
-    with open_topics(CrashFileSystem()) as store, pytest.raises(WrongUse, match="texts by name"):
+    with open_topics(CrashFileSystem()) as store, pytest.raises(UsageError, match="texts by name"):
         store.topic(TOPIC).append(b"x", attributes=attributes)
 
 
@@ -43,7 +43,7 @@ def test_a_message_of_a_batch_is_a_payload_or_a_pair(message: Any):
     """And when one of them is not, none is kept."""
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             log.append_batch([b"good", message])
         assert log.current_offset() == 0
 
@@ -51,7 +51,7 @@ def test_a_message_of_a_batch_is_a_payload_or_a_pair(message: Any):
 def test_the_window_of_a_subscription_fits_into_what_is_kept_of_it():
     """A larger one could be saved, and never read again."""
     SubscriptionSettings(max_unacked_messages=100_000)
-    with pytest.raises(SettingsInvalid, match="at most"):
+    with pytest.raises(SettingsError, match="at most"):
         SubscriptionSettings(max_unacked_messages=100_001)
 
 
@@ -59,7 +59,7 @@ def test_the_window_of_a_subscription_fits_into_what_is_kept_of_it():
 def test_the_dead_letters_of_every_topic_have_a_name(length):
     topic = check_topic(f"default/{'n' * length}")
     assert check_topic(topic + DEAD_LETTER_SUFFIX).endswith(DEAD_LETTER_SUFFIX)
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         check_topic(f"default/{'n' * 129}{DEAD_LETTER_SUFFIX}")
 
 
@@ -126,7 +126,7 @@ def test_a_topic_that_is_opened_while_the_store_closes_is_not_left_open():
         return log
 
     store._open_log = slow  # type: ignore[method-assign]
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         store.topic(TOPIC)
     assert opened[0].wal.closed
 
@@ -179,7 +179,7 @@ def test_other_files_than_the_topic_has_are_refused(before, after, rotate):
         store.topic(TOPIC).append(b"x")
     with open_topics(files, file_name=after) as store:
         assert store.topics() == [TOPIC]
-        with pytest.raises(SettingsInvalid, match=f"are called {before}"):
+        with pytest.raises(SettingsError, match=f"are called {before}"):
             store.topic(TOPIC)
     checked = check_topic_directory(files, DIRECTORY)
     assert (checked.next_offset, checked.sound, sum(one.messages for one in checked.files)) == (21, True, 21)
@@ -190,7 +190,7 @@ def test_other_files_than_the_topic_has_are_refused(before, after, rotate):
 @pytest.mark.parametrize("key", ["progress_flush_interval_seconds", "redelivery_delay_seconds", "ack_timeout_seconds"])
 def test_durations_that_are_none(key, value):
     """With them nothing would be saved, or nothing delivered again, ever."""
-    with pytest.raises(SettingsInvalid, match=key):
+    with pytest.raises(SettingsError, match=key):
         SubscriptionSettings(**{key: value})
 
 

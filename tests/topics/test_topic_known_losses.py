@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, overwrite, payloads, read_file
 
-from quiver.errors import DirectoryInUse, StoreClosed, WrongUse
+from quiver.errors import DirectoryInUseError, StoreClosedError, UsageError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
@@ -233,7 +233,7 @@ def test_lost_by_sealing_what_was_not_flushed():
     log = store.topic(TOPIC)
     log.append_batch([b"x"] * 5)
     assert store.unload(TOPIC) == 5
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         log.append(b"late")
     with open_topics(files.clone_after_crash(0)) as other:
         assert other.topic(TOPIC).current_offset() == 5
@@ -358,7 +358,7 @@ def test_leaked_by_each_topic():
 def test_two_writers_of_one_directory():
     """One writer was assumed and not enforced."""
     files = CrashFileSystem()
-    with open_topics(files), pytest.raises(DirectoryInUse, match="topics"):
+    with open_topics(files), pytest.raises(DirectoryInUseError, match="topics"):
         open_topics(files)
     open_topics(files).close()
 
@@ -377,7 +377,7 @@ def test_two_callers_at_once_get_one_log():
 
 def test_a_name_of_three_parts_is_no_alias():
     """The third part was dropped, and two topics shared a log."""
-    with open_topics(CrashFileSystem()) as store, pytest.raises(WrongUse, match="namespace/topic"):
+    with open_topics(CrashFileSystem()) as store, pytest.raises(UsageError, match="namespace/topic"):
         store.topic("/ns/a/b")
 
 

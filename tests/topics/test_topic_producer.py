@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from topic_disks import DIRECTORY, TOPIC, open_topics, overwrite, payloads
 
-from quiver.errors import AtCapacity, DataLoss, WrongUse
+from quiver.errors import CapacityError, DataLossError, UsageError
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
@@ -97,7 +97,7 @@ def test_what_failed_was_not_sent():
     disk = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part="wal.log", error=errno.ENOSPC)
     with open_topics(disk) as store:
         edge = store.topic(TOPIC).producer("edge")
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             edge.append(text(0), sequence=0)
         assert edge.append(text(0), sequence=0) == 0
 
@@ -114,7 +114,7 @@ def test_how_far_back_is_looked():
         assert store.topic(TOPIC).producer("edge", window_messages=6).last_sequence == 9
     overwrite(files, f"{DIRECTORY}/wal.log", 60, b"\xff")
     with open_topics(files) as store:
-        with pytest.raises(DataLoss):
+        with pytest.raises(DataLossError):
             store.topic(TOPIC).producer("edge")
         assert store.topic(TOPIC).producer("edge", window_messages=5).last_sequence is None
 
@@ -124,11 +124,11 @@ def test_wrong_use():
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         for name in ("", "a:b", "a/b", "x" * 129):
-            with pytest.raises(WrongUse, match="no name of a producer"):
+            with pytest.raises(UsageError, match="no name of a producer"):
                 log.producer(name)
         for number in (-1, 1 << 64, "1"):
-            with pytest.raises(WrongUse, match="sequence"):
+            with pytest.raises(UsageError, match="sequence"):
                 log.producer("edge").append(b"x", sequence=number)
-        with pytest.raises(WrongUse, match="max_message_size"):
+        with pytest.raises(UsageError, match="max_message_size"):
             log.producer("edge").append(bytes(11 << 20), sequence=0)
         assert log.producer("edge").last_sequence is None

@@ -12,7 +12,7 @@ import pytest
 from topic_disks import DIRECTORY, TOPIC, offsets, open_topics, payloads
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import AtCapacity, DataLoss, StoreClosed, WrongUse
+from quiver.errors import CapacityError, DataLossError, StoreClosedError, UsageError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.cold.port import ColdLost, ColdPiece
@@ -82,7 +82,7 @@ def test_what_cannot_be_appended():
             lambda: log.append_batch([b"1", "text"]), lambda: log.reader("newest"), lambda: log.reader(-1),
             lambda: log.reader(True),
         ):  # fmt: skip
-            with pytest.raises(WrongUse):
+            with pytest.raises(UsageError):
                 wrong()
         assert log.current_offset() == 0
         assert log.append_batch([]) == range(0)
@@ -94,7 +94,7 @@ def test_memory_only_loses_what_was_evicted_and_says_so():
         log = store.topic(TOPIC)
         log.append_batch([b"x"] * 10)
         with log.reader(0, follow=False) as reader:
-            with pytest.raises(DataLoss, match="messages 0 to 5 are lost"):
+            with pytest.raises(DataLossError, match="messages 0 to 5 are lost"):
                 next(reader)
             assert [message.offset for message in reader] == [6, 7, 8, 9]
         assert log.reader("earliest").offset == 6
@@ -158,7 +158,7 @@ def test_a_file_stays_while_it_is_read():
         assert [message.offset for message in reader.poll(100)] == [20]
         assert len(log.wal.release_below(20)) == 1
         assert log.wal.start_offset == 20
-        with log.reader(0, follow=False) as late, pytest.raises(DataLoss, match="0 to 19"):
+        with log.reader(0, follow=False) as late, pytest.raises(DataLossError, match="0 to 19"):
             next(late)
         path = log.wal.files()[-1].path
         log.wal.take_hold(path, log)
@@ -190,7 +190,7 @@ def test_a_closed_reader_refuses():
         reader = log.reader(0)
         reader.close()
         reader.close()
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             next(reader)
 
 
@@ -296,7 +296,7 @@ class Objects:
 
     def detach(self, topic: str, *, sealed: bool) -> None:
         if self.refusing:
-            raise AtCapacity("the object store is away")
+            raise CapacityError("the object store is away")
         self.attached.remove(topic)
 
     def hand_over(self, topics: list[str], *, timeout_s: float) -> list[Any]:
@@ -325,9 +325,9 @@ def test_unloading_is_tried_again_when_the_tier_could_not_finish():
         log = store.topic(TOPIC)
         log.append(b"0")
         objects.refusing = True
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             store.unload(TOPIC)
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             store.topic(TOPIC).append(b"1")
         assert payloads(log) == [b"0"]
         objects.refusing = False
@@ -343,7 +343,7 @@ def test_a_hole_between_objects_is_a_lost_range():
         with log.reader(0, follow=False) as reader:
             found = []
             for words in ("messages 4 to 5", "data-0-9.dnb1 at byte 77: messages 7 to 8"):
-                with pytest.raises(DataLoss, match=words):
+                with pytest.raises(DataLossError, match=words):
                     found.extend(message.offset for message in iter(lambda: next(reader), None))
             found.extend(message.offset for message in reader)
         assert found == [0, 1, 2, 3, 6, 9, 10]

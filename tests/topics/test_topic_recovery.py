@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, overwrite, payloads, read_file
 
-from quiver.errors import DataLoss, StoreFailed
+from quiver.errors import DataLossError, StoreFailedError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.scan import Frame
 from quiver.testing.crashfs import CrashFileSystem
@@ -85,7 +85,7 @@ def test_a_message_that_was_synced_and_is_gone_keeps_its_offset():
         assert log.append(b"next") == 10
         with log.reader("earliest", follow=False) as reader:
             found = []
-            with pytest.raises(DataLoss, match="message 9 is lost"):
+            with pytest.raises(DataLossError, match="message 9 is lost"):
                 found.extend(message.offset for message in iter(lambda: next(reader), None))
             found.extend(message.offset for message in reader)
         assert offsets(log) == [*range(9), 10]
@@ -131,7 +131,7 @@ def test_damage_over_many_frames():
         with log.reader("earliest", follow=False, on_lost="skip") as reader:
             assert len(list(reader)) == 400 - len(hit)
             assert reader.lost == [(hit[0], hit[-1] + 1)]
-        with log.reader(hit[3], follow=False) as reader, pytest.raises(DataLoss, match=f"{hit[3]} to {hit[-1]}"):
+        with log.reader(hit[3], follow=False) as reader, pytest.raises(DataLossError, match=f"{hit[3]} to {hit[-1]}"):
             next(reader)
 
 
@@ -245,14 +245,14 @@ def test_a_failed_sync_poisons():
     log.append(b"0", durable=True)
     log.append(b"1")
     files.fail_on("sync")
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailedError):
         log.flush()
     for attempt in (lambda: log.append(b"2"), lambda: log.append_batch([b"2"]), log.flush, log.wal.rotate):
-        with pytest.raises(StoreFailed):
+        with pytest.raises(StoreFailedError):
             attempt()
-    with log.reader(2) as reader, pytest.raises(StoreFailed):
+    with log.reader(2) as reader, pytest.raises(StoreFailedError):
         next(reader)
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailedError):
         store.close()
     with open_topics(disk) as again:
         assert payloads(again.topic(TOPIC)) == [b"0", b"1"]

@@ -10,7 +10,7 @@ from topic_disks import ROOT, TOPIC, open_topics, payloads
 from typer.testing import CliRunner
 
 from quiver.cli.main import build_app
-from quiver.errors import DirectoryInUse, QuiverError, RetryLater, StoreClosed, WrongUse
+from quiver.errors import DirectoryInUseError, QuiverError, StoreClosedError, TransientError, UsageError
 from quiver.primitives.disk.lock import hold
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -59,7 +59,7 @@ def test_the_owner_does_what_it_is_asked():
             answer = asked(files, store, "seek", topic=TOPIC, subscription="billing", start="2023-11-14T22:13:20+00:00")
             assert answer == {"offset": 0}
             assert asked(files, store, "unsubscribe", topic=TOPIC, subscription="billing") == {}
-            with pytest.raises(StoreClosed):
+            with pytest.raises(StoreClosedError):
                 consumer.receive(0)
         assert store.subscriptions(TOPIC) == []
         start = asked(files, store, "truncate", topic=TOPIC, before=7)["start_offset"]
@@ -76,7 +76,7 @@ def test_the_owner_does_what_it_is_asked():
             ({"command": "seek", "topic": "a/b"}, "missing 2 required"),
             ({"command": "explode"}, "no command; known are seek"),
         ):
-            with pytest.raises(WrongUse, match=words):
+            with pytest.raises(UsageError, match=words):
                 asked(files, store, **arguments)
         assert files.list_dir(f"{ROOT}/.requests") == []
 
@@ -88,9 +88,9 @@ def test_errors_of_a_command_come_back():
     lock = hold(files, f"{ROOT}/{LOCK_NAME}", owner="topics")
     queue = RequestQueue(files, ROOT)
     for error, kind in (
-        (DirectoryInUse("a", "b"), RetryLater),
-        (WrongUse("no"), WrongUse),
-        (StoreClosed("no"), QuiverError),
+        (DirectoryInUseError("a", "b"), TransientError),
+        (UsageError("no"), UsageError),
+        (StoreClosedError("no"), QuiverError),
         (OSError(28, "full"), QuiverError),
         (ZeroDivisionError("odd"), QuiverError),
     ):
@@ -109,7 +109,7 @@ def test_nobody_answers():
     files.make_dirs(ROOT)
     lock = hold(files, f"{ROOT}/{LOCK_NAME}", owner="topics")
     queue = RequestQueue(files, ROOT)
-    with pytest.raises(DirectoryInUse, match="did not take the request within 5 s"):
+    with pytest.raises(DirectoryInUseError, match="did not take the request within 5 s"):
         ask(files, ROOT, Request("x", {}), wait_s=5, clock=ManualClock())
     assert queue.serve(lambda _: {}) == 0
 
@@ -117,7 +117,7 @@ def test_nobody_answers():
         for name in files.list_dir(f"{ROOT}/.requests"):
             files.rename(f"{ROOT}/.requests/{name}", f"{ROOT}/.requests/{name.partition('.')[0]}.taken")
 
-    with pytest.raises(DirectoryInUse, match="has begun and not finished within 5 s"):
+    with pytest.raises(DirectoryInUseError, match="has begun and not finished within 5 s"):
         ask(files, ROOT, Request("x", {}), wait_s=5, clock=Owner(taken))
 
     def damaged():
@@ -127,7 +127,7 @@ def test_nobody_answers():
             file.close()
         queue.serve(lambda _: {})
 
-    with pytest.raises(WrongUse, match="checksum of the note differs"):
+    with pytest.raises(UsageError, match="checksum of the note differs"):
         ask(files, ROOT, Request("x", {}), wait_s=5, clock=Owner(damaged))
     lock.release()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from topic_disks import ROOT, TOPIC, offsets
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -162,7 +162,7 @@ def test_by_default_nothing_goes(settings):
 def test_settings_without_effect_are_refused(settings, key):
     """By their names: they are about objects, and there are none."""
     files = CrashFileSystem()
-    with pytest.raises(SettingsInvalid, match=rf"^{key} has no effect"):
+    with pytest.raises(SettingsError, match=rf"^{key} has no effect"):
         opened(settings, files=files)
     assert not files.exists(ROOT)
 
@@ -172,7 +172,7 @@ def test_settings_without_effect_are_refused(settings, key):
 ])  # fmt: skip
 def test_retention_of_topics_in_memory_is_refused(settings):
     """The cache holds what it holds."""
-    with pytest.raises(SettingsInvalid, match="in memory only"):
+    with pytest.raises(SettingsError, match="in memory only"):
         TopicStore.open(settings=settings, background=False)
 
 
@@ -185,7 +185,7 @@ def test_retention_of_topics_in_memory_is_refused(settings):
 ])  # fmt: skip
 def test_settings_of_files_are_refused_without_files(settings, key):
     """They say how files are called, closed and synced."""
-    with pytest.raises(SettingsInvalid, match=f"^{key} has no effect: these topics are in memory only"):
+    with pytest.raises(SettingsError, match=f"^{key} has no effect: these topics are in memory only"):
         TopicStore.open(settings=settings, background=False)
 
 
@@ -233,10 +233,10 @@ def test_settings_of_single_topics():
 ])  # fmt: skip
 def test_what_is_wrong_with_settings_of_topics(topics, words):
     """Said when they are made, by the key."""
-    with pytest.raises(SettingsInvalid, match=words):
+    with pytest.raises(SettingsError, match=words):
         TopicSettings.from_mapping({"topics": topics})
     if not isinstance(topics.get("a/b"), int):
-        with pytest.raises(SettingsInvalid, match=words):
+        with pytest.raises(SettingsError, match=words):
             TopicSettings(topics=topics)
 
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from topic_disks import DIRECTORY, TOPIC, open_topics
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.settings import (
@@ -63,7 +63,7 @@ def test_secrets_are_shown_by_nothing():
     """Neither by the settings nor by what is wrong with them."""
     settings = TopicSettings.from_mapping(yaml.safe_load(PRINTED), ENVIRONMENT)
     assert "the secret" not in f"{settings!r} {settings}"
-    with pytest.raises(SettingsInvalid) as caught:
+    with pytest.raises(SettingsError) as caught:
         TopicSettings.from_mapping({"cloud": {"backend": "s4", "root": "r", "options": {"key": "the secret"}}})
     assert "the secret" not in str(caught.value)
 
@@ -108,7 +108,7 @@ def test_defaults_are_the_documents():
 ])  # fmt: skip
 def test_what_is_wrong_is_said(mapping, words):
     """By the name of the key, and with what was probably meant."""
-    with pytest.raises(SettingsInvalid, match=words):
+    with pytest.raises(SettingsError, match=words):
         TopicSettings.from_mapping(mapping)
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 from topic_disks import DIRECTORY, ROOT, TOPIC, offsets, open_topics, overwrite
 
-from quiver.errors import DataLoss, StoreClosed, WrongUse
+from quiver.errors import DataLossError, StoreClosedError, UsageError
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -49,7 +49,7 @@ def test_a_closed_store_refuses():
     store.shutdown()
     store.close()
     for attempt in (lambda: store.topic(TOPIC), lambda: log.append(b"2"), lambda: log.append_batch([b"2"])):
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             attempt()
     log.flush()
     assert list(reader) == []
@@ -85,15 +85,15 @@ def test_files_are_read_beside_a_live_writer():
         log.append(b"live")
         assert [message.offset for message in source.read(10)] == [10, 11, 12]
     overwrite(files, f"{DIRECTORY}/wal.1.log", 130, b"\xff\xff\xff")
-    with pytest.raises(DataLoss, match="message"):
+    with pytest.raises(DataLossError, match="message"):
         list(source.read())
     kept = [message.offset for message in source.read(on_lost="skip")]
     assert len(kept) == 12
     files.remove(f"{DIRECTORY}/wal.1.log")
     assert [message.offset for message in source.read(on_lost="skip")] == [at for at in range(13) if not 4 <= at < 8]
-    with pytest.raises(DataLoss, match="4 to 7"):
+    with pytest.raises(DataLossError, match="4 to 7"):
         list(source.read(2))
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         TopicFiles(ROOT, "a/none", files=files).next_offset()
     assert pickle.loads(pickle.dumps(TopicFiles("/x", TOPIC))).topic == TOPIC
 
@@ -109,7 +109,7 @@ def test_unloading_ends_readers_and_subscriptions():
         consumer.receive(0).ack()
         assert store.unload(TOPIC) == 3
         assert [message.offset for message in reader] == [1, 2]
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             consumer.receive(0)
         again = store.topic(TOPIC)
         assert again is not log
@@ -153,13 +153,13 @@ def test_a_killed_process_loses_nothing(tmp_path):
 
 def test_what_is_none_is_refused_in_words():
     """Nothing is guessed: not a directory, not a kind, not what an attribute was to be."""
-    with pytest.raises(WrongUse, match="path of the topics is empty"):
+    with pytest.raises(UsageError, match="path of the topics is empty"):
         TopicStore.open("", files=CrashFileSystem(), background=False)
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
-        with pytest.raises(WrongUse, match="exclusive, shared, failover, key_shared"):
+        with pytest.raises(UsageError, match="exclusive, shared, failover, key_shared"):
             store.subscribe(TOPIC, "billing", kind="many")
         assert store.subscriptions(TOPIC) == []
         for key, attributes, words in ((b"k", None, "key .* not bytes"), (None, {"a": 1}, "'a' .* not int")):
-            with pytest.raises(WrongUse, match=words):
+            with pytest.raises(UsageError, match=words):
                 log.append(b"x", key=key, attributes=attributes)

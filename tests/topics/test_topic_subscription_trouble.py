@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from topic_disks import ROOT, TOPIC, offsets, open_topics
 
-from quiver.errors import StoreFailed, WrongUse
+from quiver.errors import StoreFailedError, UsageError
 from quiver.observe import InMemoryObserver
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -36,10 +36,10 @@ def test_a_subscription_cannot_be_kept_ahead_of_the_topic(start):
     files = CrashFileSystem()
     with open_topics(files) as store:
         store.topic(TOPIC).append_batch([b"x"] * 5)
-        with pytest.raises(WrongUse, match="nothing at"):
+        with pytest.raises(UsageError, match="nothing at"):
             store.subscribe(TOPIC, "s", start=start)
         subscription = store.subscribe(TOPIC, "s", start=5)
-        with pytest.raises(WrongUse, match="nothing at"):
+        with pytest.raises(UsageError, match="nothing at"):
             subscription.seek(start)
         assert subscription.next_offset == 5
     with open_topics(files) as store:
@@ -225,7 +225,7 @@ def test_a_dead_letter_that_cannot_be_kept_stops_nobody():
 
 
 def _refuse(*_: object, **__: object) -> None:
-    raise StoreFailed("the disk of dead letters is gone")
+    raise StoreFailedError("the disk of dead letters is gone")
 
 
 def test_an_acknowledgement_makes_room_even_when_progress_cannot_be_saved():
@@ -270,5 +270,5 @@ def test_a_copied_subscription_is_another_one():
 
 
 def test_what_ack_checkpoint_keeps_is_no_subscription():
-    with open_topics(CrashFileSystem()) as store, pytest.raises(WrongUse, match="ack_checkpoint"):
+    with open_topics(CrashFileSystem()) as store, pytest.raises(UsageError, match="ack_checkpoint"):
         store.subscribe(TOPIC, "_checkpoint")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from topic_disks import ROOT, TOPIC, open_topics, overwrite, payloads
 
-from quiver.errors import Damaged, DirectoryInUse, StoreClosed, WrongUse
+from quiver.errors import CorruptionError, DirectoryInUseError, StoreClosedError, UsageError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.dispatch.state import Confirmed
@@ -74,7 +74,7 @@ def test_exclusive_has_one_consumer(rig):
     rig.fill(3)
     subscription = rig.subscribe("exclusive")
     with subscription.consumer("a") as consumer:
-        with pytest.raises(DirectoryInUse, match="a"):
+        with pytest.raises(DirectoryInUseError, match="a"):
             subscription.consumer("b")
         assert drain(consumer) == [0, 1, 2]
     with subscription.consumer("b") as consumer:
@@ -89,7 +89,7 @@ def test_shared_gives_each_message_to_one(rig):
         found = [(consumer.receive(0) or pytest.fail("nothing")).offset for consumer in (a, b, a, b, b, b)]
         assert sorted(found) == list(range(6))
         assert a.receive(0) is None
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             subscription.consumer("a")
 
 
@@ -106,7 +106,7 @@ def test_failover_promotes_the_next(rig):
     assert (second.active, third.active) == (True, False)
     assert third.receive(0) is None
     assert drain(second) == [1, 2, 3]
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         first.receive(0)
 
 
@@ -374,7 +374,7 @@ def test_seek(rig):
 def test_the_store_moves_a_subscription_that_nobody_has_open(rig):
     """By its name, durably, without a consumer; one that is open moves, too."""
     rig.fill(6)
-    with pytest.raises(WrongUse, match="default/orders has no subscription billing; it has none"):
+    with pytest.raises(UsageError, match="default/orders has no subscription billing; it has none"):
         rig.store.seek(TOPIC, "billing", 0)
     rig.subscribe().close()
     assert rig.store.seek(TOPIC, "billing", 4) == 4
@@ -384,7 +384,7 @@ def test_the_store_moves_a_subscription_that_nobody_has_open(rig):
         assert consumer.receive(0).message.payload == b"4"
         assert rig.store.seek(TOPIC, "billing", "earliest") == 0
         assert consumer.receive(0).message.payload == b"0"
-    with pytest.raises(WrongUse, match="its end, .* is the furthest"):
+    with pytest.raises(UsageError, match="its end, .* is the furthest"):
         rig.store.seek(TOPIC, "billing", 7)
 
 
@@ -399,7 +399,7 @@ def test_two_subscriptions_are_independent(rig):
     assert rig.store.subscriptions(TOPIC) == ["first", "second"]
     rig.store.unsubscribe(TOPIC, "first")
     assert rig.store.subscriptions(TOPIC) == ["second"]
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         first.consumer("b")
     with rig.store.subscribe(TOPIC, "first", start="earliest").consumer("a") as again:
         assert drain(again) == [0, 1, 2]
@@ -412,7 +412,7 @@ def test_a_damaged_subscription_is_an_error_and_not_the_latest(rig):
     rig.store.close()
     overwrite(rig.files, f"{ROOT}/{TOPIC}/subscriptions/billing.sub", 5, b"XX")
     rig.reopen(rig.files)
-    with pytest.raises(Damaged, match="checksum"):
+    with pytest.raises(CorruptionError, match="checksum"):
         rig.subscribe()
     assert rig.store.topic(TOPIC).append(b"goes on") == 3
 
@@ -437,7 +437,7 @@ def test_ack_checkpoint(rig):
     rig.store.ack_checkpoint(TOPIC, 2)
     rig.store.ack_checkpoint(TOPIC, 1)
     assert rig.store.confirmed_offset(TOPIC) == 3
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         rig.store.ack_checkpoint(TOPIC, 5)
     rig.subscribe(start=1)
     assert rig.store.confirmed_offset(TOPIC) == 1
@@ -449,9 +449,9 @@ def test_kinds_do_not_mix(rig):
     """Neither of an open subscription nor of a topic."""
     rig.fill(1)
     rig.subscribe("shared")
-    with pytest.raises(WrongUse, match="open as shared"):
+    with pytest.raises(UsageError, match="open as shared"):
         rig.subscribe("exclusive")
-    with pytest.raises(WrongUse, match="that is reliable"):
+    with pytest.raises(UsageError, match="that is reliable"):
         rig.store.topic(TOPIC, reliable=False)
 
 
@@ -469,7 +469,7 @@ def test_topics_that_are_not_reliable(rig):
         assert 900 < len(found) <= 1024
     assert rig.files.steps == steps
     assert rig.store.confirmed_offset("default/news") is None
-    with pytest.raises(WrongUse, match="that is not reliable"):
+    with pytest.raises(UsageError, match="that is not reliable"):
         rig.store.topic("default/news")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cold_rig import TOPIC, Rig, append, check_tidy, expected, read, settings
 
-from quiver.errors import DirectoryInUse, Fenced, ObjectsUnavailable, WrongUse
+from quiver.errors import DirectoryInUseError, FencedError, ObjectsUnavailableError, UsageError
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics.format.request import Request
 from quiver.topics.requests import perform
@@ -28,13 +28,13 @@ def test_uploading_syncs_first():
     assert rig.tier.catalogue(TOPIC).next_offset == 5
     rig.objects.fail_on("put_parts", times=9)
     append(log, 1)
-    with pytest.raises(ObjectsUnavailable):
+    with pytest.raises(ObjectsUnavailableError):
         rig.store.upload(TOPIC)
     rig.objects.heal()
     rig.close()
     off = Rig(chosen=TopicSettings(uploader=UploaderSettings(enabled=False)))
     off.open()
-    with pytest.raises(WrongUse, match="uploader.enabled is false"):
+    with pytest.raises(UsageError, match="uploader.enabled is false"):
         off.store.upload(TOPIC)
     off.close()
 
@@ -135,9 +135,9 @@ def test_a_topic_that_another_took_is_not_deleted():
     two = Rig(memory=rig.memory, facts=rig.facts, owner="two", patience_s=301.0, chosen=rig.chosen)
     with two.opened() as theirs:
         append(theirs, 2)
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             rig.store.delete(TOPIC)
-        with pytest.raises(DirectoryInUse, match="owner two"):
+        with pytest.raises(DirectoryInUseError, match="owner two"):
             rig.store.truncate(TOPIC, 5)
         assert read(theirs) == expected(7)
     assert isinstance(rig.disk, CrashFileSystem)
@@ -158,7 +158,7 @@ def test_a_topic_that_nobody_ever_had_is_not_made_by_administration():
         lambda name: two.store.truncate(name, 0), lambda name: two.store.seek(name, "billing", 0),
         lambda name: two.store.unsubscribe(name, "billing"),
     ):  # fmt: skip
-        with pytest.raises(WrongUse, match="there is no topic default/ordres below /topics, nor in the metadata"):
+        with pytest.raises(UsageError, match="there is no topic default/ordres below /topics, nor in the metadata"):
             do("default/ordres")
     assert [entry.key for entry in rig.facts.range("/")] == before
     assert two.store.topics() == [TOPIC]

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from cold_rig import PREFIX, TOPIC, Rig, append, expected, read, settings
 
-from quiver.errors import Damaged, MetadataUnavailable
+from quiver.errors import CorruptionError, MetadataUnavailableError
 from quiver.metadata.memory import MemoryMetadata
 from quiver.testing.faultmetadata import FaultMetadata
 from quiver.topics.cold.catalog import ObjectCatalogue
@@ -88,7 +88,7 @@ def test_a_packed_object_waits_for_the_metadata_store():
         rig.store.maintain()
         rig.metadata.fail_on("get")
         with log.reader(start=0, follow=False) as reader:
-            with pytest.raises(MetadataUnavailable):
+            with pytest.raises(MetadataUnavailableError):
                 next(reader)
             assert [one.offset for one in reader] == list(range(60))
 
@@ -112,7 +112,7 @@ def test_a_descriptor_under_another_ones_key_is_damage():
     """It would be found by nobody who asks for its first message."""
     facts = MemoryMetadata()
     facts.commit({descriptor_key(ROOT, TOPIC, 5000): encode_descriptor(descriptor(3))})
-    with pytest.raises(Damaged, match="begins with message 3000, its key says another"):
+    with pytest.raises(CorruptionError, match="begins with message 3000, its key says another"):
         ObjectCatalogue(facts, root=ROOT, topic=TOPIC).refresh()
 
 

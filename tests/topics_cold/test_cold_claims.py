@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cold_rig import DESCRIPTORS, PREFIX, TOPIC, Rig, append, check_tidy, expected, read, settings
 
-from quiver.errors import DataLoss, ObjectsUnavailable
+from quiver.errors import DataLossError, ObjectsUnavailableError
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultmetadata import FaultMetadata
 from quiver.topics.cold import catalog as catalogue_module
@@ -86,7 +86,7 @@ def test_pending_keys_are_cleaned_up_on_failure():
         append(log, 4)
         log.flush()
         rig.objects.fail_on("copy")
-        with pytest.raises(ObjectsUnavailable):
+        with pytest.raises(ObjectsUnavailableError):
             rig.tier.maintain()
         assert rig.keys() == ["data-0-pending.dnb1"]
         rig.tier.maintain()
@@ -120,7 +120,7 @@ def test_a_failed_copy_never_costs_the_pending_object_nor_the_local_file():
         log.flush()
         for _ in range(3):
             rig.objects.fail_on("copy", times=5)
-            with pytest.raises(ObjectsUnavailable):
+            with pytest.raises(ObjectsUnavailableError):
                 rig.tier.maintain()
             assert rig.keys() == ["data-0-pending.dnb1"]
             assert log.wal.start_offset == 0
@@ -183,7 +183,10 @@ def test_beyond_the_end_of_the_objects_nothing_is_skipped():
         rig.store.maintain()
         last = rig.tier.catalogue(TOPIC).descriptors()[-2]
         rig.tier.catalogue(TOPIC).withdraw([last])
-        with log.reader(start=0, follow=False) as reader, pytest.raises(DataLoss, match=f"{last.start_offset} to "):
+        with (
+            log.reader(start=0, follow=False) as reader,
+            pytest.raises(DataLossError, match=f"{last.start_offset} to "),
+        ):
             list(reader)
 
 
@@ -196,7 +199,7 @@ def test_a_poisoned_object_does_not_stop_the_reader_for_good():
         rig.store.maintain()
         rig.memory.put(PREFIX + rig.named()[0], b"")
         with log.reader(start=0, follow=False) as reader:
-            with pytest.raises(DataLoss):
+            with pytest.raises(DataLossError):
                 next(reader)
             assert next(reader).offset == rig.tier.catalogue(TOPIC).descriptors()[1].start_offset
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cold_rig import Rig, append, expected, read, settings
 
-from quiver.errors import DirectoryInUse, MetadataUnavailable
+from quiver.errors import DirectoryInUseError, MetadataUnavailableError
 from quiver.metadata import Watch, acquire
 from quiver.metadata.ownership import Ownership
 from quiver.topics.settings import ObjectRetention
@@ -60,13 +60,13 @@ def test_leases(step_s: int) -> None:
         return acquire(rig.facts, "owner", owner="two", ttl_s=30.0, clock=rig.clock, watch=watch)
 
     first = acquire(rig.facts, "owner", owner="one", ttl_s=30.0, clock=rig.clock)
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         second()
     rig.clock.step_wall(step_s)
     first.check()
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         second()
     rig.clock.advance(30)
     assert second().epoch == 2
-    with pytest.raises(MetadataUnavailable):
+    with pytest.raises(MetadataUnavailableError):
         first.check()

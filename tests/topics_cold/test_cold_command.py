@@ -13,7 +13,7 @@ from cold_rig import append, expected, read, settings
 from typer.testing import CliRunner
 
 from quiver.cli import main as entry
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.metadata import open_metadata
 from quiver.testing.clock import ManualClock
 from quiver.topics.cold.catalog import ObjectCatalogue
@@ -131,7 +131,7 @@ def test_what_only_objects_have_is_not_damage(tmp_path):
 def test_a_directory_with_a_tier_is_not_opened_without(cold):
     """Older messages would be passed over, and another owner's overwritten; the way out is named."""
     for options in ({}, {"settings": settings(rotate=600)}):
-        with pytest.raises(SettingsInvalid, match="open them with objects"):
+        with pytest.raises(SettingsError, match="open them with objects"):
             TopicStore.open(cold / "t", background=False, **options)
     done = run("topic", "produce", cold / "t", NAME, "x")
     assert done.exit_code != 0
@@ -150,7 +150,7 @@ def test_a_lost_name_does_not_hide_the_tier(tmp_path, lost):
         assert store.topic(NAME).wal.start_offset > 0
     for name in lost:
         (root / name).unlink()
-    with pytest.raises(SettingsInvalid, match="move away") as refused:
+    with pytest.raises(SettingsError, match="move away") as refused:
         TopicStore.open(root, background=False)
     for sign in str(refused.value).partition("move away ")[2].split(", "):
         for path in root.glob(sign.removeprefix(f"{root}/")):

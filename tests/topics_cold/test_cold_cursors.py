@@ -9,7 +9,7 @@ from cold_rig import TOPIC, Rig, append, settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.errors import Damaged, QuiverError
+from quiver.errors import CorruptionError, QuiverError
 from quiver.metadata.memory import MemoryMetadata
 from quiver.primitives.scan import Damage, Frame
 from quiver.testing.clock import ManualClock
@@ -179,15 +179,15 @@ def test_what_cannot_be_read_is_not_guessed():
     file.pwrite(b"x", 0)
     file.close()
 
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         mirror.tell(kept)
     assert facts.get(f"{PREFIX}b/cursor").value == b"5"
 
     facts.commit({f"{PREFIX}b/cursor": b"-1"})
-    with pytest.raises(Damaged, match="a cursor is a number"):
+    with pytest.raises(CorruptionError, match="a cursor is a number"):
         mirror.next_offset_min()
     facts.commit({f"{PREFIX}b/cursor": b"5", f"{PREFIX}b/progress": b"{}"})
-    with pytest.raises(Damaged, match="no progress"):
+    with pytest.raises(CorruptionError, match="no progress"):
         mirror.restore(kept)
 
 
@@ -202,7 +202,7 @@ def test_a_topic_whose_subscriptions_cannot_be_read_is_not_opened():
     one.facts.commit({f"{PREFIX}billing/progress": b"?"})
     two = other(one, "two")
     for _ in range(2):
-        with pytest.raises(Damaged, match="billing/progress"):
+        with pytest.raises(CorruptionError, match="billing/progress"):
             two.open()
         two.close()
 

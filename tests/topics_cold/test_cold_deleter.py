@@ -7,7 +7,7 @@ from cold_rig import PREFIX, TOPIC, Rig, append, check_tidy, expected, read, set
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.errors import ObjectsUnavailable
+from quiver.errors import ObjectsUnavailableError
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 from quiver.topics.cold.deleter import expired_objects, files_to_release
@@ -98,7 +98,7 @@ def test_nothing_goes_that_is_not_uploaded():
         append(log, 20)
         log.flush()
         rig.objects.fail_on("put_parts", times=999)
-        with pytest.raises(ObjectsUnavailable):
+        with pytest.raises(ObjectsUnavailableError):
             rig.tier.maintain()
         assert log.wal.start_offset == 0
 

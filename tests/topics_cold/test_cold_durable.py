@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cold_rig import TOPIC, Rig, append, expected, read, settings
 
-from quiver.errors import Damaged, Fenced, NotYetDurable, StoreClosed, WrongUse
+from quiver.errors import CorruptionError, FencedError, NotDurableError, StoreClosedError, UsageError
 from quiver.metadata import acquire
 from quiver.metadata.memory import MemoryMetadata
 from quiver.testing.clock import ManualClock
@@ -62,15 +62,17 @@ def test_an_outage_is_waited_for_as_long_as_one_likes():
     rig, log = opened()
     rig.objects.fail_on("put_parts", times=99)
     offset = log.append(b"0")
-    with pytest.raises(NotYetDurable, match="message 0 is written, but not yet durable: objects: put_parts") as caught:
+    with pytest.raises(
+        NotDurableError, match="message 0 is written, but not yet durable: objects: put_parts"
+    ) as caught:
         log.wait_until_uploaded(offset, timeout=30)
     assert caught.value.record_id == 0
     assert rig.clock.monotonic() == pytest.approx(30)
     rig.metadata.is_away = True
     rig.objects.heal()
-    with pytest.raises(NotYetDurable):
+    with pytest.raises(NotDurableError):
         log.wait_until_uploaded(offset, timeout=0)
-    with pytest.raises(NotYetDurable, match="metadata"):
+    with pytest.raises(NotDurableError, match="metadata"):
         log.wait_until_uploaded(offset, timeout=10)
     rig.metadata.is_away = False
     log.wait_until_uploaded(offset, timeout=10)
@@ -82,23 +84,23 @@ def test_where_nothing_is_uploaded_it_is_refused_before_anything_is_appended():
     """Another word, too."""
     rig, log = opened()
     for durable in ("objects", "yes", 2, b"object"):
-        with pytest.raises(WrongUse, match='durable is False, True or "object"'):
+        with pytest.raises(UsageError, match='durable is False, True or "object"'):
             log.append(b"x", durable=durable)
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             log.append_batch([b"x"], durable=durable)
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             log.producer("p").append(b"x", sequence=0, durable=durable)
-    with pytest.raises(WrongUse, match="has nothing at 0 to wait for"):
+    with pytest.raises(UsageError, match="has nothing at 0 to wait for"):
         log.wait_until_uploaded(0)
     assert log.current_offset() == 0
     rig.close()
     off = Rig(chosen=TopicSettings(uploader=UploaderSettings(enabled=False)))
     local = TopicStore.open("/t", files=CrashFileSystem(), clock=ManualClock(), background=False)
     for log in (off.open(), local.topic(TOPIC), local.topic("a/b", reliable=False)):
-        with pytest.raises(WrongUse, match="is not uploaded"):
+        with pytest.raises(UsageError, match="is not uploaded"):
             log.append(b"x", durable="object")
         assert log.append(b"x") == 0
-        with pytest.raises(WrongUse, match="is not uploaded"):
+        with pytest.raises(UsageError, match="is not uploaded"):
             log.wait_until_uploaded(0)
     off.close()
     local.close()
@@ -113,7 +115,7 @@ def test_what_will_never_be_uploaded_is_said():
     file.pwrite(b"\xff" * 30, log.wal.files()[0].size_bytes // 2)
     file.close()
     log.wait_until_uploaded(0, 5)
-    with pytest.raises(Damaged, match="message 4 is damaged in the log, and is not uploaded"):
+    with pytest.raises(CorruptionError, match="message 4 is damaged in the log, and is not uploaded"):
         log.wait_until_uploaded(4, 5)
     log.wait_until_uploaded(8, 5)
     rig.store.truncate(TOPIC, "latest")
@@ -122,10 +124,10 @@ def test_what_will_never_be_uploaded_is_said():
     two = Rig(memory=rig.memory, facts=rig.facts, owner="two", patience_s=301.0, chosen=rig.chosen)
     two.open()
     offset = log.append(b"x")
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         log.wait_until_uploaded(offset, 5)
     rig.close()
-    with pytest.raises((StoreClosed, WrongUse)):
+    with pytest.raises((StoreClosedError, UsageError)):
         log.wait_until_uploaded(offset, 5)
     two.close()
 
@@ -167,7 +169,7 @@ def test_closing_ends_the_waiting(tmp_path):
         def work():
             try:
                 log.append(b"x", durable="object")
-            except NotYetDurable as error:
+            except NotDurableError as error:
                 result.append(error)
 
         thread = threading.Thread(target=work)
@@ -206,14 +208,14 @@ def test_who_does_not_own_a_topic_any_more_is_told_why():
     lost = owner()
     store.commit({"/owner": None})
     for one, words in ((released, "was released by its owner"), (abandoned, "was given up"), (lost, "lost its record")):
-        with pytest.raises(Fenced, match=words) as caught:
+        with pytest.raises(FencedError, match=words) as caught:
             one.renew()
         assert "nobody" not in str(caught.value)
-    with pytest.raises(Fenced, match="opened for reading only"):
+    with pytest.raises(FencedError, match="opened for reading only"):
         ObjectCatalogue(store, root="/r", topic=TOPIC).withdraw([])
     rig, log = opened()
     append(log, 1)
     rig.store.unload(TOPIC)
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         log.append(b"x")
     rig.close()

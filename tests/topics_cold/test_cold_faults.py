@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from cold_rig import Rig, append, check_tidy, expected, holes, read, settings
 
-from quiver.errors import Damaged, MetadataUnavailable, ObjectsUnavailable, QuiverError
+from quiver.errors import CorruptionError, MetadataUnavailableError, ObjectsUnavailableError, QuiverError
 from quiver.objects.memory import MemoryObjects
 from quiver.testing.faultfs import FaultFileSystem
 from quiver.testing.faultobjects import FaultObjects
@@ -95,7 +95,7 @@ def test_a_metadata_outage_of_minutes():
             rig.clock.advance(10.0)
             append(log, 1)
             log.flush()
-            with pytest.raises(MetadataUnavailable):
+            with pytest.raises(MetadataUnavailableError):
                 rig.tier.maintain()
         assert rig.clock.monotonic() >= 240.0
         assert log.wal.start_offset == 0
@@ -122,7 +122,7 @@ def test_an_object_that_came_out_different_is_not_published():
             return rig.memory.put(target, bytes(data))
 
         rig.memory.copy = bad_copy
-        with pytest.raises(Damaged, match="something else than was sent"):
+        with pytest.raises(CorruptionError, match="something else than was sent"):
             rig.tier.maintain()
         assert rig.named() == []
         assert log.wal.start_offset == 0
@@ -246,7 +246,7 @@ def test_reading_through_an_outage_of_the_object_store():
         rig.store.maintain()
         with log.reader(start=0, follow=False) as reader:
             rig.objects.fail_on("get_range")
-            with pytest.raises(ObjectsUnavailable):
+            with pytest.raises(ObjectsUnavailableError):
                 next(iter(reader))
             assert [one.payload for one in reader] == expected(9)
 
@@ -264,9 +264,9 @@ def test_an_empty_place_is_not_a_loss():
     with rig_on(rig).opened() as log:
         append(log, 3)
         log.flush()
-        with log.reader(start=0, follow=False) as reader, pytest.raises(ObjectsUnavailable, match="is it mounted"):
+        with log.reader(start=0, follow=False) as reader, pytest.raises(ObjectsUnavailableError, match="is it mounted"):
             next(iter(reader))
-        with pytest.raises(ObjectsUnavailable, match="is it mounted"):
+        with pytest.raises(ObjectsUnavailableError, match="is it mounted"):
             rig.store.maintain()
         assert rig.keys() == []
     rig.memory = mounted
@@ -291,7 +291,7 @@ def test_a_truncated_answer_is_not_taken_for_a_truncated_object():
         rig.store.maintain()
         with log.reader(start=0, follow=False) as reader:
             rig.objects.fail_on("get_range", how="truncate")
-            with pytest.raises(ObjectsUnavailable, match="were asked for"):
+            with pytest.raises(ObjectsUnavailableError, match="were asked for"):
                 next(iter(reader))
             assert [one.payload for one in reader] == expected(9)
 

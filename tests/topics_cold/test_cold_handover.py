@@ -10,7 +10,7 @@ import pytest
 from cold_rig import TOPIC, Rig, append, check_tidy, expected, read, settings
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import DirectoryInUse, StoreClosed
+from quiver.errors import DirectoryInUseError, StoreClosedError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.worker import FINISHED, Worker
 from quiver.testing.crashfs import CrashFileSystem
@@ -74,7 +74,7 @@ def test_what_was_never_synced_is_handed_over_too():
             consumer.receive(0).ack()
     one.store.close()
     assert state_of(one) == {"sealed": True, "last_committed_offset": 6, "broker_id": "one", "timestamp": 1_700_000_000}
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         append(log, 1)
     with machine(one).opened() as log:
         assert read(log) == expected(7)
@@ -119,7 +119,7 @@ def test_an_outage_is_reported_and_costs_nothing():
     assert told[1:] == (logging.ERROR, str(left))
 
     two = machine(one)
-    with pytest.raises(DirectoryInUse, match="one"):
+    with pytest.raises(DirectoryInUseError, match="one"):
         two.open()
     two.close()
     one.objects.heal()
@@ -227,7 +227,7 @@ def test_hand_over_seconds_0_keeps_everything_here():
     assert one.store.close() == ()
     assert one.keys() == []
     two = machine(one)
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         two.open()
     two.close()
 

@@ -9,7 +9,7 @@ import pytest
 from cold_rig import DESCRIPTORS, PREFIX, TOPIC, Rig, append, payload, settings
 
 from hostile_objects import CHANGES, TEBIBYTE, HostileObjects, Made, little_memory
-from quiver.errors import DataLoss, ObjectsUnavailable
+from quiver.errors import DataLossError, ObjectsUnavailableError
 from quiver.metadata.memory import MemoryMetadata
 from quiver.topics.cold.catalog import ObjectCatalogue
 from quiver.topics.cold.catalog_rebuild import rebuild_catalogue
@@ -73,7 +73,7 @@ def test_every_other_message_is_read(hostile):
                 message = next(reader)
             except StopIteration:
                 break
-            except DataLoss as error:
+            except DataLossError as error:
                 losses.append(error)
                 continue
             assert message.payload == payload(message.offset)
@@ -124,7 +124,7 @@ def test_an_object_that_never_comes_whole(compression):
     tier.replace(PREFIX + victim.object_id, PREFIX + first.object_id, CHANGES[SHORT])
     rig.objects._inner = tier
     with log.reader(start=victim.start_offset, follow=False) as reader:
-        with pytest.raises(ObjectsUnavailable):
+        with pytest.raises(ObjectsUnavailableError):
             list(reader)
         tier.heal()
         assert [one.offset for one in reader][-1] == COUNT - 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.errors import DirectoryInUse
+from quiver.errors import DirectoryInUseError
 from quiver.topics.settings import DeleterSettings, TopicSettings, UploaderSettings, WalSettings
 from quiver.topics.store import TopicStore
 
@@ -91,7 +91,7 @@ def test_a_second_directory_is_refused_while_the_first_process_lives(tmp_path):
         text=True,
     ) as child:
         child.stdout.readline()
-        with opened(tmp_path, "two", background=False) as store, pytest.raises(DirectoryInUse):
+        with opened(tmp_path, "two", background=False) as store, pytest.raises(DirectoryInUseError):
             store.topic(NAME)
         assert child.poll() is None
         child.kill()

@@ -8,7 +8,7 @@ from cold_rig import TOPIC, Rig, append, settings
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from quiver.errors import ObjectsUnavailable
+from quiver.errors import ObjectsUnavailableError
 from quiver.metrics import LOG_METRICS, observe_topics
 
 LAG = ("upload_lag_messages", "upload_lag_bytes", "upload_lag_seconds")
@@ -37,7 +37,7 @@ def test_what_no_object_has_yet():
         append(log, 2)
         log.flush()
         grown = log.stats()["disk_bytes"] - size
-        with contextlib.suppress(ObjectsUnavailable):
+        with contextlib.suppress(ObjectsUnavailableError):
             rig.store.maintain()
         rig.clock.advance(50.0)
         messages, size, seconds = lag_of(rig)

@@ -7,7 +7,13 @@ import json
 import pytest
 from cold_rig import DESCRIPTORS, PREFIX, TOPIC, Rig, append, check_tidy, expected, read, settings
 
-from quiver.errors import DirectoryInUse, Fenced, MetadataUnavailable, ObjectsUnavailable, QuiverError
+from quiver.errors import (
+    DirectoryInUseError,
+    FencedError,
+    MetadataUnavailableError,
+    ObjectsUnavailableError,
+    QuiverError,
+)
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics import log as topic_log
@@ -26,7 +32,7 @@ def test_a_second_process_is_refused():
     with one.opened() as log:
         append(log, 3)
         two = other(one)
-        with pytest.raises(DirectoryInUse, match="one"):
+        with pytest.raises(DirectoryInUseError, match="one"):
             two.open()
         two.close()
         append(log, 1)
@@ -93,11 +99,11 @@ def test_a_topic_whose_upload_fails_is_not_given_up():
     with one.opened() as log:
         append(log, 4)
         one.objects.fail_on("put_parts", times=99)
-        with pytest.raises(ObjectsUnavailable):
+        with pytest.raises(ObjectsUnavailableError):
             one.store.unload(TOPIC)
         assert one.facts.get(f"/danube/storage/topics/{TOPIC}/state") is None
         two = other(one)
-        with pytest.raises(DirectoryInUse):
+        with pytest.raises(DirectoryInUseError):
             two.open()
         two.close()
         one.objects.heal()
@@ -123,9 +129,9 @@ def test_the_loser_is_fenced_and_told_so():
         two.tier.maintain()
         before = one.keys()
 
-        with pytest.raises(Fenced, match="two"):
+        with pytest.raises(FencedError, match="two"):
             one.tier.maintain()
-        with pytest.raises(Fenced, match="epoch 1 was fenced by two, which has epoch 2"):
+        with pytest.raises(FencedError, match="epoch 1 was fenced by two, which has epoch 2"):
             append(log, 1)
 
         assert one.keys() == before
@@ -142,9 +148,9 @@ def test_an_owner_that_cannot_renew_stops_before_another_begins():
         one.clock.advance(269.0)
         append(log, 1)
         one.clock.advance(2.0)
-        with pytest.raises(MetadataUnavailable, match="could not be renewed"):
+        with pytest.raises(MetadataUnavailableError, match="could not be renewed"):
             append(log, 1)
-        with pytest.raises(MetadataUnavailable):
+        with pytest.raises(MetadataUnavailableError):
             log.append_batch([b"x"])
 
         one.metadata.is_away = False
@@ -175,7 +181,7 @@ def test_a_fenced_upload_in_the_middle_changes_nothing(step):
         one.tier.maintain()
     one.objects.on_call = one.metadata.on_call = lambda *_: None
     del one.tier._renew
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         one.tier.maintain()
 
     two.store.maintain()
@@ -245,7 +251,7 @@ def test_who_had_a_topic_before_is_waited_for_as_usual(monkeypatch):
         with pytest.raises(OSError, match="No space"):
             one.open()
     two = other(one)
-    with pytest.raises(DirectoryInUse, match="owner one"):
+    with pytest.raises(DirectoryInUseError, match="owner one"):
         two.open()
     two.clock.advance(200)
     one.tier.maintain()
@@ -276,7 +282,7 @@ def test_nobody_who_may_own_it_means_nobody_opens_it():
         append(log, 1)
     again = Rig(disk=one.disk, memory=one.memory, facts=one.facts)
     again.metadata.is_away = True
-    with pytest.raises(MetadataUnavailable):
+    with pytest.raises(MetadataUnavailableError):
         again.open()
     again.close()
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from quiver.errors import DataLoss, WrongUse
+from quiver.errors import DataLossError, UsageError
 from quiver.topics.cold.blocks import BLOCK_BYTES_MAX, find_block_end, pack_block, unpack_block
 from quiver.topics.cold.catalog import ObjectCatalogue
 from quiver.topics.cold.port import ColdLost, ColdPiece
@@ -139,7 +139,7 @@ def test_a_flipped_bit_loses_one_message(name):
 
     with log.reader(start=0, follow=False) as reader:
         seen = []
-        with pytest.raises(DataLoss) as raised:
+        with pytest.raises(DataLossError) as raised:
             seen.extend(message.offset for message in reader)
         lost = raised.value
         seen += [message.offset for message in reader]
@@ -194,7 +194,7 @@ def test_a_missing_object_is_named():
     rig.memory.delete([PREFIX + names[0]])
 
     with log.reader(start=0, follow=False) as reader:
-        with pytest.raises(DataLoss, match="the object is missing") as raised:
+        with pytest.raises(DataLossError, match="the object is missing") as raised:
             next(reader)
         assert raised.value.path == PREFIX + names[0]
         assert [message.offset for message in reader] == list(range(first.end_offset + 1, 30))
@@ -226,7 +226,7 @@ def test_a_hole_between_objects_is_an_error_that_names_the_range():
 
     with log.reader(start=0, follow=False) as reader:
         seen = []
-        with pytest.raises(DataLoss, match=rf"messages {names[1]} to {names[2] - 1} are lost"):
+        with pytest.raises(DataLossError, match=rf"messages {names[1]} to {names[2] - 1} are lost"):
             seen.extend(message.offset for message in reader)
         assert seen == list(range(names[1]))
         assert next(reader).offset == names[2]
@@ -343,5 +343,5 @@ def test_a_block_that_would_fill_the_memory_is_refused():
 
     with pytest.raises(ValueError, match="more than"):
         unpack_block(bomb, "zstd")
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         pack_block(b"", "none")

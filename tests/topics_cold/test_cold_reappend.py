@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from cold_rig import TOPIC, Rig, append, check_tidy, expected, settings
 
-from quiver.errors import ObjectsUnavailable, WrongUse
+from quiver.errors import ObjectsUnavailableError, UsageError
 from quiver.metadata.memory import MemoryMetadata
 from quiver.objects.memory import MemoryObjects
 from quiver.testing.crashfs import CrashFileSystem
@@ -104,7 +104,7 @@ def test_what_was_replaced_a_second_time_comes_back_once_too():
     rig = forked(12, 20, rotate=None)
     log = rig.open()
     rig.objects.fail_on("put_parts", times=99)
-    with pytest.raises(ObjectsUnavailable):
+    with pytest.raises(ObjectsUnavailableError):
         rig.store.reappend(TOPIC)
     assert log.wal.next_offset == 42
     rig.objects.heal()
@@ -250,6 +250,6 @@ def test_files_of_an_earlier_version_do_not_say_from_where_on():
         assert names(rig) == [old.replace(".replaced", ".reappended")]
     truncated.open()
     truncated.store.truncate(TOPIC, "latest")
-    with pytest.raises(WrongUse, match=r"rename the file to wal\.log\.0\.from<offset>\.replaced"):
+    with pytest.raises(UsageError, match=r"rename the file to wal\.log\.0\.from<offset>\.replaced"):
         truncated.store.reappend(TOPIC)
     truncated.close()

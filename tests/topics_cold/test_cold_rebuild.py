@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cold_rig import PREFIX, TOPIC, Rig, append, expected, holes, read, settings
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.metadata import acquire
 from quiver.metadata.memory import MemoryMetadata
 from quiver.topics.cold.catalog import ObjectCatalogue
@@ -76,7 +76,7 @@ def test_what_the_catalogue_said_wrongly_is_corrected():
         }
     )
     broken = ObjectCatalogue(facts, root="/danube", topic=TOPIC, commits=facts)
-    with pytest.raises(Damaged, match="rebuild-catalogue"):
+    with pytest.raises(CorruptionError, match="rebuild-catalogue"):
         broken.descriptors()
 
     _, catalogue, _ = rebuilt(rig, facts)
@@ -176,7 +176,7 @@ def test_a_damaged_descriptor_refuses_the_topic_until_it_is_rebuilt():
     key = f"/danube/storage/topics/{TOPIC}/objects/{rig.before[1].start_offset:020d}"
     rig.facts.commit({key: b"{}"})
     again = Rig(disk=rig.disk, memory=rig.memory, facts=rig.facts, chosen=rig.chosen)
-    with pytest.raises(Damaged, match="rebuild-catalogue") as raised:
+    with pytest.raises(CorruptionError, match="rebuild-catalogue") as raised:
         again.open()
     assert raised.value.path == key
     again.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cold_rig import TOPIC, Rig, append, check_tidy, expected, read, settings
 
-from quiver.errors import Fenced, ObjectsUnavailable, QuiverError
+from quiver.errors import FencedError, ObjectsUnavailableError, QuiverError
 from quiver.testing.crashfs import CrashFileSystem
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -98,7 +98,7 @@ def test_while_nobody_can_say_the_topic_is_not_opened():
     """Guessing would mean to hide what is true, or to take away what is whole."""
     rig, wanted = forked(10, 10, 20)
     rig.objects.fail_on("get_range", 1, times=99)
-    with pytest.raises(ObjectsUnavailable):
+    with pytest.raises(ObjectsUnavailableError):
         rig.open()
     rig.close()
     assert quarantined(rig) == []
@@ -169,7 +169,7 @@ def test_a_topic_that_another_took_is_let_go_of():
     two = Rig(memory=one.memory, facts=one.facts, owner="two", patience_s=301.0, chosen=one.chosen)
     with two.opened() as theirs:
         append(theirs, 5)
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             one.store.unload(TOPIC)
         assert log.wal.closed
         two.store.unload(TOPIC)

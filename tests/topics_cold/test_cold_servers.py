@@ -12,12 +12,12 @@ from cold_rig import append, expected, read, settings
 from etcd_server import etcd_binary, start_etcd, two_urls
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import (
-    AccessRefused,
-    DirectoryInUse,
-    MetadataUnavailable,
-    ObjectsUnavailable,
-    SettingsInvalid,
-    WrongUse,
+    AccessDeniedError,
+    DirectoryInUseError,
+    MetadataUnavailableError,
+    ObjectsUnavailableError,
+    SettingsError,
+    UsageError,
 )
 from quiver.objects import ObjectLocation, open_objects
 from quiver.observe import InMemoryObserver
@@ -49,7 +49,7 @@ def through(store_of, *, check_keys=None):
         store.maintain()
         assert read(log) == expected(60)
         assert read(log, 17) == expected(60, 17)
-        with store_of("two") as other, pytest.raises(DirectoryInUse):
+        with store_of("two") as other, pytest.raises(DirectoryInUseError):
             other.topic(NAME)
         store.unload(NAME)
         with store_of("two") as other:
@@ -133,12 +133,12 @@ def test_the_death_of_a_real_s3_server(tmp_path):
 
             append(log, 20)
             log.flush()
-            with pytest.raises(ObjectsUnavailable) as raised:
+            with pytest.raises(ObjectsUnavailableError) as raised:
                 store.maintain()
             assert server.secret_key not in str(raised.value)
             assert log.wal.start_offset == start
             assert read(log, start) == expected(40, start)
-            with log.reader(start=0, follow=False) as reader, pytest.raises(ObjectsUnavailable):
+            with log.reader(start=0, follow=False) as reader, pytest.raises(ObjectsUnavailableError):
                 next(reader)
 
             process = start_weed(binary, folder, server, ports)
@@ -170,7 +170,7 @@ def test_the_death_of_a_real_etcd(tmp_path):
 
             append(log, 20)
             log.flush()
-            with pytest.raises(MetadataUnavailable):
+            with pytest.raises(MetadataUnavailableError):
                 store.maintain()
             assert log.wal.start_offset == start
             assert read(log) == expected(40)
@@ -210,7 +210,7 @@ def test_many_topics_share_two_threads(tmp_path):
 def test_credentials_are_proved_when_the_topics_are_opened(tmp_path, s3_server: S3Server):
     """Not five minutes later by a thread that has nobody to tell; the directory is free again."""
     wrong = {"backend": "s3", "root": s3_server.url(), "options": s3_server.options(secret_key="wrong")}
-    with pytest.raises(AccessRefused):
+    with pytest.raises(AccessDeniedError):
         TopicStore.open(tmp_path / "t", objects=wrong)
     TopicStore.open(tmp_path / "t", background=False).close()
 
@@ -236,7 +236,7 @@ def test_objects_in_memory_cost_no_local_file(tmp_path):
 ])  # fmt: skip
 def test_retention_by_objects_in_memory_is_refused(tmp_path, chosen):
     """No local file would go."""
-    with pytest.raises(SettingsInvalid, match="deleter has no effect"):
+    with pytest.raises(SettingsError, match="deleter has no effect"):
         TopicStore.open(tmp_path, objects="memory://", settings=chosen, background=False)
 
 
@@ -244,7 +244,7 @@ def test_no_place_for_objects_is_an_error():
     """A tier is asked for, and nothing says where it is."""
     disk = CrashFileSystem()
     disk.make_dirs("/topics")
-    with pytest.raises(SettingsInvalid, match="backend is one of"):
+    with pytest.raises(SettingsError, match="backend is one of"):
         open_cold_tier(
             "/topics", TopicSettings(), files=disk, clock=SYSTEM_CLOCK, observer=InMemoryObserver(), background=False
         )
@@ -254,9 +254,9 @@ def test_objects_that_nothing_would_reach_are_refused(tmp_path):
     """Topics in memory have no files, and those are what is uploaded; nor is there anything to say of no objects."""
     place = {"backend": "fs", "root": str(tmp_path / "cold")}
     for given in ({"objects": place}, {"metadata": "memory://"}, {"settings": {"storage": {"cloud": place}}}):
-        with pytest.raises(WrongUse, match="need a directory"):
+        with pytest.raises(UsageError, match="need a directory"):
             TopicStore.open(**given)
-    with pytest.raises(WrongUse, match="needs objects, too"):
+    with pytest.raises(UsageError, match="needs objects, too"):
         TopicStore.open(tmp_path / "topics", metadata="memory://")
     assert not list(tmp_path.iterdir())
 
@@ -274,11 +274,11 @@ def test_a_directory_keeps_its_name():
 
 def test_a_catalogue_that_only_reads_writes_nothing(tmp_path):
     """Who does not own a topic cannot change what is said of it."""
-    from quiver.errors import Fenced
+    from quiver.errors import FencedError
     from quiver.metadata import open_metadata
 
     catalogue = ObjectCatalogue(open_metadata("memory://"), root="/danube", topic=NAME)
 
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         catalogue.withdraw([])
     assert REAL_FILES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cold_rig import TOPIC, Rig, append, expected, read
 
-from quiver.errors import DirectoryInUse, WrongUse
+from quiver.errors import DirectoryInUseError, UsageError
 from quiver.metadata.memory import MemoryMetadata
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -48,7 +48,7 @@ def run_once(dead, disk, clock, **changed):
     rig = Rig(disk=disk, clock=clock, memory=dead.memory, facts=dead.facts, owner="two", chosen=dead.chosen, **changed)
     try:
         log = rig.open()
-    except DirectoryInUse as error:
+    except DirectoryInUseError as error:
         rig.close()
         return error
     assert read(log) == expected(5)
@@ -144,11 +144,11 @@ def test_open_waits_as_long_as_it_is_told():
                 first.close()
             return super().wait(condition, timeout_s)
 
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         TopicStore.open("/topics", files=disk, clock=Closing(), background=False, takeover_wait=4)
     TopicStore.open("/topics", files=disk, clock=Closing(), background=False, takeover_wait=6).close()
     for wrong in (-1, float("nan")):
-        with pytest.raises(WrongUse, match="takeover_wait"):
+        with pytest.raises(UsageError, match="takeover_wait"):
             TopicStore.open("/topics", files=disk, background=False, takeover_wait=wrong)
 
 
@@ -166,7 +166,7 @@ def test_an_outage_while_owners_are_looked_at_hides_nothing():
                 self.is_away = False
 
     rig.metadata = Failing(dead.facts)
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         rig.open()
     rig.close()
     clock.advance(301)

@@ -45,7 +45,7 @@ def look(path: str) -> int:
 def retry(store: quiver.Store, bundle: quiver.Bundle) -> float:
     try:
         store.ingest(bundle, timeout=0.5)
-    except quiver.AtCapacity as full:
+    except quiver.CapacityError as full:
         return full.retry_after_s
     except quiver.QuiverError:
         store.close()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.objects import ObjectLocation
 from quiver.settings import GIB, KIB, MIB
 
@@ -31,12 +31,12 @@ class FlushConfig:
     Attributes:
         flush_watermark_bytes: a flush begins when this much is not yet durable; 0 begins one for every append.
         flush_interval_ms: nothing waits longer than this for its flush; 0 is no timer.
-        max_unflushed_bytes: what would exceed it is refused with `WouldBlock("flush")`; 0 is no limit.
+        max_unflushed_bytes: what would exceed it is refused with `WouldBlockError("flush")`; 0 is no limit.
         max_concurrent_flushes: threads of the manager that flush, for all its logs together.
         retries_max: failures in a row after which producers are refused until a flush succeeds.
 
     Raises:
-        SettingsInvalid: out of range.
+        SettingsError: out of range.
     """
 
     flush_watermark_bytes: int = 8 * MIB
@@ -50,7 +50,7 @@ class FlushConfig:
             _require_whole(f"flush.{name}", getattr(self, name), 0, None)
         interval_ms = self.flush_interval_ms
         if isinstance(interval_ms, bool) or not isinstance(interval_ms, int | float) or not interval_ms >= 0:
-            raise SettingsInvalid(f"flush.flush_interval_ms must be a number from 0 on, not {interval_ms!r}")
+            raise SettingsError(f"flush.flush_interval_ms must be a number from 0 on, not {interval_ms!r}")
         _require_whole("flush.max_concurrent_flushes", self.max_concurrent_flushes, 1, 64)
 
 
@@ -66,7 +66,7 @@ class Retention:
         action: `archive` moves a segment to `archive/`, `package` packs it there, `expire` deletes it.
 
     Raises:
-        SettingsInvalid: a policy without its limit, or a word that is none of these.
+        SettingsError: a policy without its limit, or a word that is none of these.
     """
 
     policy: RetentionPolicy = "keep_all"
@@ -77,7 +77,7 @@ class Retention:
     def __post_init__(self) -> None:
         for given, lawful in ((self.policy, get_args(RetentionPolicy)), (self.action, get_args(RetentionAction))):
             if given not in lawful:
-                raise SettingsInvalid(f"retention: {given!r} is none of {', '.join(lawful)}")
+                raise SettingsError(f"retention: {given!r} is none of {', '.join(lawful)}")
         if self.policy == "time":
             _require_seconds("retention by time: ttl_s", self.ttl_s)
         if self.policy == "size":
@@ -101,7 +101,7 @@ class TierConfig:
         compression_level: of zstd, 1 to 19.
 
     Raises:
-        SettingsInvalid: out of range, or packed files that are to leave without objects.
+        SettingsError: out of range, or packed files that are to leave without objects.
     """
 
     tier0_max_bytes: int | None = None
@@ -116,10 +116,10 @@ class TierConfig:
         objects: object = self.objects
         if objects is not None and not isinstance(objects, str | Mapping | ObjectLocation):
             kind = type(objects).__name__
-            raise SettingsInvalid(f"tiers.objects is a URL, a directory or a mapping, not {kind}")
+            raise SettingsError(f"tiers.objects is a URL, a directory or a mapping, not {kind}")
         _require_whole("tiers.compression_level", self.compression_level, 1, 19)
         if self.warm_max_bytes is not None and self.objects is None:
-            raise SettingsInvalid("tiers.warm_max_bytes needs tiers.objects: without objects packed files cannot leave")
+            raise SettingsError("tiers.warm_max_bytes needs tiers.objects: without objects packed files cannot leave")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class AofConfig:
             are kept beside them. False: their heads are walked.
 
     Raises:
-        SettingsInvalid: out of range.
+        SettingsError: out of range.
     """
 
     segment_floor_bytes: ClassVar[int] = 64 * KIB
@@ -176,19 +176,19 @@ class AofConfig:
         if self.max_segment_age_s is not None:
             _require_seconds("max_segment_age_s", self.max_segment_age_s)
         if self.id_strategy != "packed":
-            raise SettingsInvalid(
+            raise SettingsError(
                 f"id_strategy is packed, not {self.id_strategy!r}: a record has no field for an id, so its id can only "
                 "be where it is, which is segment and offset"
             )
         if self.compression not in {"none", "zstd"}:
-            raise SettingsInvalid(f"compression is none or zstd, not {self.compression!r}")
+            raise SettingsError(f"compression is none or zstd, not {self.compression!r}")
         if self.compaction not in get_args(Compaction):
-            raise SettingsInvalid(
+            raise SettingsError(
                 f"compaction is disabled or head_trim, not {self.compaction!r}: records never move, because their ids "
                 "say where they are; segments are packed by compression, tiers, or retention's action package"
             )
         if self.tiered and self.retires and self.retention.action != "expire":
-            raise SettingsInvalid('retention of a log with tiers needs action="expire": what it keeps, the tiers keep')
+            raise SettingsError('retention of a log with tiers needs action="expire": what it keeps, the tiers keep')
         smallest = self._rounded("segment_min_bytes", _DEFAULT_MIN)
         target = max(smallest, self._rounded("segment_target_bytes", _DEFAULT_TARGET))
         largest = max(smallest, self._rounded("segment_max_bytes", _DEFAULT_MAX))
@@ -210,9 +210,9 @@ class AofConfig:
         kinds = (("flush", FlushConfig), ("retention", Retention), ("enable_sparse_index", bool), ("root_dir", str))
         for name, kind in kinds:
             if not isinstance(getattr(self, name), kind):
-                raise SettingsInvalid(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
+                raise SettingsError(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
         if self.tiers is not None and not isinstance(self.tiers, TierConfig):
-            raise SettingsInvalid(f"tiers must be a TierConfig or None, not {self.tiers!r}")
+            raise SettingsError(f"tiers must be a TierConfig or None, not {self.tiers!r}")
 
     def _rounded(self, name: str, default: int) -> int:
         value = getattr(self, name)
@@ -226,9 +226,9 @@ class AofConfig:
 def _require_whole(name: str, value: object, least: int, most: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         span = f"from {least} on" if most is None else f"from {least} to {most}"
-        raise SettingsInvalid(f"{name} must be a whole number {span}, not {value!r}")
+        raise SettingsError(f"{name} must be a whole number {span}, not {value!r}")
 
 
 def _require_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise SettingsInvalid(f"{name} must be a number of seconds above 0, not {value!r}")
+        raise SettingsError(f"{name} must be a number of seconds above 0, not {value!r}")

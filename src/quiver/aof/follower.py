@@ -10,7 +10,7 @@ from quiver.aof.format.segment_file import FOOTER_BYTES
 from quiver.aof.reading.reader import Reader
 from quiver.aof.reading.source import Record, Sources
 from quiver.clock import Clock
-from quiver.errors import StoreFailed
+from quiver.errors import StoreFailedError
 
 __all__ = ["TailFollower"]
 
@@ -31,7 +31,7 @@ class TailFollower:
         *,
         clock: Clock,
         is_closed: Callable[[], bool],
-        failure: Callable[[], StoreFailed | None],
+        failure: Callable[[], StoreFailedError | None],
         sealed_after: int,
     ) -> None:
         self._reader = reader
@@ -49,8 +49,8 @@ class TailFollower:
         Return the next record, waiting for it; None when *timeout_s* passed first, or when the log was closed.
 
         Raises:
-            DataLoss: records are lost or damaged, and that is to be raised; the next call goes on behind them.
-            StoreFailed: the log failed, and all that it can still show was returned.
+            DataLossError: records are lost or damaged, and that is to be raised; the next call goes on behind them.
+            StoreFailedError: the log failed, and all that it can still show was returned.
         """
         return self._wait_for(self._next_record, timeout_s)
 
@@ -59,8 +59,8 @@ class TailFollower:
         Return the id of the next segment that is sealed, in order and each once; None as above.
 
         Raises:
-            DataLoss: some left before this was called, and that is to be raised; the next call goes on behind them.
-            StoreFailed: as `next`.
+            DataLossError: some left before this was called, and that is to be raised; the next call goes on behind
+            them. StoreFailedError: as `next`.
         """
         before = self._sealed_segment_id
         found = self._wait_for(lambda: self._sources.next_sealed_segment_id(before), timeout_s)

@@ -43,7 +43,7 @@ from quiver.aof.staged_import import SinkAdoption
 from quiver.aof.status import STATUS_AFTER_S, StatusFile
 from quiver.aof.tiers.tier_manager import Tiers, has_tiers
 from quiver.clock import Clock
-from quiver.errors import StoreClosed, StoreFailed, WrongUse
+from quiver.errors import StoreClosedError, StoreFailedError, UsageError
 from quiver.objects import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
@@ -159,12 +159,12 @@ class Aof(LogWriting, LogReading):
             )  # fmt: skip
         return tuple(found)
 
-    def poison(self, reason: str) -> StoreFailed:
+    def poison(self, reason: str) -> StoreFailedError:
         """Refuse everything from now on; return the error that says so. Called by the manager's threads."""
         message = f"the log {self.name} failed: {reason}; open it again to recover"
-        self._tail.refuse(lambda: StoreFailed(message))
+        self._tail.refuse(lambda: StoreFailedError(message))
         self._observer.event("aof.failed", level=logging.ERROR, log=self.name, reason=reason)
-        return StoreFailed(message)
+        return StoreFailedError(message)
 
     # ---- tiers
 
@@ -174,11 +174,11 @@ class Aof(LogWriting, LogReading):
         What moves the segments of the log between tiers: to evict, to hydrate, and to look at.
 
         Raises:
-            WrongUse: the log has none.
+            UsageError: the log has none.
         """
         if self._tiers is not None:
             return self._tiers
-        raise WrongUse(f"the log {self.name} has no tiers: give its settings compression or tiers")
+        raise UsageError(f"the log {self.name} has no tiers: give its settings compression or tiers")
 
     def trim_before(self, record_id: int) -> None:
         """
@@ -187,10 +187,10 @@ class Aof(LogWriting, LogReading):
         They leave as `retention.action` says. The note is not kept: after opening again say it again.
 
         Raises:
-            WrongUse: the log's settings have no `compaction="head_trim"`.
+            UsageError: the log's settings have no `compaction="head_trim"`.
         """
         if self.config.compaction != "head_trim":
-            raise WrongUse(f'the log {self.name} keeps its head: give its settings compaction="head_trim"')
+            raise UsageError(f'the log {self.name} keeps its head: give its settings compaction="head_trim"')
         self._trim.before(record_id)
         self._workers.ask_upkeep(self)
 
@@ -215,10 +215,10 @@ class Aof(LogWriting, LogReading):
         *watermark*. It never goes back. Call it when what is upstream was appended, never before.
 
         Raises:
-            WrongUse: it is no whole number of 64 bits.
+            UsageError: it is no whole number of 64 bits.
         """
         if not isinstance(watermark, int) or not 0 <= watermark < 1 << 64:
-            raise WrongUse(f"a watermark is a whole number of 64 bits, not {watermark!r}")
+            raise UsageError(f"a watermark is a whole number of 64 bits, not {watermark!r}")
         with self._tail.lock:
             self._tail.coordinator_watermark = max(self._tail.coordinator_watermark, watermark)
 
@@ -238,8 +238,8 @@ class Aof(LogWriting, LogReading):
         A segment that has no file is brought back for it, as for reading.
 
         Raises:
-            RecordUnknown: it is no id at all: no whole number of 64 bits.
-            ObjectsUnavailable, StoreClosed, OSError: the segment cannot be brought back now.
+            UnknownRecordError: it is no id at all: no whole number of 64 bits.
+            ObjectsUnavailableError, StoreClosedError, OSError: the segment cannot be brought back now.
         """
         require_id(record_id)
         return self._durability.is_durable(record_id)
@@ -284,7 +284,7 @@ class Aof(LogWriting, LogReading):
         """Tell those beside this process how the log does, if that is new. Called by the manager's threads."""
         self._workers.ask_status(self, STATUS_AFTER_S)
         refusal = self._tail.refusal
-        failed = refusal is not None and isinstance(refusal(), StoreFailed)
+        failed = refusal is not None and isinstance(refusal(), StoreFailedError)
         self._status.publish(self.snapshot(), "failed" if failed else "open")
 
     def adopt(self) -> int:
@@ -301,14 +301,14 @@ class Aof(LogWriting, LogReading):
         Make everything durable, seal what is full, and let go. Idempotent.
 
         Raises:
-            NotYetDurable, StoreFailed, OSError: not everything is durable; the log is closed all the same.
+            NotDurableError, StoreFailedError, OSError: not everything is durable; the log is closed all the same.
         """
         with self._closing:
             if self._closed:
                 return
             self.adopt()
             failed = self._tail.refusal is not None
-            self._tail.refuse(lambda: StoreClosed(f"the log {self.name} was closed"))
+            self._tail.refuse(lambda: StoreClosedError(f"the log {self.name} was closed"))
             if self._tiers is not None:
                 self._tiers.uploads.stopping = True
             self._workers.forget(self)

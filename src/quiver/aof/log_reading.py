@@ -15,7 +15,7 @@ from quiver.aof.reading.search import begin_at, first_at, read_one
 from quiver.aof.reading.source import Place, Record
 from quiver.aof.segment_index import OpenSegments, require_id
 from quiver.clock import Clock
-from quiver.errors import StoreFailed, WrongUse
+from quiver.errors import StoreFailedError, UsageError
 from quiver.observe import Observer
 
 __all__ = ["LogReading"]
@@ -49,15 +49,15 @@ class LogReading:
 
         With *timestamp* it begins where `find_record` says instead, or with what comes next. A segment that has no file
         is brought back while the reader waits; without *wait* it is brought back meanwhile, and reading raises
-        `WouldBlock("hydration")`: iterate again later. Where no record begins at *record_id*, or its segment was
-        retired, reading raises `RecordUnknown`.
+        `WouldBlockError("hydration")`: iterate again later. Where no record begins at *record_id*, or its segment was
+        retired, reading raises `UnknownRecordError`.
 
-        Where records are lost or damaged, reading raises `DataLoss` once for each range, and iterating again goes on
-        behind it. With ``on_lost="skip"`` the range is noted in `Reader.lost` instead; *on_damage* says it for records
-        that are there and damaged, and is as *on_lost* when left out.
+        Where records are lost or damaged, reading raises `DataLossError` once for each range, and iterating again goes
+        on behind it. With ``on_lost="skip"`` the range is noted in `Reader.lost` instead; *on_damage* says it for
+        records that are there and damaged, and is as *on_lost* when left out.
 
         Raises:
-            WrongUse: it is no record id, or an argument has none of these values.
+            UsageError: it is no record id, or an argument has none of these values.
         """
         require_id(record_id)
         start: int | Place = record_id
@@ -91,8 +91,8 @@ class LogReading:
         Return one record.
 
         Raises:
-            RecordUnknown: none begins there, or its segment was retired.
-            Damaged: it is not what was written.
+            UnknownRecordError: none begins there, or its segment was retired.
+            CorruptionError: it is not what was written.
         """
         require_id(record_id)
         return read_one(self._segments, record_id)
@@ -104,8 +104,9 @@ class LogReading:
         None when all are older. Segments that end before it are passed over unread.
 
         Raises:
-            WrongUse: it is no whole number.
-            Damaged: the segment that has it cannot be read. A reader from that time on can be opened all the same.
+            UsageError: it is no whole number.
+            CorruptionError: the segment that has it cannot be read. A reader from that time on can be opened all the
+            same.
         """
         return first_at(self._segments, _time_of(timestamp))
 
@@ -116,7 +117,7 @@ class LogReading:
         Those that were retired count.
 
         Raises:
-            Damaged: damage before it in its segment hides where it begins.
+            CorruptionError: damage before it in its segment hides where it begins.
         """
         return self._segments.nth(number)
 
@@ -150,13 +151,13 @@ class LogReading:
             failure=self._failure, sealed_after=after,
         )  # fmt: skip
 
-    def _failure(self) -> StoreFailed | None:
+    def _failure(self) -> StoreFailedError | None:
         refusal = self._tail.refusal
         error = None if refusal is None else refusal()
-        return error if isinstance(error, StoreFailed) else None
+        return error if isinstance(error, StoreFailedError) else None
 
 
 def _time_of(timestamp: int) -> int:
     if not isinstance(timestamp, int):
-        raise WrongUse(f"a time is a whole number of nanoseconds since 1970, not {timestamp!r}")
+        raise UsageError(f"a time is a whole number of nanoseconds since 1970, not {timestamp!r}")
     return timestamp

@@ -40,7 +40,7 @@ from quiver.aof.reading.catalog import Catalog, SealedSegment
 from quiver.aof.reading.index import SparseIndexes
 from quiver.aof.tiers.copies import Copies
 from quiver.clock import Clock
-from quiver.errors import StoreFailed
+from quiver.errors import StoreFailedError
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.disk_full import SMALL_FILES_BYTES, is_full_disk, passes, require_room, what_is_short
@@ -79,7 +79,7 @@ class Upkeep:
         clock: Clock,
         observer: Observer,
         again: Callable[[float], None],
-        poison: Callable[[str], StoreFailed],
+        poison: Callable[[str], StoreFailedError],
         indexes: SparseIndexes,
         trim: HeadTrim,
         wants_sealed: Callable[[int], bool],
@@ -116,7 +116,7 @@ class Upkeep:
         Do all that is due. What the disk refuses for lack of room is tried again in a second.
 
         Raises:
-            StoreFailed: the log cannot go on.
+            StoreFailedError: the log cannot go on.
         """
         with self._lock:
             if self._tail.refusal is not None:
@@ -189,7 +189,7 @@ class Upkeep:
 
         Raises:
             OSError: it waits on; try again.
-            StoreFailed: the log cannot go on.
+            StoreFailedError: the log cannot go on.
         """
         with self._lock:
             while self._tail.pending:
@@ -376,7 +376,7 @@ class Upkeep:
         Pack the segments that are to leave into the archive. Apart from the rest: a producer never waits for it.
 
         Raises:
-            Damaged: one is not what was sealed; it stays.
+            CorruptionError: one is not what was sealed; it stays.
             OSError: no room, or the disk refused; try again.
         """
         if not self.packages or self._tail.refusal is not None:
@@ -396,7 +396,7 @@ class Upkeep:
         All of that recovery can do as well; what the disk refuses here is told to the observer alone.
 
         Raises:
-            StoreFailed: the pointer to a sealed segment could not be written.
+            StoreFailedError: the pointer to a sealed segment could not be written.
         """
         with self._lock:
             self._done(self.seal_pending)

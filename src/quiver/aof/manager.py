@@ -26,7 +26,7 @@ from quiver.aof.recovery import recover
 from quiver.aof.snapshots import LogSnapshot
 from quiver.aof.tiers.tier_manager import has_tiers
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import Damaged, QuiverError, StoreClosed, WrongUse
+from quiver.errors import CorruptionError, QuiverError, StoreClosedError, UsageError
 from quiver.objects import ObjectLocation, ObjectTier, open_objects
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.atomic import replace_file
@@ -103,14 +103,14 @@ class AofManager:
             compaction: asked which cold segments nobody needs any more, for logs with `compaction="head_trim"`.
 
         Raises:
-            WrongUse: no path, or settings that are none.
-            DirectoryInUse: another process has it open.
+            UsageError: no path, or settings that are none.
+            DirectoryInUseError: another process has it open.
             OSError: the disk refused.
         """
         config = _checked(config) or AofConfig()
         path = config.root_dir if path is None else str(path)
         if not path:
-            raise WrongUse("the directory of the logs has no name: give a path")
+            raise UsageError("the directory of the logs has no name: give a path")
         return cls(
             path,
             config,
@@ -127,15 +127,15 @@ class AofManager:
         Return the log *name*, opened or created; the same object until it is closed.
 
         Raises:
-            WrongUse: a log cannot have that name, or settings that are none; or it is open with other settings.
-            StoreClosed: the manager was closed.
+            UsageError: a log cannot have that name, or settings that are none; or it is open with other settings.
+            StoreClosedError: the manager was closed.
             OSError: the disk refused.
         """
         if not isinstance(name, str) or not is_stream_name(name):
-            raise WrongUse(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
+            raise UsageError(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
         with self._guard:
             if self._closed:
-                raise StoreClosed(f"{self.path} was closed")
+                raise StoreClosedError(f"{self.path} was closed")
             log = self._logs.get(name)
             if log is not None and not log.closed and config is not None:
                 _require_same(log, config)
@@ -183,7 +183,7 @@ class AofManager:
                 file.close()
             if not (text.isascii() and text.isdecimal()):
                 where = f"write it back, the name of the file in {DURABILITY}/ has it"
-                raise Damaged(path, 0, f"{text[:20]!r} is not the number of a log: {where}")
+                raise CorruptionError(path, 0, f"{text[:20]!r} is not the number of a log: {where}")
             return int(text)
         # Nanoseconds of its creation: unlike a counter they differ between managers whose objects share a bucket.
         number = self._clock.now_ns()
@@ -245,10 +245,10 @@ class AofManager:
 
 def _require_same(log: Aof, config: AofConfig) -> None:
     if dataclasses.replace(_checked(config) or config, root_dir="") != dataclasses.replace(log.config, root_dir=""):
-        raise WrongUse(f"the log {log.name} is open with other settings: close it first, or ask for it without any")
+        raise UsageError(f"the log {log.name} is open with other settings: close it first, or ask for it without any")
 
 
 def _checked(config: AofConfig | None) -> AofConfig | None:
     if config is not None and not isinstance(config, AofConfig):
-        raise WrongUse(f"settings of a log are an AofConfig, not {type(config).__name__}")
+        raise UsageError(f"settings of a log are an AofConfig, not {type(config).__name__}")
     return config

@@ -51,7 +51,7 @@ from quiver.aof.reading.manifest import ManifestLog
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.object_listing import ListedObjects, list_objects
 from quiver.clock import Clock
-from quiver.errors import Damaged, WrongUse
+from quiver.errors import CorruptionError, UsageError
 from quiver.objects import ObjectLocation, ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import replace_file
@@ -83,7 +83,7 @@ class RestoredLog:
     stream_id: int
     directory: str
     segments: list[TierEntry] = field(default_factory=list)
-    damaged: list[Damaged] = field(default_factory=list)
+    damaged: list[CorruptionError] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     missing: list[tuple[int, int]] = field(default_factory=list)
     next_segment_id: int | None = None
@@ -104,7 +104,7 @@ def streams_of(objects: ObjectTier) -> list[int]:
     Return the numbers of the logs that have objects.
 
     Raises:
-        ObjectsUnavailable, AccessRefused: they cannot be listed.
+        ObjectsUnavailableError, AccessDeniedError: they cannot be listed.
     """
     found = set()
     for info in objects.list_below(""):
@@ -137,10 +137,10 @@ def restore_log(
         dry_run: look, and write nothing.
 
     Raises:
-        WrongUse: *directory* exists, or the log has no objects.
-        Damaged: none of its objects is what its name says.
-        DirectoryInUse: a manager has the directory above it open.
-        ObjectsUnavailable: try again; there is no *directory*.
+        UsageError: *directory* exists, or the log has no objects.
+        CorruptionError: none of its objects is what its name says.
+        DirectoryInUseError: a manager has the directory above it open.
+        ObjectsUnavailableError: try again; there is no *directory*.
         OSError: the disk refused; there is no *directory*.
     """
     root, _, name = directory_name(directory).rpartition("/")
@@ -148,14 +148,14 @@ def restore_log(
     copies = Copies(fs, f"{partial}/{WARM}", objects=lambda: objects)
     listed = list_objects(copies, stream_id, now_ms=clock.now_ns() // 1_000_000)
     if listed.highest_id < 0:
-        raise WrongUse(f"no object below {object_folder(stream_id)}/ is a segment of a log")
+        raise UsageError(f"no object below {object_folder(stream_id)}/ is a segment of a log")
     restored = _summary(stream_id, directory, listed)
     empty_id = min(listed.highest_id + IDS_PASSED_OVER, _SEGMENT_ID_MAX - 1)
     restored.next_segment_id = empty_id + 1
     if dry_run:
         return restored
     if fs.exists(directory):
-        raise WrongUse(f"{directory} exists: restore to a new directory")
+        raise UsageError(f"{directory} exists: restore to a new directory")
     if not restored.segments:
         raise restored.damaged[-1]
     fs.make_dirs(root or ".")
@@ -195,15 +195,15 @@ def take_over_objects(
         dry_run: look, and write nothing.
 
     Raises:
-        WrongUse: it holds no segment any more: move it away, and the log is restored as a new one.
-        DirectoryInUse: a manager has it open.
-        ObjectsUnavailable: try again.
+        UsageError: it holds no segment any more: move it away, and the log is restored as a new one.
+        DirectoryInUseError: a manager has it open.
+        ObjectsUnavailableError: try again.
         OSError: the disk refused.
     """
     files = LogFiles(directory, files=fs)
     stream_id, pointer = files.stream_id(), files.pointer()
     if stream_id is None or (pointer is None and not files.names()):
-        raise WrongUse(f"{directory} holds no segments: move it away, and the log is restored as a new one")
+        raise UsageError(f"{directory} holds no segments: move it away, and the log is restored as a new one")
     if dry_run:
         copies = Copies(fs, f"{directory}/{WARM}", objects=lambda: objects)
         known = {name.segment_id for name in files.names()} | {
@@ -243,7 +243,7 @@ def _summary(stream_id: int, directory: str, listed: ListedObjects) -> RestoredL
     return RestoredLog(stream_id, directory, segments, listed.damaged, listed.left_out, _holes(counts))
 
 
-def _in_order(segments: list[TierEntry], damaged: list[Damaged]) -> list[TierEntry]:
+def _in_order(segments: list[TierEntry], damaged: list[CorruptionError]) -> list[TierEntry]:
     """
     Return the segments that begin behind the end of the one before; the others are damaged: nothing else vouches for
     what an object says of its place in the log.
@@ -255,7 +255,7 @@ def _in_order(segments: list[TierEntry], damaged: list[Damaged]) -> list[TierEnt
         if header.base_record_count < behind or (before is not None and header.base_offset < before.durable_bytes):
             key = one.remote.object_key if one.remote else ""
             reason = f"it begins at record {header.base_record_count}, the segment before it ends at record {behind}"
-            damaged.append(Damaged(key, 0, reason))
+            damaged.append(CorruptionError(key, 0, reason))
         else:
             kept.append(one)
     return kept

@@ -18,7 +18,7 @@ from quiver.aof.reading.resume import is_believed
 from quiver.aof.reading.search import heads
 from quiver.aof.reading.source import Extent, Place, Source
 from quiver.aof.tiers.tier_manager import Tiers
-from quiver.errors import Damaged, RecordUnknown
+from quiver.errors import CorruptionError, UnknownRecordError
 
 __all__ = ["OpenSegments", "require_id"]
 
@@ -53,9 +53,9 @@ class OpenSegments:
         Where no copy of it is what was written, the source has what can still be unpacked of one, and says so.
 
         Raises:
-            WouldBlock: it has no file, is being brought back, and nobody waits for that here.
-            Damaged: nothing of it can be read.
-            ObjectsUnavailable: the only copy is an object, and the store does not answer; ask again.
+            WouldBlockError: it has no file, is being brought back, and nobody waits for that here.
+            CorruptionError: nothing of it can be read.
+            ObjectsUnavailableError: the only copy is an object, and the store does not answer; ask again.
         """
         with self._tail.lock:
             for one in self._tail.unsealed():
@@ -74,7 +74,7 @@ class OpenSegments:
             view = self._catalog.view(sealed) if self.tiers is None else self.tiers.view(sealed, wait=self._waits)
         except FileNotFoundError:
             return None  # retired between the lines above, or removed by somebody else
-        except Damaged as damage:
+        except CorruptionError as damage:
             view, problem = None if self.tiers is None else self.tiers.salvage(sealed), damage.reason
             if view is None:
                 raise
@@ -121,7 +121,7 @@ class OpenSegments:
         Return what is known of where records of a sealed segment begin, found out now if nobody had yet.
 
         Raises:
-            Damaged, ObjectsUnavailable, OSError: the segment had to be read for it, and cannot be.
+            CorruptionError, ObjectsUnavailableError, OSError: the segment had to be read for it, and cannot be.
         """
         sealed = self._catalog.get(segment_id)
         if sealed is None:
@@ -163,7 +163,9 @@ class OpenSegments:
                 source = self.source(segment_id, durable_only=False)
                 at = None if source is None else next(islice(heads(source, offset), number - base - known, None), None)
                 if source is not None and (at is None or not is_believed(source, at[0])):
-                    raise Damaged(source.path, offset, source.problem or f"record {number} of the log is not found")
+                    raise CorruptionError(
+                        source.path, offset, source.problem or f"record {number} of the log is not found"
+                    )
                 return None if at is None else segment_id << 32 | at[0]
         return None
 
@@ -179,7 +181,9 @@ def require_id(record_id: int) -> None:
     Return when *record_id* may be one.
 
     Raises:
-        RecordUnknown: no record has such an id.
+        UnknownRecordError: no record has such an id.
     """
     if not isinstance(record_id, int) or not 0 <= record_id < 1 << 64:
-        raise RecordUnknown(f"no record {record_id!r}: an id is a whole number of 64 bits, as an append returns it")
+        raise UnknownRecordError(
+            f"no record {record_id!r}: an id is a whole number of 64 bits, as an append returns it"
+        )

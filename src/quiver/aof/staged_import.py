@@ -6,7 +6,7 @@ Records that Spark sinks staged and committed become records of the log. Only th
     1  tasks write and sync       incoming/<writer>/<batch>-…/00000.part   nobody reads them
     2  the sink's driver commits  incoming/<writer>/<batch>.commit         durable: from here on the batch counts
     3  the owner, step by step, until all records of the batch are in the log:
-         a  holds the log          others are refused with `WouldBlock("tail")`
+         a  holds the log          others are refused with `WouldBlockError("tail")`
          b  notes                  incoming/<writer>/<batch>.begun         which records come, how many the log has
          c  appends them, in one pass into one segment, and syncs
          d  lets the log go
@@ -39,7 +39,7 @@ from quiver.aof.format.sink_batch import (
     decode_commit,
     encode_begun,
 )
-from quiver.errors import Damaged, QuiverError, RecordInvalid, StoreClosed
+from quiver.errors import CorruptionError, InvalidRecordError, QuiverError, StoreClosedError
 from quiver.observe import Observer
 from quiver.primitives.batch_notes import (
     NOTE_BYTES_MAX,
@@ -83,7 +83,7 @@ def load_commit(files: FileSystem, path: str) -> BatchCommit:
     Read the commit at *path*.
 
     Raises:
-        Damaged: it is not what was written.
+        CorruptionError: it is not what was written.
         FileNotFoundError: there is none.
     """
     data = files.read_all(path, size_max=NOTE_BYTES_MAX)
@@ -95,7 +95,7 @@ class SinkAdoption:
     Appends what sinks committed below the log's directory *root*. Thread-safe.
 
     Args:
-        retry: calls what it is given until that no longer raises `WouldBlock`, for so many seconds at most.
+        retry: calls what it is given until that no longer raises `WouldBlockError`, for so many seconds at most.
         flush: makes durable what the log has, in so many seconds at most.
     """
 
@@ -139,7 +139,7 @@ class SinkAdoption:
                 path = f"{directory}/{begun_name(batch)}"
                 try:
                     self._recover_batch(path, log_records)
-                except Damaged as error:
+                except CorruptionError as error:
                     self._report(error)
 
     def _recover_batch(self, path: str, log_records: int) -> None:
@@ -162,7 +162,7 @@ class SinkAdoption:
             before = self._appended
             try:
                 self._adopt_all()
-            except StoreClosed:
+            except StoreClosedError:
                 pass  # whoever opens the log next goes on
             except (QuiverError, OSError) as error:
                 self._report(error)
@@ -175,7 +175,7 @@ class SinkAdoption:
             try:
                 self._adopt_writer(f"{self._incoming}/{writer}")
             except (QuiverError, OSError) as error:
-                if self._step is not None or isinstance(error, StoreClosed):
+                if self._step is not None or isinstance(error, StoreClosedError):
                     raise  # the log is held: nothing else can come before
                 self._report(error)
 
@@ -199,7 +199,7 @@ class SinkAdoption:
     def _append(self, directory: str, commit: BatchCommit) -> None:
         path = f"{directory}/{begun_name(commit.batch)}"
         if path not in self._places and self._files.exists(path):
-            raise Damaged(path, 0, "the batch was begun, and nobody can read how much of it is in the log")
+            raise CorruptionError(path, 0, "the batch was begun, and nobody can read how much of it is in the log")
         first, index = self._places.get(path, (0, 0))
         for number in range(first, len(commit.parts)):
             part = commit.parts[number]
@@ -272,7 +272,7 @@ def _last_done(notes: list[tuple[int, str]]) -> int:
 def _valued(path: str, data: bytes, answer: Answer[T]) -> T:
     if isinstance(answer, Frame):
         return answer.value
-    raise Damaged(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
+    raise CorruptionError(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
 
 
 @dataclass(slots=True)
@@ -293,13 +293,13 @@ def _steps(files: FileSystem, path: str, part: StagedPart, first: int, *, size_m
     Yield the records of a part from number *first* on, verified, a few megabytes at a time, at most *size_max*.
 
     Raises:
-        Damaged: it is not what was committed.
-        RecordInvalid: a record is larger than *size_max*.
+        CorruptionError: it is not what was committed.
+        InvalidRecordError: a record is larger than *size_max*.
     """
     file = files.open_read(path)
     try:
         if file.size() != part.size_bytes:
-            raise Damaged(path, 0, f"{file.size()} bytes where {part.size_bytes} were committed")
+            raise CorruptionError(path, 0, f"{file.size()} bytes where {part.size_bytes} were committed")
         position = index = 0
         while position < part.size_bytes:
             piece, end = _piece(file, position, part.size_bytes, size_max)
@@ -311,7 +311,7 @@ def _steps(files: FileSystem, path: str, part: StagedPart, first: int, *, size_m
     finally:
         file.close()
     if index != part.records:
-        raise Damaged(path, 0, f"{index} records where {part.records} were committed")
+        raise CorruptionError(path, 0, f"{index} records where {part.records} were committed")
 
 
 def _piece(file: File, position: int, size_bytes: int, size_max: int) -> tuple[_Piece, int]:
@@ -321,7 +321,7 @@ def _piece(file: File, position: int, size_bytes: int, size_max: int) -> tuple[_
         (length, *_) = RECORD_HEAD.unpack_from(data, 0)
         whole = RECORD_HEAD_BYTES + length
         if size_max < whole <= left:
-            raise RecordInvalid(f"{file.path}: a record of {length} bytes does not fit: raise segment_max_bytes")
+            raise InvalidRecordError(f"{file.path}: a record of {length} bytes does not fit: raise segment_max_bytes")
         if len(data) < whole <= left:
             data = memoryview(file.pread(whole, position))
     piece = _Piece(0, [], [])
@@ -334,7 +334,7 @@ def _piece(file: File, position: int, size_bytes: int, size_max: int) -> tuple[_
         piece.ext_ids.append(answer.value.ext_id)
         at = answer.end
     if not at or (at < len(data) and not _is_cut(data, at, left)):
-        raise Damaged(file.path, position + at, "a staged record is not what was written")
+        raise CorruptionError(file.path, position + at, "a staged record is not what was written")
     return piece, position + at
 
 

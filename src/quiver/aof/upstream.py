@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from quiver.aof.log import Aof
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["replay_upstream"]
@@ -23,16 +23,18 @@ def replay_upstream(
     have kept more. All records of the log come from upstream. They are written, not yet durable.
 
     Raises:
-        WrongUse: a number that does not grow, or is none of 64 bits.
-        WouldBlock: nothing was taken for *timeout_s* (None: wait as long as it takes); call it again.
-        RecordInvalid, StoreClosed, StoreFailed: as `Aof.append_record`; what came before is in the log.
+        UsageError: a number that does not grow, or is none of 64 bits.
+        WouldBlockError: nothing was taken for *timeout_s* (None: wait as long as it takes); call it again.
+        InvalidRecordError, StoreClosedError, StoreFailedError: as `Aof.append_record`; what came before is in the log.
     """
     taken = begin = max(log.coordinator_watermark, log.last_ext_id())
     log.set_coordinator_watermark(taken)
     before = 0
     for number, payload in entries(begin + 1):
         if not isinstance(number, int) or not before < number < 1 << 64:
-            raise WrongUse(f"entry {number!r} of the upstream log came behind {before}: their numbers grow, from 1 on")
+            raise UsageError(
+                f"entry {number!r} of the upstream log came behind {before}: their numbers grow, from 1 on"
+            )
         before = number
         if number <= begin:
             continue

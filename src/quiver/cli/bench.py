@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from quiver.cli.console.output import JsonFlag, print_json, print_table
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = ["bench"]
 
@@ -45,7 +45,7 @@ def bench(
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     if not directory.is_dir():
-        raise WrongUse(f"{directory}: there is no such directory")
+        raise UsageError(f"{directory}: there is no such directory")
     wanted: list[Mode] = [one for one in MODES if mode is None or one in mode]
     with tempfile.TemporaryDirectory(prefix="quiver-bench-", dir=directory) as work, Progress("measuring") as progress:
         found = [

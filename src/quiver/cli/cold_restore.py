@@ -10,7 +10,7 @@ import typer
 
 from quiver.cli.console.output import human_bytes, print_json, print_table
 from quiver.cli.object_store import object_location
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver.store.cold.restore import RestoredStore
@@ -47,9 +47,9 @@ def restore_cold(
     try:
         known = stores_in_tier(tier)
         if not known:
-            raise WrongUse(f"{location} has no segment of a store: is it what cold.objects says?")
+            raise UsageError(f"{location} has no segment of a store: is it what cold.objects says?")
         if not stores and len(known) > 1 and not dry_run:
-            raise WrongUse(f"{location} has several stores: choose with --store. There are {', '.join(known)}")
+            raise UsageError(f"{location} has several stores: choose with --store. There are {', '.join(known)}")
         with Progress("reading") as progress:
             files = progress.files(REAL_FILES)
             if dry_run:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver.bundle import Bundle, BundleRef
     from quiver.delivery.dead_letters import DeadLetter
     from quiver.delivery.policy import Outcome
-    from quiver.errors import Damaged
+    from quiver.errors import CorruptionError
 
 __all__ = ["dead_letters"]
 
@@ -36,7 +36,7 @@ class _Look:
     """
 
     letters: _Found = field(default_factory=list)
-    damage: list[tuple[str, str, Damaged]] = field(default_factory=list)
+    damage: list[tuple[str, str, CorruptionError]] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
 
 
@@ -79,7 +79,7 @@ def dead_letters(
     if action is Action.list:
         _list(str(directory), look, as_json=as_json)
     elif exporter is None:
-        raise WrongUse(f"{action} whose? quiver dead-letters {directory} {action} EXPORTER [BUNDLE …]")
+        raise UsageError(f"{action} whose? quiver dead-letters {directory} {action} EXPORTER [BUNDLE …]")
     elif not found and not look.damage and not as_json:
         typer.echo(f"{exporter} has no dead letters in {directory}")
     elif action is Action.show:
@@ -109,7 +109,7 @@ def _ref_of(text: str) -> BundleRef:
 
     segment, colon, index = text.partition(":")
     if not (colon and segment.isdecimal() and index.isdecimal()):
-        raise WrongUse(f"{text!r} is no bundle; they are listed as SEGMENT:INDEX, for example 12:3")
+        raise UsageError(f"{text!r} is no bundle; they are listed as SEGMENT:INDEX, for example 12:3")
     return BundleRef(int(segment), int(index))
 
 
@@ -128,7 +128,7 @@ def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Look:
             for name in exporters_with_letters(REAL_FILES, root):
                 if exporter not in {None, name}:
                     continue
-                damage: list[Damaged] = []
+                damage: list[CorruptionError] = []
                 letters = read_letters(REAL_FILES, root, name, problems=damage)
                 look.letters += [(root, name, letter) for letter in letters if not refs or letter.ref in refs]
                 look.damage += [(root, name, one) for one in damage]
@@ -138,7 +138,7 @@ def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Look:
     missing = [str(ref) for ref in refs if all(ref != letter.ref for _, _, letter in look.letters)]
     if missing:
         damaged = f"; {len(look.damage)} files of its letters are damaged" if look.damage else ""
-        raise WrongUse(f"{exporter} has no letter {', '.join(missing)}{damaged}")
+        raise UsageError(f"{exporter} has no letter {', '.join(missing)}{damaged}")
     return look
 
 
@@ -217,7 +217,7 @@ def _moment(at_ns: int | None) -> str | None:
 
 def _content(bundle: Bundle) -> dict[str, Any]:
     """Return what can be shown of a bundle: its records as rows, or the bytes of what cannot be decoded."""
-    from quiver.errors import BundleInvalid, Damaged  # noqa: PLC0415
+    from quiver.errors import CorruptionError, InvalidBundleError  # noqa: PLC0415
     from quiver.otap import VIEWS, view  # noqa: PLC0415
 
     shown: dict[str, Any] = {}
@@ -227,7 +227,7 @@ def _content(bundle: Bundle) -> dict[str, Any]:
             continue
         try:
             shown[name] = view(bundle, name).to_pylist()
-        except (Damaged, BundleInvalid) as error:
+        except (CorruptionError, InvalidBundleError) as error:
             shown[name] = f"cannot be decoded: {error}"
     return shown
 
@@ -267,7 +267,7 @@ def _way_out(exporter: str, pipeline: Path | None, assignments: list[str], endpo
     from quiver.pipeline.processes.child import read_pipeline  # noqa: PLC0415
 
     if (pipeline is None) == (endpoint is None):
-        raise WrongUse("replay where to? --pipeline FILE, as the exporter of that name there, or --to URL")
+        raise UsageError("replay where to? --pipeline FILE, as the exporter of that name there, or --to URL")
     sizes = RequestSizes()
     if endpoint is not None:
         sender: Any = OtlpGrpcSender(ExporterSettings(endpoint))
@@ -283,7 +283,7 @@ def _way_out(exporter: str, pipeline: Path | None, assignments: list[str], endpo
         forwarders = dict(read.forwarders)
         if exporter not in forwarders:
             known = ", ".join([*forwarders, *queries]) or "none"
-            raise WrongUse(f"{pipeline} has no exporter {exporter}; there are: {known}")
+            raise UsageError(f"{pipeline} has no exporter {exporter}; there are: {known}")
         sender = sender_of(exporter, forwarders[exporter])
         sizes = forwarders[exporter].sizes()
     parts = PartSender(sender, SizeLimit(sizes.request_bytes_max))

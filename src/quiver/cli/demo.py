@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.console.output import JsonFlag, print_json, print_table
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +79,7 @@ def _prepare(directory: Path) -> Path:
     """Return the demo's own copy of the pipeline file in a fresh *directory*."""
     if directory.exists():
         if not directory.is_dir() or (any(directory.iterdir()) and not (directory / MARKER).exists()):
-            raise WrongUse(f"{directory} exists and is not from an earlier demo; name another directory")
+            raise UsageError(f"{directory} exists and is not from an earlier demo; name another directory")
         _require_idle(directory / "run")
         shutil.rmtree(directory)
     directory.mkdir(parents=True)

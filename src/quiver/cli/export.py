@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.console.output import JsonFlag, human_bytes, print_json
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,12 +57,12 @@ def export(
 
     kind = format_of(str(to))
     if to.exists() and not force:
-        raise WrongUse(f"{to} exists; --force replaces it")
+        raise UsageError(f"{to} exists; --force replaces it")
     if not to.parent.is_dir():
-        raise WrongUse(f"{to.parent}: there is no such directory")
+        raise UsageError(f"{to.parent}: there is no such directory")
     mode = None if file_mode is None else _mode_of(file_mode)
     if [slot, view, table].count(None) != 2:
-        raise WrongUse(
+        raise UsageError(
             "name what to export: --slot logs, or --view logs for the rows of OTLP requests, or --table trades for "
             "those of a QuestDB client"
         )
@@ -90,7 +90,7 @@ def export(
 
 def _mode_of(text: str) -> int:
     if re.fullmatch("0?[0-7]{3}", text) is None or int(text, 8) & 0o711 != 0o600:
-        raise WrongUse(f"--file-mode {text}: write 0600 to 0666, without bits to execute")
+        raise UsageError(f"--file-mode {text}: write 0600 to 0666, without bits to execute")
     return int(text, 8)
 
 
@@ -127,8 +127,10 @@ def _rows_of_slot(
     scan = reader.scan(number, columns, *span, table=table)
     if all(pa.types.is_null(kind) for kind in scan.schema.types):
         if table is not None:
-            raise WrongUse(f"no bundle has rows of a table {table!r}; there are {', '.join(reader.tables()) or 'none'}")
-        raise WrongUse(f"no bundle has slot {slot}; {_sealed(_present(reader))}")
+            raise UsageError(
+                f"no bundle has rows of a table {table!r}; there are {', '.join(reader.tables()) or 'none'}"
+            )
+        raise UsageError(f"no bundle has slot {slot}; {_sealed(_present(reader))}")
     schema = plain_schema(scan.schema)
     return schema, (conform(batch, schema) for batch in scan)
 
@@ -168,7 +170,7 @@ def _rows_of_view(
                 is_there = True
                 yield one
         if not is_there:
-            raise WrongUse(f"no bundle has {name} of OpenTelemetry; {_sealed(_present(reader))}")
+            raise UsageError(f"no bundle has {name} of OpenTelemetry; {_sealed(_present(reader))}")
 
     def rows() -> Iterator[pa.RecordBatch]:
         for group in decode_groups(requests(), name, columns=columns):

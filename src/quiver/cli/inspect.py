@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quiver.cli.console.output import JsonFlag, print_json, print_table
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver.cli.console.progress import Progress
@@ -40,7 +40,7 @@ def inspect(
     if path.is_dir():
         found = _directory(path)
         if not found and not (path / PID_FILE_OF_SLOTS).is_file():
-            raise WrongUse(f"{path}: there is no file of a store or of a slot in it")
+            raise UsageError(f"{path}: there is no file of a store or of a slot in it")
         if as_json:
             print_json([one.as_dict() for one in found])
         elif not found:
@@ -51,9 +51,9 @@ def inspect(
     else:
         one = _describe(path, rows)
         if one is None:
-            raise WrongUse(f"{path}: there is no such file")
+            raise UsageError(f"{path}: there is no such file")
         if one.kind == "unknown":
-            raise WrongUse(f"{path} is no file of a store or a slot; {OTHERS}")
+            raise UsageError(f"{path} is no file of a store or a slot; {OTHERS}")
         found = [one]
         if as_json:
             print_json(one.as_dict())

@@ -107,9 +107,9 @@ def _add_commands(app: typer.Typer) -> None:
 
 def _explain(error: Exception) -> tuple[str, int]:
     """Return the sentence and the exit code of an error raised on purpose, or by the disk; raise any other again."""
-    from quiver.errors import QuiverError, WrongUse  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.errors import QuiverError, UsageError  # noqa: PLC0415 - keeps `--help` quick
 
-    if isinstance(error, WrongUse):
+    if isinstance(error, UsageError):
         return str(error), 2
     if isinstance(error, QuiverError):
         return str(error), 1

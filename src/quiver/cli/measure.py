@@ -20,11 +20,11 @@ import pyarrow as pa
 
 from quiver.bundle import Bundle
 from quiver.clock import Clock
-from quiver.errors import StoreFailed
+from quiver.errors import StoreFailedError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import File, FileSystem
-from quiver.primitives.worker import Worker, WorkerDied
+from quiver.primitives.worker import Worker, WorkerDiedError
 from quiver.settings import Settings
 from quiver.store.opening import open_store
 
@@ -131,7 +131,7 @@ def measure(
 
     Raises:
         OSError: the disk refused.
-        AtCapacity: the disk took nothing for a minute.
+        CapacityError: the disk took nothing for a minute.
     """
     batch = _batch(rows)
     logs: list[_Run] = []
@@ -242,7 +242,7 @@ class _BareLog:
         self._schema = batch.schema.serialize().to_pybytes()
         self._clock = clock
         self._waits = waits
-        self._died: WorkerDied | None = None
+        self._died: WorkerDiedError | None = None
         self._writing = threading.Lock()
         self._syncing = threading.Lock()
         self._end = 0
@@ -281,12 +281,12 @@ class _BareLog:
     def _sync_written(self) -> None:
         self._sync(self._end)
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         self._died = died
 
     def close(self) -> None:
         self._timer.stop()
         if self._died is not None:
-            raise StoreFailed(str(self._died))
+            raise StoreFailedError(str(self._died))
         self._sync(self._end)
         self._file.close()

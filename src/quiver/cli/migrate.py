@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quiver.cli.console.output import JsonFlag, print_json, print_table
-from quiver.errors import QuiverError, WrongUse
+from quiver.errors import QuiverError, UsageError
 
 if TYPE_CHECKING:
     from quiver.bundle import Adapter
@@ -77,4 +77,4 @@ def _read_adapter(named: str) -> Adapter:
         slots = {int(slot): str(name) for slot, name in found["slots"].items()}
         return Adapter(str(found["name"]), slots)
     except (ValueError, KeyError, TypeError, AttributeError, QuiverError) as error:
-        raise WrongUse(f"--adapter {named}: {_ADAPTER_FORM}: {error}") from None
+        raise UsageError(f"--adapter {named}: {_ADAPTER_FORM}: {error}") from None

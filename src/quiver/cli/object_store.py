@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver.metadata import MetadataLocation
@@ -51,8 +51,8 @@ def object_location(url: str | None, options: list[str] | None) -> ObjectLocatio
     Return the location that ``--objects`` and ``--option`` describe; None without a URL.
 
     Raises:
-        SettingsInvalid: not a location, or an option that it does not have.
-        WrongUse: options without a URL, or one that is not ``key=value``.
+        SettingsError: not a location, or an option that it does not have.
+        UsageError: options without a URL, or one that is not ``key=value``.
     """
     from quiver.objects import ObjectLocation  # noqa: PLC0415 - keeps `--help` quick
 
@@ -60,7 +60,7 @@ def object_location(url: str | None, options: list[str] | None) -> ObjectLocatio
     if url is not None:
         return ObjectLocation.from_url(url, given, environment=os.environ)
     if given:
-        raise WrongUse("--option is for the object store: say where it is, with --objects")
+        raise UsageError("--option is for the object store: say where it is, with --objects")
     return None
 
 
@@ -69,8 +69,8 @@ def metadata_location(url: str | None, options: list[str] | None) -> MetadataLoc
     Return the location that ``--metadata`` and ``--metadata-option`` describe; None without a URL.
 
     Raises:
-        SettingsInvalid: not a location, or an option that it does not have.
-        WrongUse: options without a URL, or one that is not ``key=value``.
+        SettingsError: not a location, or an option that it does not have.
+        UsageError: options without a URL, or one that is not ``key=value``.
     """
     from quiver.metadata import MetadataLocation  # noqa: PLC0415 - keeps `--help` quick
 
@@ -78,7 +78,7 @@ def metadata_location(url: str | None, options: list[str] | None) -> MetadataLoc
     if url is not None:
         return MetadataLocation.of(url, given, environment=os.environ)
     if given:
-        raise WrongUse("--metadata-option is for an etcd: say where it is, with --metadata")
+        raise UsageError("--metadata-option is for an etcd: say where it is, with --metadata")
     return None
 
 
@@ -86,5 +86,5 @@ def _key_values(name: str, given: list[str] | None) -> dict[str, str]:
     pairs = [one.partition("=") for one in given or ()]
     for key, equals, _ in pairs:
         if not equals:
-            raise WrongUse(f"{name} takes key=value, not {key!r}")
+            raise UsageError(f"{name} takes key=value, not {key!r}")
     return {key: value for key, _, value in pairs}

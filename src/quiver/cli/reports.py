@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quiver.cli.console.output import human_age
 from quiver.delivery.exporter_stats import load_report
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.exporter_report import ExporterReport
 
@@ -70,7 +70,7 @@ def reported(fs: FileSystem, roots: Sequence[str], exporter: str) -> Reported:
     for root in roots:
         try:
             report = load_report(fs, root, exporter)
-        except Damaged as damage:
+        except CorruptionError as damage:
             problems.append(f"{damage}; nothing relies on it, and its exporter replaces it")
             continue
         if report is not None:

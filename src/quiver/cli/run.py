@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from quiver.cli.console.output import JsonFlag, print_json, print_table
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = ["run"]
 
@@ -52,7 +52,9 @@ def run(
     from quiver.settings import parse_duration_s  # noqa: PLC0415
 
     if as_json and (mermaid or not check):
-        raise WrongUse("--json goes with --check, and not with --mermaid: what runs is told by its state file, and top")
+        raise UsageError(
+            "--json goes with --check, and not with --mermaid: what runs is told by its state file, and top"
+        )
     given = assignments or []
     checked = read_pipeline(pipeline, given, os.environ)
     if cores is not None:

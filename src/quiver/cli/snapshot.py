@@ -11,7 +11,7 @@ from quiver.cli.cold_restore import Cold, DryRun, Stores, restore_cold
 from quiver.cli.console.output import JsonFlag, human_bytes, print_json
 from quiver.cli.console.paths import pipeline_given
 from quiver.cli.object_store import ObjectOptions
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver.store.snapshots.snapshot import Copied
@@ -124,14 +124,16 @@ def restore(
     """
     if cold is not None:
         if len(paths) != 1 or keep_identity or damaged_too or assignments or run_dir is not None:
-            raise WrongUse("quiver restore --cold URL TO takes one directory, --option, --store, --dry-run and --json")
+            raise UsageError(
+                "quiver restore --cold URL TO takes one directory, --option, --store, --dry-run and --json"
+            )
         restore_cold(paths[0], cold, option, stores, dry_run=dry_run, as_json=as_json)
         return
     if len(paths) != 2:
-        raise WrongUse("quiver restore FROM TO: name a snapshot and a new directory, or an object tier with --cold")
+        raise UsageError("quiver restore FROM TO: name a snapshot and a new directory, or an object tier with --cold")
     source, to = paths
     if option or stores or dry_run:
-        raise WrongUse("--option, --store and --dry-run are for --cold")
+        raise UsageError("--option, --store and --dry-run are for --cold")
     import uuid  # noqa: PLC0415 - keeps `--help` quick
 
     from quiver.cli.console.progress import Progress  # noqa: PLC0415

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
-from quiver.errors import SubscriberUnknown, WrongUse
+from quiver.errors import UnknownSubscriberError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,16 +46,16 @@ def subscribers(
     roots = instance_roots(REAL_FILES, str(directory))
     others = [root for stores in stores_beside(REAL_FILES, directory).values() for root in stores]
     if action not in ACTIONS:
-        raise WrongUse(f"{action!r}: do one of {', '.join(ACTIONS)}")
+        raise UsageError(f"{action!r}: do one of {', '.join(ACTIONS)}")
     if action == "list":
         if subscriber is not None or to is not None:
-            raise WrongUse("list takes no ID and no --to")
+            raise UsageError("list takes no ID and no --to")
         _list(str(directory), [*roots, *others], as_json=as_json)
         return
     if subscriber is None:
-        raise WrongUse(f"{action} whom? quiver subscribers {directory} {action} ID")
+        raise UsageError(f"{action} whom? quiver subscribers {directory} {action} ID")
     if (to is None) is (action == "rewind"):
-        raise WrongUse("rewind needs --to; drop takes none")
+        raise UsageError("rewind needs --to; drop takes none")
     refuse_snapshot(REAL_FILES, str(directory))
     chosen = _those_with(roots, others, subscriber)
     done = _drop(chosen, subscriber) if to is None else _rewind(chosen, subscriber, to)
@@ -175,7 +175,7 @@ def _rewind(roots: Sequence[str], subscriber: str, to: str) -> list[dict[str, An
 
     start: Any = parse_start(to, option="--to", now_ns=SYSTEM_CLOCK.now_ns())
     if isinstance(start, int) and len(roots) > 1:
-        raise WrongUse(f"--to {to}: each core counts its own segments; give a time, or the directory of one core")
+        raise UsageError(f"--to {to}: each core counts its own segments; give a time, or the directory of one core")
     done: list[dict[str, Any]] = []
     for root in roots:
         rewound = rewind(REAL_FILES, root, subscriber, start)
@@ -238,7 +238,7 @@ def _those_with(roots: Sequence[str], others: Sequence[str], subscriber: str) ->
     if not found and len(roots) == 1:
         return roots
     if not found:
-        raise SubscriberUnknown(f"there is no subscriber {subscriber!r} in any of {', '.join(roots)}")
+        raise UnknownSubscriberError(f"there is no subscriber {subscriber!r} in any of {', '.join(roots)}")
     for root in found:
         # All of them or none: whoever works in one core would be told after the others had changed.
         lock_subscriber(REAL_FILES, root, subscriber).release()

@@ -97,7 +97,7 @@ def _to_read(source: Path, assignments: list[str] | None, run_dir: Path | None) 
 
 def _against_list(directory: Path) -> list[str]:
     """Return what is not as the list of a snapshot says; nothing where *directory* is none."""
-    from quiver.errors import Damaged  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.errors import CorruptionError  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.snapshot_list import SNAPSHOT_LIST  # noqa: PLC0415
     from quiver.store.snapshots.snapshot import check_snapshot  # noqa: PLC0415
@@ -106,7 +106,7 @@ def _against_list(directory: Path) -> list[str]:
         return []
     try:
         _, problems = check_snapshot(REAL_FILES, str(directory))
-    except Damaged as damage:
+    except CorruptionError as damage:
         problems = [damage]
     return [str(problem) for problem in problems]
 

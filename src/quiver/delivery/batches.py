@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
 from quiver.delivery.policy import Again, Delivered, Outcome, outcome_of_error
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import BundleInvalid, BundleUnavailable, Damaged, DeliveryHalted
+from quiver.errors import BundleUnavailableError, CorruptionError, DeliveryHaltedError, InvalidBundleError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.cold.files import ColdFiles
 from quiver.store.format.names import SEGMENTS_DIR, segment_name
@@ -35,15 +35,15 @@ def read_stored(fs: FileSystem, root: str, ref: BundleRef, *, adapter: Adapter =
     Return the bundle at *ref* of the store at *root*, read beside its writer.
 
     Raises:
-        BundleUnavailable: its segment is gone, or has no such bundle.
-        Damaged: the file is not what was written.
+        BundleUnavailableError: its segment is gone, or has no such bundle.
+        CorruptionError: the file is not what was written.
         OSError: the disk could not be read.
     """
     path = f"{root}/{SEGMENTS_DIR}/{segment_name(ref.segment)}"
     try:
         reader = SegmentReader.open(ColdFiles(fs), path)
     except FileNotFoundError as error:
-        raise BundleUnavailable(f"bundle {ref} is gone: there is no {path}") from error
+        raise BundleUnavailableError(f"bundle {ref} is gone: there is no {path}") from error
     try:
         return Bundle.of_read(reader.bundle(ref.index), reader.ingested_at_ns(ref.index), adapter)
     finally:
@@ -82,7 +82,7 @@ class BatchDelivery:
         """Read and send one bundle; None when it is gone, by policy: there is nothing left to deliver."""
         try:
             return self._deliver(ref, read_stored(self._fs, self._root, ref, adapter=self._adapter))
-        except BundleUnavailable:
+        except BundleUnavailableError:
             return None
         except Exception as error:  # noqa: BLE001 - the edge: whatever a far side's client raises must not end a query
             return outcome_of_error(error)
@@ -96,8 +96,8 @@ class BatchDelivery:
         Take note of what became of the bundles of a batch. On return it may be committed.
 
         Raises:
-            DeliveryHalted: the policy says to stop at this bundle.
-            AtCapacity: the retry set is full: the batch must not be committed, and is tried again.
+            DeliveryHaltedError: the policy says to stop at this bundle.
+            CapacityError: the retry set is full: the batch must not be committed, and is tried again.
             OSError: the disk refused; the same holds.
         """
         try:
@@ -116,13 +116,13 @@ class BatchDelivery:
         if isinstance(verdict, Again):
             return
         if verdict.how == "halt":
-            raise DeliveryHalted(self._undelivered.exporter, str(ref), verdict.reason)
+            raise DeliveryHaltedError(self._undelivered.exporter, str(ref), verdict.reason)
         self._undelivered.resolved(ref)
 
     def _content(self, ref: BundleRef) -> Bundle | None:
         try:
             return read_stored(self._fs, self._root, ref, adapter=self._adapter)
-        except (Damaged, BundleUnavailable, BundleInvalid):
+        except (CorruptionError, BundleUnavailableError, InvalidBundleError):
             return None
 
     def drain(self) -> int:
@@ -133,7 +133,7 @@ class BatchDelivery:
         others would only be told the same.
 
         Raises:
-            DeliveryHalted: the policy says to stop at a bundle.
+            DeliveryHaltedError: the policy says to stop at a bundle.
             OSError: the disk refused; nothing is lost.
         """
         left = 0

@@ -27,7 +27,13 @@ import pyarrow as pa
 from quiver.bundle import OTAP, SLOT_MAX, Adapter, Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Delivered, Outcome
-from quiver.errors import AtCapacity, BundleInvalid, BundleUnavailable, Damaged, DirectoryInUse
+from quiver.errors import (
+    BundleUnavailableError,
+    CapacityError,
+    CorruptionError,
+    DirectoryInUseError,
+    InvalidBundleError,
+)
 from quiver.observe import Observer, Value
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -121,7 +127,7 @@ def letters_root(root: str, subscriber_id: str) -> str:
     Return the directory of an exporter's dead letters, in the store at *root*.
 
     Raises:
-        WrongUse: not a valid subscriber id.
+        UsageError: not a valid subscriber id.
     """
     check_subscriber_id(subscriber_id)
     return f"{root}/{DEAD_LETTER_DIR}/{subscriber_id}"
@@ -143,7 +149,7 @@ class DeadLetters:
         share: of a budget that the letters are under, too.
 
     Raises:
-        WrongUse: not a valid subscriber id.
+        UsageError: not a valid subscriber id.
     """
 
     def __init__(
@@ -193,9 +199,9 @@ class DeadLetters:
             is_refused: its data were refused: nobody but a person replays it.
 
         Raises:
-            BundleInvalid: it uses every slot there is, or is larger than the cap.
-            AtCapacity: the letters are at their cap. Nothing was kept.
-            RetryLater: there is no room, or somebody else has the letters open. Nothing was kept.
+            InvalidBundleError: it uses every slot there is, or is larger than the cap.
+            CapacityError: the letters are at their cap. Nothing was kept.
+            TransientError: there is no room, or somebody else has the letters open. Nothing was kept.
             QuiverError: the store of letters failed.
             OSError: the disk refused.
         """
@@ -217,13 +223,15 @@ class DeadLetters:
             slots = {} if bundle is None else dict(bundle.batches)
             free = next((slot for slot in range(SLOT_MAX, -1, -1) if slot not in slots), None)
             if free is None:
-                raise BundleInvalid(f"bundle {ref} uses all {SLOT_MAX + 1} slots: there is none left for the letter")
+                raise InvalidBundleError(
+                    f"bundle {ref} uses all {SLOT_MAX + 1} slots: there is none left for the letter"
+                )
             slots[free] = pa.RecordBatch.from_pylist([row], schema=LETTER_SCHEMA)
             try:
                 store.ingest(Bundle(slots, adapter=self._adapter), durable=True)
-            except AtCapacity as full:
+            except CapacityError as full:
                 what = full.what.replace("retention.size_cap", "dead_letters.size_cap")
-                raise AtCapacity(f"the dead letters in {self.path}: {what}") from full
+                raise CapacityError(f"the dead letters in {self.path}: {what}") from full
             self._known.add(ref)
         return True
 
@@ -233,7 +241,7 @@ class DeadLetters:
         Open the letters for dropping, as `open_letters` does, in the process that adds them; None when there are none.
 
         Raises:
-            DirectoryInUse: a command has them open for dropping, or another process for adding.
+            DirectoryInUseError: a command has them open for dropping, or another process for adding.
             QuiverError: the store of letters failed.
             OSError: the disk refused.
         """
@@ -277,7 +285,7 @@ class DeadLetters:
         Seal what is open, and let go. Idempotent; the next letter opens it again.
 
         Raises:
-            StoreFailed: the disk failed; what was added is safe.
+            StoreFailedError: the disk failed; what was added is safe.
         """
         with self._lock:
             store, self._store = self._store, None
@@ -334,7 +342,7 @@ def read_letters(
     subscriber_id: str,
     *,
     adapter: Adapter = OTAP,
-    problems: list[Damaged] | None = None,
+    problems: list[CorruptionError] | None = None,
 ) -> list[DeadLetter]:
     """
     Return the letters of an exporter that were neither replayed nor dropped, the oldest first, each once.
@@ -349,7 +357,7 @@ def read_letters(
         problems: where damage is reported; letters in damaged segments are not among those returned.
 
     Raises:
-        WrongUse: not a valid subscriber id.
+        UsageError: not a valid subscriber id.
         OSError: they cannot be read.
     """
     path = letters_root(root, subscriber_id)
@@ -363,7 +371,7 @@ def count_letters(fs: FileSystem, root: str, subscriber_id: str) -> int:
     Takes no lock. What is damaged counts, too: it was given up.
 
     Raises:
-        WrongUse: not a valid subscriber id.
+        UsageError: not a valid subscriber id.
         OSError: they cannot be read.
     """
     path = letters_root(root, subscriber_id)
@@ -374,10 +382,10 @@ def count_letters(fs: FileSystem, root: str, subscriber_id: str) -> int:
     return logged + sum(state.unresolved(SegmentRef.of(info)).bit_count() for info in infos)
 
 
-def _state_of_letters(fs: FileSystem, path: str, problems: list[Damaged]) -> SubscriberState:
+def _state_of_letters(fs: FileSystem, path: str, problems: list[CorruptionError]) -> SubscriberState:
     try:
         progress = load_progress(fs, path, LETTERS) if LETTERS in find_subscribers(fs, path) else None
-    except Damaged as damage:
+    except CorruptionError as damage:
         # Which letters were replayed or dropped is not known: all of them are shown.
         problems.append(damage)
         progress = None
@@ -392,7 +400,7 @@ def _each_once(found: Iterable[_Found]) -> list[DeadLetter]:
 
 
 def _all_letters(
-    fs: FileSystem, path: str, adapter: Adapter, problems: list[Damaged] | None = None
+    fs: FileSystem, path: str, adapter: Adapter, problems: list[CorruptionError] | None = None
 ) -> Iterator[_Found]:
     if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
         return
@@ -441,7 +449,7 @@ class LetterBox:
         Drop letters for good, durably: those of *refs*, or all there were. Return how many went.
 
         Raises:
-            BundleUnavailable: one of them is still being written: try again in a second. The others are gone.
+            BundleUnavailableError: one of them is still being written: try again in a second. The others are gone.
             OSError: the disk refused.
         """
         chosen = [one for one in self._found if refs is None or one.letter.ref in refs]
@@ -452,7 +460,9 @@ class LetterBox:
                 gone.add(one.letter.ref)
         self._file.save()
         if len(sealed) < len(chosen):
-            raise BundleUnavailable(f"{len(chosen) - len(sealed)} letters in {self._path} are being written: try again")
+            raise BundleUnavailableError(
+                f"{len(chosen) - len(sealed)} letters in {self._path} are being written: try again"
+            )
         return len(gone)
 
 
@@ -466,7 +476,7 @@ def open_letters(
     The disk is freed at the end when nobody else has them open, and otherwise by who has.
 
     Raises:
-        DirectoryInUse: another command is at it.
+        DirectoryInUseError: another command is at it.
         OSError: they cannot be read.
     """
     path = letters_root(root, subscriber_id)
@@ -476,7 +486,7 @@ def open_letters(
     with contextlib.ExitStack() as opened:
         try:
             store = opened.enter_context(open_store(path, LETTER_SETTINGS, files=fs, adapter=adapter, background=False))
-        except DirectoryInUse:
+        except DirectoryInUseError:
             pass  # the exporter's, which seals and deletes by itself
         else:
             store.register(LETTERS, start="earliest")
@@ -513,7 +523,7 @@ def replay_letters(
     Killed in between, one letter is delivered and still here: it is delivered once more.
 
     Raises:
-        BundleUnavailable: one was delivered and is still being written: drop it in a second.
+        BundleUnavailableError: one was delivered and is still being written: drop it in a second.
         OSError: the disk refused.
     """
     for letter in letters:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.atomic import replace_advisory_file
 from quiver.primitives.disk.file_system import FileSystem
@@ -57,8 +57,8 @@ def load_report(fs: FileSystem, root: str, exporter: str) -> ExporterReport | No
     Return what the report of *exporter* in the store at *root* says; None when there is none.
 
     Raises:
-        Damaged: the file is no report. Nothing relies on it; its exporter writes it anew.
-        WrongUse: not a valid name of an exporter.
+        CorruptionError: the file is no report. Nothing relies on it; its exporter writes it anew.
+        UsageError: not a valid name of an exporter.
         OSError: it cannot be read.
     """
     path = f"{root}/{report_name(exporter)}"
@@ -67,15 +67,15 @@ def load_report(fs: FileSystem, root: str, exporter: str) -> ExporterReport | No
     except (FileNotFoundError, NotADirectoryError):
         return None
     except NO_FILE_ERRORS as error:
-        raise Damaged(path, 0, no_file_reason(error)) from error
+        raise CorruptionError(path, 0, no_file_reason(error)) from error
     except OSError as error:
         if error.errno == errno.EFBIG:
-            raise Damaged(path, REPORT_BYTES_MAX, "an exporter's report is never this large") from error
+            raise CorruptionError(path, REPORT_BYTES_MAX, "an exporter's report is never this large") from error
         raise
     if isinstance(answer, NeedMore):
-        raise Damaged(path, 0, "the file is cut short")
+        raise CorruptionError(path, 0, "the file is cut short")
     if not isinstance(answer, Frame):
-        raise Damaged(path, answer.offset, answer.reason)
+        raise CorruptionError(path, answer.offset, answer.reason)
     return answer.value
 
 
@@ -114,7 +114,7 @@ class ExporterStats:
         found = []
         for root in self._roots:
             # What cannot be read is replaced with the first thing that there is to say.
-            with contextlib.suppress(Damaged, OSError):
+            with contextlib.suppress(CorruptionError, OSError):
                 found.append(load_report(self._files, root, self.exporter) or ExporterReport())
         times = [one.last_success_at_ns for one in found if one.last_success_at_ns is not None]
         failures = [one.last_failure for one in found if one.last_failure is not None]

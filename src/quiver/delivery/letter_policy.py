@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.settings import GIB, MIB, Settings, SizeCapPolicy
 
 __all__ = ["LetterPolicy", "Replay"]
@@ -32,7 +32,7 @@ class LetterPolicy:
             `manual` leaves all of them to a person.
 
     Raises:
-        SettingsInvalid: out of range.
+        SettingsError: out of range.
     """
 
     size_cap_bytes: int = 1 * GIB
@@ -42,9 +42,9 @@ class LetterPolicy:
 
     def __post_init__(self) -> None:
         if self.size_cap_bytes < SIZE_CAP_BYTES_MIN:
-            raise SettingsInvalid(f"dead_letters.size_cap must be at least 1MiB, not {self.size_cap_bytes} bytes")
+            raise SettingsError(f"dead_letters.size_cap must be at least 1MiB, not {self.size_cap_bytes} bytes")
         if self.replay not in get_args(Replay):
-            raise SettingsInvalid(f"dead_letters.replay: {self.replay!r} is not auto or manual")
+            raise SettingsError(f"dead_letters.replay: {self.replay!r} is not auto or manual")
         self.settings()
 
     def settings(self, stores: int = 1) -> Settings:
@@ -52,7 +52,7 @@ class LetterPolicy:
         Return the settings of a store of letters, of which there are so many.
 
         Raises:
-            SettingsInvalid: out of range.
+            SettingsError: out of range.
         """
         cap = max(self.size_cap_bytes // stores, SIZE_CAP_BYTES_MIN)
         segment = min(SEGMENT_BYTES_MAX, cap // SEGMENT_SHARE)

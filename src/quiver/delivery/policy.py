@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, get_args
 
-from quiver.errors import BundleInvalid, Damaged, SettingsInvalid
+from quiver.errors import CorruptionError, InvalidBundleError, SettingsError
 from quiver.primitives.backoff import Backoff
 
 __all__ = [
@@ -100,7 +100,7 @@ def outcome_of_error(error: Exception) -> Transient | Permanent:
     everything else may pass.
     """
     kind = type(error).__name__
-    if isinstance(error, BundleInvalid | Damaged):
+    if isinstance(error, InvalidBundleError | CorruptionError):
         return Permanent(kind, str(error))
     return Transient(kind, str(error))
 
@@ -150,7 +150,7 @@ class RetryPolicy:
         on_exhausted: what becomes of a bundle that is used up, or permanently refused.
 
     Raises:
-        SettingsInvalid: out of range.
+        SettingsError: out of range.
     """
 
     initial_interval_s: float = 1.0
@@ -164,12 +164,12 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         _ = self.backoff  # which checks its own numbers
         if self.max_attempts is not None and self.max_attempts < 1:
-            raise SettingsInvalid(f"max_attempts must be at least 1, not {self.max_attempts}")
+            raise SettingsError(f"max_attempts must be at least 1, not {self.max_attempts}")
         if self.max_elapsed_s is not None and not 0 < self.max_elapsed_s < math.inf:
-            raise SettingsInvalid(f"max_elapsed must be above 0, not {self.max_elapsed_s}")
+            raise SettingsError(f"max_elapsed must be above 0, not {self.max_elapsed_s}")
         words = get_args(OnExhausted)
         if self.on_exhausted not in words:
-            raise SettingsInvalid(f"on_exhausted: {self.on_exhausted!r} is not {', '.join(words)}")
+            raise SettingsError(f"on_exhausted: {self.on_exhausted!r} is not {', '.join(words)}")
 
     @property
     def backoff(self) -> Backoff:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Again, Done, GiveUp, Permanent, RetryPolicy, Transient
-from quiver.errors import AtCapacity, QuiverError, WrongUse
+from quiver.errors import CapacityError, QuiverError, UsageError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.store.reading.retry_set import RetrySet
 
@@ -51,7 +51,7 @@ class Undelivered:
         observer: takes counts and events.
 
     Raises:
-        WrongUse: the policy is to keep dead letters, and there is no place for them.
+        UsageError: the policy is to keep dead letters, and there is no place for them.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Undelivered:
         observer: Observer | None = None,
     ) -> None:
         if policy.on_exhausted == "dead_letter" and letters is None:
-            raise WrongUse(f"{exporter}: on_exhausted=dead_letter needs a place for dead letters")
+            raise UsageError(f"{exporter}: on_exhausted=dead_letter needs a place for dead letters")
         self.exporter = exporter
         self.policy = policy
         self.retries = RetrySet(clock=clock) if retries is None else retries
@@ -100,7 +100,7 @@ class Undelivered:
             acknowledged and `resolved`, or with `halt` to be left as it is.
 
         Raises:
-            AtCapacity: the retry set has no room for it, so the position must not pass it.
+            CapacityError: the retry set has no room for it, so the position must not pass it.
             OSError: the retry set could not be written; the same holds.
         """
         known = self.retries.get(ref)
@@ -111,7 +111,7 @@ class Undelivered:
             )
             delay_s = self.policy.delay_s(attempts, self._random)
         if isinstance(verdict, Done):
-            raise WrongUse(f"{ref} was delivered: that is no failure")
+            raise UsageError(f"{ref} was delivered: that is no failure")
         if isinstance(verdict, GiveUp):
             problem = self._give_up(ref, outcome, verdict, content, attempts)
             if problem is None and verdict.how != "halt":
@@ -121,7 +121,7 @@ class Undelivered:
         if isinstance(verdict, Again):
             self.retries.failed(ref, delay_s=verdict.delay_s, reason=str(outcome))
         else:
-            with contextlib.suppress(AtCapacity):  # all stops here, whether that can be noted or not
+            with contextlib.suppress(CapacityError):  # all stops here, whether that can be noted or not
                 self.retries.failed(ref, delay_s=0.0, reason=str(outcome), is_halted=True)
         if save:
             self.save()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from quiver.bundle import BundleRef
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import StoreClosed, SubscriberUnknown
+from quiver.errors import StoreClosedError, UnknownSubscriberError
 from quiver.exporters.parts import RequestProgress
 from quiver.exporters.ports import ForwardedHandle, Source
 
@@ -99,7 +99,7 @@ class AttemptTable:
 
     def forget_resolved(self) -> None:
         """Take out of the retry set what an earlier process resolved and was killed before it took it out."""
-        with contextlib.suppress(StoreClosed, SubscriberUnknown, OSError):
+        with contextlib.suppress(StoreClosedError, UnknownSubscriberError, OSError):
             entries = self._undelivered.retries.entries()
             for segment in sorted({entry.ref.segment for entry in entries}):
                 pending = set(self._source.pending_bundles_in_range(segment, segment))

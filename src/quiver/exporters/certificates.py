@@ -30,7 +30,7 @@ def pem_files(settings: ExporterSettings) -> PemFiles:
     Return what the files of *settings* hold, which certificates and a key that fits are.
 
     Raises:
-        SettingsInvalid: a file cannot be read, or holds something else.
+        SettingsError: a file cannot be read, or holds something else.
     """
     found = PemFiles(
         _bytes("ca_file", settings.ca_file),
@@ -47,7 +47,7 @@ def client_context(settings: ExporterSettings) -> ssl.SSLContext:
     Return a context that trusts, and shows, what *settings* say: the machine's own list when they name no authority.
 
     Raises:
-        SettingsInvalid: a file cannot be read, or holds something else.
+        SettingsError: a file cannot be read, or holds something else.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if settings.ca_file is None:

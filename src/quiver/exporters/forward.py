@@ -30,14 +30,14 @@ from quiver.delivery.exporter_stats import ExporterStats
 from quiver.delivery.policy import Again, GiveUp, Outcome, Permanent, RetryPolicy, Transient
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import (
-    AtCapacity,
-    BundleInvalid,
-    BundleUnavailable,
-    Damaged,
-    FormatUnsupported,
+    BundleUnavailableError,
+    CapacityError,
+    CorruptionError,
+    InvalidBundleError,
     QuiverError,
-    StoreClosed,
-    SubscriberUnknown,
+    StoreClosedError,
+    UnknownSubscriberError,
+    UnsupportedFormatError,
 )
 from quiver.exporters.attempts import AttemptTable
 from quiver.exporters.circuit_breaker import Pace
@@ -53,7 +53,7 @@ from quiver.exporters.size_limit import SizeLimit
 from quiver.exporters.taken import CombinedRequest, TakenBundle, combined
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.backoff import Backoff
-from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 
 __all__ = ["BundleForwarder", "ForwardState", "ForwardedHandle", "Sender", "Source"]
 
@@ -136,7 +136,7 @@ class BundleForwarder:
         self._draining = False
         self._stopped = False
         self._workers: list[Worker] = []
-        self.died: WorkerDied | None = None
+        self.died: WorkerDiedError | None = None
 
     # ── up and down ──────────────────────────────────────────────────────────────────────────────────
 
@@ -145,11 +145,11 @@ class BundleForwarder:
         Begin to send. Once.
 
         Raises:
-            StoreClosed: it was stopped; make another.
+            StoreClosedError: it was stopped; make another.
         """
         with self._condition:
             if self._stopped or self._draining:
-                raise StoreClosed("this forwarder was stopped; make another")
+                raise StoreClosedError("this forwarder was stopped; make another")
             if self._workers:
                 return
             self._attempts.forget_resolved()
@@ -198,7 +198,7 @@ class BundleForwarder:
         Wait until every sealed bundle is resolved; False when *timeout_s* passed first.
 
         Raises:
-            StoreClosed: the store was closed.
+            StoreClosedError: the store was closed.
         """
         deadline = self._clock.monotonic() + timeout_s
         while self._source.pending_bundle_count():
@@ -252,7 +252,7 @@ class BundleForwarder:
             self._condition.notify_all()
         return FINISHED
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         """Send nothing more: a part of the bundles would no longer be sent."""
         with self._condition:
             self.died = died
@@ -282,7 +282,7 @@ class BundleForwarder:
             timeout_s = 0.0 if self._draining else LOOK_S
             try:
                 bundles = self._take_some(timeout_s)
-            except (StoreClosed, SubscriberUnknown):
+            except (StoreClosedError, UnknownSubscriberError):
                 return []
             except (QuiverError, OSError) as error:
                 self._counts.trouble(str(error))
@@ -414,7 +414,7 @@ class BundleForwarder:
         self._counts.answered(request.signal, request.data, reply)
         failed = {bundle: None for bundle, _ in request.members}
         for number, bundle in enumerate(failed):
-            with contextlib.suppress(BundleUnavailable, StoreClosed, SubscriberUnknown):
+            with contextlib.suppress(BundleUnavailableError, StoreClosedError, UnknownSubscriberError):
                 self._attempts.keep(bundle.handle.ref, bundle.attempts)
                 self._defer(bundle, reply, is_one_more=number > 0)
         self._attempts.save()
@@ -425,7 +425,7 @@ class BundleForwarder:
             if bundle.requests and all(not bundle.attempts.of(at).is_untouched for at in range(len(bundle.requests))):
                 settled.append(bundle)
                 continue
-            with contextlib.suppress(BundleUnavailable, StoreClosed, SubscriberUnknown), bundle.handle:
+            with contextlib.suppress(BundleUnavailableError, StoreClosedError, UnknownSubscriberError), bundle.handle:
                 # Left without a decision, it is pending as before.
                 self._attempts.keep(bundle.handle.ref, bundle.attempts)
         return settled
@@ -434,10 +434,10 @@ class BundleForwarder:
         handle = bundle.handle
         try:
             self._settle(bundle)
-        except BundleUnavailable:
+        except BundleUnavailableError:
             # Policy dropped it meanwhile, or the subscriber was released: nothing is left to decide.
             self._attempts.forget(handle.ref)
-        except (StoreClosed, SubscriberUnknown):
+        except (StoreClosedError, UnknownSubscriberError):
             pass  # it will be delivered again, or to nobody
         except Exception as error:  # noqa: BLE001 - the edge: a fault of ours or of a sender must not end the thread
             self._counts.trouble(f"{type(error).__name__}: {error}")
@@ -448,14 +448,14 @@ class BundleForwarder:
         handle = bundle.handle
         try:
             requests = bundle.requests = bundle.requests or requests_of(handle.bundle)
-        except (OSError, FormatUnsupported) as error:
+        except (OSError, UnsupportedFormatError) as error:
             self._defer_unread(bundle, "READ", error)
             return
-        except (BundleInvalid, Damaged) as error:
+        except (InvalidBundleError, CorruptionError) as error:
             kind = type(error).__name__
             self._counts.unsendable(kind, str(error))
             # What is damaged cannot be read again; what is only no request can.
-            content = None if isinstance(error, Damaged) else handle.bundle
+            content = None if isinstance(error, CorruptionError) else handle.bundle
             self._failed(handle, Permanent(kind, str(error)), lambda: content)
             return
         self._attempts.keep(bundle.handle.ref, bundle.attempts)
@@ -526,7 +526,7 @@ class BundleForwarder:
         """Give the bundle back for later, or give it up; return for how long."""
         try:
             verdict = self._undelivered.failed(handle.ref, outcome, content=content, save=save)
-        except (AtCapacity, OSError) as error:
+        except (CapacityError, OSError) as error:
             # It is pending in the store all the same; only its attempts are not counted.
             self._counts.trouble(str(error))
             verdict = Again(self._undelivered.policy.max_interval_s)

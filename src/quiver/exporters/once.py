@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quiver.bundle import Bundle
 from quiver.delivery.policy import Delivered, Outcome, Permanent, Transient
-from quiver.errors import BundleInvalid, Damaged
+from quiver.errors import CorruptionError, InvalidBundleError
 from quiver.exporters.parts import PartSender, RequestProgress
 from quiver.exporters.requests import requests_of
 
@@ -23,7 +23,7 @@ def send_once(parts: PartSender, bundle: Bundle, batch_id: str = "") -> Outcome:
     """
     try:
         requests = requests_of(bundle)
-    except (BundleInvalid, Damaged) as error:
+    except (InvalidBundleError, CorruptionError) as error:
         return Permanent(type(error).__name__, str(error))
     if not requests:
         return Permanent("EMPTY", "there is nothing in it to send")

@@ -29,7 +29,7 @@ from quiver.otap.stream.arrow_message import try_decode_status
 from quiver.otap.tables.from_otlp import Converted, tables_of_request
 from quiver.otap.tables.payload_schema import SIGNALS
 from quiver.primitives.scan import Damage
-from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 
 __all__ = ["OtapGrpcSender"]
 
@@ -51,7 +51,7 @@ class OtapGrpcSender:
         clock: measures the life of streams, and how long a status is waited for.
 
     Raises:
-        SettingsInvalid: a certificate file cannot be read, or is none.
+        SettingsError: a certificate file cannot be read, or is none.
     """
 
     def __init__(
@@ -316,7 +316,7 @@ class _Stream:
             self._outbox.put(None)
         return FINISHED
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         """End the stream: what has no status yet is sent again, on another one."""
         self._call.cancel()
         self._end(_INTERNAL, str(died), None)

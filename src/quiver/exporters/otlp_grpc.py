@@ -37,7 +37,7 @@ class OtlpGrpcSender:
         settings: where to and how. Certificates are read here, once.
 
     Raises:
-        SettingsInvalid: a certificate file cannot be read, or is none.
+        SettingsError: a certificate file cannot be read, or is none.
     """
 
     def __init__(self, settings: ExporterSettings) -> None:
@@ -85,7 +85,7 @@ def open_channel(settings: ExporterSettings) -> Any:
     Return a connection of its own to the endpoint, made when it is first used.
 
     Raises:
-        SettingsInvalid: a certificate file cannot be read, or is none.
+        SettingsError: a certificate file cannot be read, or is none.
     """
     target = settings.target
     options = [

@@ -37,7 +37,7 @@ class OtlpHttpSender:
         clock: measures the time-out, and reads dates in ``Retry-After``.
 
     Raises:
-        SettingsInvalid: a certificate file cannot be read, or is none.
+        SettingsError: a certificate file cannot be read, or is none.
     """
 
     def __init__(self, settings: ExporterSettings, *, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 from urllib.parse import SplitResult, urlsplit
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.exporters.reply import Denied
 from quiver.primitives.backoff import Backoff
 from quiver.settings import GIB, KIB, MIB
@@ -72,7 +72,7 @@ def split_endpoint(endpoint: str, *, protocol: Protocol) -> Target:
     Take ``http://host:port``, ``https://host:port/base`` or, for gRPC, ``host:port`` apart.
 
     Raises:
-        SettingsInvalid: not such an endpoint.
+        SettingsError: not such an endpoint.
     """
     example = f"http://127.0.0.1:{_PORTS[protocol]}"
     text = endpoint if "://" in endpoint else f"{'https' if protocol == 'grpc' else ''}://{endpoint}"
@@ -80,12 +80,12 @@ def split_endpoint(endpoint: str, *, protocol: Protocol) -> Target:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise SettingsInvalid(f"endpoint: {shown(endpoint)!r} is not one; write for example {example}") from error
+        raise SettingsError(f"endpoint: {shown(endpoint)!r} is not one; write for example {example}") from error
     odd = parts.query or parts.fragment or parts.username is not None or (protocol == "grpc" and parts.path.strip("/"))
     # Port 0 is nobody's; what cannot be written into a request would be tried again for ever.
     odd = odd or port == 0 or not _can_be_asked(text, parts)
     if parts.scheme not in {"http", "https"} or not parts.hostname or odd:
-        raise SettingsInvalid(f"endpoint: {shown(endpoint)!r} is not one; write for example {example}")
+        raise SettingsError(f"endpoint: {shown(endpoint)!r} is not one; write for example {example}")
     return Target(parts.hostname, port or _PORTS[protocol], parts.path.rstrip("/"), parts.scheme == "https")
 
 
@@ -119,7 +119,7 @@ class ExporterSettings:
         retry: how long a bundle waits after each failure, and how long all do while the far side is down.
 
     Raises:
-        SettingsInvalid: out of range, or two settings contradict each other.
+        SettingsError: out of range, or two settings contradict each other.
     """
 
     endpoint: str
@@ -143,19 +143,19 @@ class ExporterSettings:
         ):
             words = get_args(known)
             if word not in words:
-                raise SettingsInvalid(f"{name}: {word!r} is not {', '.join(words[:-1])} or {words[-1]}")
+                raise SettingsError(f"{name}: {word!r} is not {', '.join(words[:-1])} or {words[-1]}")
         if not 0 < self.timeout_s <= 3600:
-            raise SettingsInvalid(f"timeout must be above 0 and at most an hour, not {self.timeout_s}")
+            raise SettingsError(f"timeout must be above 0 and at most an hour, not {self.timeout_s}")
         if not 1 <= self.in_flight_max <= 256:
-            raise SettingsInvalid(f"in_flight_max must be 1 to 256, not {self.in_flight_max}")
+            raise SettingsError(f"in_flight_max must be 1 to 256, not {self.in_flight_max}")
         split = split_endpoint(self.endpoint, protocol=self.protocol)
         has_files = any((self.ca_file, self.cert_file, self.key_file))
         if (self.cert_file is None) != (self.key_file is None):
-            raise SettingsInvalid("tls: cert_file and key_file belong together")
+            raise SettingsError("tls: cert_file and key_file belong together")
         if has_files and (self.insecure or not split.tls):
-            raise SettingsInvalid(f"tls: {self.endpoint} is sent to in plain text, where certificates are of no use")
+            raise SettingsError(f"tls: {self.endpoint} is sent to in plain text, where certificates are of no use")
         if self.insecure and self.endpoint.startswith("https://"):
-            raise SettingsInvalid(f"tls: {self.endpoint} asks for TLS, insecure for none; keep one")
+            raise SettingsError(f"tls: {self.endpoint} asks for TLS, insecure for none; keep one")
         self._check_headers()
         object.__setattr__(self, "headers", MappingProxyType(dict(self.headers)))
 
@@ -163,9 +163,9 @@ class ExporterSettings:
         for name, value in self.headers.items():
             allowed = _METADATA if self.protocol == "grpc" else _HEADER
             if not allowed.fullmatch(name) or name.lower() in _OWN_HEADERS:
-                raise SettingsInvalid(f"headers: {name!r} cannot be sent")
+                raise SettingsError(f"headers: {name!r} cannot be sent")
             if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
-                raise SettingsInvalid(f"headers: the value of {name} must be printable ASCII")
+                raise SettingsError(f"headers: the value of {name} must be printable ASCII")
 
     @property
     def target(self) -> Target:
@@ -187,7 +187,7 @@ class RequestSizes:
         batch_delay_s_max: so long at most the first of them waits for the others.
 
     Raises:
-        SettingsInvalid: out of range.
+        SettingsError: out of range.
     """
 
     request_bytes_max: int = 4 * MIB
@@ -196,11 +196,11 @@ class RequestSizes:
 
     def __post_init__(self) -> None:
         if not 1 * KIB <= self.request_bytes_max <= 1 * GIB:
-            raise SettingsInvalid("max_request_bytes must be between 1 KiB and 1 GiB")
+            raise SettingsError("max_request_bytes must be between 1 KiB and 1 GiB")
         if not 0 <= self.batch_bytes_min <= self.request_bytes_max:
-            raise SettingsInvalid("min_batch must not be above max_request_bytes: a combined request is no larger")
+            raise SettingsError("min_batch must not be above max_request_bytes: a combined request is no larger")
         if not 0 <= self.batch_delay_s_max <= 3600:
-            raise SettingsInvalid(f"max_delay must be at most an hour, not {self.batch_delay_s_max}")
+            raise SettingsError(f"max_delay must be at most an hour, not {self.batch_delay_s_max}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class OtapSenderSettings:
         message_bytes_max: no message gets longer; receivers refuse more than 4 MiB unless told otherwise.
 
     Raises:
-        SettingsInvalid: out of range.
+        SettingsError: out of range.
     """
 
     payload_compression: Literal["zstd", "none"] = "zstd"
@@ -226,8 +226,8 @@ class OtapSenderSettings:
 
     def __post_init__(self) -> None:
         if self.payload_compression not in {"zstd", "none"}:
-            raise SettingsInvalid(f"payload_compression: {self.payload_compression!r} is not zstd or none")
+            raise SettingsError(f"payload_compression: {self.payload_compression!r} is not zstd or none")
         if not 0 < self.stream_lifetime_s <= 24 * 3600:
-            raise SettingsInvalid(f"stream_lifetime must be above 0 and at most a day, not {self.stream_lifetime_s}")
+            raise SettingsError(f"stream_lifetime must be above 0 and at most a day, not {self.stream_lifetime_s}")
         if not MESSAGE_BYTES_MIN <= self.message_bytes_max <= 1 * GIB:
-            raise SettingsInvalid("max_message_bytes must be between 64 KiB and 1 GiB")
+            raise SettingsError("max_message_bytes must be between 64 KiB and 1 GiB")

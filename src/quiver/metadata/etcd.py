@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quiver.errors import AccessRefused, MetadataUnavailable, SettingsInvalid, StoreClosed
+from quiver.errors import AccessDeniedError, MetadataUnavailableError, SettingsError, StoreClosedError
 from quiver.metadata.location import EtcdAccess
 from quiver.metadata.port import Entry, check_commit, check_limit, end_of_prefix
 from quiver.primitives.certificates import show_certificate, trust_only
@@ -76,7 +76,7 @@ class EtcdMetadata:
         access: certificates, user and password.
 
     Raises:
-        SettingsInvalid: a certificate file cannot be used.
+        SettingsError: a certificate file cannot be used.
     """
 
     def __init__(self, endpoints: Sequence[str], access: EtcdAccess = EtcdAccess()) -> None:  # noqa: B008 - frozen
@@ -105,7 +105,7 @@ class EtcdMetadata:
 
     def _call(self, path: str, request: Mapping[str, object], read: Callable[[Any], T]) -> T:
         if self._client is None:
-            raise StoreClosed(f"metadata {self!r} is closed")
+            raise StoreClosedError(f"metadata {self!r} is closed")
         problem = "no endpoint"
         for turn in range(len(self._endpoints)):
             number = (self._first + turn) % len(self._endpoints)
@@ -126,8 +126,8 @@ class EtcdMetadata:
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 # Something that is no etcd answers there, as a proxy does.
                 reason = f"no answer of an etcd: {type(error).__name__}: {error}"
-                raise MetadataUnavailable(f"metadata {endpoint}: {reason}") from error
-        raise MetadataUnavailable(f"metadata {problem}")
+                raise MetadataUnavailableError(f"metadata {endpoint}: {reason}") from error
+        raise MetadataUnavailableError(f"metadata {problem}")
 
     def _ask(self, endpoint: str, path: str, request: Mapping[str, object]) -> Any:
         """
@@ -146,7 +146,7 @@ class EtcdMetadata:
     def _post(self, endpoint: str, path: str, request: Mapping[str, object], token: str | None) -> Any:
         client = self._client
         if client is None:
-            raise StoreClosed(f"metadata {self!r} is closed")
+            raise StoreClosedError(f"metadata {self!r} is closed")
         headers = {"Authorization": token} if token else {}
         return client.post(f"{endpoint}/v3/{path}", json=request, headers=headers)
 
@@ -155,8 +155,8 @@ class EtcdMetadata:
         Return a token for the user, empty where the etcd asks for none.
 
         Raises:
-            AccessRefused: it does not take the password.
-            MetadataUnavailable: its answer is none of an etcd.
+            AccessDeniedError: it does not take the password.
+            MetadataUnavailableError: its answer is none of an etcd.
         """
         request = {"name": self._access.user, "password": self._access.password}
         answer = self._post(endpoint, "auth/authenticate", request, None)
@@ -164,12 +164,12 @@ class EtcdMetadata:
             try:
                 token = str(answer.json()["token"])
             except (ValueError, TypeError, KeyError) as error:
-                raise MetadataUnavailable(f"metadata {endpoint}: no answer of an etcd: it has no token") from error
+                raise MetadataUnavailableError(f"metadata {endpoint}: no answer of an etcd: it has no token") from error
         elif "authentication is not enabled" in answer.text:
             token = ""
         else:
             self._require_access(endpoint, answer)
-            raise MetadataUnavailable(f"metadata {endpoint}: {answer.status_code}: {self._shown(answer.text)}")
+            raise MetadataUnavailableError(f"metadata {endpoint}: {answer.status_code}: {self._shown(answer.text)}")
         self._token = token
         return token
 
@@ -178,12 +178,12 @@ class EtcdMetadata:
         Return when *answer* does not say that the request is refused because of who sent it.
 
         Raises:
-            AccessRefused: it does.
+            AccessDeniedError: it does.
         """
         advice = next((advice for words, advice in _ADVICE.items() if words in answer.text), None)
         if advice is None and answer.status_code not in {401, 403}:
             return
-        raise AccessRefused(f"metadata {endpoint}: {self._shown(answer.text)}{advice or ''}")
+        raise AccessDeniedError(f"metadata {endpoint}: {self._shown(answer.text)}{advice or ''}")
 
     def _failure(self, error: Exception) -> str:
         text = self._shown(f"{type(error).__name__}: {error}")
@@ -200,7 +200,7 @@ class EtcdMetadata:
             stamp = _stamp(self._access)
             if stamp == self._files or self._client is None:
                 return
-            with contextlib.suppress(SettingsInvalid):  # half of them is replaced: the next failure looks again
+            with contextlib.suppress(SettingsError):  # half of them is replaced: the next failure looks again
                 fresh = self._connect()
                 # Other threads may be waiting for answers through it.
                 self._retired.append(self._client)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.primitives.masking import hint, substitute
 
 __all__ = ["ETCD_OPTIONS", "EtcdAccess", "MetadataLocation"]
@@ -78,16 +78,16 @@ class MetadataLocation:
             environment: what ``${NAME}`` in options stands for.
 
         Raises:
-            SettingsInvalid: not a metadata store, or an option that it does not have.
+            SettingsError: not a metadata store, or an option that it does not have.
         """
         if isinstance(given, MetadataLocation):
             return given
         if not isinstance(given, (str, Mapping)):
-            raise SettingsInvalid(f"metadata: a URL as text, or a mapping, not {type(given).__name__}")
+            raise SettingsError(f"metadata: a URL as text, or a mapping, not {type(given).__name__}")
         keys = _mapping_of(given) if isinstance(given, str) else dict(given)
         url = keys.pop("endpoint", None)
         if not isinstance(url, str):
-            raise SettingsInvalid(f"metadata: endpoint is a URL, as {', '.join(_SCHEMES)}")
+            raise SettingsError(f"metadata: endpoint is a URL, as {', '.join(_SCHEMES)}")
         every = {key: value for key, value in {**keys, **(options or {})}.items() if value is not None}
         return cls._build(url, every, environment or {})
 
@@ -98,13 +98,13 @@ class MetadataLocation:
             web = "https" if scheme in {"etcds", "https"} else "http"
             access = _access(options, environment)
             if web == "http" and (access.ca_file or access.cert_file):
-                raise SettingsInvalid("metadata: certificates have no effect without TLS: write etcds://host:port")
+                raise SettingsError("metadata: certificates have no effect without TLS: write etcds://host:port")
             return cls("etcd", endpoints=tuple(f"{web}://{host}" for host in _hosts(rest)), access=access)
         kind = next((kind for kind in ("sqlite", "memory") if kind == scheme), None)
         if kind is None or (kind == "sqlite" and not rest):
-            raise SettingsInvalid(f"metadata: a URL of {scheme!r} is none of {', '.join(_SCHEMES)}")
+            raise SettingsError(f"metadata: a URL of {scheme!r} is none of {', '.join(_SCHEMES)}")
         if options:
-            raise SettingsInvalid(f"metadata: {kind} has no option {next(iter(options))!r}; only an etcd has options")
+            raise SettingsError(f"metadata: {kind} has no option {next(iter(options))!r}; only an etcd has options")
         path = unquote(urlsplit(url).netloc + urlsplit(url).path) if kind == "sqlite" else ""
         return cls(kind, path=path)
 
@@ -121,13 +121,13 @@ def _mapping_of(text: str) -> dict[str, Any]:
         return dict(json.loads(text))
     except ValueError:
         # The text may contain a password, so the error does not repeat it.
-        raise SettingsInvalid("metadata: neither a URL nor JSON") from None
+        raise SettingsError("metadata: neither a URL nor JSON") from None
 
 
 def _hosts(rest: str) -> list[str]:
     hosts = [host for host in rest.rstrip("/").split(",") if host]
     if not hosts or any(mark in host for mark in "/@?#" for host in hosts):
-        raise SettingsInvalid(
+        raise SettingsError(
             f"metadata: write hosts and ports, as {_SCHEMES[0]}, without a path; user and password are options"
         )
     return hosts
@@ -137,7 +137,7 @@ def _access(options: Mapping[str, object], environment: Mapping[str, str]) -> Et
     values: dict[str, Any] = {}
     for key, given in options.items():
         if key not in ETCD_OPTIONS:
-            raise SettingsInvalid(f"metadata: etcd has no option {key!r}{hint(key, ETCD_OPTIONS)}")
+            raise SettingsError(f"metadata: etcd has no option {key!r}{hint(key, ETCD_OPTIONS)}")
         value, _ = substitute(f"metadata: option {key!r}", given, environment)
         values[key] = _seconds(value) if key == "timeout_s" else _text(key, value)
     access = EtcdAccess(**values)
@@ -149,13 +149,13 @@ def _access(options: Mapping[str, object], environment: Mapping[str, str]) -> Et
 def _together(access: EtcdAccess, names: Iterable[str]) -> None:
     given = [name for name in names if getattr(access, name) is not None]
     if len(given) == 1:
-        raise SettingsInvalid(f"metadata: options {' and '.join(names)} belong together; only {given[0]} is given")
+        raise SettingsError(f"metadata: options {' and '.join(names)} belong together; only {given[0]} is given")
 
 
 def _text(key: str, value: object) -> str:
     text = str(value)
     if not isinstance(value, str) or not text or not text.isprintable():
-        raise SettingsInvalid(f"metadata: option {key!r} is a text of printable characters, without a line break")
+        raise SettingsError(f"metadata: option {key!r} is a text of printable characters, without a line break")
     return text
 
 
@@ -165,5 +165,5 @@ def _seconds(value: object) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 3600:
-        raise SettingsInvalid("metadata: option 'timeout_s' is a number of seconds, at most 3600")
+        raise SettingsError("metadata: option 'timeout_s' is a number of seconds, at most 3600")
     return seconds

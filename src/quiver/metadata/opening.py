@@ -27,9 +27,9 @@ def open_metadata(
         environment: what ``${NAME}`` in options stands for.
 
     Raises:
-        SettingsInvalid: not a metadata store, or an option or certificate file of it is wrong.
-        Damaged: the SQLite file is broken.
-        MetadataUnavailable: the SQLite file cannot be opened.
+        SettingsError: not a metadata store, or an option or certificate file of it is wrong.
+        CorruptionError: the SQLite file is broken.
+        MetadataUnavailableError: the SQLite file cannot be opened.
     """
     location = MetadataLocation.of(location, environment=environment)
     if location.kind == "etcd":

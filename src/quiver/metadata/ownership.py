@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quiver.clock import Clock
-from quiver.errors import Damaged, DirectoryInUse, Fenced, MetadataUnavailable, SettingsInvalid
+from quiver.errors import CorruptionError, DirectoryInUseError, FencedError, MetadataUnavailableError, SettingsError
 from quiver.metadata.port import Entry, MetadataStore
 from quiver.primitives.checksum import crc32
 
@@ -59,7 +59,7 @@ def _decode(entry: Entry) -> _Record:
         )
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         reason = f"no record of an owner: {error!r}; remove this key once no process has the topic open"
-        raise Damaged(entry.key, 0, reason) from error
+        raise CorruptionError(entry.key, 0, reason) from error
 
 
 @dataclass(slots=True)
@@ -107,13 +107,13 @@ def acquire(
         watch: what earlier calls saw of it counts, too.
 
     Raises:
-        DirectoryInUse: another owner is alive, or was not watched for long enough to know.
-        Damaged: the record is not one.
-        MetadataUnavailable: the store does not answer.
-        SettingsInvalid: a time to live under one second, or of decades.
+        DirectoryInUseError: another owner is alive, or was not watched for long enough to know.
+        CorruptionError: the record is not one.
+        MetadataUnavailableError: the store does not answer.
+        SettingsError: a time to live under one second, or of decades.
     """
     if not _TTL_S_MIN <= ttl_s <= _TTL_S_MAX:
-        raise SettingsInvalid(f"ownership: a time to live is {_TTL_S_MIN:g} to {_TTL_S_MAX:g} s, not {ttl_s:g}")
+        raise SettingsError(f"ownership: a time to live is {_TTL_S_MIN:g} to {_TTL_S_MAX:g} s, not {ttl_s:g}")
     started = clock.monotonic()
     watch = watch or Watch()
     sleeping = threading.Condition()
@@ -136,14 +136,14 @@ def acquire(
             clock.wait(sleeping, min(ttl_s, 1.0) / 4)
 
 
-def _in_use(key: str, record: _Record | None, left_s: float) -> DirectoryInUse:
+def _in_use(key: str, record: _Record | None, left_s: float) -> DirectoryInUseError:
     if record is None:
-        return DirectoryInUse(key, "another process")
+        return DirectoryInUseError(key, "another process")
     remedy = (
         "close it there, or, if that process is dead, wait: it is free once its owner has been silent for another "
         f"{math.ceil(round(left_s, 3))} s, the rest of its lease"
     )
-    return DirectoryInUse(key, f"owner {record.owner}", remedy=remedy, retry_after_s=left_s)
+    return DirectoryInUseError(key, f"owner {record.owner}", remedy=remedy, retry_after_s=left_s)
 
 
 class Ownership:
@@ -166,7 +166,7 @@ class Ownership:
         self._revision = revision
         self._clock = clock
         self._guard = threading.Lock()
-        self._lost: Fenced | None = None
+        self._lost: FencedError | None = None
         self._was_ours = was_ours
         self._deadline = since + record.ttl_s * _KEPT_SHARE
 
@@ -183,13 +183,13 @@ class Ownership:
         Return when nobody else can be the owner now. Cheap: nothing is asked of the store.
 
         Raises:
-            Fenced: another owner took over.
-            MetadataUnavailable: the record was not renewed for too long; `renew` may still succeed.
+            FencedError: another owner took over.
+            MetadataUnavailableError: the record was not renewed for too long; `renew` may still succeed.
         """
         if self._lost is not None:
             raise self._lost
         if self._clock.monotonic() >= self._deadline:
-            raise MetadataUnavailable(
+            raise MetadataUnavailableError(
                 f"{self.key}: epoch {self.epoch} could not be renewed in time; it may be taken over"
             )
 
@@ -198,14 +198,14 @@ class Ownership:
         Say that this owner is alive.
 
         Raises:
-            Fenced: another owner took over.
-            MetadataUnavailable: the store does not answer; try again before the time to live is over.
+            FencedError: another owner took over.
+            MetadataUnavailableError: the store does not answer; try again before the time to live is over.
         """
         with self._guard:
             since = self._clock.monotonic()
             if self._commit({self.key: self._record.encode()}, {}) is None:
                 # Nothing but the record was expected, and it was ours when it was read again just now.
-                raise MetadataUnavailable(f"{self.key}: the record keeps changing")
+                raise MetadataUnavailableError(f"{self.key}: the record keeps changing")
             self._deadline = since + self._record.ttl_s * _KEPT_SHARE
 
     def commit(self, changes: Mapping[str, bytes | None], *, expect: Mapping[str, int] | None = None) -> int | None:
@@ -213,7 +213,7 @@ class Ownership:
         Commit as `MetadataStore.commit` does, if this is still the owner at that very moment.
 
         Raises:
-            Fenced: another owner took over; nothing happened.
+            FencedError: another owner took over; nothing happened.
         """
         with self._guard:
             return self._commit(changes, expect or {})
@@ -236,7 +236,7 @@ class Ownership:
         found = self._store.get(self.key)
         record = _decode(found) if found else None
         if found is None or record is None or (record.owner, record.epoch) != (self._record.owner, self.epoch):
-            self._lost = Fenced(
+            self._lost = FencedError(
                 self.key,
                 epoch=self.epoch,
                 owner=record.owner if record else "",
@@ -253,8 +253,8 @@ class Ownership:
         Give up ownership together with *changes*, so that the next owner need not wait. Write nothing more afterwards.
 
         Raises:
-            Fenced: another owner took over already; *changes* were not written.
-            MetadataUnavailable: the store does not answer; the next owner waits.
+            FencedError: another owner took over already; *changes* were not written.
+            MetadataUnavailableError: the store does not answer; the next owner waits.
         """
         with self._guard:
             gone = _Record(self._record.owner, self.epoch, self._record.ttl_s, released=True)
@@ -277,9 +277,11 @@ class Ownership:
         One that had it before, and had not released it, is waited for as usual: its disk may have what no other has.
         """
         if not self._was_ours:
-            with contextlib.suppress(Fenced, MetadataUnavailable):
+            with contextlib.suppress(FencedError, MetadataUnavailableError):
                 self.release()
         self.abandon()
 
     def _end(self, reason: str) -> None:
-        self._lost = self._lost or Fenced(self.key, epoch=self.epoch, owner="", owner_epoch=self.epoch, reason=reason)
+        self._lost = self._lost or FencedError(
+            self.key, epoch=self.epoch, owner="", owner_epoch=self.epoch, reason=reason
+        )

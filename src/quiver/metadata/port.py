@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = ["CHANGES_MAX", "VALUE_BYTES_MAX", "Entry", "MetadataStore", "check_commit", "check_limit", "end_of_prefix"]
 
@@ -38,7 +38,7 @@ class MetadataStore(Protocol):
     """
     A place for facts. Thread-safe. A commit that returned is durable.
 
-    Every call may raise `MetadataUnavailable`; after a commit that did, nobody knows whether it happened.
+    Every call may raise `MetadataUnavailableError`; after a commit that did, nobody knows whether it happened.
     """
 
     def get(self, key: str) -> Entry | None:
@@ -59,7 +59,7 @@ class MetadataStore(Protocol):
             The commit's revision, durable; or None when an expectation did not hold, and nothing happened.
 
         Raises:
-            WrongUse: a key or value is too long, or there are too many.
+            UsageError: a key or value is too long, or there are too many.
         """
 
     def close(self) -> None:
@@ -71,16 +71,16 @@ def check_commit(changes: Mapping[str, bytes | None], expect: Mapping[str, int])
     Return when every store takes this commit.
 
     Raises:
-        WrongUse: one of them would not.
+        UsageError: one of them would not.
     """
     if len(changes) + len(expect) > CHANGES_MAX:
-        raise WrongUse(f"metadata: a commit has at most {CHANGES_MAX} changes and checks, not {len(changes)}")
+        raise UsageError(f"metadata: a commit has at most {CHANGES_MAX} changes and checks, not {len(changes)}")
     for key in (*changes, *expect):
         if not 0 < len(key) <= KEY_CHARS_MAX or "\0" in key:
-            raise WrongUse(f"metadata: {key[:100]!r} is no key: 1 to {KEY_CHARS_MAX} characters, none of them NUL")
+            raise UsageError(f"metadata: {key[:100]!r} is no key: 1 to {KEY_CHARS_MAX} characters, none of them NUL")
     for key, value in changes.items():
         if value is not None and len(value) > VALUE_BYTES_MAX:
-            raise WrongUse(f"metadata: the value of {key} has {len(value)} bytes, more than {VALUE_BYTES_MAX}")
+            raise UsageError(f"metadata: the value of {key} has {len(value)} bytes, more than {VALUE_BYTES_MAX}")
 
 
 def check_limit(limit: int) -> None:
@@ -88,10 +88,10 @@ def check_limit(limit: int) -> None:
     Return when *limit* is lawful.
 
     Raises:
-        WrongUse: it is not 1 to 10,000.
+        UsageError: it is not 1 to 10,000.
     """
     if not 1 <= limit <= LIMIT_MAX:
-        raise WrongUse(f"metadata: limit is 1 to {LIMIT_MAX}, not {limit}")
+        raise UsageError(f"metadata: limit is 1 to {LIMIT_MAX}, not {limit}")
 
 
 def end_of_prefix(prefix: bytes) -> bytes:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from quiver.errors import Damaged, MetadataUnavailable, StoreClosed
+from quiver.errors import CorruptionError, MetadataUnavailableError, StoreClosedError
 from quiver.metadata.port import Entry, check_commit, check_limit
 
 __all__ = ["SqliteMetadata"]
@@ -31,8 +31,8 @@ class SqliteMetadata:
     A `MetadataStore` in the file *path*, made when missing.
 
     Raises:
-        Damaged: the file is no SQLite database, or a broken one.
-        MetadataUnavailable: it cannot be opened, or another process holds it for too long.
+        CorruptionError: the file is no SQLite database, or a broken one.
+        MetadataUnavailableError: it cannot be opened, or another process holds it for too long.
     """
 
     def __init__(self, path: str, *, busy_s: float = _BUSY_S) -> None:
@@ -62,15 +62,15 @@ class SqliteMetadata:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise MetadataUnavailable(f"metadata {self._path}: {error}") from error
+            raise MetadataUnavailableError(f"metadata {self._path}: {error}") from error
         except sqlite3.DatabaseError as error:
-            raise Damaged(self._path, 0, str(error)) from error
+            raise CorruptionError(self._path, 0, str(error)) from error
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         with self._guard:
             if self._connection is None:
-                raise StoreClosed(f"metadata {self._path} is closed")
+                raise StoreClosedError(f"metadata {self._path} is closed")
             with self._translated():
                 yield self._connection
 

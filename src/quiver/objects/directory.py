@@ -17,7 +17,7 @@ import os.path
 from collections.abc import Iterable, Iterator, Sequence
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import ObjectExists, ObjectMissing, WrongUse
+from quiver.errors import ObjectExistsError, ObjectNotFoundError, UsageError
 from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.file_system import Buffer, File, FileSystem
@@ -89,7 +89,7 @@ class DirectoryObjects:
                 try:
                     self._fs.link(file.path, target)
                 except FileExistsError:
-                    raise ObjectExists(key) from None
+                    raise ObjectExistsError(key) from None
             else:
                 self._fs.rename(file.path, target)
                 named = True
@@ -104,7 +104,7 @@ class DirectoryObjects:
         Make *key* hold exactly *data*, durably on return.
 
         Raises:
-            ObjectExists: with *if_absent*, when there is one already.
+            ObjectExistsError: with *if_absent*, when there is one already.
             OSError: the disk says so; the key is as it was, or holds the new object.
         """
         return self._write(key, (data,), if_absent=if_absent)
@@ -121,7 +121,7 @@ class DirectoryObjects:
     def _find(self, key: str) -> str:
         path = self._path(key)
         if self._is_folder(path):
-            raise ObjectMissing(key)
+            raise ObjectNotFoundError(key)
         return path
 
     def _is_folder(self, path: str) -> bool:
@@ -135,21 +135,21 @@ class DirectoryObjects:
         try:
             return self._fs.open_read(self._find(key))
         except (FileNotFoundError, NotADirectoryError):
-            raise ObjectMissing(key) from None
+            raise ObjectNotFoundError(key) from None
 
     def get(self, key: str, *, size_max: int) -> bytes:
         """
         Return the whole object.
 
         Raises:
-            ObjectMissing: there is none.
-            WrongUse: it is larger than *size_max*.
+            ObjectNotFoundError: there is none.
+            UsageError: it is larger than *size_max*.
         """
         file = self._open(key)
         try:
             size = file.size()
             if size > size_max:
-                raise WrongUse(f"objects: {key} has {size} bytes, more than {size_max}")
+                raise UsageError(f"objects: {key} has {size} bytes, more than {size_max}")
             return file.pread(size, 0)
         finally:
             file.close()
@@ -159,7 +159,7 @@ class DirectoryObjects:
         Return *length* bytes from *start*, fewer only at the object's end.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
         return self.get_ranges(key, [(start, length)])[0]
 
@@ -168,7 +168,7 @@ class DirectoryObjects:
         Return one piece for each (start, length) of *ranges*.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
         for start, length in ranges:
             check_range(start, length)
@@ -183,12 +183,12 @@ class DirectoryObjects:
         Return what is known of *key*.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
         try:
             stat = self._fs.stat(self._find(key))
         except (FileNotFoundError, NotADirectoryError):
-            raise ObjectMissing(key) from None
+            raise ObjectNotFoundError(key) from None
         etag = f'"{stat.inode:x}-{stat.modified_ns:x}-{stat.size_bytes:x}"'
         return ObjectInfo(key, stat.size_bytes, etag, stat.modified_ns)
 
@@ -214,7 +214,7 @@ class DirectoryObjects:
             elif folder + entry > after:
                 try:
                     yield self.head(folder + entry)
-                except ObjectMissing:
+                except ObjectNotFoundError:
                     continue  # deleted since it was listed
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -233,8 +233,8 @@ class DirectoryObjects:
         Make *target* hold what *source* holds, durably on return.
 
         Raises:
-            ObjectMissing: there is no *source*.
-            ObjectExists: with *if_absent*, when there is a *target* already.
+            ObjectNotFoundError: there is no *source*.
+            ObjectExistsError: with *if_absent*, when there is a *target* already.
             OSError: the disk says so; the target is as it was, or holds the new object.
         """
         file = self._open(source)

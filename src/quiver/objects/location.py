@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.primitives.masking import MASK, Secret, hint, masked, substitute
 
 __all__ = ["MASK", "Backend", "ObjectLocation", "Secret", "masked"]
@@ -119,14 +119,14 @@ class ObjectLocation:
         Parse a URL, the path of a directory, or a mapping written as JSON.
 
         Raises:
-            SettingsInvalid: no such kind of place, or an option that it does not have.
+            SettingsError: no such kind of place, or an option that it does not have.
         """
         if url.lstrip().startswith("{"):
             return cls.from_mapping({**_mapping_of(url), **(options or {})}, environment=environment)
         scheme = urlsplit(url).scheme if "://" in url else "file"
         backend = _SCHEMES.get(scheme.lower())
         if backend is None:
-            raise SettingsInvalid(f"objects: no backend for {scheme}://; there are {', '.join(sorted(_SCHEMES))}")
+            raise SettingsError(f"objects: no backend for {scheme}://; there are {', '.join(sorted(_SCHEMES))}")
         return cls._build(backend, url, options or {}, environment or {})
 
     @classmethod
@@ -137,12 +137,12 @@ class ObjectLocation:
         Return the location that *given* is or describes.
 
         Raises:
-            SettingsInvalid: as `from_url` and `from_mapping`.
+            SettingsError: as `from_url` and `from_mapping`.
         """
         if isinstance(given, str):
             return cls.from_url(given, environment=environment)
         if not isinstance(given, (Mapping, ObjectLocation)):
-            raise SettingsInvalid(f"objects: a URL or a directory as text, or a mapping, not {type(given).__name__}")
+            raise SettingsError(f"objects: a URL or a directory as text, or a mapping, not {type(given).__name__}")
         return given if isinstance(given, ObjectLocation) else cls.from_mapping(given, environment=environment)
 
     @classmethod
@@ -153,15 +153,15 @@ class ObjectLocation:
         Take ``backend``, ``root`` and ``options``, as in a broker's file. Options may stand beside the two as well.
 
         Raises:
-            SettingsInvalid: a key is missing or unknown, or backend and root contradict each other.
+            SettingsError: a key is missing or unknown, or backend and root contradict each other.
         """
         rest = dict(mapping)
         named, root, nested = rest.pop("backend", None), rest.pop("root", ""), rest.pop("options", None)
         backend = _BACKENDS.get(str(named).lower())
         if backend is None:
-            raise SettingsInvalid(f"objects: backend is one of {', '.join(sorted(_BACKENDS))}, not {named!r}")
+            raise SettingsError(f"objects: backend is one of {', '.join(sorted(_BACKENDS))}, not {named!r}")
         if not isinstance(root, str) or not isinstance(nested, Mapping | None):
-            raise SettingsInvalid("objects: root is a text, options is a mapping")
+            raise SettingsError("objects: root is a text, options is a mapping")
         return cls._build(backend, root, {**rest, **(nested or {})}, environment or {})
 
     @classmethod
@@ -178,7 +178,7 @@ class ObjectLocation:
         for key, given in options.items():
             name = known.get(key.lower())
             if name is None:
-                raise SettingsInvalid(f"objects: {backend} has no option {key!r}{hint(key, known)}")
+                raise SettingsError(f"objects: {backend} has no option {key!r}{hint(key, known)}")
             value, substituted = substitute(f"objects: option {key!r}", given, environment)
             if substituted or name in _SECRETS:
                 secrets.add(str(value))
@@ -199,7 +199,7 @@ def _mapping_of(text: str) -> dict[str, object]:
         found = json.loads(text)
     except ValueError:
         # The text may hold a password, so the error does not repeat it.
-        raise SettingsInvalid("objects: neither a URL nor JSON") from None
+        raise SettingsError("objects: neither a URL nor JSON") from None
     return dict(found)
 
 
@@ -207,7 +207,7 @@ def _typed(key: str, name: str, value: object) -> object:
     if name in _FLAGS:
         text = str(value).lower()
         if text not in {"true", "false"}:
-            raise SettingsInvalid(f"objects: option {key!r} is true or false")
+            raise SettingsError(f"objects: option {key!r} is true or false")
         return text == "true"
     if name in _DURATIONS:
         try:
@@ -215,13 +215,13 @@ def _typed(key: str, name: str, value: object) -> object:
         except ValueError:
             seconds = 0.0
         if not 0 < seconds < float("inf"):
-            raise SettingsInvalid(f"objects: option {key!r} is a number of seconds")
+            raise SettingsError(f"objects: option {key!r} is a number of seconds")
         return seconds
     text = str(value)
     if name in _URLS and not _is_web_url(text):
-        raise SettingsInvalid(f"objects: option {key!r} is a URL, as https://host:9000")
+        raise SettingsError(f"objects: option {key!r} is a URL, as https://host:9000")
     if name != "service_account_key" and not text.isprintable():
-        raise SettingsInvalid(f"objects: option {key!r} has a line break in it, or something else that nobody sees")
+        raise SettingsError(f"objects: option {key!r} has a line break in it, or something else that nobody sees")
     return text
 
 
@@ -245,19 +245,19 @@ def _directory_of(root: str) -> str:
     else:
         parts = urlsplit(root)
         if parts.scheme != "file" or parts.netloc not in {"", "localhost"}:
-            raise SettingsInvalid("objects: the root of fs is a directory of this machine; write file:///path")
+            raise SettingsError("objects: the root of fs is a directory of this machine; write file:///path")
         path = unquote(parts.path)
     if not path.rstrip("/"):
-        raise SettingsInvalid(f"objects: {root!r} names no directory")
+        raise SettingsError(f"objects: {root!r} names no directory")
     return path.rstrip("/")
 
 
 def _bucket_of(backend: Backend, root: str) -> tuple[str, str]:
     parts = urlsplit(root)
     if _SCHEMES.get(parts.scheme) != backend or not parts.hostname:
-        raise SettingsInvalid(f"objects: the root of {backend} names a bucket, as s3://bucket/prefix does")
+        raise SettingsError(f"objects: the root of {backend} names a bucket, as s3://bucket/prefix does")
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise SettingsInvalid("objects: credentials and parameters are options, not parts of the root")
+        raise SettingsError("objects: credentials and parameters are options, not parts of the root")
     if _BUCKET.fullmatch(parts.netloc) is None:
-        raise SettingsInvalid("objects: a bucket is called by letters, digits, dots, hyphens and underscores")
+        raise SettingsError("objects: a bucket is called by letters, digits, dots, hyphens and underscores")
     return parts.netloc, parts.path.strip("/")

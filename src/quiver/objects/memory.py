@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import ObjectExists, ObjectMissing, WrongUse
+from quiver.errors import ObjectExistsError, ObjectNotFoundError, UsageError
 from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
 from quiver.primitives.disk.file_system import Buffer
 
@@ -40,13 +40,13 @@ class MemoryObjects:
         Make *key* hold exactly *data*.
 
         Raises:
-            ObjectExists: with *if_absent*, when there is one already.
+            ObjectExistsError: with *if_absent*, when there is one already.
         """
         check_key(key)
         kept = bytes(data)
         with self._guard:
             if if_absent and key in self._objects:
-                raise ObjectExists(key)
+                raise ObjectExistsError(key)
             self._writes += 1
             info = ObjectInfo(key, len(kept), f'"{self._writes}"', self._clock.now_ns())
             self._objects[key] = (kept, info)
@@ -59,7 +59,7 @@ class MemoryObjects:
     def _find(self, key: str) -> tuple[bytes, ObjectInfo]:
         found = self._objects.get(check_key(key))
         if found is None:
-            raise ObjectMissing(key)
+            raise ObjectNotFoundError(key)
         return found
 
     def get(self, key: str, *, size_max: int) -> bytes:
@@ -67,12 +67,12 @@ class MemoryObjects:
         Return the whole object.
 
         Raises:
-            ObjectMissing: there is none.
-            WrongUse: it is larger than *size_max*.
+            ObjectNotFoundError: there is none.
+            UsageError: it is larger than *size_max*.
         """
         data, _ = self._find(key)
         if len(data) > size_max:
-            raise WrongUse(f"objects: {key} has {len(data)} bytes, more than {size_max}")
+            raise UsageError(f"objects: {key} has {len(data)} bytes, more than {size_max}")
         return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -80,7 +80,7 @@ class MemoryObjects:
         Return *length* bytes from *start*, fewer only at the object's end.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
         check_range(start, length)
         return self._find(key)[0][start : start + length]
@@ -90,7 +90,7 @@ class MemoryObjects:
         Return one piece for each (start, length) of *ranges*.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
         return [self.get_range(key, start, length) for start, length in ranges]
 
@@ -99,7 +99,7 @@ class MemoryObjects:
         Return what is known of *key*.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
         return self._find(key)[1]
 
@@ -124,8 +124,8 @@ class MemoryObjects:
         Make *target* hold what *source* holds.
 
         Raises:
-            ObjectMissing: there is no *source*.
-            ObjectExists: with *if_absent*, when there is a *target* already.
+            ObjectNotFoundError: there is no *source*.
+            ObjectExistsError: with *if_absent*, when there is a *target* already.
         """
         return self.put(target, self._find(source)[0], if_absent=if_absent)
 

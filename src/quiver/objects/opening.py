@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AccessRefused, ObjectMissing, SettingsInvalid
+from quiver.errors import AccessDeniedError, ObjectNotFoundError, SettingsError
 from quiver.objects.directory import DirectoryObjects
 from quiver.objects.location import ObjectLocation
 from quiver.objects.memory import MemoryObjects
@@ -44,9 +44,9 @@ def open_objects(
         observer: where they are counted.
 
     Raises:
-        SettingsInvalid: not a location.
-        AccessRefused: the credentials do not allow it.
-        ObjectsUnavailable: nobody answers.
+        SettingsError: not a location.
+        AccessDeniedError: the credentials do not allow it.
+        ObjectsUnavailableError: nobody answers.
         OSError: the directory cannot be used.
     """
     location = ObjectLocation.of(location, environment=environment)
@@ -70,9 +70,9 @@ def prove(tier: ObjectTier, name: str, *, writable: bool) -> None:
     missing would call that a loss. Here the object has just been written.
 
     Raises:
-        SettingsInvalid: there is no such bucket.
-        AccessRefused: the credentials do not allow it.
-        ObjectsUnavailable: nobody answers.
+        SettingsError: there is no such bucket.
+        AccessDeniedError: the credentials do not allow it.
+        ObjectsUnavailableError: nobody answers.
     """
     if not writable:
         next(iter(tier.list_below(PROBE_FOLDER)), None)
@@ -80,13 +80,13 @@ def prove(tier: ObjectTier, name: str, *, writable: bool) -> None:
     key = f"{PROBE_FOLDER}/{secrets.token_hex(8)}"
     try:
         tier.put(key, b"quiver")
-    except ObjectMissing:
-        raise SettingsInvalid(f"objects: there is no bucket for {name}") from None
+    except ObjectNotFoundError:
+        raise SettingsError(f"objects: there is no bucket for {name}") from None
     try:
         found = tier.get(key, size_max=64)
-    except ObjectMissing:
+    except ObjectNotFoundError:
         found = b""
     if found != b"quiver":
-        raise AccessRefused(f"objects: {name} took an object and does not give it back; check the credentials")
+        raise AccessDeniedError(f"objects: {name} took an object and does not give it back; check the credentials")
     next(iter(tier.list_below(PROBE_FOLDER)), None)
     tier.delete([key])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["KEY_CHARS_MAX", "ObjectInfo", "ObjectTier", "Parts", "check_key", "check_prefix", "check_range"]
@@ -53,8 +53,8 @@ class ObjectTier(Protocol):
     """
     A place for objects. Thread-safe. A write that returned is durable.
 
-    Every call may raise `ObjectsUnavailable` (try again; whether a write took effect is unknown), `AccessRefused`,
-    and `WrongUse` for a key that `check_key` refuses.
+    Every call may raise `ObjectsUnavailableError` (try again; whether a write took effect is unknown),
+    `AccessDeniedError`, and `UsageError` for a key that `check_key` refuses.
     """
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
@@ -62,7 +62,7 @@ class ObjectTier(Protocol):
         Make *key* hold exactly *data*, durably on return.
 
         Raises:
-            ObjectExists: with *if_absent*, when there is one already. Of several that try at once, one succeeds.
+            ObjectExistsError: with *if_absent*, when there is one already. Of several that try at once, one succeeds.
         """
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:
@@ -78,8 +78,8 @@ class ObjectTier(Protocol):
         Return the whole object.
 
         Raises:
-            ObjectMissing: there is none.
-            WrongUse: it is larger than *size_max*.
+            ObjectNotFoundError: there is none.
+            UsageError: it is larger than *size_max*.
         """
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -87,7 +87,7 @@ class ObjectTier(Protocol):
         Return *length* bytes from *start*, fewer only at the object's end, none behind it.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -95,7 +95,7 @@ class ObjectTier(Protocol):
         Return one piece for each (start, length) of *ranges*, as `get_range` would; in fewer requests where possible.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
 
     def head(self, key: str) -> ObjectInfo:
@@ -103,7 +103,7 @@ class ObjectTier(Protocol):
         Return what is known of *key*.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
 
     def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
@@ -121,8 +121,8 @@ class ObjectTier(Protocol):
         Make *target* hold what *source* holds, without sending the bytes through here where the tier can.
 
         Raises:
-            ObjectMissing: there is no *source*.
-            ObjectExists: with *if_absent*, when there is a *target* already.
+            ObjectNotFoundError: there is no *source*.
+            ObjectExistsError: with *if_absent*, when there is a *target* already.
         """
 
     def close(self) -> None:
@@ -134,14 +134,14 @@ def check_key(key: str) -> str:
     Return *key*.
 
     Raises:
-        WrongUse: it would not be the same name on a disk and in every bucket: segments of letters, digits and
+        UsageError: it would not be the same name on a disk and in every bucket: segments of letters, digits and
             ``_ = + @ , ~ - .``, none empty and none that begins with a dot.
     """
     segments = key.split("/")
     if len(key) > KEY_CHARS_MAX or not all(
         len(segment) <= SEGMENT_CHARS_MAX and _SEGMENT.fullmatch(segment) for segment in segments
     ):
-        raise WrongUse(f"objects: {key[:200]!r} is no key: use letters, digits and _=+@,~-. between single slashes")
+        raise UsageError(f"objects: {key[:200]!r} is no key: use letters, digits and _=+@,~-. between single slashes")
     return key
 
 
@@ -150,7 +150,7 @@ def check_prefix(prefix: str) -> str:
     Return *prefix* without the slash at its end, if any.
 
     Raises:
-        WrongUse: it is not a folder of lawful keys, and not empty either.
+        UsageError: it is not a folder of lawful keys, and not empty either.
     """
     folder = prefix.removesuffix("/")
     return check_key(folder) if folder else ""
@@ -161,7 +161,7 @@ def check_range(start: int, length: int) -> None:
     Return when the range is lawful.
 
     Raises:
-        WrongUse: it begins before the object, or is empty.
+        UsageError: it begins before the object, or is empty.
     """
     if start < 0 or length < 1:
-        raise WrongUse(f"objects: a range starts at 0 or later and has at least one byte, not {start} and {length}")
+        raise UsageError(f"objects: a range starts at 0 or later and has at least one byte, not {start} and {length}")

@@ -15,13 +15,13 @@ from datetime import timedelta
 from typing import Any
 
 from quiver.errors import (
-    AccessRefused,
-    ObjectExists,
-    ObjectMissing,
-    ObjectsUnavailable,
+    AccessDeniedError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectsUnavailableError,
     QuiverError,
-    SettingsInvalid,
-    WrongUse,
+    SettingsError,
+    UsageError,
 )
 from quiver.objects.location import ObjectLocation
 from quiver.objects.port import ObjectInfo, Parts, check_key, check_prefix, check_range
@@ -48,7 +48,7 @@ def connect(location: ObjectLocation) -> RemoteObjects:
     Return the bucket at *location*. Nothing is asked of it yet.
 
     Raises:
-        SettingsInvalid: options, or environment variables of the client library, contradict each other, or a file that
+        SettingsError: options, or environment variables of the client library, contradict each other, or a file that
             they name cannot be used.
     """
     from obstore import exceptions, store  # noqa: PLC0415 - heavy, and only here
@@ -77,7 +77,7 @@ def connect(location: ObjectLocation) -> RemoteObjects:
         )
     except (exceptions.BaseError, ValueError, TypeError) as error:
         # Nothing was asked of anybody yet, so trying again would not help.
-        raise SettingsInvalid(f"objects: {location}: {_problem(error, location.secrets)}") from None
+        raise SettingsError(f"objects: {location}: {_problem(error, location.secrets)}") from None
     return RemoteObjects(inner, name=str(location), secrets=location.secrets)
 
 
@@ -90,31 +90,31 @@ def _translated(operation: str, key: str, secrets: Iterable[str]) -> Iterator[No
     except QuiverError:
         raise
     except FileNotFoundError:
-        raise ObjectMissing(key) from None
+        raise ObjectNotFoundError(key) from None
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
-        raise ObjectExists(key) from None
+        raise ObjectExistsError(key) from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        raise AccessRefused(f"objects: {operation} {key}: {_problem(error, secrets)}") from None
+        raise AccessDeniedError(f"objects: {operation} {key}: {_problem(error, secrets)}") from None
     except (
         exceptions.NotSupportedError,
         exceptions.InvalidPathError,
         exceptions.UnknownConfigurationKeyError,
     ) as error:
-        raise WrongUse(f"objects: {operation} {key}: {_problem(error, secrets)}") from None
+        raise UsageError(f"objects: {operation} {key}: {_problem(error, secrets)}") from None
     except exceptions.BaseError as error:
         # `from None`: the message behind it is long, and may say what nobody may read.
         problem = _problem(error, secrets)
         if _NO_REQUEST in problem:
             reason = f"{problem}: is the endpoint a URL? plain http needs allow_http=true, or AWS_ALLOW_HTTP=true"
-            raise SettingsInvalid(f"objects: {operation} {key}: {reason}") from None
+            raise SettingsError(f"objects: {operation} {key}: {reason}") from None
         if _REFUSED.search(problem):
-            raise AccessRefused(f"objects: {operation} {key}: {problem}") from None
-        raise ObjectsUnavailable(operation, key, problem) from None
+            raise AccessDeniedError(f"objects: {operation} {key}: {problem}") from None
+        raise ObjectsUnavailableError(operation, key, problem) from None
     except BaseException as error:
         if type(error).__name__ != _PANIC:
             raise
         reason = f"{_problem(error, secrets)}: check endpoint, region and keys, also those of environment variables"
-        raise SettingsInvalid(f"objects: {operation} {key}: {reason}") from None
+        raise SettingsError(f"objects: {operation} {key}: {reason}") from None
 
 
 def _problem(error: BaseException, secrets: Iterable[str]) -> str:
@@ -177,7 +177,7 @@ class RemoteObjects:
         Make *key* hold exactly *data*, durably on return.
 
         Raises:
-            ObjectExists: with *if_absent*, when there is one already.
+            ObjectExistsError: with *if_absent*, when there is one already.
         """
         mode = "create" if if_absent else "overwrite"
         with self._translating("put", check_key(key)):
@@ -218,14 +218,14 @@ class RemoteObjects:
         Return the whole object.
 
         Raises:
-            ObjectMissing: there is none.
-            WrongUse: it is larger than *size_max*.
+            ObjectNotFoundError: there is none.
+            UsageError: it is larger than *size_max*.
         """
         with self._translating("get", check_key(key)):
             found = self._calls.get(self._store, key)
             size = found.meta["size"]
             if size > size_max:
-                raise WrongUse(f"objects: {key} has {size} bytes, more than {size_max}")
+                raise UsageError(f"objects: {key} has {size} bytes, more than {size_max}")
             return bytes(found.bytes())
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -233,13 +233,13 @@ class RemoteObjects:
         Return *length* bytes from *start*, fewer only at the object's end.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
         check_range(start, length)
         try:
             with self._translating("get", check_key(key)):
                 return bytes(self._calls.get_range(self._store, key, start=start, length=length))
-        except ObjectsUnavailable:
+        except ObjectsUnavailableError:
             # A range that begins behind the end is an error to all of them, each in its own words.
             if start < self.head(key).size_bytes:
                 raise
@@ -250,7 +250,7 @@ class RemoteObjects:
         Return one piece for each (start, length) of *ranges*; neighbours come in one request.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
         for start, length in ranges:
             check_range(start, length)
@@ -269,7 +269,7 @@ class RemoteObjects:
         Return what is known of *key*.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
         with self._translating("head", check_key(key)):
             return _info(self._calls.head(self._store, key))
@@ -293,7 +293,7 @@ class RemoteObjects:
             try:
                 with self._translating("delete", some[0]):
                     self._calls.delete(self._store, some)
-            except ObjectMissing:
+            except ObjectNotFoundError:
                 # Some providers call a missing one an error, and say nothing of the others.
                 for key in some:
                     self._delete_one(key)
@@ -302,7 +302,7 @@ class RemoteObjects:
         try:
             with self._translating("delete", key):
                 self._calls.delete(self._store, key)
-        except ObjectMissing:
+        except ObjectNotFoundError:
             return
 
     def copy(self, source: str, target: str, *, if_absent: bool = False) -> ObjectInfo:
@@ -310,15 +310,15 @@ class RemoteObjects:
         Make *target* hold what *source* holds; the provider moves the bytes.
 
         Raises:
-            ObjectMissing: there is no *source*.
-            ObjectExists: with *if_absent*, when there is a *target* already.
+            ObjectNotFoundError: there is no *source*.
+            ObjectExistsError: with *if_absent*, when there is a *target* already.
         """
         check_key(source)
         try:
             with self._translating("copy", check_key(target)):
                 self._calls.copy(self._store, source, target, overwrite=not if_absent)
-        except ObjectMissing:
-            raise ObjectMissing(source) from None
+        except ObjectNotFoundError:
+            raise ObjectNotFoundError(source) from None
         return self.head(target)
 
     def close(self) -> None:
@@ -327,7 +327,7 @@ class RemoteObjects:
 
     def _translating(self, operation: str, key: str) -> Any:
         if self._store is None:
-            raise WrongUse(f"objects: {self._name} is closed")
+            raise UsageError(f"objects: {self._name} is closed")
         return _translated(operation, key, self._secrets)
 
 

@@ -13,7 +13,7 @@ from random import Random
 from typing import TypeVar
 
 from quiver.clock import Clock
-from quiver.errors import ObjectExists, ObjectsUnavailable
+from quiver.errors import ObjectExistsError, ObjectsUnavailableError
 from quiver.objects.port import ObjectInfo, ObjectTier, Parts
 from quiver.observe import Observer
 from quiver.primitives.backoff import Backoff
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 class RetryingObjects:
     """
-    *inner*, with each call tried up to *tries_max* times. After the last, `ObjectsUnavailable` comes through.
+    *inner*, with each call tried up to *tries_max* times. After the last, `ObjectsUnavailableError` comes through.
 
     Args:
         inner: the tier that does the work.
@@ -66,7 +66,7 @@ class RetryingObjects:
         for number in range(1, self._tries_max):
             try:
                 return call(number)
-            except ObjectsUnavailable as error:
+            except ObjectsUnavailableError as error:
                 self._observer.count("quiver.objects.retries_total", operation=error.operation)
                 with self._waiting:
                     if self._closed:
@@ -79,13 +79,13 @@ class RetryingObjects:
         Make *key* hold exactly *data*, durably on return.
 
         Raises:
-            ObjectExists: with *if_absent*, when another put one there.
+            ObjectExistsError: with *if_absent*, when another put one there.
         """
 
         def call(number: int) -> ObjectInfo:
             try:
                 return self._inner.put(key, data, if_absent=if_absent)
-            except ObjectExists:
+            except ObjectExistsError:
                 info = self._inner.head(key) if number > 1 else None
                 if info is None or info.size_bytes != len(data) or not self._holds(key, memoryview(data)):
                     raise
@@ -109,8 +109,8 @@ class RetryingObjects:
         Return the whole object.
 
         Raises:
-            ObjectMissing: there is none.
-            WrongUse: it is larger than *size_max*.
+            ObjectNotFoundError: there is none.
+            UsageError: it is larger than *size_max*.
         """
         return self._tried(lambda _: self._inner.get(key, size_max=size_max))
 
@@ -119,7 +119,7 @@ class RetryingObjects:
         Return *length* bytes from *start*, fewer only at the object's end.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
         return self._tried(lambda _: self._inner.get_range(key, start, length))
 
@@ -128,7 +128,7 @@ class RetryingObjects:
         Return one piece for each (start, length) of *ranges*.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
         return self._tried(lambda _: self._inner.get_ranges(key, ranges))
 
@@ -137,7 +137,7 @@ class RetryingObjects:
         Return what is known of *key*.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectNotFoundError: there is none.
         """
         return self._tried(lambda _: self._inner.head(key))
 
@@ -155,14 +155,14 @@ class RetryingObjects:
         Make *target* hold what *source* holds.
 
         Raises:
-            ObjectMissing: there is no *source*.
-            ObjectExists: with *if_absent*, when another put one there.
+            ObjectNotFoundError: there is no *source*.
+            ObjectExistsError: with *if_absent*, when another put one there.
         """
 
         def call(number: int) -> ObjectInfo:
             try:
                 return self._inner.copy(source, target, if_absent=if_absent)
-            except ObjectExists:
+            except ObjectExistsError:
                 if number == 1 or not self._are_same(source, target):
                     raise
                 return self._inner.head(target)  # ours, from the try whose answer was lost

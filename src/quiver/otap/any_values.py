@@ -3,7 +3,7 @@ Attributes and AnyValues as they stand on the wire → keys and arms, whole colu
 
 The decoder of requests hands them over as bytes, which costs it a fifth of taking them apart. Here they are taken
 apart in the shape that every encoder writes: the key, then the value, one arm, nothing behind it. What has another
-shape (a value before its key, an arm in two parts, a field that nobody knows) is refused as `Odd`.
+shape (a value before its key, an arm in two parts, a field that nobody knows) is refused as `FallbackNeededError`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from quiver.otap.arrays import Odd, counts_of, placed
+from quiver.otap.arrays import FallbackNeededError, counts_of, placed
 
 __all__ = ["KINDS", "AnyValues", "Wire", "any_values", "key_values", "lone_values"]
 
@@ -71,7 +71,7 @@ class Wire:
         two = first >= _CONTINUES
         three = two & (second >= _CONTINUES)
         if (three & (third >= _CONTINUES)).any():
-            raise Odd
+            raise FallbackNeededError
         length = (first & 0x7F) + np.where(two, (second & 0x7F) << 7, 0) + np.where(three, third << 14, 0)
         return length, at + 1 + two + three
 
@@ -93,12 +93,12 @@ class Wire:
         Return the same as strings.
 
         Raises:
-            Odd: they are not UTF-8.
+            FallbackNeededError: they are not UTF-8.
         """
         try:
             return self.cut(starts, ends).cast(pa.string())
         except pa.ArrowInvalid as error:
-            raise Odd from error
+            raise FallbackNeededError from error
 
 
 class AnyValues:
@@ -114,7 +114,7 @@ class AnyValues:
         self.kinds = np.where(ends > starts, _KIND_OF_TAG.take(wire.raw.take(starts)), 0)
         self._counts = np.bincount(self.kinds, minlength=_STRANGE + 1)
         if self._counts[_STRANGE]:
-            raise Odd
+            raise FallbackNeededError
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -128,7 +128,7 @@ class AnyValues:
         Return the arm of this name.
 
         Raises:
-            Odd: a value is not written as encoders write it, or a string is not UTF-8.
+            FallbackNeededError: a value is not written as encoders write it, or a string is not UTF-8.
         """
         if not self.has(name):
             return pa.nulls(len(self), _TYPES[name])
@@ -141,7 +141,7 @@ class AnyValues:
         if name == "bool_value":
             read = self._wire.raw.take(starts)
             if (ends != starts + 1).any() or int(read.max()) >= _CONTINUES:
-                raise Odd
+                raise FallbackNeededError
             truths = np.zeros(len(self), np.bool_)
             truths[rows] = read != 0
             buffer = pa.py_buffer(np.packbits(truths, bitorder="little"))
@@ -157,7 +157,7 @@ class AnyValues:
         Return the serialised arrays, or maps, and the rows that they are of.
 
         Raises:
-            Odd: a value is not written as encoders write it.
+            FallbackNeededError: a value is not written as encoders write it.
         """
         if not self.has(name):
             return pa.array([], pa.binary()), np.zeros(0, np.int64)
@@ -168,27 +168,27 @@ class AnyValues:
         ends = self._ends[rows]
         lengths, starts = self._wire.lengths(self._starts[rows] + 1)
         if (starts + lengths != ends).any():
-            raise Odd
+            raise FallbackNeededError
         return self._wire.text(starts, ends) if name == "string_value" else self._wire.cut(starts, ends)
 
     def _integers(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         widths = ends - starts
         longest = int(widths.max())
         if int(widths.min()) < 1 or longest > _VARINT_BYTES_MAX:
-            raise Odd
+            raise FallbackNeededError
         numbers = np.zeros(len(starts), np.uint64)
         for place in range(longest):
             inside = widths > place
             read = self._wire.raw.take(starts + place)
             if (inside & ((read >= _CONTINUES) == (widths == place + 1))).any():
-                raise Odd
+                raise FallbackNeededError
             part = (read & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * place)
             numbers |= np.where(inside, part, np.uint64(0))
         return numbers.view(np.int64)
 
     def _doubles(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         if (ends != starts + _DOUBLE_BYTES).any():
-            raise Odd
+            raise FallbackNeededError
         return self._wire.raw[starts[:, None] + np.arange(_DOUBLE_BYTES)].view("<f8").ravel()
 
 
@@ -197,7 +197,7 @@ def key_values(messages: pa.Array) -> tuple[pa.Array, AnyValues]:
     Return the keys and the values of serialised `KeyValue` messages.
 
     Raises:
-        Odd: one is not written as encoders write it, or a key is not UTF-8.
+        FallbackNeededError: one is not written as encoders write it, or a key is not UTF-8.
     """
     wire = Wire(messages)
     starts, ends = wire.starts, wire.ends
@@ -207,15 +207,15 @@ def key_values(messages: pa.Array) -> tuple[pa.Array, AnyValues]:
         lengths, key_starts = np.where(keyed, lengths, 0), np.where(keyed, key_starts, starts)
     key_ends = key_starts + lengths
     if (key_ends > ends).any():
-        raise Odd
+        raise FallbackNeededError
     bare = key_ends == ends
     if not (bare | (wire.raw.take(key_ends) == _VALUE_TAG)).all():
-        raise Odd
+        raise FallbackNeededError
     lengths, value_starts = wire.lengths(key_ends + 1)
     if bare.any():
         lengths, value_starts = np.where(bare, 0, lengths), np.where(bare, ends, value_starts)
     if (value_starts + lengths != ends).any():
-        raise Odd
+        raise FallbackNeededError
     return wire.text(key_starts, key_ends), AnyValues(wire, value_starts, ends)
 
 
@@ -224,7 +224,7 @@ def any_values(messages: pa.Array) -> AnyValues:
     Return serialised `AnyValue` messages as a column of values.
 
     Raises:
-        Odd: one is not written as encoders write it.
+        FallbackNeededError: one is not written as encoders write it.
     """
     wire = Wire(messages)
     return AnyValues(wire, wire.starts, wire.ends)
@@ -235,11 +235,11 @@ def lone_values(parts: pa.Array) -> AnyValues:
     Return the values of a field that comes once or not at all: lists of one serialised `AnyValue`, or none.
 
     Raises:
-        Odd: one came in several parts, which must be merged, or is not written as encoders write it.
+        FallbackNeededError: one came in several parts, which must be merged, or is not written as encoders write it.
     """
     counts = counts_of(parts)
     if int(counts.max(initial=0)) > 1:
-        raise Odd
+        raise FallbackNeededError
     wire = Wire(parts.values)
     places = np.append(wire.starts, wire.ends[-1:] if len(wire.ends) else 0)
     before = np.cumsum(counts) - counts

@@ -1,8 +1,8 @@
 """
 Arrow arrays as decoded from the wire → the columns of a view, whole columns at a time.
 
-The counterpart of `columns.py`, which makes the same columns from protobuf objects. What this one cannot do
-exactly it refuses with `Odd`, and the objects do it: a value that was set twice on the wire, a key that is twice
+The counterpart of `columns.py`, which makes the same columns from protobuf objects. What this one cannot do exactly it
+refuses with `FallbackNeededError`, and the objects do it: a value that was set twice on the wire, a key that is twice
 in one map, nested values that do not parse.
 """
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from quiver.otap.views.schemas import TIME
 
 __all__ = [
-    "Odd",
+    "FallbackNeededError",
     "codes",
     "counts_of",
     "counts_of_binary",
@@ -41,7 +41,7 @@ _BITS = np.left_shift(np.uint64(1), np.arange(63, dtype=np.uint64))
 _HEX = np.frombuffer("".join(f"{value:02x}" for value in range(256)).encode(), np.uint16)
 
 
-class Odd(Exception):
+class FallbackNeededError(Exception):
     """These bytes need the careful decoder. Never leaves this package."""
 
 
@@ -80,7 +80,7 @@ def require_one_arm(arms: Sequence[pa.Array]) -> None:
     Return when no row has two of *arms* set: the wire may set a oneof twice, and then the last one counts.
 
     Raises:
-        Odd: some row has.
+        FallbackNeededError: some row has.
     """
     used = [arm for arm in arms if arm.null_count < len(arm)]
     if len(used) < 2 or sum(len(arm) - arm.null_count for arm in used) == 0:
@@ -89,7 +89,7 @@ def require_one_arm(arms: Sequence[pa.Array]) -> None:
     for arm in used[1:]:
         total = total + validity(arm)
     if int(total.max(initial=0)) > 1:
-        raise Odd
+        raise FallbackNeededError
 
 
 def placed(values: pa.Array, there: np.ndarray) -> pa.Array:
@@ -135,7 +135,7 @@ def hex_ids(values: pa.Array) -> pa.Array:
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
     start, end = int(offsets[0]), int(offsets[-1])
     if end - start > _INT64_MAX >> 33:
-        raise Odd
+        raise FallbackNeededError
     data = values.buffers()[2]
     raw = np.frombuffer(data, np.uint8)[start:end] if data is not None and end > start else np.zeros(0, np.uint8)
     doubled = pa.py_buffer((offsets - start) * np.int32(2))
@@ -202,7 +202,7 @@ def require_distinct(keys: pa.Array, counts: np.ndarray) -> None:
     Return when no list has a key twice. Readers of Arrow maps may fail on a batch that has.
 
     Raises:
-        Odd: some list has.
+        FallbackNeededError: some list has.
     """
     if not len(keys) or int(counts.max(initial=0)) < 2:
         return
@@ -214,7 +214,7 @@ def require_distinct(keys: pa.Array, counts: np.ndarray) -> None:
         bits = _BITS.take(which)
         starts = (np.cumsum(counts) - counts)[counts > 0]
         if (np.add.reduceat(bits, starts) != np.bitwise_or.reduceat(bits, starts)).any():
-            raise Odd
+            raise FallbackNeededError
         return
     places = repeated(counts).astype(np.int64) * distinct + which
     if len(counts) * distinct <= _KEY_TABLE_BYTES_MAX:
@@ -224,4 +224,4 @@ def require_distinct(keys: pa.Array, counts: np.ndarray) -> None:
     else:
         unique = len(np.unique(places))
     if unique != len(which):
-        raise Odd
+        raise FallbackNeededError

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 
 from quiver.bundle import OTLP_SLOTS, Bundle
-from quiver.errors import BundleInvalid
+from quiver.errors import InvalidBundleError
 from quiver.otap.conversion_errors import or_raise
 from quiver.otap.tables.from_otlp import tables_of_request
 from quiver.otap.tables.payload_schema import ROOT_ROWS_MAX, SIGNALS
@@ -32,13 +32,14 @@ def from_otlp(data: bytes | memoryview, signal: str, *, ingested_at_ns: int | No
     these matter.
 
     Raises:
-        BundleInvalid: the bytes are not such a request, a trace or span id has the wrong length, the rows would take
+        InvalidBundleError: the bytes are not such a request, a trace or span id has the wrong length, the rows would
+        take
             too much memory, or the request needs more than one bundle.
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     bundles = list(iter_bundles(data, signal, ingested_at_ns=ingested_at_ns))
     if len(bundles) > 1:
-        raise BundleInvalid(
+        raise InvalidBundleError(
             f"a bundle holds at most {ROOT_ROWS_MAX:,} records; this request needs {len(bundles)} bundles: "
             "use otap.iter_bundles"
         )
@@ -52,9 +53,9 @@ def iter_bundles(data: bytes | memoryview, signal: str, *, ingested_at_ns: int |
     Every bundle but the last has 65,535 records. A request without records gives no bundle.
 
     Raises:
-        BundleInvalid: as `from_otlp`, except that the request may have any number of records. Raised by this call,
+        InvalidBundleError: as `from_otlp`, except that the request may have any number of records. Raised by this call,
             not by the iterator.
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     converted = or_raise(tables_of_request(data, signal))
     return (Bundle(tables, ingested_at_ns=ingested_at_ns) for tables in converted.tables)
@@ -68,8 +69,8 @@ def to_otlp(bundle: Bundle, signal: str) -> bytes:
     all of them, one behind the other, which is what protobuf calls merged.
 
     Raises:
-        BundleInvalid: the slots hold no tables of this signal, or tables that say nothing sound.
-        WrongUse: no such signal.
+        InvalidBundleError: the slots hold no tables of this signal, or tables that say nothing sound.
+        UsageError: no such signal.
     """
     name = "traces" if view_name(signal) == "spans" else signal
     whole = OTLP_SLOTS[name]
@@ -79,5 +80,5 @@ def to_otlp(bundle: Bundle, signal: str) -> bytes:
     if not batches:
         return b""  # what `from_otlp` made of a request without records
     if SIGNALS[name].root not in batches:
-        raise BundleInvalid(f"the bundle has no {name}: slots {', '.join(map(str, bundle.slots))}")
+        raise InvalidBundleError(f"the bundle has no {name}: slots {', '.join(map(str, bundle.slots))}")
     return or_raise(request_of_tables(batches, name)).data

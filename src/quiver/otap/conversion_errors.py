@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from quiver.errors import BundleInvalid
+from quiver.errors import InvalidBundleError
 from quiver.primitives.scan import Damage
 
-__all__ = ["Refused", "or_raise"]
+__all__ = ["ConversionError", "or_raise"]
 
 _T = TypeVar("_T")
 
 
-class Refused(Exception):
+class ConversionError(Exception):
     """These bytes or tables are not what they should be; the text says why. Never leaves this package."""
 
 
@@ -21,8 +21,8 @@ def or_raise(found: _T | Damage) -> _T:
     Return *found*. The public functions of this package raise where the inner ones answer with a `Damage`.
 
     Raises:
-        BundleInvalid: *found* is a `Damage`.
+        InvalidBundleError: *found* is a `Damage`.
     """
     if isinstance(found, Damage):
-        raise BundleInvalid(found.reason)
+        raise InvalidBundleError(found.reason)
     return found

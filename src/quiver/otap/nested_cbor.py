@@ -24,7 +24,7 @@ def cbor_values(values: Any) -> pa.Array:
     Return arrays and maps among *values* as CBOR, null where a value is something else.
 
     Raises:
-        Odd: one does not parse, or nests very deep.
+        FallbackNeededError: one does not parse, or nests very deep.
     """
     return nested_column(values, _CBOR)
 

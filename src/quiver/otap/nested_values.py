@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from quiver.otap.any_values import KINDS, any_values, key_values
-from quiver.otap.arrays import Odd, counts_of, placed, require_distinct
+from quiver.otap.arrays import FallbackNeededError, counts_of, placed, require_distinct
 from quiver.otap.wire_schema import nested_handler
 
 __all__ = ["Notation", "nested_column"]
@@ -65,7 +65,7 @@ def nested_column(values: Any, notation: Notation) -> pa.Array:
     Return what of *values* is an array or a map in *notation*, null where a value is something else.
 
     Raises:
-        Odd: one does not parse, has a key twice where that matters, or nests very deep.
+        FallbackNeededError: one does not parse, has a key twice where that matters, or nests very deep.
     """
     parts: list[pa.Array] = []
     places: list[np.ndarray] = []
@@ -89,10 +89,10 @@ def _written(raw: pa.Array, message: str, notation: Notation, *, depth: int = 0)
     Return serialised messages (`ArrayValue`, `KeyValueList`) in *notation*; none of them is null.
 
     Raises:
-        Odd: one does not parse, has a key twice where that matters, or nests very deep.
+        FallbackNeededError: one does not parse, has a key twice where that matters, or nests very deep.
     """
     if depth > _DEPTH_MAX:
-        raise Odd
+        raise FallbackNeededError
     encoded = raw.dictionary_encode()
     if len(encoded.dictionary) <= _FEW:
         made = [_one(data.as_py(), message, notation, depth) for data in encoded.dictionary]
@@ -100,7 +100,7 @@ def _written(raw: pa.Array, message: str, notation: Notation, *, depth: int = 0)
     try:
         lists = nested_handler(message).array_to_record_batch(encoded.dictionary).column("values")
     except (ImportError, ValueError) as error:
-        raise Odd from error
+        raise FallbackNeededError from error
     elements: Any = lists.values
     if message == "ArrayValue":
         texts = _values(any_values(elements), notation, depth)
@@ -122,10 +122,10 @@ def _one(data: bytes, message: str, notation: Notation, depth: int) -> str | byt
     try:
         arm.MergeFromString(data)
     except DecodeError as error:
-        raise Odd from error
+        raise FallbackNeededError from error
     left = _DEPTH_MAX - depth
     if len(data) > 2 * left and _depth(value) > left:  # a level takes two bytes, or more
-        raise Odd
+        raise FallbackNeededError
     return notation.one(value)
 
 

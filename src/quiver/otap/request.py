@@ -68,7 +68,7 @@ def measure_request(data: bytes | memoryview, signal: str) -> Measured | Damage:
     part of a large request that is large itself is parsed whole.
 
     Raises:
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     view = view_name(signal)
     try:
@@ -88,7 +88,7 @@ def parse_request(data: bytes | memoryview, signal: str) -> Request | Damage:
     Return the parsed request, or why these bytes are none or are refused. Empty bytes are a request without rows.
 
     Raises:
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     view = view_name(signal)
     kind = SHAPES[view].request

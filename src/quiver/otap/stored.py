@@ -51,7 +51,7 @@ def slots_of_view(view: str) -> tuple[int, ...]:
     Return every slot that a bundle may keep the view's data in: that of whole requests, and those of its tables.
 
     Raises:
-        WrongUse: no such view.
+        UsageError: no such view.
     """
     signal = _signal(view_name(view))
     return (OTLP_SLOTS[signal], *sorted(SIGNALS[signal].payloads))
@@ -66,7 +66,7 @@ def stored_requests(batches: Mapping[int, pa.RecordBatch], view: str) -> Iterato
     the root says a resource for each row, as OTAP asks: whatever else uses the slot of a root stays what it is.
 
     Raises:
-        WrongUse: no such view.
+        UsageError: no such view.
     """
     name = view_name(view)
     whole = batches.get(VIEW_SLOTS[name])

@@ -37,7 +37,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS, Bundle
-from quiver.errors import AtCapacity, BundleInvalid, QuiverError, SettingsInvalid
+from quiver.errors import CapacityError, InvalidBundleError, QuiverError, SettingsError
 from quiver.otel.shared_store import lease_store
 from quiver.settings import MIB, Settings
 
@@ -63,7 +63,7 @@ class _Intake:
         self, signal: str, path: StorePath, settings: Settings | None, *, timeout_s: float, durable: bool
     ) -> None:
         if not 0 <= timeout_s <= 3600:
-            raise SettingsInvalid(f"timeout_s must be 0 to 3600, not {timeout_s}")
+            raise SettingsError(f"timeout_s must be 0 to 3600, not {timeout_s}")
         self.signal = signal
         self.timeout_s = timeout_s
         self._durable = durable
@@ -101,9 +101,9 @@ class _Intake:
         bundle = Bundle({OTLP_SLOTS[self.signal]: pa.record_batch([column], schema=OTLP_SCHEMA)})
         try:
             self._lease.store.ingest(bundle, durable=self._durable, timeout=timeout_s)
-        except AtCapacity as full:
+        except CapacityError as full:
             return "full", str(full)
-        except BundleInvalid as invalid:
+        except InvalidBundleError as invalid:
             return "invalid", str(invalid)
         except (QuiverError, OSError) as error:
             return "failed", str(error)
@@ -247,9 +247,9 @@ class QuiverSpanExporter(_Keeping, SpanExporter):
             cannot take it, and it is synced within `wal.flush_interval`.
 
     Raises:
-        DirectoryInUse: another process has the directory open.
-        WrongUse: this process has it open with other settings.
-        FormatUnsupported: it was written by a newer version or under another adapter.
+        DirectoryInUseError: another process has the directory open.
+        UsageError: this process has it open with other settings.
+        UnsupportedFormatError: it was written by a newer version or under another adapter.
         OSError: the disk refused.
     """
 

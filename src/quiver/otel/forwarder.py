@@ -10,7 +10,7 @@ from typing import Self
 
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
 
-from quiver.errors import QuiverError, SettingsInvalid
+from quiver.errors import QuiverError, SettingsError
 from quiver.exporters.forward import BundleForwarder, ForwardState, Sender
 from quiver.exporters.otlp_grpc import OtlpGrpcSender
 from quiver.exporters.otlp_http import OtlpHttpSender
@@ -56,9 +56,9 @@ class Forwarder:
         subscriber: the name that its position is kept under. Several endpoints are several names.
 
     Raises:
-        SettingsInvalid: *to* is not an endpoint, or a certificate file cannot be read or is none.
-        DirectoryInUse: another process has the directory open.
-        WrongUse: this process has it open with other settings.
+        SettingsError: *to* is not an endpoint, or a certificate file cannot be read or is none.
+        DirectoryInUseError: another process has the directory open.
+        UsageError: this process has it open with other settings.
         OSError: the disk refused.
     """
 
@@ -71,7 +71,7 @@ class Forwarder:
         subscriber: str = "forwarder",
     ) -> None:
         if not isinstance(to, str | ExporterSettings):
-            raise SettingsInvalid(f"to={to!r}: an endpoint is a URL, or ExporterSettings")
+            raise SettingsError(f"to={to!r}: an endpoint is a URL, or ExporterSettings")
         how = ExporterSettings(to) if isinstance(to, str) else to
         sender: Sender = OtlpGrpcSender(how) if how.protocol == "grpc" else OtlpHttpSender(how)
         try:
@@ -104,9 +104,9 @@ class Forwarder:
         Wait until all that was exported by now is at the far side; False when *timeout_s* passed first.
 
         Raises:
-            AtCapacity: the disk has no room to seal what is open.
-            StoreFailed: the disk failed.
-            StoreClosed: it was stopped.
+            CapacityError: the disk has no room to seal what is open.
+            StoreFailedError: the disk failed.
+            StoreClosedError: it was stopped.
         """
         self._lease.store.flush()
         return self._forwarder.drained(timeout_s)
@@ -118,7 +118,7 @@ class Forwarder:
         It does not wait for a far side that is down. Exporters that share the store go on.
 
         Raises:
-            StoreFailed: the disk failed, now or earlier; what was synced is safe.
+            StoreFailedError: the disk failed, now or earlier; what was synced is safe.
         """
         atexit.unregister(self.stop)
         if not self._lease.is_ours:

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.observe import InMemoryObserver, Value
 from quiver.primitives.disk.file_system import directory_name
 from quiver.primitives.disk.platform_files import call_at_fork
@@ -95,7 +95,7 @@ class Lease:
         Give it back; the last one closes the store, which seals and syncs what it has. Idempotent.
 
         Raises:
-            StoreFailed: the disk failed, now or earlier; what was synced is safe.
+            StoreFailedError: the disk failed, now or earlier; what was synced is safe.
         """
         if not self.is_ours:
             return
@@ -121,9 +121,9 @@ def lease_store(path: str | os.PathLike[str], settings: Settings | None = None) 
         settings: how it behaves; when it is open already, None or the same.
 
     Raises:
-        DirectoryInUse: another process has it open.
-        WrongUse: this process has it open, with other settings; or *path* names no directory.
-        FormatUnsupported: it was written by a newer version or under another adapter.
+        DirectoryInUseError: another process has it open.
+        UsageError: this process has it open, with other settings; or *path* names no directory.
+        UnsupportedFormatError: it was written by a newer version or under another adapter.
         OSError: the disk refused.
     """
     real = os.path.realpath(directory_name(path))  # of an empty path it would be the working directory
@@ -134,6 +134,6 @@ def lease_store(path: str | os.PathLike[str], settings: Settings | None = None) 
             shared = _Shared(open_store(real, settings or OTEL_SETTINGS, observer=observer), observer)
             _shelf.stores[real] = shared
         elif settings is not None and settings != shared.store.settings:
-            raise WrongUse(f"{real} is open in this process with other settings; give all exporters the same")
+            raise UsageError(f"{real} is open in this process with other settings; give all exporters the same")
         shared.leases += 1
         return Lease(real, shared)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.pipeline.model import Buffer, Pipeline
 from quiver.pipeline.queries import plan_queries
 from quiver.primitives.disk.file_system import FileSystem
@@ -45,7 +45,7 @@ def snapshot_pipeline(fs: FileSystem, pipeline: Pipeline, run_dir: Path, target:
         now_ns: the time.
 
     Raises:
-        WrongUse: the pipeline keeps nothing on a disk, or has never run; or *target* exists or lies within a buffer.
+        UsageError: the pipeline keeps nothing on a disk, or has never run; or *target* exists or lies within a buffer.
         OSError: the disk refused; there is no *target*.
     """
     checkpoints = _checkpoints(pipeline, run_dir)
@@ -60,7 +60,7 @@ def snapshot_pipeline(fs: FileSystem, pipeline: Pipeline, run_dir: Path, target:
         }
         parts.append(Part(buffer.config.path, place, positions))
     if not parts:
-        raise WrongUse(f"{pipeline.source}: none of its buffers exists: {', '.join(_paths(pipeline))}")
+        raise UsageError(f"{pipeline.source}: none of its buffers exists: {', '.join(_paths(pipeline))}")
     done = snapshot_parts(fs, parts, target, now_ns=now_ns)
     done.notes += [
         f"not in the copy: the checkpoint {checkpoint} of {name} is not on this machine; copy it right after this"
@@ -96,18 +96,18 @@ def restore_pipeline(
         clock: for the segment numbers, see `quiver.store.snapshots.snapshot.restore`.
 
     Raises:
-        WrongUse: no finished snapshot, or not of this pipeline, or something of it exists.
-        Damaged: a file of the snapshot is not what was copied. Nothing was restored.
+        UsageError: no finished snapshot, or not of this pipeline, or something of it exists.
+        CorruptionError: a file of the snapshot is not what was copied. Nothing was restored.
         OSError: the disk refused.
     """
     buffers = {place: buffer.config.path for buffer, place in _buffers(pipeline)}
     checkpoints = {_checkpoint_place(name): path for name, path in _checkpoints(pipeline, run_dir).items()}
     places = places_in(fs, source)
     if "" in places:
-        raise WrongUse(f"{source} is the snapshot of a store: quiver restore {source} NEW-DIRECTORY")
+        raise UsageError(f"{source} is the snapshot of a store: quiver restore {source} NEW-DIRECTORY")
     unknown = [place for place in places if place not in {**buffers, **checkpoints}]
     if unknown:
-        raise WrongUse(f"{source} has {', '.join(unknown)}, which {pipeline.source} does not have")
+        raise UsageError(f"{source} has {', '.join(unknown)}, which {pipeline.source} does not have")
     remarks = []
     targets = {place: path for place, path in buffers.items() if place in places}
     for place, path in checkpoints.items():
@@ -118,7 +118,7 @@ def restore_pipeline(
         elif keep_identity:
             remarks.append(f"{path} exists, and goes on")
         else:
-            raise WrongUse(f"{path} exists: that is the checkpoint of what was there before; move it away")
+            raise UsageError(f"{path} exists: that is the checkpoint of what was there before; move it away")
     done = restore_parts(
         fs,
         source,
@@ -145,11 +145,11 @@ def pipeline_roots(fs: FileSystem, pipeline: Pipeline) -> list[str]:
     Return the directories of all stores and cores of *pipeline* that exist.
 
     Raises:
-        WrongUse: there is none, or a buffer's directory is no store.
+        UsageError: there is none, or a buffer's directory is no store.
     """
     roots = [root for path in _paths(pipeline) if fs.exists(path) for root in instance_roots(fs, path)]
     if not roots:
-        raise WrongUse(f"{pipeline.source}: none of its buffers exists: {', '.join(_paths(pipeline))}")
+        raise UsageError(f"{pipeline.source}: none of its buffers exists: {', '.join(_paths(pipeline))}")
     return roots
 
 
@@ -170,7 +170,7 @@ def check_checkpoints(fs: FileSystem, pipeline: Pipeline, run_dir: Path) -> list
 def _buffers(pipeline: Pipeline) -> list[tuple[Buffer, str]]:
     """Return the buffers in the order of the flow, each with its place in a snapshot."""
     if not pipeline.is_durable:
-        raise WrongUse(
+        raise UsageError(
             f"{pipeline.source} has no persistence node: what waits is in memory, and there is nothing to copy"
         )
     return [

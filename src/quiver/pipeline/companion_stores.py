@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.cores.instances import instance_roots
 
@@ -24,13 +24,13 @@ def beside(directory: str | Path, ending: str) -> Path:
         ending: without the full stop.
 
     Raises:
-        WrongUse: *directory* is ``/``, and nothing lies beside it.
+        UsageError: *directory* is ``/``, and nothing lies beside it.
     """
     path = Path(directory)
     if path.name in {"", ".."}:
         path = path.resolve()
     if not path.name:
-        raise WrongUse(f"{path} cannot be a store of a pipeline, which keeps more beside it; name a directory below")
+        raise UsageError(f"{path} cannot be a store of a pipeline, which keeps more beside it; name a directory below")
     return path.with_name(f"{path.name}.{ending}")
 
 
@@ -44,7 +44,7 @@ def stores_beside(fs: FileSystem, directory: str | Path) -> dict[str, list[str]]
     """
     try:
         place = beside(directory, "run")
-    except WrongUse:
+    except UsageError:
         return {}  # nothing lies beside the root of all
     own = place.name.removesuffix("run")
     names = fs.list_dir(str(place.parent)) if fs.exists(str(place.parent)) else []
@@ -53,6 +53,6 @@ def stores_beside(fs: FileSystem, directory: str | Path) -> dict[str, list[str]]
         path = str(place.with_name(name))
         try:
             found[path] = instance_roots(fs, path)
-        except (WrongUse, NotADirectoryError):
+        except (UsageError, NotADirectoryError):
             continue  # it only has such a name
     return found

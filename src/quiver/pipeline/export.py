@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.exporter_stats import ExporterStats
-from quiver.errors import DeliveryHalted, QuiverError, WrongUse
+from quiver.errors import DeliveryHaltedError, QuiverError, UsageError
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.counts import CountsWritten
 from quiver.pipeline.processes.child import SPARK_READY, ChildContext, child_main, reload_log_level, write_ready
@@ -95,7 +95,7 @@ class _Export:
         if self._running is not None and not self._running.query.isActive:
             error = self._running.query.exception()
             self._bury()
-            if DeliveryHalted.__name__ in str(error):
+            if DeliveryHaltedError.__name__ in str(error):
                 self._halt(error)
                 return
             self._start_again_later(now, error)
@@ -248,7 +248,7 @@ def export(context: ChildContext) -> None:
     Run every exporter's query until asked to stop.
 
     Raises:
-        WrongUse: no Java was found.
+        UsageError: no Java was found.
         OSError: Spark's scratch directory is gone; a new life has a new one.
     """
     from quiver.spark import session  # noqa: PLC0415 - an extra
@@ -262,7 +262,7 @@ def export(context: ChildContext) -> None:
     try:
         find_java_home()
     except QuiverError as error:
-        raise WrongUse(str(error)) from error
+        raise UsageError(str(error)) from error
     name = f"quiver {Path(pipeline.source).name}"
     spark = session(app_name=name, config=spark_settings(pipeline), scratch=context.scratch)
     context.lifeline.hear_signals()

@@ -21,7 +21,7 @@ from quiver.delivery.exporter_stats import ExporterStats
 from quiver.delivery.letter_replay import LetterReplay
 from quiver.delivery.policy import Outcome, RetryPolicy
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import SettingsInvalid, StoreFailed, WrongUse
+from quiver.errors import SettingsError, StoreFailedError, UsageError
 from quiver.exporters.forward import BundleForwarder
 from quiver.observe import Observer
 from quiver.pipeline.model import Pipeline
@@ -159,7 +159,7 @@ class Forwarding:
         drain_s: the few seconds.
 
     Raises:
-        WrongUse: a certificate cannot be read.
+        UsageError: a certificate cannot be read.
     """
 
     def __init__(
@@ -195,11 +195,11 @@ class Forwarding:
         Return when no thread of an exporter has died.
 
         Raises:
-            StoreFailed: one has; start the process again.
+            StoreFailedError: one has; start the process again.
         """
         for one in self._exporters:
             if one.forwarder.died is not None:
-                raise StoreFailed(f"an exporter failed: {one.forwarder.died}")
+                raise StoreFailedError(f"an exporter failed: {one.forwarder.died}")
 
     def _break_off(self) -> None:
         # Whoever tries again needs their retry sets, which one at a time may hold.
@@ -242,7 +242,7 @@ def sender_of(name: str, config: OtlpExporterConfig) -> Sender:
     Return what sends as *config* says; *name* is that of the node.
 
     Raises:
-        WrongUse: a certificate cannot be read.
+        UsageError: a certificate cannot be read.
     """
     from quiver.exporters.otap_grpc import OtapGrpcSender  # noqa: PLC0415 - an extra; only what is configured
     from quiver.exporters.otlp_grpc import OtlpGrpcSender  # noqa: PLC0415
@@ -253,5 +253,5 @@ def sender_of(name: str, config: OtlpExporterConfig) -> Sender:
         if isinstance(config, OtapExporterConfig):
             return OtapGrpcSender(settings, config.otap())
         return OtlpGrpcSender(settings) if settings.protocol == "grpc" else OtlpHttpSender(settings)
-    except SettingsInvalid as invalid:
-        raise WrongUse(f"{name}: {invalid}") from invalid
+    except SettingsError as invalid:
+        raise UsageError(f"{name}: {invalid}") from invalid

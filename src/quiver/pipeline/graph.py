@@ -15,7 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path as FilePath
 from typing import Any
 
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 from quiver.exporters.settings import shown
 from quiver.pipeline.companion_stores import beside
 from quiver.pipeline.config.exporter import (
@@ -54,19 +54,19 @@ def check_cores(pipeline: Pipeline, cores: int) -> None:
     before, would take a port that something else listens on.
 
     Raises:
-        WrongUse: with the limit, or the port and who has it.
+        UsageError: with the limit, or the port and who has it.
     """
     if cores > CORE_MAX + 1:
-        raise WrongUse(f"{cores} cores are too many: at most {CORE_MAX + 1}")
+        raise UsageError(f"{cores} cores are too many: at most {CORE_MAX + 1}")
     for buffer in pipeline.buffers:
         cap = buffer.config.settings.size_cap_bytes
         try:
             replace(buffer.config.settings, size_cap_bytes=None if cap is None else cap // cores)
-        except SettingsInvalid as error:
-            raise WrongUse(f"{buffer.name}: for each of {cores} cores, {error}") from error
+        except SettingsError as error:
+            raise UsageError(f"{buffer.name}: for each of {cores} cores, {error}") from error
     problem = too_small(pipeline, cores)
     if problem is not None:
-        raise WrongUse(problem)
+        raise UsageError(problem)
     if pipeline.metrics is None:
         return
     receivers = {
@@ -79,7 +79,7 @@ def check_cores(pipeline: Pipeline, cores: int) -> None:
             f"where {receivers[port]} listens" if port in receivers else "which is none" if port > PORT_MAX else ""
         )
         if problem:
-            raise WrongUse(f"with {cores} cores, the metrics of core {core} would be told at port {port}, {problem}")
+            raise UsageError(f"with {cores} cores, the metrics of core {core} would be told at port {port}, {problem}")
 
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────────
@@ -90,7 +90,7 @@ def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple
     Parse and check *text*; return the pipeline and the names of the placeholders in it.
 
     Raises:
-        PipelineInvalid: the first thing that is wrong, with its line and what to write instead.
+        PipelineError: the first thing that is wrong, with its line and what to write instead.
     """
     document = load_document(text, source=source, values=values)
     raw = read_nodes(document)
@@ -181,7 +181,7 @@ def _node(document: Document, raw: RawNode, defaults: Mapping[str, Any]) -> Node
     if raw.plugin.is_store:
         try:
             beside(config.path, "run")
-        except WrongUse as error:
+        except UsageError as error:
             raise document.invalid((*raw.path, "config", "path"), str(error)) from error
     return Node(raw.name, raw.plugin, config, raw.edges)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.exporter_stats import begin_counts
-from quiver.errors import AtCapacity, PipelineInvalid, QuiverError, StoreClosed, WrongUse
+from quiver.errors import CapacityError, PipelineError, QuiverError, StoreClosedError, UsageError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
 from quiver.pipeline.counts import CountsRead
@@ -74,7 +74,7 @@ class _Station:
                 cores = self.store.core_count if isinstance(self.store, ShardedStore) else 1
                 forwarding = Forwarding(self.part, store, self.observer, stores=cores, letters_share=self.letters_share)
                 self.sending[store.path] = forwarding.__enter__()
-            except StoreClosed:
+            except StoreClosedError:
                 if store in self.open_stores():
                     raise
                 # A core that there is no more of, and that had nothing left: it went while it was looked at.
@@ -84,7 +84,7 @@ class _Station:
         Return when no store has failed.
 
         Raises:
-            StoreFailed: one has, and takes nothing any more until it is opened again.
+            StoreFailedError: one has, and takes nothing any more until it is opened again.
         """
         for store in self.open_stores():
             store.require_sound()
@@ -115,10 +115,10 @@ def ingest(context: ChildContext) -> None:
     Receive until asked to stop.
 
     Raises:
-        DirectoryInUse: another process has the store open.
-        RetryLater: an address is taken.
-        FormatUnsupported: the store was written by a newer version.
-        StoreFailed: a store failed; another process can open it again.
+        DirectoryInUseError: another process has the store open.
+        TransientError: an address is taken.
+        UnsupportedFormatError: the store was written by a newer version.
+        StoreFailedError: a store failed; another process can open it again.
         OSError: the disk refused.
     """
     # gRPC's own log tells of every failed handshake: whoever can reach the port could fill the disk with it.
@@ -178,7 +178,7 @@ def _close(context: ChildContext, stations: list[_Station]) -> None:
     for station in stations:
         try:
             station.store.flush()
-        except AtCapacity as error:
+        except CapacityError as error:
             # It is in the log. What exporters take yet may make room for it.
             _log.warning("%s is not sealed yet: %s", station.buffer.name, error)
     write_closed(context.run_dir, context.ready_name)
@@ -263,7 +263,7 @@ def _look(context: ChildContext, stations: list[_Station], counts: CountsRead) -
         station.require_sound()
         try:
             station.send()
-        except WrongUse as error:
+        except UsageError as error:
             # At the start this ends the process. A certificate that goes bad while it runs does not stop the receivers.
             _log.error("%s: its exporters stand still: %s", station.buffer.name, error)
 
@@ -274,7 +274,7 @@ def _reload(context: ChildContext, stations: list[_Station]) -> None:
         return
     try:
         parts = {part.buffers[0].name: part for part in context.reread().parts()}
-    except (PipelineInvalid, WrongUse) as error:
+    except (PipelineError, UsageError) as error:
         _log.error("not reloaded: %s", error)
         return
     for station in stations:

@@ -10,10 +10,10 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import RetryLater
+from quiver.errors import TransientError
 from quiver.metrics import ObservedExporters, ObservedStore, OpenTelemetryObserver, observe_exporters, observe_store
 from quiver.pipeline.health import Health
-from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.receivers.settings import split_address
 
 __all__ = ["MetricsEndpoint"]
@@ -91,13 +91,13 @@ class MetricsEndpoint:
         Answer from now on.
 
         Raises:
-            RetryLater: the address is taken or not ours.
+            TransientError: the address is taken or not ours.
         """
         host, port = split_address(self.address)
         try:
             self._server = _bound(host, port)
         except OSError as error:
-            raise RetryLater(f"cannot listen on {self.address}: {error}") from error
+            raise TransientError(f"cannot listen on {self.address}: {error}") from error
         self._server.set_app(self._answer)
         # A probe must be refused when the thread dies: one that waits for an answer says nothing.
         self._worker = Worker(
@@ -128,7 +128,7 @@ class MetricsEndpoint:
             self._worker.stop()
             self._provider.shutdown()
 
-    def _refuse(self, _died: WorkerDied) -> None:
+    def _refuse(self, _died: WorkerDiedError) -> None:
         if self._server is not None:
             self._server.server_close()
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.pipeline.config.exporter import (
     ConsoleExporterConfig,
     FileExporterConfig,
@@ -103,7 +103,7 @@ class Plugin:
         Return the checked config at *path*.
 
         Raises:
-            PipelineInvalid: with the line of the key that is wrong.
+            PipelineError: with the line of the key that is wrong.
         """
         if self.urn == PERSISTENCE:
             return _persistence(document, path, value)
@@ -117,7 +117,7 @@ class Plugin:
             return found_config
         try:
             return found_config.persistence()
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise document.invalid(path, str(error)) from error
 
 
@@ -126,7 +126,7 @@ def checked(model: type[_Checked], document: Document, path: Path, value: Mappin
     Return *value*, which stands at *path*, as *model*.
 
     Raises:
-        PipelineInvalid: with the line of the key that is wrong.
+        PipelineError: with the line of the key that is wrong.
     """
     try:
         return model.model_validate(value)
@@ -243,7 +243,7 @@ def _persistence(document: Document, path: Path, value: Mapping[str, Any]) -> Pe
         rest["segment"] = {"max_open_duration": RUN_SEGMENT_OPEN_S, **(segment or {})}
     try:
         return PersistenceConfig(directory, Settings.from_mapping(rest))
-    except SettingsInvalid as error:
+    except SettingsError as error:
         raise document.invalid((*path, *_blamed(value, str(error))), str(error)) from error
 
 

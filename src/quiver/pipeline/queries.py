@@ -186,8 +186,8 @@ def start_query(
     delivered and which bundles fail. With *once* it takes what is there now, and ends.
 
     Raises:
-        WrongUse: an option is unknown.
-        DirectoryInUse: an earlier query of this plan was not closed.
+        UsageError: an option is unknown.
+        DirectoryInUseError: an earlier query of this plan was not closed.
         OSError: a directory cannot be made.
     """
     from quiver.spark.bundle_query import start_bundle_query  # noqa: PLC0415 - an extra
@@ -242,7 +242,7 @@ def export_of(plan: QueryPlan, stats: ExporterStats | None = None) -> BundleExpo
     Return what exports the batches of *plan*, and single bundles; *stats* takes what it delivers.
 
     Raises:
-        WrongUse: an option is unknown.
+        UsageError: an option is unknown.
         OSError: a directory cannot be made.
     """
     from quiver.spark.exporters.parquet import ParquetExporter  # noqa: PLC0415

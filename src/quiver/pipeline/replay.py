@@ -26,7 +26,7 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.delivery.dead_letters import DeadLetter, DeadLetters
 from quiver.delivery.letter_replay import LetterReplay
 from quiver.delivery.policy import Delivered, Outcome, Permanent, Transient
-from quiver.errors import QuiverError, WrongUse
+from quiver.errors import QuiverError, UsageError
 from quiver.pipeline.model import Pipeline
 from quiver.pipeline.queries import QueryPlan, export_of, plan_queries, spark_settings
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -62,7 +62,7 @@ class LetterExport:
         name: the exporter, which is a query of the Spark process.
 
     Raises:
-        WrongUse: there is no such exporter, or it cannot be made.
+        UsageError: there is no such exporter, or it cannot be made.
         QuiverError: there is no Java.
     """
 
@@ -73,7 +73,7 @@ class LetterExport:
 
         plans = {plan.name: plan for plan in plan_queries(pipeline, Path())}
         if name not in plans:
-            raise WrongUse(
+            raise UsageError(
                 f"{pipeline.source} has no exporter {name} on Spark; there are: {', '.join(plans) or 'none'}"
             )
         self._name = name
@@ -114,7 +114,7 @@ class QueryReplay:
         background: replay in a thread; without it the caller drives `look`.
 
     Raises:
-        WrongUse: the exporter cannot be made.
+        UsageError: the exporter cannot be made.
     """
 
     def __init__(

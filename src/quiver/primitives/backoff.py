@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 
 __all__ = ["Backoff"]
 
@@ -24,7 +24,7 @@ class Backoff:
         jitter: 0 takes each delay as it is; 1 takes anything between nothing and the delay.
 
     Raises:
-        SettingsInvalid: out of range.
+        SettingsError: out of range.
     """
 
     first_s: float = 0.1
@@ -34,11 +34,11 @@ class Backoff:
 
     def __post_init__(self) -> None:
         if not 0 < self.first_s <= self.cap_s < math.inf:
-            raise SettingsInvalid(f"backoff: 0 < first_s <= cap_s must hold, not {self.first_s} and {self.cap_s}")
+            raise SettingsError(f"backoff: 0 < first_s <= cap_s must hold, not {self.first_s} and {self.cap_s}")
         if not 1 <= self.factor < math.inf:
-            raise SettingsInvalid(f"backoff: factor must be at least 1, not {self.factor}")
+            raise SettingsError(f"backoff: factor must be at least 1, not {self.factor}")
         if not 0 <= self.jitter <= 1:
-            raise SettingsInvalid(f"backoff: jitter must be 0 to 1, not {self.jitter}")
+            raise SettingsError(f"backoff: jitter must be 0 to 1, not {self.jitter}")
 
     def delays(self, random: Random) -> Iterator[float]:
         """Yield the seconds to wait after the first failure, the second, and so on without end."""

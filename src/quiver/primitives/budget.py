@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity, WrongUse
+from quiver.errors import CapacityError, UsageError
 
 __all__ = ["ByteBudget"]
 
@@ -58,11 +58,11 @@ class ByteBudget:
         Take *size* bytes for *holder*, waiting up to *timeout_s* seconds for others to give some back.
 
         Raises:
-            AtCapacity: there was no room in time; nothing was taken. It names the largest holder.
-            WrongUse: *size* is negative or above the cap, so waiting could never help.
+            CapacityError: there was no room in time; nothing was taken. It names the largest holder.
+            UsageError: *size* is negative or above the cap, so waiting could never help.
         """
         if not 0 <= size <= self.cap_bytes:
-            raise WrongUse(f"{self.what}: {size} bytes can never fit into a cap of {self.cap_bytes}")
+            raise UsageError(f"{self.what}: {size} bytes can never fit into a cap of {self.cap_bytes}")
         with self._changed:
             if self._queue or self._used + size > self.cap_bytes:
                 self._wait_for_room(size, timeout_s)
@@ -79,7 +79,7 @@ class ByteBudget:
                 left = deadline - self._clock.monotonic()
                 if left <= 0:
                     largest = next(iter(self._held.most_common(1)), ("", 0))[0]
-                    raise AtCapacity(self.what, held_by=largest or None)
+                    raise CapacityError(self.what, held_by=largest or None)
                 self._clock.wait(self._changed, left)
         finally:
             self._queue.remove(ticket)
@@ -90,12 +90,12 @@ class ByteBudget:
         Give *size* bytes of *holder* back.
 
         Raises:
-            WrongUse: *holder* does not have that many; nothing was given back.
+            UsageError: *holder* does not have that many; nothing was given back.
         """
         with self._changed:
             held = self._held.get(holder, 0)
             if not 0 <= size <= held:
-                raise WrongUse(f"{self.what}: {holder or 'the holder'} returns {size} bytes but has {held}")
+                raise UsageError(f"{self.what}: {holder or 'the holder'} returns {size} bytes but has {held}")
             if size == held:
                 del self._held[holder]
             else:
@@ -110,8 +110,8 @@ class ByteBudget:
         Reserve for a block that may fail: the bytes stay reserved when it ends well, and return when it raises.
 
         Raises:
-            AtCapacity: there was no room in time; nothing was taken.
-            WrongUse: *size* can never fit.
+            CapacityError: there was no room in time; nothing was taken.
+            UsageError: *size* can never fit.
         """
         self.reserve(size, holder=holder, timeout_s=timeout_s)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 import ssl
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.primitives.disk.real_files import REAL_FILES
 
 __all__ = ["pem_bytes", "show_certificate", "trust_only"]
@@ -19,13 +19,13 @@ def pem_bytes(what: str, path: str) -> bytes:
     Return the bytes of the file *path*.
 
     Raises:
-        SettingsInvalid: it cannot be read; *what* names the setting.
+        SettingsError: it cannot be read; *what* names the setting.
     """
     try:
         # Certificates often are symbolic links, to be renewed at once, and may lead through several.
         return REAL_FILES.read_all(os.path.realpath(path), size_max=_FILE_BYTES_MAX)
     except OSError as error:
-        raise SettingsInvalid(f"{what}: cannot read {path}: {error.strerror}") from error
+        raise SettingsError(f"{what}: cannot read {path}: {error.strerror}") from error
 
 
 def trust_only(context: ssl.SSLContext, path: str, *, what: str) -> bytes:
@@ -33,13 +33,13 @@ def trust_only(context: ssl.SSLContext, path: str, *, what: str) -> bytes:
     Make *context* trust the certificates in *path*; return the bytes of the file.
 
     Raises:
-        SettingsInvalid: it cannot be read, or holds something else; *what* names the setting.
+        SettingsError: it cannot be read, or holds something else; *what* names the setting.
     """
     data = pem_bytes(what, path)
     try:
         context.load_verify_locations(cadata=data.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as error:
-        raise SettingsInvalid(f"{what}: {path} holds no certificates in PEM") from error
+        raise SettingsError(f"{what}: {path} holds no certificates in PEM") from error
     return data
 
 
@@ -48,7 +48,7 @@ def show_certificate(context: ssl.SSLContext, cert_file: str, key_file: str, *, 
     Make *context* show the certificate in *cert_file*, with its key in *key_file*.
 
     Raises:
-        SettingsInvalid: they are not a certificate and its unencrypted key; *where* precedes the names of the settings.
+        SettingsError: they are not a certificate and its unencrypted key; *where* precedes the names of the settings.
     """
     for name, path in (("cert_file", cert_file), ("key_file", key_file)):
         pem_bytes(f"{where}{name}", path)
@@ -60,4 +60,4 @@ def show_certificate(context: ssl.SSLContext, cert_file: str, key_file: str, *, 
             error.reason if isinstance(error, ssl.SSLError) else error.strerror
         ) or "one is not PEM, or is encrypted"
         what = f"{where}cert_file, {where}key_file: {cert_file} and {key_file}"
-        raise SettingsInvalid(f"{what} are no certificate and its unencrypted key: {reason}") from error
+        raise SettingsError(f"{what} are no certificate and its unencrypted key: {reason}") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from quiver.primitives.disk.file_system import NotRegularFile
+from quiver.primitives.disk.file_system import NotRegularFileError
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
 __all__ = [
@@ -35,7 +35,7 @@ A_DIRECTORY = "a directory lies where a file belongs: move it away; what is in i
 
 _NOT_REGULAR = "a pipe, a socket or a device lies where a file belongs: move it away; it was not read"
 
-NO_FILE_ERRORS = (IsADirectoryError, NotRegularFile)
+NO_FILE_ERRORS = (IsADirectoryError, NotRegularFileError)
 """How a file system answers when the path of a file names something else."""
 
 NO_FILE_REASONS = frozenset({A_DIRECTORY, _NOT_REGULAR})

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from quiver.errors import OpenedBeforeFork
+from quiver.errors import ForkError
 from quiver.primitives.disk.platform_files import call_at_fork
 
 __all__ = ["refuse_in_children"]
@@ -26,7 +26,7 @@ def refuse_in_children(thing: object, what: str, *, silent: tuple[str, ...] = ("
     """
     Let *thing* refuse in every process that is forked from this one, until it is collected.
 
-    There every attribute of it raises `OpenedBeforeFork`, but for *silent*: methods that end things, which do nothing
+    There every attribute of it raises `ForkError`, but for *silent*: methods that end things, which do nothing
     there. Its class must let its instances be referred to weakly.
 
     Args:
@@ -53,7 +53,7 @@ def _refusing(kind: type, reason: str, silent: tuple[str, ...]) -> type:
             return _do_nothing
         if name.startswith("__"):
             return object.__getattribute__(thing, name)
-        raise OpenedBeforeFork(reason)
+        raise ForkError(reason)
 
     space: dict[str, Any] = {"__slots__": (), "__getattribute__": look_up, "__doc__": kind.__doc__}
     return type(f"{kind.__name__}OfParent", (kind,), space)

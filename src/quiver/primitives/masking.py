@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 
 __all__ = ["MASK", "Secret", "hint", "masked", "substitute"]
 
@@ -45,13 +45,13 @@ def substitute(what: str, given: object, environment: Mapping[str, str]) -> tupl
     Return *given* with each ``${NAME}`` replaced by that variable of *environment*, and whether it is a secret then.
 
     Raises:
-        SettingsInvalid: *what* names a variable that is not set.
+        SettingsError: *what* names a variable that is not set.
     """
     if not isinstance(given, str) or isinstance(given, Secret):
         return given, isinstance(given, Secret)
     missing = [name for name in _PLACEHOLDER.findall(given) if name not in environment]
     if missing:
-        raise SettingsInvalid(f"{what} names ${{{missing[0]}}}, which is not set")
+        raise SettingsError(f"{what} names ${{{missing[0]}}}, which is not set")
     return _PLACEHOLDER.sub(lambda match: environment[match[1]], given), _PLACEHOLDER.search(given) is not None
 
 

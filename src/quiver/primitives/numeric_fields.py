@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 
 __all__ = ["require_numbers"]
 
@@ -15,7 +15,7 @@ def require_numbers(settings: Any) -> None:
     Look at every field of a dataclass that is annotated `int` or `float`, or so and None.
 
     Raises:
-        SettingsInvalid: one is of another type, or not a number at all (NaN).
+        SettingsError: one is of another type, or not a number at all (NaN).
     """
     for field in fields(settings):
         kind, _, other = str(field.type).partition(" | ")
@@ -27,4 +27,4 @@ def require_numbers(settings: Any) -> None:
         known = int if kind == "int" else int | float
         if isinstance(value, bool) or not isinstance(value, known) or value != value:  # noqa: PLR0124 - NaN
             wanted = "a whole number" if kind == "int" else "a number"
-            raise SettingsInvalid(f"{field.name} must be {wanted}, not {value!r}")
+            raise SettingsError(f"{field.name} must be {wanted}, not {value!r}")

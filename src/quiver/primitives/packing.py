@@ -2,7 +2,7 @@
 Bytes taken one field at a time, never past the end; and the padding between them.
 
 `Cursor` is for decoders of whole small records: it checks every step against the end of its view, so a length read
-from disk cannot lead outside. A decoder turns `Shortage` into its `NeedMore` or `Damage`; it never leaves it.
+from disk cannot lead outside. A decoder turns `ShortageError` into its `NeedMore` or `Damage`; it never leaves it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from quiver.errors import QuiverError
 from quiver.primitives.disk.file_system import Buffer
 
-__all__ = ["Cursor", "Shortage", "align_up", "padding"]
+__all__ = ["Cursor", "ShortageError", "align_up", "padding"]
 
 
-class Shortage(QuiverError):
+class ShortageError(QuiverError):
     """A field would end `missing` bytes behind the end of the view; the cursor has not moved."""
 
     def __init__(self, offset: int, missing: int) -> None:
@@ -52,10 +52,10 @@ class Cursor:
         Move *size* bytes forward.
 
         Raises:
-            Shortage: there are not that many, or *size* is negative.
+            ShortageError: there are not that many, or *size* is negative.
         """
         if size < 0 or size > self._end - self.offset:
-            raise Shortage(self.offset, max(1, size - self.remaining))
+            raise ShortageError(self.offset, max(1, size - self.remaining))
         self.offset += size
 
     def take(self, layout: Struct) -> tuple[Any, ...]:
@@ -63,7 +63,7 @@ class Cursor:
         Return the fields of *layout* and move behind them.
 
         Raises:
-            Shortage: they would end behind the view.
+            ShortageError: they would end behind the view.
         """
         start = self.offset
         self.skip(layout.size)
@@ -74,7 +74,7 @@ class Cursor:
         Return the next *size* bytes as a read-only view, without copying, and move behind them.
 
         Raises:
-            Shortage: there are not that many, or *size* is negative.
+            ShortageError: there are not that many, or *size* is negative.
         """
         start = self.offset
         self.skip(size)
@@ -85,7 +85,7 @@ class Cursor:
         Move to the next multiple of *alignment*; say whether every byte passed over was zero.
 
         Raises:
-            Shortage: the view ends before it.
+            ShortageError: the view ends before it.
         """
         return not any(self.view(padding(self.offset, alignment)))
 

@@ -17,7 +17,7 @@ from typing import Final
 from quiver.clock import Clock
 from quiver.observe import Observer
 
-__all__ = ["FINISHED", "Finished", "Work", "Worker", "WorkerDied"]
+__all__ = ["FINISHED", "Finished", "Work", "Worker", "WorkerDiedError"]
 
 
 class Finished(Enum):
@@ -30,7 +30,7 @@ FINISHED: Final = Finished.FINISHED
 """Returned by work that is over: the thread ends."""
 
 
-class WorkerDied(Exception):
+class WorkerDiedError(Exception):
     """A background thread ended by an error that nothing expected, which is its cause."""
 
 
@@ -62,12 +62,12 @@ class Worker:
         work: Work,
         *,
         every: float | None,
-        on_death: Callable[[WorkerDied], object],
+        on_death: Callable[[WorkerDiedError], object],
         clock: Clock,
         observer: Observer,
     ) -> None:
         self.name = name
-        self.died: WorkerDied | None = None
+        self.died: WorkerDiedError | None = None
         self._work = work
         self._every = math.inf if every is None else every
         self._on_death = on_death
@@ -157,7 +157,7 @@ class Worker:
                 with self._condition:
                     self._schedule(self._every if delay_s is None else delay_s)
         except BaseException as error:
-            died = WorkerDied(f"the thread {self.name} ended by {type(error).__name__}: {error}")
+            died = WorkerDiedError(f"the thread {self.name} ended by {type(error).__name__}: {error}")
             died.__cause__ = error
             self.died = died
             try:
@@ -176,7 +176,7 @@ class Worker:
             self._due_s = math.inf  # before the turn begins: a wake-up from now on asks for another one
             return not self._stopping
 
-    def _report(self, died: WorkerDied) -> None:
+    def _report(self, died: WorkerDiedError) -> None:
         kind = self.name.partition(" ")[0]  # without the path of the log: a metric has few values of an attribute
         self._observer.count("quiver.worker.deaths_total", worker=kind)
         self._observer.event("quiver.worker.died", level=logging.ERROR, worker=self.name, problem=str(died))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 
 __all__ = ["Address", "parse_addresses", "parse_bool", "parse_conf", "parse_millis", "parse_size", "parse_whole"]
 
@@ -38,20 +38,20 @@ def parse_conf(text: str) -> tuple[str, list[tuple[str, str]]]:
     Return the service of a connect string, and its keys and values in order.
 
     Raises:
-        SettingsInvalid: it is no connect string, or a key other than ``addr`` is there twice.
+        SettingsError: it is no connect string, or a key other than ``addr`` is there twice.
     """
     service = _NAME.match(text)
     if service is None or not text.startswith("::", service.end()):
-        raise SettingsInvalid("a connect string begins with a service and two colons: ws::addr=host:9000;")
+        raise SettingsError("a connect string begins with a service and two colons: ws::addr=host:9000;")
     pairs: list[tuple[str, str]] = []
     at = service.end() + 2
     while at < len(text):
         key = _NAME.match(text, at)
         if key is None or not text.startswith("=", key.end()):
-            raise SettingsInvalid(f"connect string, position {at}: a key and an equals sign are expected")
+            raise SettingsError(f"connect string, position {at}: a key and an equals sign are expected")
         value, at = _take_value(text, key.end() + 1)
         if key[0] != "addr" and any(known == key[0] for known, _ in pairs):
-            raise SettingsInvalid(f"connect string: {key[0]} is there twice")
+            raise SettingsError(f"connect string: {key[0]} is there twice")
         pairs.append((key[0], value))
     return service[0], pairs
 
@@ -70,7 +70,7 @@ def _take_value(text: str, at: int) -> tuple[str, int]:
             continue
         value = "".join(pieces)
         if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in value):
-            raise SettingsInvalid(f"connect string, value at position {start}: control characters are not allowed")
+            raise SettingsError(f"connect string, value at position {start}: control characters are not allowed")
         return value, end + 1
 
 
@@ -79,30 +79,30 @@ def parse_addresses(values: list[str]) -> tuple[Address, ...]:
     Return the servers of one or several ``addr`` values, in order.
 
     Raises:
-        SettingsInvalid: one is empty, malformed or there twice.
+        SettingsError: one is empty, malformed or there twice.
     """
     found: list[Address] = []
     for value in values:
         for entry in value.split(","):
             address = _parse_address(entry.strip())
             if address in found:
-                raise SettingsInvalid(f"addr: {address} is there twice")
+                raise SettingsError(f"addr: {address} is there twice")
             found.append(address)
     if not found:
-        raise SettingsInvalid("addr is missing: ws::addr=host:9000;")
+        raise SettingsError("addr is missing: ws::addr=host:9000;")
     return tuple(found)
 
 
 def _parse_address(entry: str) -> Address:
     match = re.fullmatch(r"\[([0-9A-Fa-f:.%]+)\](?::(.*))?|([^\[\]:]+)(?::(.*))?", entry)
     if match is None:
-        raise SettingsInvalid(f"addr: {entry!r} is not host, host:port or [v6]:port")
+        raise SettingsError(f"addr: {entry!r} is not host, host:port or [v6]:port")
     host = match[1] or match[3]
     port = match[2] if match[1] else match[4]
     if port is None:
         return Address(host, _DEFAULT_PORT)
     if not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) <= 65_535:
-        raise SettingsInvalid(f"addr: {entry!r}: a port is a number of 1 to 65535")
+        raise SettingsError(f"addr: {entry!r}: a port is a number of 1 to 65535")
     return Address(host, int(port))
 
 
@@ -111,11 +111,11 @@ def parse_size(key: str, value: str) -> int:
     Return a size in bytes: a whole number, with K, M, G or T for powers of 1024.
 
     Raises:
-        SettingsInvalid: it is none.
+        SettingsError: it is none.
     """
     match = _SIZE.fullmatch(value)
     if match is None:
-        raise SettingsInvalid(f"{key}: a size is a whole number with K, M, G, T or nothing, not {value!r}")
+        raise SettingsError(f"{key}: a size is a whole number with K, M, G, T or nothing, not {value!r}")
     return int(match[1]) << _POWERS[match[2].lower()]
 
 
@@ -124,10 +124,10 @@ def parse_whole(key: str, value: str, *, least: int = 0) -> int:
     Return a whole number of at least *least*.
 
     Raises:
-        SettingsInvalid: it is none.
+        SettingsError: it is none.
     """
     if not re.fullmatch(r"-?\d{1,18}", value) or int(value) < least:
-        raise SettingsInvalid(f"{key}: a whole number of at least {least}, not {value!r}")
+        raise SettingsError(f"{key}: a whole number of at least {least}, not {value!r}")
     return int(value)
 
 
@@ -136,7 +136,7 @@ def parse_millis(key: str, value: str) -> float:
     Return seconds; the value is in milliseconds. Negative ones are allowed: they switch off.
 
     Raises:
-        SettingsInvalid: it is no whole number.
+        SettingsError: it is no whole number.
     """
     return parse_whole(key, value, least=-(10**12)) / 1000
 
@@ -146,10 +146,10 @@ def parse_bool(key: str, value: str) -> bool:
     Return whether a switch is on.
 
     Raises:
-        SettingsInvalid: it is neither ``on`` nor ``off``, ``true`` nor ``false``.
+        SettingsError: it is neither ``on`` nor ``off``, ``true`` nor ``false``.
     """
     if value.lower() in _TRUE:
         return True
     if value.lower() in _FALSE:
         return False
-    raise SettingsInvalid(f"{key}: on or off, not {value!r}")
+    raise SettingsError(f"{key}: on or off, not {value!r}")

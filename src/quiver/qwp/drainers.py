@@ -18,10 +18,10 @@ from random import Random
 from typing import Any, Literal
 
 from quiver.clock import Clock
-from quiver.errors import Damaged, DirectoryInUse, SettingsInvalid, StoreFailed
+from quiver.errors import CorruptionError, DirectoryInUseError, SettingsError, StoreFailedError
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.qwp.connection.failover import HostTracker
 from quiver.qwp.connection.session import SenderError
 from quiver.qwp.connection.wire_loop import Counters, WireLoop
@@ -135,7 +135,7 @@ class Drainers:
         """Empty one slot in this thread, because a person asked for it: failure leaves no mark."""
         try:
             return self._drain(sender_id, mark=False)
-        except (OSError, StoreFailed) as error:
+        except (OSError, StoreFailedError) as error:
             return DrainerEvent(sender_id, "failed", f"the disk refused: {error}")
 
     def _turn(self) -> Finished | None:
@@ -147,7 +147,7 @@ class Drainers:
         event = DrainerEvent(sender_id, "failed", "a fault of the drainer")
         try:
             event = self._drain(sender_id, mark=True)
-        except (OSError, StoreFailed) as error:
+        except (OSError, StoreFailedError) as error:
             event = DrainerEvent(sender_id, "failed", f"the disk refused: {error}")
         finally:
             with self._guard:
@@ -161,7 +161,7 @@ class Drainers:
             self.failed += event.kind == "failed"
         self._tell(event)
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         """Report every slot that no drainer is left for. They are not marked: the next sender tries them again."""
         with self._guard:
             if any(worker.is_running and worker.died is None for worker in self._workers):
@@ -195,9 +195,9 @@ class Drainers:
                 is_adopted=mark,
                 dead_letters_bytes_max=settings.dead_letters_bytes_max,
             )
-        except (DirectoryInUse, SettingsInvalid) as error:
+        except (DirectoryInUseError, SettingsError) as error:
             return DrainerEvent(sender_id, "skipped", str(error))
-        except Damaged as error:
+        except CorruptionError as error:
             is_unmarked = any(name == sender_id for name in find_orphans(self._fs, settings.sf_dir or "", ""))
             return DrainerEvent(sender_id, "skipped" if is_unmarked else "failed", str(error))
         with contextlib.closing(slot):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 
 __all__ = ["CONF_VARIABLE", "conf_from_env"]
 
@@ -18,9 +18,9 @@ def conf_from_env(environ: Mapping[str, str] | None = None) -> str:
     Return the connect string that the environment holds, or *environ* in its place.
 
     Raises:
-        SettingsInvalid: it holds none.
+        SettingsError: it holds none.
     """
     conf = (os.environ if environ is None else environ).get(CONF_VARIABLE)
     if not conf:
-        raise SettingsInvalid(f"the environment variable {CONF_VARIABLE} is not set; it holds the connect string")
+        raise SettingsError(f"the environment variable {CONF_VARIABLE} is not set; it holds the connect string")
     return conf

@@ -23,7 +23,7 @@ from random import Random
 from blake3 import blake3
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import DirectoryInUse, SenderHalted, WrongUse
+from quiver.errors import DirectoryInUseError, SenderHaltedError, UsageError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
@@ -95,14 +95,14 @@ def send_group(
     confirmed by then stays in the slot. Slots of others are emptied meanwhile when ``drain_orphans=on``.
 
     Raises:
-        WrongUse: there is no ``sf_dir``.
-        DirectoryInUse: somebody held the slot all the time.
-        AtCapacity: there is no room; call again, with the same group.
-        SenderHalted: the server does not take it. It is in the slot.
-        Damaged, StoreFailed, OSError: the slot is damaged, or the disk refused.
+        UsageError: there is no ``sf_dir``.
+        DirectoryInUseError: somebody held the slot all the time.
+        CapacityError: there is no room; call again, with the same group.
+        SenderHaltedError: the server does not take it. It is in the slot.
+        CorruptionError, StoreFailedError, OSError: the slot is damaged, or the disk refused.
     """
     if settings.sf_dir is None:
-        raise WrongUse("sf_dir is missing in the connect string: what is not confirmed is kept below it")
+        raise UsageError("sf_dir is missing in the connect string: what is not confirmed is kept below it")
     observer = observer or InMemoryObserver()
     settings = replace(
         settings,
@@ -152,7 +152,7 @@ def _take_slot(settings: SenderSettings, lock_wait_s: float, fs: FileSystem, clo
                 clock=clock,
                 dead_letters_bytes_max=settings.dead_letters_bytes_max,
             )
-        except DirectoryInUse:
+        except DirectoryInUseError:
             # An attempt that is given up and not yet gone, or a sibling that empties the slot.
             if clock.monotonic() >= deadline:
                 raise
@@ -177,7 +177,7 @@ def _still_there(slot: Slot, first_fsn: int, messages: list[bytes]) -> Iterator[
     for fsn, message in enumerate(messages, first_fsn):
         if fsn > slot.ring.published_fsn:
             return
-        with suppress(WrongUse):  # trimmed: whoever emptied the slot has sent it, and what it said is not known
+        with suppress(UsageError):  # trimmed: whoever emptied the slot has sent it, and what it said is not known
             if slot.ring.read(fsn) == message:
                 yield message
                 continue
@@ -214,7 +214,7 @@ def _drain(slot: Slot, loop: WireLoop, timeout_s: float, clock: Clock) -> bool:
         if ring.wait_until_confirmed(ring.published_fsn, max(0.0, min(_LOOK_S, left_s))):
             return True
         if loop.halted is not None:
-            raise SenderHalted(loop.halted)
+            raise SenderHaltedError(loop.halted)
         if left_s <= 0:
             return False
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from quiver.clock import Clock
 from quiver.observe import Observer
-from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.qwp.connection.session import Policy, SenderError
 
 __all__ = ["ErrorHandler", "ErrorInbox"]
@@ -82,7 +82,7 @@ class ErrorInbox:
             self.delivered += 1
         return 0.0
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         """Log what waits, and from now on every error: the handler is given none any more."""
         with self._changed:
             waiting, self._waiting = self._waiting, deque()

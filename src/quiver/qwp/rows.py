@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.qwp.values import Char, DateMillis, Geohash, Long256, TimestampMicros, TimestampNanos
 from quiver.qwp.wire.column_types import DECIMAL_BYTES, ColumnType
 from quiver.qwp.wire.columns import (
@@ -124,7 +124,7 @@ class RowTable:
         Keep one row; return about how many bytes it has.
 
         Raises:
-            WrongUse: a name or a value cannot be sent, or the row alone has more than *bytes_max* bytes. Nothing was
+            UsageError: a name or a value cannot be sent, or the row alone has more than *bytes_max* bytes. Nothing was
                 kept of it.
         """
         values = (*symbols.values(), *columns.values(), at)
@@ -135,7 +135,7 @@ class RowTable:
         for position in plan.whole_numbers:
             value = values[position]
             if not -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF:
-                raise WrongUse(f"column {plan.columns[position]}: {value} does not fit 64 bits")
+                raise UsageError(f"column {plan.columns[position]}: {value} does not fit 64 bits")
         size = plan.fixed_bytes
         for position in plan.texts:
             value = values[position]
@@ -144,9 +144,9 @@ class RowTable:
             values, more = _own(plan, values)
             size += more
         if plan.needs_zone and at.tzinfo is None:  # type: ignore[union-attr]
-            raise WrongUse(_NO_ZONE)
+            raise UsageError(_NO_ZONE)
         if size > bytes_max:
-            raise WrongUse(
+            raise UsageError(
                 f"table {self.name}: a row of about {size} bytes; {bytes_max} fit into a segment, or the server takes "
                 "so many"
             )
@@ -174,11 +174,11 @@ class RowTable:
         if known is not None:
             return known, {}
         if not symbols and not columns:
-            raise WrongUse(f"table {self.name}: a row has at least one symbol or column")
+            raise UsageError(f"table {self.name}: a row has at least one symbol or column")
         named = [(name, None if value is None else ColumnType.SYMBOL, value) for name, value in symbols.items()]
         for name, value in symbols.items():
             if value is not None and not isinstance(value, str):
-                raise WrongUse(f"symbol {name}: a symbol is a text, not {type(value).__name__}")
+                raise UsageError(f"symbol {name}: a symbol is a text, not {type(value).__name__}")
         named += [(name, None if value is None else _type_of(name, value), value) for name, value in columns.items()]
         seen: set[str] = set()
         new: dict[str, _Slot] = {}
@@ -186,13 +186,13 @@ class RowTable:
             check_name("column", name, self._name_bytes_max)
             low = name.lower()
             if low in seen:
-                raise WrongUse(f"column {name} is there twice in one row: case does not tell columns apart")
+                raise UsageError(f"column {name} is there twice in one row: case does not tell columns apart")
             seen.add(low)
             self._take_slot(new, low, name, kind)
         named.append(("", None if at is None else _type_of_at(at), at))
         self._take_slot(new, "", "", named[-1][1])
         if len(self._slots) + len(new) > COLUMNS_MAX:
-            raise WrongUse(f"table {self.name}: at most {COLUMNS_MAX} columns")
+            raise UsageError(f"table {self.name}: at most {COLUMNS_MAX} columns")
         plan = _Plan(
             symbols=list(symbols),
             named=list(columns),
@@ -220,7 +220,7 @@ class RowTable:
             if kind is not None:
                 new[low] = _Slot(name, kind)
         elif kind is not None and slot.type is not kind:
-            raise WrongUse(
+            raise UsageError(
                 f"table {self.name}, column {name or 'at'}: {kind.name} after {slot.type.name}; flush before the "
                 "type changes"
             )
@@ -251,7 +251,7 @@ class RowTable:
         Return the rows as columns, in the order in which they were first named.
 
         Raises:
-            WrongUse: a value cannot be sent, which only its neighbours tell (decimals of a larger scale).
+            UsageError: a value cannot be sent, which only its neighbours tell (decimals of a larger scale).
         """
         pieces: dict[str, list[Sequence[Any]]] = {low: [] for low in self._slots}
         has_nulls: set[str] = set()
@@ -275,25 +275,25 @@ def check_name(what: str, name: str, bytes_max: int) -> None:
     Refuse what a server would refuse as the name of a table or a column.
 
     Raises:
-        WrongUse: it is empty, too long, or has characters that are not allowed.
+        UsageError: it is empty, too long, or has characters that are not allowed.
     """
     if not isinstance(name, str) or not name:
-        raise WrongUse(f"a {what} needs a name")
+        raise UsageError(f"a {what} needs a name")
     size = _text_bytes(what, name)
     if size > bytes_max:
-        raise WrongUse(f"{what} name {name!r} has {size} bytes; {bytes_max} are allowed")
+        raise UsageError(f"{what} name {name!r} has {size} bytes; {bytes_max} are allowed")
     bad = _FORBIDDEN.intersection(name) | {char for char in name if ord(char) < 0x20 or ord(char) == 0x7F}
     if what == "column":
         bad |= {".", "-"}.intersection(name)
     if bad or name.startswith(".") or name.endswith("."):
-        raise WrongUse(f"{what} name {name!r} has characters that are not allowed: {''.join(sorted(bad)) or '.'!r}")
+        raise UsageError(f"{what} name {name!r} has characters that are not allowed: {''.join(sorted(bad)) or '.'!r}")
 
 
 def _text_bytes(where: str, text: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError:
-        raise WrongUse(f"{where}: a text with half a surrogate pair has no UTF-8") from None
+        raise UsageError(f"{where}: a text with half a surrogate pair has no UTF-8") from None
 
 
 def _own(plan: _Plan, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
@@ -313,7 +313,7 @@ def _own(plan: _Plan, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
         name = plan.columns[position]
         kind = _type_of(name, value)
         if kind is not plan.kinds[position]:
-            raise WrongUse(f"column {name}: an array of another type than before; flush before the type changes")
+            raise UsageError(f"column {name}: an array of another type than before; flush before the type changes")
         owned[position] = np.array(value)
         size += owned[position].nbytes + 4 * owned[position].ndim
     return tuple(owned), size
@@ -327,20 +327,20 @@ def _type_of(name: str, value: Any) -> ColumnType:
         try:
             dtype = np.asarray(value).dtype
         except ValueError as error:
-            raise WrongUse(f"column {name}: {error}") from None
+            raise UsageError(f"column {name}: {error}") from None
         if dtype.kind == "f":
             return ColumnType.DOUBLE_ARRAY
         if dtype.kind in "iu" and dtype != np.uint64:
             return ColumnType.LONG_ARRAY
-        raise WrongUse(f"column {name}: an array of {dtype}; arrays hold floats or integers")
+        raise UsageError(f"column {name}: an array of {dtype}; arrays hold floats or integers")
     if _is_of_pandas(value):
         if value != value:  # noqa: PLR0124 - NaT
-            raise WrongUse(f"column {name}: NaT is no instant; None is a value that is missing")
+            raise UsageError(f"column {name}: NaT is no instant; None is a value that is missing")
         return ColumnType.TIMESTAMP_NANOS
     for base, found in _TYPES.items():
         if isinstance(value, base):
             return found
-    raise WrongUse(f"column {name}: {type(value).__name__} has no counterpart in QWP")
+    raise UsageError(f"column {name}: {type(value).__name__} has no counterpart in QWP")
 
 
 def _is_of_pandas(value: Any) -> bool:
@@ -351,13 +351,13 @@ def _is_of_pandas(value: Any) -> bool:
 def _type_of_at(at: Any) -> ColumnType:
     if isinstance(at, datetime.datetime):
         if at.tzinfo is None:
-            raise WrongUse(_NO_ZONE)
+            raise UsageError(_NO_ZONE)
         return ColumnType.TIMESTAMP_NANOS if _is_of_pandas(at) else ColumnType.TIMESTAMP
     if isinstance(at, TimestampMicros):
         return ColumnType.TIMESTAMP
     if isinstance(at, TimestampNanos) or (isinstance(at, int | np.integer) and not isinstance(at, bool)):
         return ColumnType.TIMESTAMP_NANOS
-    raise WrongUse(f"at: nanoseconds, a datetime or None, not {type(at).__name__}")
+    raise UsageError(f"at: nanoseconds, a datetime or None, not {type(at).__name__}")
 
 
 def _micros(value: Any) -> int:
@@ -400,8 +400,10 @@ def _pack(name: str, kind: ColumnType, values: Sequence[Any], *, may_miss: bool)
         if kind in _NUMBERS:
             return _pack_numbers(name, kind, values, nulls)
         return _PACKERS[kind](name, kind, values, nulls)
+    except UsageError:
+        raise
     except (OverflowError, ValueError, struct.error, pa.ArrowInvalid) as error:
-        raise WrongUse(f"column {name or 'at'}: {error}") from error
+        raise UsageError(f"column {name or 'at'}: {error}") from error
 
 
 def _pack_numbers(name: str, kind: ColumnType, values: Sequence[Any], nulls: Any) -> ColumnData:
@@ -443,7 +445,7 @@ def _pack_words(name: str, kind: ColumnType, values: Sequence[Any], nulls: Any) 
 def _pack_geohashes(name: str, kind: ColumnType, values: Sequence[Any], nulls: Any) -> ColumnData:  # noqa: ARG001
     precisions = {value.precision for value in values}
     if len(precisions) > 1:
-        raise WrongUse(
+        raise UsageError(
             f"column {name}: geohashes of {sorted(precisions)} bits in one flush; a column has one precision"
         )
     numbers = np.fromiter((value.value for value in values), np.int64, count=len(values))
@@ -459,16 +461,16 @@ def _pack_decimals(name: str, kind: ColumnType, values: Sequence[Decimal], nulls
     scale = 0
     for value in values:
         if not value.is_finite():
-            raise WrongUse(f"column {name}: {value} is no number")
+            raise UsageError(f"column {name}: {value} is no number")
         scale = max(scale, -int(value.as_tuple().exponent))
     if scale > _DIGITS_MAX or any(value and value.adjusted() + scale > _DIGITS_MAX for value in values):
         # Before any of them becomes an integer: an exponent is a few bytes, its zeros may be a million.
-        raise WrongUse(f"column {name}: a decimal with more than {_DIGITS_MAX} digits at scale {scale}")
+        raise UsageError(f"column {name}: a decimal with more than {_DIGITS_MAX} digits at scale {scale}")
     width = DECIMAL_BYTES[kind]
     try:
         data = b"".join(int(value.scaleb(scale, _EXACT)).to_bytes(width, "little", signed=True) for value in values)
     except OverflowError:
-        raise WrongUse(f"column {name}: a decimal with more than {_DIGITS_MAX} digits at scale {scale}") from None
+        raise UsageError(f"column {name}: a decimal with more than {_DIGITS_MAX} digits at scale {scale}") from None
     return decimal_column(name, kind, scale, np.frombuffer(data, np.uint8), nulls)
 
 

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity, PartlyKept, SenderHalted, StoreClosed, WrongUse
+from quiver.errors import CapacityError, PartialWriteError, SenderHaltedError, StoreClosedError, UsageError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.file_system import Buffer, FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -71,9 +71,9 @@ class Sender(SenderFigures):
         fs, clock, observer: the disk, time, and who is told what happens.
 
     Raises:
-        SenderHalted: no server answered, or it refused the credentials (not with ``initial_connect_retry=async``).
-        DirectoryInUse: another process sends from this slot.
-        Damaged: frames are missing in the slot, or it belongs to a newer version. Nothing was deleted.
+        SenderHaltedError: no server answered, or it refused the credentials (not with ``initial_connect_retry=async``).
+        DirectoryInUseError: another process sends from this slot.
+        CorruptionError: frames are missing in the slot, or it belongs to a newer version. Nothing was deleted.
         OSError: the disk refused.
     """
 
@@ -136,7 +136,7 @@ class Sender(SenderFigures):
             )
             self._loop.connect_first()
             if self._loop.halted is not None:
-                raise SenderHalted(self._loop.halted)
+                raise SenderHaltedError(self._loop.halted)
             if settings.drain_orphans:
                 self._drainers.start()
             self._loop.start(f"quiver-qwp-sender {settings.sender_id}")
@@ -165,7 +165,7 @@ class Sender(SenderFigures):
         Return a sender as the connect string *conf* says; *components* are those of the class.
 
         Raises:
-            SettingsInvalid: the string says something that is not known.
+            SettingsError: the string says something that is not known.
             QuiverError, OSError: as the class.
         """
         return cls(SenderSettings.from_conf(conf), **components)
@@ -176,7 +176,7 @@ class Sender(SenderFigures):
         Return a sender as the connect string in ``QDB_CLIENT_CONF`` says.
 
         Raises:
-            SettingsInvalid: there is none, or it says something that is not known.
+            SettingsError: there is none, or it says something that is not known.
             QuiverError, OSError: as the class.
         """
         return cls.from_conf(conf_from_env(environ), **components)
@@ -187,7 +187,7 @@ class Sender(SenderFigures):
         Return a sender from the keys of a connect string, given as arguments: ``Sender.connect(addr="host:9000")``.
 
         Raises:
-            SettingsInvalid: a key is not known, or its value is wrong.
+            SettingsError: a key is not known, or its value is wrong.
             QuiverError, OSError: as the class.
         """
         return cls(SenderSettings.from_mapping(keys, service=service))
@@ -208,10 +208,10 @@ class Sender(SenderFigures):
         *at* is when it happened: nanoseconds since the epoch, a datetime with a zone, or None for the server's clock.
 
         Raises:
-            WrongUse: a name or value cannot be sent. Nothing of the row was kept. Or it was time to flush, and the
+            UsageError: a name or value cannot be sent. Nothing of the row was kept. Or it was time to flush, and the
                 message says how many buffered rows cannot be sent and are gone; all others are published.
-            AtCapacity: earlier rows found no room, so this one was not kept.
-            SenderHalted, StoreFailed, StoreClosed: see there.
+            CapacityError: earlier rows found no room, so this one was not kept.
+            SenderHaltedError, StoreFailedError, StoreClosedError: see there.
         """
         with self._guard:
             if self._closed or self._loop.halted is not None:
@@ -232,7 +232,7 @@ class Sender(SenderFigures):
             if self._rows >= due.rows or self._buffered_bytes >= due.nbytes or self._clock.monotonic() >= due.at_s:
                 try:
                     self._publish()
-                except AtCapacity:
+                except CapacityError:
                     # The row is kept; whoever comes next is told that there is no room.
                     self._observer.count("quiver.qwp.flushes_postponed_total")
 
@@ -270,9 +270,9 @@ class Sender(SenderFigures):
         of a data frame is not sent, and a column in which there is nothing but None is left out.
 
         Raises:
-            WrongUse: a name, type or value cannot be sent. Nothing was kept.
-            PartlyKept: there was no room for all rows, or one behind the first messages cannot be sent.
-            SenderHalted, StoreFailed, StoreClosed: see there.
+            UsageError: a name, type or value cannot be sent. Nothing was kept.
+            PartialWriteError: there was no room for all rows, or one behind the first messages cannot be sent.
+            SenderHaltedError, StoreFailedError, StoreClosedError: see there.
         """
         batches = record_batches(data)
         with self._guard:
@@ -294,14 +294,14 @@ class Sender(SenderFigures):
                 ):
                     self._append(message)
                     kept += rows
-            except AtCapacity as full:
+            except CapacityError as full:
                 self._sync_what_is_kept()
-                raise PartlyKept(kept, str(full)) from full
-            except WrongUse as refused:
+                raise PartialWriteError(kept, str(full)) from full
+            except UsageError as refused:
                 if not kept:
                     raise
                 self._sync_what_is_kept()
-                raise PartlyKept(kept, str(refused)) from refused
+                raise PartialWriteError(kept, str(refused)) from refused
             self._sync_what_is_kept()
             return kept
 
@@ -313,9 +313,9 @@ class Sender(SenderFigures):
         `append` a loss of power. Whether the server has them is another matter.
 
         Raises:
-            WrongUse: some rows cannot be sent. They are gone, all others are published.
-            AtCapacity: there was no room. The rows stay buffered: flush again.
-            SenderHalted, StoreFailed, StoreClosed: see there.
+            UsageError: some rows cannot be sent. They are gone, all others are published.
+            CapacityError: there was no room. The rows stay buffered: flush again.
+            SenderHaltedError, StoreFailedError, StoreClosedError: see there.
         """
         with self._guard:
             self._require_usable()
@@ -326,25 +326,25 @@ class Sender(SenderFigures):
         tables, self._tables = list(self._tables.values()), {}
         self._rows = 0
         self._buffered_bytes = 0
-        refused: list[WrongUse] = []
-        full: AtCapacity | None = None
+        refused: list[UsageError] = []
+        full: CapacityError | None = None
         try:
             self._push()
-        except AtCapacity as error:
+        except CapacityError as error:
             full = error
         for message in self._encode(tables, refused):
             if full is None:
                 try:
                     self._append(message)
                     continue
-                except AtCapacity as error:
+                except CapacityError as error:
                     full = error
             self._ready.append(bytes(message))
         if full is not None:
             raise full
         self._sync_what_is_kept()  # by this call, or by one before it
         if refused:
-            raise WrongUse(f"{len(refused)} rows cannot be sent and are gone: {refused[0]}")
+            raise UsageError(f"{len(refused)} rows cannot be sent and are gone: {refused[0]}")
 
     def _sync_what_is_kept(self) -> None:
         if self.settings.durability == "flush":
@@ -359,7 +359,7 @@ class Sender(SenderFigures):
         self._slot.ring.append(message)
         self._loop.wake()
 
-    def _encode(self, tables: list[RowTable], refused: list[WrongUse]) -> Iterator[Buffer]:
+    def _encode(self, tables: list[RowTable], refused: list[UsageError]) -> Iterator[Buffer]:
         """
         Yield messages that hold *tables*, in order, each valid until the next one is asked for.
 
@@ -379,10 +379,10 @@ class Sender(SenderFigures):
             if len(message) <= limit:
                 yield message
                 return
-            trouble = WrongUse(
+            trouble = UsageError(
                 f"a message of {len(message)} bytes; {limit} fit into a segment, or the server takes so many"
             )
-        except WrongUse as error:
+        except UsageError as error:
             trouble = error
         if len(tables) > 1:
             half = len(tables) // 2
@@ -396,11 +396,11 @@ class Sender(SenderFigures):
 
     def _require_usable(self) -> None:
         if self._closed:
-            raise StoreClosed("the sender was closed")
+            raise StoreClosedError("the sender was closed")
         halted = self._loop.halted
         if halted is not None:
             self._seen = halted
-            raise SenderHalted(halted)
+            raise SenderHaltedError(halted)
 
     # ---- what is known
 
@@ -409,13 +409,13 @@ class Sender(SenderFigures):
         Wait until the server has confirmed the frame *fsn*, at most *timeout_s*; say whether it has.
 
         Raises:
-            SenderHalted: it never will, as things are.
+            SenderHaltedError: it never will, as things are.
         """
         deadline = self._clock.monotonic() + timeout_s
         while not self._slot.ring.wait_until_confirmed(fsn, min(0.2, max(0.0, deadline - self._clock.monotonic()))):
             if self._loop.halted is not None:
                 self._seen = self._loop.halted
-                raise SenderHalted(self._loop.halted)
+                raise SenderHaltedError(self._loop.halted)
             if self._clock.monotonic() >= deadline:
                 return False
         return True
@@ -427,14 +427,14 @@ class Sender(SenderFigures):
         Go on after a halt, with the first frame that is not confirmed.
 
         Raises:
-            WrongUse: the sender has not halted.
-            StoreClosed: it was closed.
+            UsageError: the sender has not halted.
+            StoreClosedError: it was closed.
         """
         with self._guard:
             if self._closed:
-                raise StoreClosed("the sender was closed")
+                raise StoreClosedError("the sender was closed")
             if self._loop.halted is None:
-                raise WrongUse("the sender has not halted")
+                raise UsageError("the sender has not halted")
             self._loop.stop(_STOP_S)
             self._seen = None
             self._loop.resume()
@@ -449,8 +449,8 @@ class Sender(SenderFigures):
         Everything is released, also when this raises.
 
         Raises:
-            SenderHalted: the sender has halted, and neither a handler of the caller's nor one of its calls was told.
-            QuiverError, OSError: the last rows could not be published.
+            SenderHaltedError: the sender has halted, and neither a handler of the caller's nor one of its calls was
+            told. QuiverError, OSError: the last rows could not be published.
         """
         with self._guard:
             if self._closed:
@@ -467,7 +467,7 @@ class Sender(SenderFigures):
                 # Neither waits nor depends on the time-out: who only ever calls close must hear of a failure, too.
                 halted = self._loop.halted
                 if halted is not None and not self._inbox.has_told_caller and self._seen is not halted:
-                    raise SenderHalted(halted)
+                    raise SenderHaltedError(halted)
 
     def _drain(self) -> None:
         ring = self._slot.ring

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.qwp.conf import (
     Address,
     parse_addresses,
@@ -81,7 +81,7 @@ class SenderSettings:
         dead_letters_bytes_max: ``quiver_dead_letters_max_bytes``: of these files together; the oldest frames go first.
 
     Raises:
-        SettingsInvalid: out of range, or two contradict each other.
+        SettingsError: out of range, or two contradict each other.
     """
 
     addresses: tuple[Address, ...]
@@ -163,7 +163,7 @@ class SenderSettings:
         Return what the connect string *text* says.
 
         Raises:
-            SettingsInvalid: a key is unknown (the nearest known one is named) or a value is wrong.
+            SettingsError: a key is unknown (the nearest known one is named) or a value is wrong.
         """
         service, pairs = parse_conf(text)
         return _from_pairs(service, pairs)
@@ -174,7 +174,7 @@ class SenderSettings:
         Return what *keys*, named as in a connect string, say. Values may be numbers, booleans and lists of addresses.
 
         Raises:
-            SettingsInvalid: a key is unknown or a value is wrong.
+            SettingsError: a key is unknown or a value is wrong.
         """
         pairs: list[tuple[str, str]] = []
         for key, value in keys.items():
@@ -185,7 +185,7 @@ class SenderSettings:
 
 def _require(condition: bool, message: str) -> None:  # noqa: FBT001
     if not condition:
-        raise SettingsInvalid(message)
+        raise SettingsError(message)
 
 
 def _text(value: object) -> str:
@@ -196,9 +196,7 @@ def _text(value: object) -> str:
 
 def _from_pairs(service: str, pairs: list[tuple[str, str]]) -> SenderSettings:
     if service not in _SERVICES:
-        raise SettingsInvalid(
-            f"{service}: store and forward needs ws or wss; other transports do not acknowledge frames"
-        )
+        raise SettingsError(f"{service}: store and forward needs ws or wss; other transports do not acknowledge frames")
     values: dict[str, Any] = {
         "tls": _SERVICES[service],
         "addresses": parse_addresses([value for key, value in pairs if key == "addr"]),
@@ -217,10 +215,10 @@ def _from_pairs(service: str, pairs: list[tuple[str, str]]) -> SenderSettings:
         elif key in _KEYS:
             name, parse = _KEYS[key]
             if name in values:
-                raise SettingsInvalid(f"{key} is another name for a key that is there already")
+                raise SettingsError(f"{key} is another name for a key that is there already")
             values[name] = parse(key, value)
         else:
-            raise SettingsInvalid(_unknown(key))
+            raise SettingsError(_unknown(key))
     if general is not None:
         policies = {**_for_all(general), **policies}
     values["policies"] = MappingProxyType(policies)
@@ -238,9 +236,9 @@ def _for_all(policy: Policy) -> dict[Category, Policy]:
 
 def _check_together(values: Mapping[str, Any]) -> None:
     if values.get("buffer_bytes", 0) > values.get("message_bytes_max", values.get("buffer_bytes", 0)):
-        raise SettingsInvalid("init_buf_size must not be larger than max_buf_size")
+        raise SettingsError("init_buf_size must not be larger than max_buf_size")
     if values.get("dead_letters") is False and "dead_letters_bytes_max" in values:
-        raise SettingsInvalid("quiver_dead_letters_max_bytes needs quiver_dead_letters=on")
+        raise SettingsError("quiver_dead_letters_max_bytes needs quiver_dead_letters=on")
 
 
 def _unknown(key: str) -> str:
@@ -256,7 +254,7 @@ def _policy(key: str, value: str) -> Policy | None:
     if value.lower() == "auto":
         return None
     if value.lower() not in words:
-        raise SettingsInvalid(f"{key}: halt, drop, retry or auto, not {value!r}")
+        raise SettingsError(f"{key}: halt, drop, retry or auto, not {value!r}")
     return words[value.lower()]
 
 
@@ -282,7 +280,7 @@ def _word(words: tuple[str, ...]) -> Callable[[str, str], str]:
     def parse(key: str, value: str) -> str:
         if value not in words:
             hint = "; flush or append sync more" if value == "periodic" else ""
-            raise SettingsInvalid(f"{key}: {', '.join(words[:-1])} or {words[-1]}, not {value!r}{hint}")
+            raise SettingsError(f"{key}: {', '.join(words[:-1])} or {words[-1]}, not {value!r}{hint}")
         return value
 
     return parse
@@ -293,19 +291,19 @@ def _initial(key: str, value: str) -> InitialConnect:
         "off": "off", "false": "off", "on": "on", "sync": "on", "true": "on", "async": "async",
     }  # fmt: skip
     if value.lower() not in aliases:
-        raise SettingsInvalid(f"{key}: off, on or async, not {value!r}")
+        raise SettingsError(f"{key}: off, on or async, not {value!r}")
     return aliases[value.lower()]
 
 
 def _verify(key: str, value: str) -> bool:
     if value not in {"on", "unsafe_off"}:
-        raise SettingsInvalid(f"{key}: on or unsafe_off, not {value!r}")
+        raise SettingsError(f"{key}: on or unsafe_off, not {value!r}")
     return value == "on"
 
 
 def _given(key: str, value: str) -> str:
     if not value:
-        raise SettingsInvalid(f"{key} is empty")
+        raise SettingsError(f"{key} is empty")
     return value
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import Buffer
 from quiver.qwp.rows import check_name
 from quiver.qwp.wire.arrow_columns import columns_of_batch
@@ -38,7 +38,7 @@ def record_batches(data: Any) -> list[Any]:
     stream.
 
     Raises:
-        WrongUse: it is none of these.
+        UsageError: it is none of these.
     """
     if isinstance(data, pa.RecordBatch):
         return [data]
@@ -50,14 +50,14 @@ def record_batches(data: Any) -> list[Any]:
         if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
             return pa.table(data).to_batches()
     except _REFUSED as error:
-        raise WrongUse(f"the data frame does not become an Arrow table: {error}") from error
-    raise WrongUse(f"{type(data).__name__} is no Arrow table, record batch or data frame")
+        raise UsageError(f"the data frame does not become an Arrow table: {error}") from error
+    raise UsageError(f"{type(data).__name__} is no Arrow table, record batch or data frame")
 
 
 def _of_frame(frame: Any) -> Any:
     names = [str(name) for name in frame.columns]
     if len(set(names)) < len(names):
-        raise WrongUse("two columns of the data frame have the same name")
+        raise UsageError("two columns of the data frame have the same name")
     arrays = []
     for number, name in enumerate(frame.columns):
         series = frame.iloc[:, number]
@@ -66,7 +66,7 @@ def _of_frame(frame: Any) -> Any:
         try:
             arrays.append(pa.array(series.to_numpy()) if is_plain else pa.array(series, from_pandas=True))
         except _REFUSED as error:
-            raise WrongUse(f"column {name}: {error}") from error
+            raise UsageError(f"column {name}: {error}") from error
     return pa.Table.from_arrays(arrays, names=names)
 
 
@@ -76,22 +76,22 @@ def check_columns(names: Sequence[str], *, symbols: Collection[str], at: str | N
     designated timestamp *at* may have any name, because it is sent without one.
 
     Raises:
-        WrongUse: there is one, or *symbols* is no collection of names.
+        UsageError: there is one, or *symbols* is no collection of names.
     """
     if isinstance(symbols, str) or not isinstance(symbols, Collection):
-        raise WrongUse(f"symbols is a list of names of columns, not {symbols!r}")
+        raise UsageError(f"symbols is a list of names of columns, not {symbols!r}")
     unknown = [name for name in (*symbols, *([] if at is None else [at])) if name not in names]
     if unknown:
-        raise WrongUse(f"there is no column {', '.join(unknown)}; there are {', '.join(names)}")
+        raise UsageError(f"there is no column {', '.join(unknown)}; there are {', '.join(names)}")
     if at is not None and names.count(at) > 1:
-        raise WrongUse(f"column {at} is there twice")
+        raise UsageError(f"column {at} is there twice")
     seen: set[str] = set()
     for name in names:
         if name == at:
             continue
         check_name("column", name, name_bytes_max)
         if name.lower() in seen:
-            raise WrongUse(f"column {name} is there twice: case does not tell columns apart")
+            raise UsageError(f"column {name} is there twice: case does not tell columns apart")
         seen.add(name.lower())
 
 
@@ -113,7 +113,7 @@ def encode_slices(
     *row_bytes_max* where that is more. With *into* a message is valid until the next one is asked for.
 
     Raises:
-        WrongUse: the table or a column cannot be sent, or one row is larger than a message may be.
+        UsageError: the table or a column cannot be sent, or one row is larger than a message may be.
     """
     check_name("table", name, name_bytes_max)
     for schema in [batch.schema for batch in batches[:1]]:  # they are of one table
@@ -132,7 +132,7 @@ def encode_slices(
             limit = max(row_bytes_max or 0, message_bytes_max) if piece.num_rows == 1 else message_bytes_max
             if len(message) > limit:
                 if piece.num_rows == 1:
-                    raise WrongUse(
+                    raise UsageError(
                         f"table {name}: row {start} has {len(message)} bytes; {limit} fit into a segment, "
                         "or the server takes so many"
                     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = ["Char", "DateMillis", "Geohash", "Long256", "TimestampMicros", "TimestampNanos"]
 
@@ -38,7 +38,7 @@ class Long256:
 
     def __post_init__(self) -> None:
         if not 0 <= self.value < 1 << 256:
-            raise WrongUse("a Long256 is a number of 0 to 2^256 - 1")
+            raise UsageError("a Long256 is a number of 0 to 2^256 - 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Char:
 
     def __post_init__(self) -> None:
         if len(self.value) != 1 or ord(self.value) > 0xFFFF:
-            raise WrongUse("a Char is one character of the basic plane")
+            raise UsageError("a Char is one character of the basic plane")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +61,4 @@ class Geohash:
 
     def __post_init__(self) -> None:
         if not 1 <= self.precision <= 60 or not 0 <= self.value < 1 << self.precision:
-            raise WrongUse("a Geohash has 1 to 60 bits, and a value of no more")
+            raise UsageError("a Geohash has 1 to 60 bits, and a value of no more")

@@ -31,7 +31,7 @@ def add_headers(
     more than once is a list. Everything else of the request stays, unknown fields too.
 
     Raises:
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     read = parse_request(data, signal)
     if isinstance(read, Damage):

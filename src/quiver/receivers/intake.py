@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS, Bundle
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity, BundleInvalid, BundleTooLarge, QuiverError
+from quiver.errors import BundleTooLargeError, CapacityError, InvalidBundleError, QuiverError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.otap.request import parse_request
 from quiver.otap.tables.digest import digest_of_tables
@@ -99,7 +99,7 @@ class OtlpIntake:
         observer: counts requests by signal and outcome.
 
     Raises:
-        StoreFailed: the store could not be synced after the window was rebuilt.
+        StoreFailedError: the store could not be synced after the window was rebuilt.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class OtlpIntake:
                 return opened
             try:
                 self._budget.reserve(len(opened))
-            except AtCapacity as full:
+            except CapacityError as full:
                 return Verdict("full", str(full), full.retry_after_s)
         try:
             return self._once(signal, opened)
@@ -250,7 +250,7 @@ class OtlpIntake:
         try:
             if not window.begin(digest):
                 return Verdict("duplicate")
-        except AtCapacity as full:
+        except CapacityError as full:
             return Verdict("full", str(full), self._retry_after(full.retry_after_s))
         except QuiverError as error:
             return Verdict("unavailable", str(error), _UNAVAILABLE_RETRY_S)
@@ -280,11 +280,11 @@ class OtlpIntake:
                 receipt = self._store.ingest(bundle, durable=durable)
                 if digests and self._window is not None:
                     self._window.remember(digests[index - 1], receipt=receipt, durable=durable)
-        except AtCapacity as full:
+        except CapacityError as full:
             return Verdict("full", str(full), self._retry_after(full.retry_after_s)), None
-        except BundleTooLarge as large:
+        except BundleTooLargeError as large:
             return Verdict("too_large", str(large)), None
-        except BundleInvalid as invalid:
+        except InvalidBundleError as invalid:
             return Verdict("invalid", str(invalid)), None
         except (QuiverError, OSError) as error:
             # Failed or closed: nothing of it is known to be kept, so the client must keep it.

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Protocol, Self
 
-from quiver.errors import RetryLater, StoreClosed
+from quiver.errors import StoreClosedError, TransientError
 from quiver.observe import Observer
 from quiver.receivers.loop_thread import LoopThread
 from quiver.receivers.security import Authenticator, SecuritySettings, warn_of_exposure
@@ -57,7 +57,7 @@ class PortReceiver(ABC):
         observer: told when the port is open to others, and who was not let in.
 
     Raises:
-        SettingsInvalid: credentials cannot be read.
+        SettingsError: credentials cannot be read.
     """
 
     def __init__(self, name: str, where: _Where, observer: Observer) -> None:
@@ -89,11 +89,11 @@ class PortReceiver(ABC):
         Listen. Returns the bound port, which is also `port` from now on.
 
         Raises:
-            RetryLater: the address is taken or not ours.
-            StoreClosed: the receiver was stopped; make another.
+            TransientError: the address is taken or not ours.
+            StoreClosedError: the receiver was stopped; make another.
         """
         if self.is_stopping:
-            raise StoreClosed("this receiver was stopped; make another")
+            raise StoreClosedError("this receiver was stopped; make another")
         if self._loop is not None:
             return self.port
         address = self._where.listening_addr
@@ -103,7 +103,7 @@ class PortReceiver(ABC):
             self.port = self._loop.run(self._listen())
         except (OSError, RuntimeError) as error:
             self.stop(0)
-            raise RetryLater(f"cannot listen on {address}: {error}") from error
+            raise TransientError(f"cannot listen on {address}: {error}") from error
         return self.port
 
     def stop(self, grace_s: float = 5.0) -> None:

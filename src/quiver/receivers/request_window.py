@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quiver.clock import SYSTEM_CLOCK, Clock, SteadyTime
-from quiver.errors import AtCapacity, Damaged, DirectoryInUse, FormatUnsupported
+from quiver.errors import CapacityError, CorruptionError, DirectoryInUseError, UnsupportedFormatError
 from quiver.observe import Observer
 from quiver.primitives.boot import boot_name
 from quiver.primitives.disk.file_system import Lock
@@ -115,10 +115,10 @@ class RequestWindow:
         unread: slots of stored bundles that could not be read: what is in one is stored again when it is sent again.
 
     Raises:
-        FormatUnsupported: a newer version wrote the file.
-        Damaged: the file is damaged, and other receivers have it open.
-        StoreFailed: the store could not be synced.
-        AtCapacity: another process holds the file for too long, or the disk is full.
+        UnsupportedFormatError: a newer version wrote the file.
+        CorruptionError: the file is damaged, and other receivers have it open.
+        StoreFailedError: the store could not be synced.
+        CapacityError: another process holds the file for too long, or the disk is full.
     """
 
     def __init__(
@@ -180,9 +180,9 @@ class RequestWindow:
             run = f"{place}:{name}"
             try:
                 return hold(REAL_FILES, self._lock_path(self._core, run), owner=run), run
-            except DirectoryInUse:
+            except DirectoryInUseError:
                 continue
-        raise AtCapacity(f"{self._path}: {_PLACES} receivers have windows in this store already")
+        raise CapacityError(f"{self._path}: {_PLACES} receivers have windows in this store already")
 
     def _lock_path(self, core: str, run: str) -> str:
         return f"{self._path}.{core or 'store'}.{run.partition(':')[0]}.lock"
@@ -197,9 +197,9 @@ class RequestWindow:
             self._database = self._held.database = _connect(self._path)
             self._set_time()
             self._recover()
-        except FormatUnsupported:
+        except UnsupportedFormatError:
             raise
-        except Damaged as damage:
+        except CorruptionError as damage:
             self._held.close_database()
             self._set_aside(damage)
             self._database = self._held.database = _connect(self._path)
@@ -228,16 +228,16 @@ class RequestWindow:
                     database.execute("INSERT INTO facts VALUES (?, ?)", (name, self._time.zero_ns))
             database.execute("COMMIT")
 
-    def _set_aside(self, damage: Damaged) -> None:
+    def _set_aside(self, damage: CorruptionError) -> None:
         """
         Rename the damaged file, so that another is made from the data.
 
         Raises:
-            Damaged: other receivers have it open, and would go on with it.
+            CorruptionError: other receivers have it open, and would go on with it.
         """
         if self._others_are_open():
             why = f"{damage.reason}; stop all receivers of this store and remove the file"
-            raise Damaged(self._path, 0, why) from damage
+            raise CorruptionError(self._path, 0, why) from damage
         self._report("quiver.receiver.requests_set_aside", damage)
         for ending in ("-wal", "-shm", ""):
             with contextlib.suppress(FileNotFoundError):
@@ -258,8 +258,8 @@ class RequestWindow:
         Yield the database, for one thread at a time. What is done is done as a whole, or not at all.
 
         Raises:
-            AtCapacity: the disk is full, or another process holds the file for too long.
-            Damaged: the file is damaged.
+            CapacityError: the disk is full, or another process holds the file for too long.
+            CorruptionError: the file is damaged.
         """
         with self._guard:
             try:
@@ -268,8 +268,8 @@ class RequestWindow:
                 with contextlib.suppress(sqlite3.Error):
                     self._database.rollback()
                 if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError):
-                    raise AtCapacity(f"{self._path}: {error}") from error
-                raise Damaged(self._path, 0, str(error)) from error
+                    raise CapacityError(f"{self._path}: {error}") from error
+                raise CorruptionError(self._path, 0, str(error)) from error
 
     def _do(self, statement: str, *values: Any) -> int:
         with self._opened() as database:
@@ -294,7 +294,7 @@ class RequestWindow:
         Say whether this is stored; unlike `begin` it begins nothing.
 
         Raises:
-            AtCapacity, Damaged: the file cannot be read.
+            CapacityError, CorruptionError: the file cannot be read.
         """
         now_ns = self._now_ns()
         if self._unwritten.get(digest, -1) >= now_ns:
@@ -307,7 +307,7 @@ class RequestWindow:
         state = _DURABLE if durable else _STORED
         try:
             self._do(_NOTE, digest, now_ns, now_ns + self._window_ns, self._core, self._run, state)
-        except (AtCapacity, Damaged) as error:
+        except (CapacityError, CorruptionError) as error:
             # This process knows it all the same, and the next one finds it in the data.
             self._unwritten[digest] = now_ns + self._window_ns
             self._report("quiver.receiver.requests_failed", error)
@@ -324,8 +324,8 @@ class RequestWindow:
         a failure it stores the request itself.
 
         Raises:
-            AtCapacity: it cannot be claimed: the window or the disk is full, or another core takes too long.
-            Damaged: the file is damaged.
+            CapacityError: it cannot be claimed: the window or the disk is full, or another core takes too long.
+            CorruptionError: the file is damaged.
         """
         self._tick()
         with self._changed:
@@ -351,7 +351,7 @@ class RequestWindow:
                 return True
             found = self._ask(_LOOK_UP, digest, now_ns)
             if not found and self._is_full:
-                raise AtCapacity(
+                raise CapacityError(
                     f"dedupe_window: {self._entries_max} requests of the last {self.window_s:g} s are known, which is "
                     "the most; a shorter window has fewer"
                 )
@@ -365,7 +365,7 @@ class RequestWindow:
                         self._store.sync()  # another receiver of this store put it there
                     return False
             if self._clock.monotonic() >= deadline_s:
-                raise AtCapacity("another receiver is still storing this request", retry_after_s=1.0)
+                raise CapacityError("another receiver is still storing this request", retry_after_s=1.0)
             with self._changed:
                 self._clock.wait(self._changed, _POLL_S)
 
@@ -383,7 +383,7 @@ class RequestWindow:
             if stored:
                 self.remember(digest, receipt=receipt, durable=durable)
             else:
-                with contextlib.suppress(AtCapacity, Damaged):  # this window may claim it again all the same
+                with contextlib.suppress(CapacityError, CorruptionError):  # this window may claim it again all the same
                     self._do(_CANCEL, digest, self._run)
         finally:
             self._leave(digest)
@@ -397,7 +397,7 @@ class RequestWindow:
 
     def note_durable(self) -> None:
         """Note which requests have become durable, now rather than within a second: other cores may wait for it."""
-        with contextlib.suppress(AtCapacity, Damaged), self._opened() as database:
+        with contextlib.suppress(CapacityError, CorruptionError), self._opened() as database:
             database.executemany(_MADE_DURABLE, self._made_durable())
 
     def _made_durable(self) -> list[tuple[bytes]]:
@@ -522,16 +522,16 @@ def _connect(path: str) -> sqlite3.Connection:
     with contextlib.suppress(FileExistsError):
         REAL_FILES.create(path).close()  # readable by nobody else, like everything in a store
     if not Path(path).is_file():
-        raise Damaged(path, 0, "it is not a regular file; move it away")
+        raise CorruptionError(path, 0, "it is not a regular file; move it away")
     database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         _prepare(database, path)
     except sqlite3.OperationalError as error:
         database.close()
-        raise AtCapacity(f"{path}: {error}") from error
+        raise CapacityError(f"{path}: {error}") from error
     except sqlite3.DatabaseError as error:
         database.close()
-        raise Damaged(path, 0, str(error)) from error
+        raise CorruptionError(path, 0, str(error)) from error
     except BaseException:
         database.close()
         raise
@@ -544,7 +544,7 @@ def _prepare(database: sqlite3.Connection, path: str) -> None:
     database.execute("PRAGMA synchronous = NORMAL").fetchall()
     version = database.execute("PRAGMA user_version").fetchone()[0]
     if version not in {0, _VERSION}:
-        raise FormatUnsupported(path, 60, f"version {version} of the file; this release knows {_VERSION}")
+        raise UnsupportedFormatError(path, 60, f"version {version} of the file; this release knows {_VERSION}")
     database.execute("BEGIN IMMEDIATE")
     for statement in _SCHEMA:
         database.execute(statement)

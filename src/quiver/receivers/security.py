@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.observe import Observer
 
 __all__ = [
@@ -81,7 +81,7 @@ class AuthSettings:
         user_file: more of them, ``name:password`` a line.
 
     Raises:
-        SettingsInvalid: there is no credential, or one that no request could show.
+        SettingsError: there is no credential, or one that no request could show.
     """
 
     tokens: tuple[str, ...] = field(default=(), repr=False)
@@ -91,7 +91,7 @@ class AuthSettings:
 
     def __post_init__(self) -> None:
         if not (self.tokens or self.users or self.token_file or self.user_file):
-            raise SettingsInvalid("auth: there is no token, no user and no file of either")
+            raise SettingsError("auth: there is no token, no user and no file of either")
         _check_tokens(self.tokens, "auth")
         for name, password in self.users.items():
             _check_user(name, password, "auth")
@@ -135,11 +135,11 @@ def check_exposure(host: str, security: SecuritySettings) -> None:
     Refuse to listen where others can reach it without TLS and without knowing who they are.
 
     Raises:
-        SettingsInvalid: and how to go on.
+        SettingsError: and how to go on.
     """
     lacks = security.missing()
     if lacks and not security.insecure and not is_loopback(host):
-        raise SettingsInvalid(
+        raise SettingsError(
             f"listening_addr: others can reach {host}, so it needs {lacks}; "
             f"listen on 127.0.0.1, or write insecure: true where the network is trusted"
         )
@@ -165,7 +165,7 @@ class WatchedFiles(Generic[_Loaded]):
         observer: told when they were read again, or could not be.
 
     Raises:
-        SettingsInvalid: they cannot be read now.
+        SettingsError: they cannot be read now.
     """
 
     def __init__(self, paths: Sequence[str], load: Callable[[], _Loaded], observer: Observer) -> None:
@@ -174,7 +174,7 @@ class WatchedFiles(Generic[_Loaded]):
         self._observer = observer
         self._lock = threading.Lock()
         loaded, self._seen = self._read()
-        if isinstance(loaded, SettingsInvalid):
+        if isinstance(loaded, SettingsError):
             raise loaded
         self._value: _Loaded = loaded
 
@@ -186,7 +186,7 @@ class WatchedFiles(Generic[_Loaded]):
             if _signature(self._paths) != self._seen:
                 loaded, self._seen = self._read()
                 names = ", ".join(self._paths)
-                if isinstance(loaded, SettingsInvalid):
+                if isinstance(loaded, SettingsError):
                     reason = str(loaded)
                     event = "quiver.receiver.reload_failed"
                     self._observer.event(event, level=logging.WARNING, files=names, reason=reason)
@@ -195,7 +195,7 @@ class WatchedFiles(Generic[_Loaded]):
                     self._observer.event("quiver.receiver.reloaded", files=names)
             return self._value
 
-    def _read(self) -> tuple[_Loaded | SettingsInvalid, _Signature]:
+    def _read(self) -> tuple[_Loaded | SettingsError, _Signature]:
         """
         Return what the files say and how they looked, or why not. Half of an exchange is never
         taken for the whole.
@@ -203,14 +203,14 @@ class WatchedFiles(Generic[_Loaded]):
         before: _Signature = ()
         for _ in range(_READ_ATTEMPTS):
             before = _signature(self._paths)
-            answer: _Loaded | SettingsInvalid
+            answer: _Loaded | SettingsError
             try:
                 answer = self._load()
-            except SettingsInvalid as invalid:
+            except SettingsError as invalid:
                 answer = invalid
             if _signature(self._paths) == before:
                 return answer, before
-        return SettingsInvalid(f"{', '.join(self._paths)}: being written"), ()
+        return SettingsError(f"{', '.join(self._paths)}: being written"), ()
 
 
 def _signature(paths: Sequence[str]) -> _Signature:
@@ -230,9 +230,9 @@ def _file_bytes(path: str, what: str) -> bytes:
         with Path(path).open("rb") as file:
             data = file.read(_FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise SettingsInvalid(f"{what}: cannot read {path}: {error.strerror}") from error
+        raise SettingsError(f"{what}: cannot read {path}: {error.strerror}") from error
     if len(data) > _FILE_BYTES_MAX:
-        raise SettingsInvalid(f"{what}: {path} is larger than {_FILE_BYTES_MAX} bytes")
+        raise SettingsError(f"{what}: {path} is larger than {_FILE_BYTES_MAX} bytes")
     return data
 
 
@@ -254,7 +254,7 @@ def watch_certificates(tls: TlsSettings, observer: Observer) -> WatchedFiles[Cer
     Return the certificates of *tls*, and later those that replaced them.
 
     Raises:
-        SettingsInvalid: they cannot be read, or do not fit together.
+        SettingsError: they cannot be read, or do not fit together.
     """
     paths = [tls.cert_file, tls.key_file]
     if tls.client_ca_file is not None:
@@ -276,14 +276,14 @@ def _certificates(tls: TlsSettings) -> Certificates:
     except (ssl.SSLError, OSError) as error:
         reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
         where = f"tls.cert_file, tls.key_file: {tls.cert_file} and {tls.key_file}"
-        raise SettingsInvalid(f"{where} are no certificate and its unencrypted key: {reason}") from error
+        raise SettingsError(f"{where} are no certificate and its unencrypted key: {reason}") from error
     client_ca = None
     if tls.client_ca_file is not None:
         client_ca = _file_bytes(tls.client_ca_file, "tls.client_ca_file")
         try:
             context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
         except (ssl.SSLError, ValueError) as error:
-            raise SettingsInvalid(f"tls.client_ca_file: {tls.client_ca_file} holds no certificates") from error
+            raise SettingsError(f"tls.client_ca_file: {tls.client_ca_file} holds no certificates") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return Certificates(context, chain, key, client_ca)
 
@@ -307,7 +307,7 @@ def server_context(tls: TlsSettings, observer: Observer) -> ssl.SSLContext:
     Return a context for asyncio servers, which follows the files.
 
     Raises:
-        SettingsInvalid: the files cannot be read, or do not fit together.
+        SettingsError: the files cannot be read, or do not fit together.
     """
     context = _CurrentContext(ssl.PROTOCOL_TLS_SERVER)
     context.watched = watch_certificates(tls, observer)
@@ -319,7 +319,7 @@ def grpc_credentials(tls: TlsSettings, observer: Observer) -> Any:
     Return `grpc.ServerCredentials` that follow the files.
 
     Raises:
-        SettingsInvalid: the files cannot be read, or do not fit together.
+        SettingsError: the files cannot be read, or do not fit together.
     """
     import grpc  # noqa: PLC0415 - an extra that other receivers do without
 
@@ -352,7 +352,7 @@ class Authenticator:
     How long the answer takes depends neither on which credential fits nor on how much of one does.
 
     Raises:
-        SettingsInvalid: a file cannot be read, or holds no credentials.
+        SettingsError: a file cannot be read, or holds no credentials.
     """
 
     def __init__(self, settings: AuthSettings, observer: Observer) -> None:
@@ -400,7 +400,7 @@ def read_credentials(settings: AuthSettings) -> tuple[tuple[str, ...], dict[str,
     Return all bearer tokens, and all users with their passwords: those of the settings and those in the files.
 
     Raises:
-        SettingsInvalid: a file cannot be read, or holds no credentials; or a user is there twice.
+        SettingsError: a file cannot be read, or holds no credentials; or a user is there twice.
     """
     tokens = list(settings.tokens)
     users = dict(settings.users)
@@ -414,7 +414,7 @@ def read_credentials(settings: AuthSettings) -> tuple[tuple[str, ...], dict[str,
             name = name.strip()
             _check_user(name, password, settings.user_file)
             if name in users:  # the password that is meant may be either
-                raise SettingsInvalid(f"auth.basic.file: {settings.user_file}: the user {name} is there already")
+                raise SettingsError(f"auth.basic.file: {settings.user_file}: the user {name} is there already")
             users[name] = password
     return tuple(tokens), users
 
@@ -423,23 +423,23 @@ def _lines(path: str, what: str) -> list[str]:
     try:
         text = _file_bytes(path, what).decode("utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError as error:
-        raise SettingsInvalid(f"{what}: {path} is not UTF-8 text") from error
+        raise SettingsError(f"{what}: {path} is not UTF-8 text") from error
     # Not `splitlines`: what else that takes for the end of a line may stand in a password.
     found = [line for line in _LINE_END.split(text) if line.strip()]
     if not found:
-        raise SettingsInvalid(f"{what}: {path} is empty; nobody could get in")
+        raise SettingsError(f"{what}: {path} is empty; nobody could get in")
     return found
 
 
 def _check_tokens(tokens: Iterable[str], where: str) -> None:
     for token in tokens:
         if not token or not token.isascii() or not token.isprintable() or " " in token:
-            raise SettingsInvalid(f"{where}: a bearer token is printable ASCII without blanks")  # and is not told
+            raise SettingsError(f"{where}: a bearer token is printable ASCII without blanks")  # and is not told
 
 
 def _check_user(name: str, password: str, where: str) -> None:
     if not name or ":" in name or not password.strip():
-        raise SettingsInvalid(f"{where}: a user is name:password, and neither is empty")
+        raise SettingsError(f"{where}: a user is name:password, and neither is empty")
 
 
 def _shown(header: str | bytes) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.primitives.numeric_fields import require_numbers
 from quiver.receivers.security import SecuritySettings, check_exposure
 from quiver.settings import MIB
@@ -54,13 +54,13 @@ def split_address(address: str) -> tuple[str, int]:
     Return host and port of ``host:port`` or ``[ipv6]:port``; the brackets are not part of the host.
 
     Raises:
-        SettingsInvalid: not such an address.
+        SettingsError: not such an address.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
-        raise SettingsInvalid(f"listening_addr: {address!r} is not host:port, for example {GRPC_ADDRESS}")
+        raise SettingsError(f"listening_addr: {address!r} is not host:port, for example {GRPC_ADDRESS}")
     if int(match[2]) > 65535:
-        raise SettingsInvalid(f"listening_addr: {address!r} names a port above 65535")
+        raise SettingsError(f"listening_addr: {address!r} names a port above 65535")
     return match[1].strip("[]"), int(match[2])
 
 
@@ -105,7 +105,7 @@ class KeepaliveSettings:
         ping_interval_min_s: a gRPC client that asks more often is sent away.
 
     Raises:
-        SettingsInvalid: one is not positive.
+        SettingsError: one is not positive.
     """
 
     max_connection_idle_s: float | None = None
@@ -120,7 +120,7 @@ class KeepaliveSettings:
         for name in KEEPALIVE_KEYS:
             value = getattr(self, f"{name}_s")
             if value is not None and value <= 0:
-                raise SettingsInvalid(f"keepalive.{name} must be positive")
+                raise SettingsError(f"keepalive.{name} must be positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class OtlpSettings:
         share_port: other processes may listen on the same port; the kernel deals connections out among them.
 
     Raises:
-        SettingsInvalid: out of range, or two settings contradict each other.
+        SettingsError: out of range, or two settings contradict each other.
     """
 
     listening_addr: str = GRPC_ADDRESS
@@ -179,27 +179,27 @@ class OtlpSettings:
         counts = ("max_request_bytes", "dedupe_entries_max", "requests_waiting_max", "workers", "connections_max")
         for name in counts:
             if getattr(self, name) < 1:
-                raise SettingsInvalid(f"{name} must be at least 1")
+                raise SettingsError(f"{name} must be at least 1")
         if self.max_decompressed_bytes < self.max_request_bytes:
-            raise SettingsInvalid("max_decompressed_bytes must not be below max_request_bytes")
+            raise SettingsError("max_decompressed_bytes must not be below max_request_bytes")
         if self.in_flight_bytes_max < self.max_decompressed_bytes:
-            raise SettingsInvalid("in_flight_bytes_max must hold one request of max_decompressed_bytes")
+            raise SettingsError("in_flight_bytes_max must hold one request of max_decompressed_bytes")
         if self.receiving_bytes_max < self.max_request_bytes:
-            raise SettingsInvalid("receiving_bytes_max must hold one request of max_request_bytes")
+            raise SettingsError("receiving_bytes_max must hold one request of max_request_bytes")
         if self.ack not in {"synced", "logged"}:
-            raise SettingsInvalid(f"ack: {self.ack!r} is not synced or logged")
+            raise SettingsError(f"ack: {self.ack!r} is not synced or logged")
         if self.otlp_handling not in {"pass_through", "convert_to_arrow"}:
-            raise SettingsInvalid(f"otlp_handling: {self.otlp_handling!r} is not pass_through or convert_to_arrow")
+            raise SettingsError(f"otlp_handling: {self.otlp_handling!r} is not pass_through or convert_to_arrow")
         if self.dedupe_window_s < 0 or self.body_timeout_s <= 0 or self.head_timeout_s <= 0:
-            raise SettingsInvalid("dedupe_window_s must not be negative; body_timeout_s, head_timeout_s be positive")
+            raise SettingsError("dedupe_window_s must not be negative; body_timeout_s, head_timeout_s be positive")
         _check_captured(self.capture_headers)
 
 
 def _check_captured(names: tuple[str, ...]) -> None:
     if len(names) > _CAPTURED_MAX:
-        raise SettingsInvalid(f"capture_headers: {len(names)} names; the most is {_CAPTURED_MAX}")
+        raise SettingsError(f"capture_headers: {len(names)} names; the most is {_CAPTURED_MAX}")
     for name in names:
         if _HEADER_NAME.fullmatch(name) is None:
-            raise SettingsInvalid(f"capture_headers: {name!r} is not the name of a header")
+            raise SettingsError(f"capture_headers: {name!r} is not the name of a header")
         if name.lower() in _NEVER_CAPTURED:
-            raise SettingsInvalid(f"capture_headers: {name} carries credentials, which are not to be stored")
+            raise SettingsError(f"capture_headers: {name} carries credentials, which are not to be stored")

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from quiver.bundle import Bundle
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity, BundleInvalid, Damaged, QuiverError
+from quiver.errors import CapacityError, CorruptionError, InvalidBundleError, QuiverError
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -196,7 +196,7 @@ class StoreReceiver:
         except FileNotFoundError:
             self._pass_over(span.path, "the segment was dropped by policy before it was read", span.stop - first)
             return True
-        except Damaged as damage:
+        except CorruptionError as damage:
             self._pass_over(span.path, str(damage), span.stop - first)
             return True
         try:
@@ -207,7 +207,7 @@ class StoreReceiver:
                     return False
                 batch.stored += 1
                 batch.bundles += 1
-        except Damaged as damage:
+        except CorruptionError as damage:
             self._pass_over(span.path, str(damage), span.stop - span.start - batch.stored)
         finally:
             reader.close()
@@ -217,10 +217,10 @@ class StoreReceiver:
         while True:
             try:
                 self._store.ingest(bundle)
-            except AtCapacity:
+            except CapacityError:
                 if self._worker.pause(_RETRY_S):
                     return False
-            except BundleInvalid as error:
+            except InvalidBundleError as error:
                 self._pass_over(where, str(error), 1)
                 return True
             else:

@@ -49,7 +49,7 @@ def start_bundle_query(
         query_name: shown in logs and reports.
 
     Raises:
-        WrongUse: an option is unknown.
+        UsageError: an option is unknown.
     """
     register(spark)
     if is_local(checkpoint):

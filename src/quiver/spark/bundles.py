@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.spark.cast import spark_schema
 from quiver.spark.store.read_partition import open_checked
 from quiver.store.segment.cast import coalesce, conform
@@ -69,8 +69,8 @@ def open_bundles(
     Each segment is opened once while its descriptors follow one another.
 
     Raises:
-        DataLoss: a segment is gone.
-        Damaged: a segment is not what was written.
+        DataLossError: a segment is gone.
+        CorruptionError: a segment is not what was written.
     """
     opened = open_bundles_at(descriptors, adapter=adapter, fail_on_data_loss=fail_on_data_loss)
     return ((ref, bundle) for _, ref, bundle in opened)
@@ -83,8 +83,8 @@ def open_bundles_at(
     The same with the path of the segment in front: numbers of segments are each core's own.
 
     Raises:
-        DataLoss: a segment is gone.
-        Damaged: a segment is not what was written.
+        DataLossError: a segment is gone.
+        CorruptionError: a segment is not what was written.
     """
     open_path, reader = "", None
     for batch in descriptors:
@@ -109,14 +109,14 @@ def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[BundleRef, int
     A bundle's rows follow one another. What they hold is checked in full: it may have been anywhere.
 
     Raises:
-        WrongUse: a column of mode `ipc` is missing, or a row holds no Arrow stream of one batch.
+        UsageError: a column of mode `ipc` is missing, or a row holds no Arrow stream of one batch.
     """
     slots: dict[int, pa.RecordBatch] = {}
     of: tuple[BundleRef, int | None] | None = None
     for batch in batches:
         missing = {"segment", "index", "slot", "ipc"} - set(batch.schema.names)
         if missing:
-            raise WrongUse(f"mode ipc gives more columns than these: {', '.join(sorted(missing))} is missing")
+            raise UsageError(f"mode ipc gives more columns than these: {', '.join(sorted(missing))} is missing")
         times = (
             batch.column("ingested_at").cast(pa.int64()).to_pylist() if "ingested_at" in batch.schema.names else None
         )
@@ -140,7 +140,7 @@ def _only_batch(data: bytes) -> pa.RecordBatch:
             batch = reader.read_next_batch()
         batch.validate(full=True)
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise WrongUse(f"a row of mode ipc holds no Arrow stream of one batch: {error}") from error
+        raise UsageError(f"a row of mode ipc holds no Arrow stream of one batch: {error}") from error
     return batch
 
 

@@ -31,7 +31,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.store.segment.type_promotion import is_any_list
 
 __all__ = ["spark_schema"]
@@ -53,11 +53,11 @@ def spark_schema(
     Return *schema*, or the named *columns* of it in that order, with types that Spark takes.
 
     Raises:
-        WrongUse: two columns have one name, or a type has no counterpart in Spark.
+        UsageError: two columns have one name, or a type has no counterpart in Spark.
     """
     if len(set(schema.names)) != len(schema.names):
         twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        raise WrongUse(f"two columns are named {', '.join(twice)}; Spark cannot tell them apart, use mode bundles")
+        raise UsageError(f"two columns are named {', '.join(twice)}; Spark cannot tell them apart, use mode bundles")
     wanted = schema.names if columns is None else [name for name in columns if name in schema.names]
     return pa.schema([pa.field(name, _spark_type(schema.field(name).type, name, nanos_as_bigint)) for name in wanted])
 
@@ -80,7 +80,9 @@ def _spark_type(kind: pa.DataType, where: str, nanos: bool) -> pa.DataType:  # n
         )
     if is_any_list(kind):
         return pa.list_(pa.field("element", _spark_type(kind.value_type, f"{where}.element", nanos)))
-    raise WrongUse(f"column {where} is {kind}, which Spark cannot hold; leave it out with columns, or use mode bundles")
+    raise UsageError(
+        f"column {where} is {kind}, which Spark cannot hold; leave it out with columns, or use mode bundles"
+    )
 
 
 def _spark_scalar(kind: pa.DataType, nanos: bool) -> pa.DataType | None:  # noqa: FBT001

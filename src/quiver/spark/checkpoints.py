@@ -19,7 +19,7 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quiver.errors import Damaged, DataLoss, WrongUse
+from quiver.errors import CorruptionError, DataLossError, UsageError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
@@ -106,7 +106,7 @@ def check_checkpoint(fs: FileSystem, directory: str, store: str) -> list[Finding
     Hold the last batch of the checkpoint in *directory* against the store at *store*; return what is wrong.
 
     Raises:
-        WrongUse: there is no store.
+        UsageError: there is no store.
         OSError: a file cannot be read.
     """
     batches = _batches(fs, f"{directory}/{_OFFSETS}")
@@ -126,7 +126,7 @@ def check_checkpoint(fs: FileSystem, directory: str, store: str) -> list[Finding
             offset.check_store(store_identity(fs, roots[core]), roots[core])
             segments = SegmentList(ColdFiles(fs), roots[core], slots=None, fail_on_data_loss=False)
             segments.check_reached(offset.position)
-    except (WrongUse, Damaged, DataLoss, ValueError) as problem:
+    except (UsageError, CorruptionError, DataLossError, ValueError) as problem:
         return [Finding(path, 0, "damaged", str(problem))]
     return []
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.otap import VIEW_SLOTS, view_schema
 from quiver.store.segment.cast import conform
 
@@ -40,16 +40,16 @@ def request_of_rows(batch: pa.RecordBatch, view: str) -> Any:
     Return the rows of *batch* as one export request message of *view*: logs, spans or metrics.
 
     Raises:
-        WrongUse: a column is not of the view, or a value is none that OTLP has.
+        UsageError: a column is not of the view, or a value is none that OTLP has.
     """
     if not is_view(batch.schema, view):
         strange = sorted(set(batch.schema.names) - set(view_schema(view).names))
-        raise WrongUse(f"these rows are no {view}: there is no column {', '.join(strange) or 'at all'} in that view")
+        raise UsageError(f"these rows are no {view}: there is no column {', '.join(strange) or 'at all'} in that view")
     rows = conform(batch, view_schema(view)).to_pylist()
     try:
         return _MAKERS[view](rows)
     except (ValueError, TypeError) as error:
-        raise WrongUse(f"these rows are no {view}: {error}") from error
+        raise UsageError(f"these rows are no {view}: {error}") from error
 
 
 def json_of_rows(batch: pa.RecordBatch, view: str) -> bytes:
@@ -57,7 +57,7 @@ def json_of_rows(batch: pa.RecordBatch, view: str) -> bytes:
     Return the rows of *batch* as one export request in OTLP/JSON, on one line, as OpenTelemetry's file exporter has it.
 
     Raises:
-        WrongUse: a column is not of the view, or a value is none that OTLP has.
+        UsageError: a column is not of the view, or a value is none that OTLP has.
     """
     from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 - heavy
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,7 +83,7 @@ def options_of_table(given: Mapping[str, str], schema: StructType, source: str) 
         source: the name of the format.
 
     Raises:
-        WrongUse: there are no options at all.
+        UsageError: there are no options at all.
     """
     known = {key.lower() for key in given}
     if "path" in known:
@@ -94,7 +94,7 @@ def options_of_table(given: Mapping[str, str], schema: StructType, source: str) 
         if table["format"] == source:
             return {**{key: value for key, value in table["options"].items() if key.lower() not in known}, **given}
     if not given:
-        raise WrongUse(
+        raise UsageError(
             f"Spark passed no options to the {source} format: repeat them, spark.read.option(…).table(…). "
             "It keeps them only for tables that were created with quiver.spark.save_as_table or create_table, or with "
             f"CREATE TABLE … USING {source} OPTIONS (…) and no list of columns"
@@ -110,10 +110,10 @@ def refuse_write_without_options(given: Mapping[str, str], source: str) -> None:
     were read from another table, its options are in there, and the write would go to the wrong log.
 
     Raises:
-        WrongUse: there are no options.
+        UsageError: there are no options.
     """
     if not given:
-        raise WrongUse(
+        raise UsageError(
             f"Spark passed no options to the {source} format: repeat those of the table, as in INSERT INTO t WITH "
             "(`path` = '…', …) SELECT …, or in df.write.option(…).saveAsTable(…)"
         )
@@ -141,10 +141,10 @@ def create_table(
         schema: the columns; None takes those that the log has.
 
     Raises:
-        WrongUse: there is no `path`.
+        UsageError: there is no `path`.
     """
     if "path" not in {key.lower() for key in options}:
-        raise WrongUse("create_table needs the directory of the log: {'path': 'buffer/', …}")
+        raise UsageError("create_table needs the directory of the log: {'path': 'buffer/', …}")
     if schema is None:
         schema = spark.read.format(source).options(**options).load().schema
     spark.catalog.createTable(name, source=source, schema=_noted(schema, source, options), **options)
@@ -167,12 +167,12 @@ def save_as_table(
         mode: ``error`` where the table exists, ``append`` or ``ignore``; a log is never overwritten.
 
     Raises:
-        WrongUse: there is no `path`, or *frame* has no column.
+        UsageError: there is no `path`, or *frame* has no column.
     """
     if "path" not in {key.lower() for key in options}:
-        raise WrongUse("save_as_table needs the directory of the log: {'path': 'buffer/', …}")
+        raise UsageError("save_as_table needs the directory of the log: {'path': 'buffer/', …}")
     if not frame.schema.fields:
-        raise WrongUse("save_as_table needs a frame with a column")
+        raise UsageError("save_as_table needs a frame with a column")
     first = frame.schema.fields[0]
     noted = frame.withMetadata(first.name, _with_note(first, source, options))
     noted.write.format(source).options(**options).mode(mode).saveAsTable(name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.otap import VIEWS, decode_groups, slots_of_view, view_schema
 from quiver.otap.stored import StoredTables, stored_requests
 from quiver.primitives.scan import Damage
@@ -138,7 +138,7 @@ class _ViewTask:
         origins: list[str] = []
         for group in decode_groups(self._requests(descriptors, origins), self.view):
             for index, reason in group.bad:
-                problem = Damaged(origins[group.first + index], 0, f"a request cannot be decoded: {reason}")
+                problem = CorruptionError(origins[group.first + index], 0, f"a request cannot be decoded: {reason}")
                 if not self.skip_undecodable:
                     raise problem
                 _log.warning("quiver.spark.request_skipped reason=%s", problem)

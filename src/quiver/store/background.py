@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable
 
 from quiver.clock import Clock
-from quiver.errors import QuiverError, StoreClosed, StoreFailed
+from quiver.errors import QuiverError, StoreClosedError, StoreFailedError
 from quiver.observe import Observer
-from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 
 __all__ = ["Background"]
 
@@ -37,7 +37,7 @@ class Background:
         maintain: Callable[[], object],
         flush_interval_s: float,
         maintain_interval_s: float,
-        on_death: Callable[[WorkerDied], object],
+        on_death: Callable[[WorkerDiedError], object],
         clock: Clock,
         observer: Observer,
     ) -> None:
@@ -109,10 +109,10 @@ class Background:
     def _run(self, work: Callable[[], object], event: str) -> bool:
         try:
             work()
-        except StoreClosed:
+        except StoreClosedError:
             return False
         except (QuiverError, OSError) as error:
             # The store is poisoned by whatever raised; the next caller is told. This thread has nobody to tell.
             self._observer.event(event, level=logging.ERROR, problem=str(error))
-            return not isinstance(error, StoreFailed)
+            return not isinstance(error, StoreFailedError)
         return True

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 
 from quiver.bundle import Adapter, Bundle, BundleRef
-from quiver.errors import BundleUnavailable, Damaged
+from quiver.errors import BundleUnavailableError, CorruptionError
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.cores import EVICTED
@@ -49,7 +49,7 @@ class Catalog:
         directory: str,
         adapter: Adapter,
         *,
-        on_damage: Callable[[SegmentInfo, Damaged], None],
+        on_damage: Callable[[SegmentInfo, CorruptionError], None],
     ) -> None:
         self._files = files
         self._directory = directory
@@ -116,8 +116,8 @@ class Catalog:
         Return one bundle; its buffers stay valid while it is held.
 
         Raises:
-            BundleUnavailable: no such segment or index.
-            Damaged: the segment's bytes are not what was written.
+            BundleUnavailableError: no such segment or index.
+            CorruptionError: the segment's bytes are not what was written.
         """
         seq, index = ref
         latest = self._latest
@@ -129,11 +129,11 @@ class Catalog:
     def _look_at(self, seq: int) -> _Latest:
         info = self._segments.get(seq)
         if info is None:
-            raise BundleUnavailable(f"segment {seq} is not on disk any more")
+            raise BundleUnavailableError(f"segment {seq} is not on disk any more")
         try:
             reader = self._reader(info)
             reader.verify()
-        except Damaged as damage:
+        except CorruptionError as damage:
             was_local = self.is_local(seq)
             self._on_damage(info, damage)
             if was_local and seq in self._cold:
@@ -171,8 +171,8 @@ class Catalog:
                 is_leaving = info.seq in self._leaving or info.seq not in self._segments
             # Another core may have evicted it; this one takes note at its next maintenance pass.
             if is_leaving or self._files.exists(f"{self._directory.rpartition('/')[0]}/{EVICTED}"):
-                raise BundleUnavailable(f"segment {info.seq} is not on disk any more") from error
-            raise Damaged(info.path, 0, "the segment file is gone") from error
+                raise BundleUnavailableError(f"segment {info.seq} is not on disk any more") from error
+            raise CorruptionError(info.path, 0, "the segment file is gone") from error
         with self._lock:
             self._readers[info.seq] = reader
             # Dropped, not closed: another thread may be reading from it.

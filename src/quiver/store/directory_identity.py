@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 
-from quiver.errors import StoreFailed
+from quiver.errors import StoreFailedError
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.names import STORE_LOCK
-from quiver.store.wal.moved import DirectoryMoved
+from quiver.store.wal.moved import DirectoryMovedError
 from quiver.store.wal.writer import WalWriter
 
 __all__ = ["HeldPlace"]
@@ -41,7 +41,8 @@ class HeldPlace:
         Return when the directory is where it was. Call it before anything is written by path.
 
         Raises:
-            StoreFailed: it was moved, or its lock file was removed or replaced. The store refuses everything from now
+            StoreFailedError: it was moved, or its lock file was removed or replaced. The store refuses everything from
+            now
                 on and writes nothing more.
         """
         try:
@@ -53,11 +54,11 @@ class HeldPlace:
         if found == self._inode:
             return
         what = "is gone" if found is None else "has been replaced by another"
-        moved = DirectoryMoved(
+        moved = DirectoryMovedError(
             f"{STORE_LOCK} {what} since the store was opened: the directory was moved or removed; nothing more is "
             "written here; close the store and open the directory where it is now"
         )
         if self._wal.failure is None:
             self._wal.poison(moved)
             self._observer.event("quiver.engine.moved", level=logging.ERROR, path=self._root, problem=str(moved))
-        raise StoreFailed(f"{self._root}: {moved}") from moved
+        raise StoreFailedError(f"{self._root}: {moved}") from moved

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from quiver.bundle import schema_fingerprint
-from quiver.errors import BundleInvalid, BundleTooLarge
+from quiver.errors import BundleTooLargeError, InvalidBundleError
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX, SLOT_HEAD, WalSlot
 from quiver.store.segment.accumulator import EncodedSlot, StreamSchema, check_schema, self_contained
 from quiver.store.segment.ipc_file import END_OF_STREAM, is_one_batch_message
@@ -105,8 +105,8 @@ class SlotEncoder:
         *fingerprints* overrides ours, slot by slot, where another writer's log is replayed.
 
         Raises:
-            BundleInvalid: a type that Arrow IPC cannot carry.
-            BundleTooLarge: more bytes or rows than an entry can hold.
+            InvalidBundleError: a type that Arrow IPC cannot carry.
+            BundleTooLargeError: more bytes or rows than an entry can hold.
         """
         encoded: list[EncodedSlot] = []
         bitmap = 0
@@ -163,7 +163,7 @@ class SlotEncoder:
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
             stream = self._stream_schema(slot, schema, fingerprint)
-        except (pa.ArrowException, OSError, BundleInvalid):
+        except (pa.ArrowException, OSError, InvalidBundleError):
             return None
         if stream.has_dictionaries or stream.schema_message != schema_message:
             return None
@@ -193,7 +193,9 @@ class SlotEncoder:
         return stream
 
 
-def _too_large(slot: int, rows: int) -> BundleTooLarge:
+def _too_large(slot: int, rows: int) -> BundleTooLargeError:
     if rows > ROWS_MAX:
-        return BundleTooLarge(f"the bundle is too large: slot {slot} has {rows} rows; a slot holds at most {ROWS_MAX}")
-    return BundleTooLarge(f"the bundle is too large: it takes more than {_BYTES_MAX} bytes serialised; divide it")
+        return BundleTooLargeError(
+            f"the bundle is too large: slot {slot} has {rows} rows; a slot holds at most {ROWS_MAX}"
+        )
+    return BundleTooLargeError(f"the bundle is too large: it takes more than {_BYTES_MAX} bytes serialised; divide it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quiver.clock import Clock
-from quiver.errors import AtCapacity
+from quiver.errors import CapacityError
 from quiver.primitives.checksum import crc32
 from quiver.store.encode import EncodedBundle, slot_pieces, write_slots
 from quiver.store.format.wal_entry import CRC, ENTRY_HEAD
@@ -46,7 +46,7 @@ class StoreEntries:
         CRC.pack_into(entry, nbytes - CRC.size, crc32(entry[_LENGTH_BYTES : -CRC.size]))
         try:
             return self._wal.append((entry,), nbytes, zero_ahead=zero_ahead)
-        except AtCapacity:
+        except CapacityError:
             arena.untake(entry)
             raise
 
@@ -65,7 +65,7 @@ class StoreEntries:
         return end
 
     def _log_when_there_is_room(
-        self, encoded: EncodedBundle, stamp: int, nbytes: int, refused: AtCapacity, timeout: float | None
+        self, encoded: EncodedBundle, stamp: int, nbytes: int, refused: CapacityError, timeout: float | None
     ) -> int:
         deadline = self._clock.monotonic() + (timeout or 0.0)
         while True:
@@ -73,5 +73,5 @@ class StoreEntries:
             self._admission.make_room(nbytes, deadline)
             try:
                 return self._log(encoded, stamp, nbytes, zero_ahead=False)
-            except AtCapacity as again:
+            except CapacityError as again:
                 refused = again

@@ -7,7 +7,7 @@ import uuid
 
 from quiver.bundle import OTAP, Adapter
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.objects.port import ObjectTier
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.atomic import replace_file
@@ -54,10 +54,10 @@ def open_store(
         objects: the object tier, open; by default it is opened when `cold.objects` is needed.
 
     Raises:
-        Damaged: the list of what the object tier has cannot be read, or no file lies where one belongs.
-        DirectoryInUse: another process, or this one, has it open.
-        FormatUnsupported: it was written by a newer version or under another adapter.
-        WrongUse: it is a snapshot: make a store of it first.
+        CorruptionError: the list of what the object tier has cannot be read, or no file lies where one belongs.
+        DirectoryInUseError: another process, or this one, has it open.
+        UnsupportedFormatError: it was written by a newer version or under another adapter.
+        UsageError: it is a snapshot: make a store of it first.
     """
     root = directory_name(path)
     refuse_snapshot(files, root)
@@ -65,7 +65,7 @@ def open_store(
     try:
         lock = hold(files, f"{root}/{STORE_LOCK}", owner="quiver store")
     except NO_FILE_ERRORS as error:
-        raise Damaged(f"{root}/{STORE_LOCK}", 0, no_file_reason(error)) from error
+        raise CorruptionError(f"{root}/{STORE_LOCK}", 0, no_file_reason(error)) from error
     try:
         files.make_dirs(f"{root}/{WAL_DIR}")
         files.make_dirs(f"{root}/{SEGMENTS_DIR}")
@@ -87,7 +87,7 @@ def open_store(
     except BaseException as error:
         lock.release()
         if isinstance(error, NO_FILE_ERRORS):
-            raise Damaged(error.filename or root, 0, no_file_reason(error)) from error
+            raise CorruptionError(error.filename or root, 0, no_file_reason(error)) from error
         raise
     refuse_in_children(store, f"the store {root}")
     return store

@@ -34,7 +34,7 @@ from itertools import accumulate
 
 from quiver.bundle import OTAP_CONFIG_HASH, Adapter
 from quiver.clock import Clock
-from quiver.errors import Damaged, FormatUnsupported
+from quiver.errors import CorruptionError, UnsupportedFormatError
 from quiver.observe import Observer, Value
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import remove_durably, replace_file
@@ -196,9 +196,9 @@ def load_segments(
                 info = _verified(files, path, catalog.verified)
         except FileNotFoundError:
             continue  # another core evicted it between the listing and now; its record says so
-        except FormatUnsupported:
+        except UnsupportedFormatError:
             raise
-        except Damaged as damage:
+        except CorruptionError as damage:
             quarantine_file(files, root, path)
             quarantined += 1
             observer.event("quiver.segment.quarantined", level=logging.ERROR, path=path, reason=damage.reason)
@@ -378,7 +378,7 @@ def scan_log(
     Scan every WAL file and decide which entries are still needed.
 
     Raises:
-        FormatUnsupported: a file was written under another adapter's slot table.
+        UnsupportedFormatError: a file was written under another adapter's slot table.
         OSError: a file cannot be read.
     """
     coverage = Coverage(segments, cursor)
@@ -388,7 +388,7 @@ def scan_log(
         _check_adapter(file, adapter)
         scan = scan_file(files, file.path)
         if not scan.header_sound and "unsupported version" in scan.damage[0].reason:
-            raise FormatUnsupported(file.path, scan.damage[0].offset, scan.damage[0].reason)
+            raise UnsupportedFormatError(file.path, scan.damage[0].offset, scan.damage[0].reason)
         start, trusted = _position_start(scan, coverage, previous_end)
         header_bytes = scan.header.header_size if scan.header else 0
         shift = start - (scan.header.position_start if scan.header else 0)
@@ -420,7 +420,7 @@ def _check_adapter(file: WalFileFound, adapter: Adapter) -> None:
         accepted.append(OTAP_CONFIG_HASH)
     if any(sum(a != b for a, b in zip(found, known, strict=True)) <= _HASH_BYTES_FLIPPED_MAX for known in accepted):
         return
-    raise FormatUnsupported(
+    raise UnsupportedFormatError(
         file.path,
         14,
         f"the log was written under an adapter with hash {found.hex()}, this one is {adapter.name!r} with hash "

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.batch_notes import NOTE_BYTES_MAX, ONCE_PREFIX, commit_name, parse_part_directory
 from quiver.primitives.disk.atomic import remove_durably, remove_if_empty
 from quiver.primitives.disk.file_system import FileSystem
@@ -75,15 +75,15 @@ def load_commit(files: FileSystem, path: str) -> SinkCommit:
     Read the commit at *path*.
 
     Raises:
-        Damaged: it is not what was written.
+        CorruptionError: it is not what was written.
         FileNotFoundError: there is none.
     """
     answer = decode_commit(memoryview(files.read_all(path, size_max=NOTE_BYTES_MAX)))
     if isinstance(answer, Frame):
         return answer.value
     if isinstance(answer, NeedMore):
-        raise Damaged(path, 0, "the commit of a sink is cut short")
-    raise Damaged(path, answer.offset, answer.reason)
+        raise CorruptionError(path, 0, "the commit of a sink is cut short")
+    raise CorruptionError(path, answer.offset, answer.reason)
 
 
 def awaits_adoption(files: FileSystem, root: str, *, writer: str | None = None) -> bool:
@@ -98,7 +98,7 @@ def awaits_adoption(files: FileSystem, root: str, *, writer: str | None = None) 
         directory = f"{incoming}/{one}"
         for batch in writer_commits(files, directory):
             # Its commit goes when it has been taken over.
-            with contextlib.suppress(Damaged, FileNotFoundError):
+            with contextlib.suppress(CorruptionError, FileNotFoundError):
                 commit = load_commit(files, f"{directory}/{commit_name(batch)}")
                 if any(files.exists(f"{directory}/{part}") for part in commit.parts):
                     return True
@@ -111,7 +111,7 @@ def first_free_segment(files: FileSystem, root: str) -> int:
     directory's lock and has no store open.
 
     Raises:
-        Damaged: the floor, the drop ledger or a progress file is not what was written: open the store first.
+        CorruptionError: the floor, the drop ledger or a progress file is not what was written: open the store first.
     """
     highest = -1
     for directory in (f"{root}/{SEGMENTS_DIR}", f"{root}/{QUARANTINE_DIR}"):
@@ -139,7 +139,9 @@ def _decoded(
     answer = decode(view)
     if isinstance(answer, Frame):
         return answer.value
-    raise Damaged(path, getattr(answer, "offset", len(view)), getattr(answer, "reason", "the file is cut short"))
+    raise CorruptionError(
+        path, getattr(answer, "offset", len(view)), getattr(answer, "reason", "the file is cut short")
+    )
 
 
 class Adoption:
@@ -176,17 +178,17 @@ class Adoption:
         Take over all that is committed; how many segments came. Durable on return. One look when nothing is there.
 
         Raises:
-            Damaged: a commit or a staged segment is not what was written. What other writers committed is taken over.
-            OSError: the disk refused; call again.
+            CorruptionError: a commit or a staged segment is not what was written. What other writers committed is taken
+            over. OSError: the disk refused; call again.
         """
         if not self._files.exists(self._incoming):
             return 0
         adopted = 0
-        damage: Damaged | None = None
+        damage: CorruptionError | None = None
         for writer in self._files.list_dir(self._incoming):
             try:
                 adopted += self._adopt_writer(writer)
-            except Damaged as problem:
+            except CorruptionError as problem:
                 damage = damage or problem
         if damage is not None:
             raise damage
@@ -283,7 +285,7 @@ class OpenAdoption:
             self._may_take = may_take
             try:
                 return self._adoption.adopt()
-            except Damaged as damage:
+            except CorruptionError as damage:
                 if str(damage) != self._reported:
                     self._reported = str(damage)
                     self._parts.observer.event("quiver.sink.damaged", level=logging.ERROR, problem=str(damage))

@@ -18,11 +18,11 @@ from typing import Self
 
 from quiver.bundle import OTAP_CONFIG_HASH, Adapter, Bundle
 from quiver.clock import Clock
-from quiver.errors import AtCapacity, BundleInvalid, Damaged, StoreFailed
+from quiver.errors import CapacityError, CorruptionError, InvalidBundleError, StoreFailedError
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem, Lock
-from quiver.primitives.worker import WorkerDied
+from quiver.primitives.worker import WorkerDiedError
 from quiver.settings import Settings
 from quiver.store import recovery
 from quiver.store.background import Background
@@ -49,7 +49,7 @@ from quiver.store.subscribers.calls import SubscriberCalls
 from quiver.store.subscribers.registry import Registry
 from quiver.store.subscribers.state import SegmentRef
 from quiver.store.views import StoreViews
-from quiver.store.wal.moved import DirectoryMoved
+from quiver.store.wal.moved import DirectoryMovedError
 from quiver.store.wal.replay import decode_slots
 from quiver.store.wal.scan import ScannedEntry
 from quiver.store.wal.timing import timed_sync
@@ -273,7 +273,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
 
     def _leave_log(self) -> None:
         """Seal what the log of an earlier run held, so that nothing is in it any more."""
-        with contextlib.suppress(AtCapacity):  # the log keeps it until there is room; nothing goes on before
+        with contextlib.suppress(CapacityError):  # the log keeps it until there is room; nothing goes on before
             self.flush()
             self._wal.retire_covered()
             self._sealer.forget_log()
@@ -287,7 +287,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             try:
                 batches = decode_slots(entry, path=path, position=scanned.start)
                 encoded = self._encode(batches, {slot.slot: slot.fingerprint for slot in entry.slots})
-            except (Damaged, BundleInvalid) as error:
+            except (CorruptionError, InvalidBundleError) as error:
                 recovery.keep_undecodable(self._files, self.path, scanned, observer=self._observer, reason=str(error))
                 return
         if sealing.full:
@@ -317,22 +317,23 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             timeout: seconds to wait for room when full; None and 0 raise at once.
 
         Raises:
-            AtCapacity: no room, also after *timeout*; nothing was kept.
-            BundleInvalid: it cannot be stored as it is; nothing was kept.
-            BundleTooLarge: the same, because of its size: it never fits.
-            NotYetDurable: with *durable* and `segment_only`: it is kept and delivered, but the disk had no room to seal
+            CapacityError: no room, also after *timeout*; nothing was kept.
+            InvalidBundleError: it cannot be stored as it is; nothing was kept.
+            BundleTooLargeError: the same, because of its size: it never fits.
+            NotDurableError: with *durable* and `segment_only`: it is kept and delivered, but the disk had no room to
+            seal
                 it, also after *timeout*. Do not ingest it again.
-            StoreFailed: a write or sync failed, now or earlier; reopen to recover.
-            StoreClosed: the store was closed.
+            StoreFailedError: a write or sync failed, now or earlier; reopen to recover.
+            StoreClosedError: the store was closed.
         """
         try:
             named = bundle.named
         except AttributeError:
-            raise BundleInvalid(
+            raise InvalidBundleError(
                 f"a {type(bundle).__name__} is no bundle: wrap it, quiver.Bundle({{slot: batch}})"
             ) from None
         if named and bundle.adapter is not self.adapter and bundle.adapter != self.adapter:
-            raise BundleInvalid(
+            raise InvalidBundleError(
                 f"slots were named after adapter {bundle.adapter.name!r}; this store has {self.adapter.name!r}"
             )
         encoded = self._encode(bundle._slots)  # noqa: SLF001 - a copy or a view costs as much as the rest of this line
@@ -345,10 +346,10 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             if stamp is None:
                 stamp = self._now_ns()
             elif not (isinstance(stamp, int) and 0 <= stamp <= _STAMP_NS_MAX):
-                raise BundleInvalid(f"ingested_at_ns={stamp} is not a whole number from 1970 to 2262")
+                raise InvalidBundleError(f"ingested_at_ns={stamp} is not a whole number from 1970 to 2262")
             try:
                 end = self._log(encoded, stamp, nbytes, zero_ahead=durable)  # without a log: to memory
-            except AtCapacity as full:
+            except CapacityError as full:
                 end = self._log_when_there_is_room(encoded, stamp, nbytes, full, timeout)
             start = end - nbytes if self._logging else end
             sequence = self._sequence
@@ -375,7 +376,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         spare = self._admission.spare_bytes()
         self._wal.fill_ahead(ZERO_AHEAD_BYTES if spare is None else max(0, spare // 2))
 
-    def poison(self, died: WorkerDied) -> None:
+    def poison(self, died: WorkerDiedError) -> None:
         """Refuse everything from now on: a thread that callers wait for has died."""
         self._wal.poison(died)
         with self._lock:
@@ -394,8 +395,8 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         Make everything ingested so far durable. With `durability: segment_only` that seals the open segment.
 
         Raises:
-            AtCapacity: with `segment_only`: the disk has no room for the segment; it is kept and tried again.
-            StoreFailed: the sync failed, now or earlier.
+            CapacityError: with `segment_only`: the disk has no room for the segment; it is kept and tried again.
+            StoreFailedError: the sync failed, now or earlier.
         """
         if self._logging:
             self._wal.sync_through(self._wal.written)
@@ -407,9 +408,9 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         Seal the open segment: on return all that was ingested before is in files that subscribers can read.
 
         Raises:
-            AtCapacity: the disk has no room for the segment; it is kept and tried again.
-            StoreFailed: the disk failed; reopen to recover.
-            StoreClosed: the store was closed.
+            CapacityError: the disk has no room for the segment; it is kept and tried again.
+            StoreFailedError: the disk failed; reopen to recover.
+            StoreClosedError: the store was closed.
         """
         with self._maintenance:
             self._require_open()
@@ -423,8 +424,8 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         disk or the tier refuses is reported, and tried again by the next pass.
 
         Raises:
-            StoreFailed: the disk failed, or the directory was moved; reopen to recover.
-            StoreClosed: the store was closed.
+            StoreFailedError: the disk failed, or the directory was moved; reopen to recover.
+            StoreClosedError: the store was closed.
             OSError: the disk failed where nothing that was promised depends on it; call again.
         """
         with self._maintenance:
@@ -462,7 +463,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         free; return the bytes freed. What was acknowledged a moment ago counts.
 
         Raises:
-            StoreClosed: the store was closed.
+            StoreClosedError: the store was closed.
             OSError: the disk refused.
         """
         with self._maintenance:
@@ -478,14 +479,14 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             dropped: those of them that not every subscriber had resolved. They are resolved as dropped.
 
         Raises:
-            StoreClosed: the store was closed.
+            StoreClosedError: the store was closed.
             OSError: the disk refused; call again.
         """
         with self._maintenance:
             self._require_open()
             return self._cleanup.note_evicted(dropped)
 
-    def _quarantine(self, info: SegmentInfo, damage: Damaged) -> None:
+    def _quarantine(self, info: SegmentInfo, damage: CorruptionError) -> None:
         with self._maintenance:
             if not self._closed:
                 self._cleanup.quarantine(info, damage)
@@ -499,8 +500,8 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         A full disk does not stop it: what could not be sealed stays in the log.
 
         Raises:
-            AtCapacity: a `segment_only` store could not seal its open segment, which is lost.
-            StoreFailed: the disk failed, now or earlier; what was synced is safe.
+            CapacityError: a `segment_only` store could not seal its open segment, which is lost.
+            StoreFailedError: the disk failed, now or earlier; what was synced is safe.
         """
         with self._lock:
             if self._closed:
@@ -513,9 +514,9 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._cold_tier.stop()
         # Whoever still maintains finishes first; after that nobody of this store touches the directory any more.
         with self._maintenance, contextlib.ExitStack() as last_to_first:
-            with contextlib.suppress(StoreFailed):
+            with contextlib.suppress(StoreFailedError):
                 self._parts.place.require()
-            is_here = not isinstance(self._wal.failure, DirectoryMoved)
+            is_here = not isinstance(self._wal.failure, DirectoryMovedError)
             last_to_first.callback(self._directory_lock.release)
             last_to_first.callback(self._wal.close)
             last_to_first.callback(self.catalog.close)
@@ -529,12 +530,12 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         try:
             try:
                 self._sealer.seal_everything()
-            except AtCapacity:
+            except CapacityError:
                 # What was acknowledged is written all the same, and what that frees may be room enough.
                 self._leave_in_order()
                 self._sealer.seal_everything()
             self._leave_in_order()
-        except AtCapacity:
+        except CapacityError:
             if not self._logging:
                 raise
         except OSError as error:

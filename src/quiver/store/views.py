@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from quiver.errors import StoreClosed, StoreFailed
+from quiver.errors import StoreClosedError, StoreFailedError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import RealFileSystem
 from quiver.store.cold.tier import ColdTier
@@ -43,7 +43,7 @@ class StoreViews:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise StoreClosed(f"{self.path} is closed")
+            raise StoreClosedError(f"{self.path} is closed")
 
     @property
     def is_closed(self) -> bool:
@@ -64,7 +64,7 @@ class StoreViews:
         Return when the log has not failed. Waits for nothing.
 
         Raises:
-            StoreFailed: a write or sync failed, or a background thread died; reopen to recover.
+            StoreFailedError: a write or sync failed, or a background thread died; reopen to recover.
         """
         self._parts.wal.require_sound()
 
@@ -78,7 +78,7 @@ class StoreViews:
         with self._parts.lock:
             try:
                 self._parts.wal.require_sound()
-            except StoreFailed as error:
+            except StoreFailedError as error:
                 return (f"the log failed: {error}",)
             failure = self._parts.sealing.failure
             full = self._admission.why_refused(_PROBE_BYTES)
@@ -103,9 +103,9 @@ class StoreViews:
         Resolves nothing. Bundles that are not in the log (`segment_only`) are there once they are sealed.
 
         Raises:
-            BundleInvalid: no such slot.
-            StoreClosed: the store is closed.
-            WrongUse: as `StoreReader.scan`.
+            InvalidBundleError: no such slot.
+            StoreClosedError: the store is closed.
+            UsageError: as `StoreReader.scan`.
         """
         self._require_open()
         return self._reader.scan(slot, columns, start, end, by=by, table=table)

@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass, field
 from random import Random
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = ["BLOCK_BYTES", "Chance", "Change", "CrashDirectory", "CrashInode", "CrashTree", "Edit", "Node"]
 
@@ -148,7 +148,7 @@ class CrashInode:
             self._grow(size)
             return
         if self.mapped is not None and size < len(self.mapped):
-            raise WrongUse("the file is mapped: whoever touches what is cut off dies by a signal")
+            raise UsageError("the file is mapped: whoever touches what is cut off dies by a signal")
         count = -(-size // BLOCK_BYTES)
         for index in range(size // BLOCK_BYTES, len(self.blocks)):
             self._remember(index)

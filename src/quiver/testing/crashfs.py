@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import StoreClosed
+from quiver.errors import StoreClosedError
 from quiver.primitives.disk.file_system import Buffer, FileStat
 from quiver.primitives.disk.mapping import ReadMapping
 from quiver.testing.crash_nodes import Chance, CrashDirectory, CrashInode, CrashTree, Node
@@ -137,7 +137,7 @@ class CrashWriteMapping:
     def view(self) -> memoryview:
         """Return the whole file as a writable view."""
         if self._memory is None:
-            raise StoreClosed("the mapping was closed")
+            raise StoreClosedError("the mapping was closed")
         return memoryview(self._memory)
 
     def store(self, start: int, data: Buffer) -> None:

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk import file_system as files
 from quiver.primitives.disk.file_system import Buffer, File, FileStat, FileSystem, Lock
 from quiver.primitives.disk.prealloc import reserve_blocks
@@ -137,7 +137,7 @@ class FaultFileSystem:
         calls: operation → calls so far on matching paths; a clean run tells a loop how far to count.
 
     Raises:
-        WrongUse: an operation that does not exist, or a call before the first.
+        UsageError: an operation that does not exist, or a call before the first.
     """
 
     def __init__(
@@ -166,10 +166,10 @@ class FaultFileSystem:
         From now on, let the *call*-th further call of *op* fail.
 
         Raises:
-            WrongUse: an operation that does not exist, or a call before the first.
+            UsageError: an operation that does not exist, or a call before the first.
         """
         if op not in OPERATIONS or call < 1:
-            raise WrongUse(f"cannot fail call {call} of {op!r}; operations are {', '.join(sorted(OPERATIONS))}")
+            raise UsageError(f"cannot fail call {call} of {op!r}; operations are {', '.join(sorted(OPERATIONS))}")
         with self._guard:
             self._fail_on[op] = self.calls[op] + call
 

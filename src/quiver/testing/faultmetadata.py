@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from quiver.errors import MetadataUnavailable
+from quiver.errors import MetadataUnavailableError
 from quiver.metadata.port import Entry, MetadataStore
 
 __all__ = ["FaultMetadata"]
@@ -59,7 +59,7 @@ class FaultMetadata:
             loses = operation == "commit" and number == self._lose_answer_at
         self.on_call(operation)
         if fails:
-            raise MetadataUnavailable(f"metadata: {operation} was told to fail")
+            raise MetadataUnavailableError(f"metadata: {operation} was told to fail")
         return loses
 
     def get(self, key: str) -> Entry | None:
@@ -77,7 +77,7 @@ class FaultMetadata:
         loses = self._enter("commit")
         revision = self._inner.commit(changes, expect=expect)
         if loses:
-            raise MetadataUnavailable("metadata: the answer to a commit was told to be lost")
+            raise MetadataUnavailableError("metadata: the answer to a commit was told to be lost")
         return revision
 
     def close(self) -> None:

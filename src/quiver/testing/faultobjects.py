@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, TypeVar
 
 from quiver.clock import Clock
-from quiver.errors import ObjectsUnavailable, WrongUse
+from quiver.errors import ObjectsUnavailableError, UsageError
 from quiver.objects.port import ObjectInfo, ObjectTier, Parts
 from quiver.primitives.disk.file_system import Buffer
 
@@ -68,11 +68,11 @@ class FaultObjects:
         Let the *call*-th further call of *operation* go wrong, and the *times* - 1 behind it.
 
         Raises:
-            WrongUse: an operation that does not exist, or a call before the first.
+            UsageError: an operation that does not exist, or a call before the first.
         """
         if operation not in OBJECT_OPERATIONS or call < 1 or times < 1:
             known = ", ".join(sorted(OBJECT_OPERATIONS))
-            raise WrongUse(f"cannot fail call {call} of {operation!r}, {times} times; operations are {known}")
+            raise UsageError(f"cannot fail call {call} of {operation!r}, {times} times; operations are {known}")
         with self._guard:
             first = self.calls[operation] + call
             self._faults[operation] = (first, first + times, how)
@@ -91,14 +91,14 @@ class FaultObjects:
         if not first <= number < end:
             return call()
         if how == "fail" or (how == "truncate" and operation not in {"get", "get_range", "get_ranges"}):
-            raise ObjectsUnavailable(operation, key, "told to fail")
+            raise ObjectsUnavailableError(operation, key, "told to fail")
         if how == "slow" and self._clock is not None:
             waiting = threading.Condition()
             with waiting:
                 self._clock.wait(waiting, self._slow_s)
         result = call()
         if how == "lose_answer":
-            raise ObjectsUnavailable(operation, key, "told to lose the answer")
+            raise ObjectsUnavailableError(operation, key, "told to lose the answer")
         return call() if how == "repeat" else result
 
     def _short(self, operation: str, data: bytes) -> bytes:

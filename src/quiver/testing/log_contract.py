@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Protocol
 
-from quiver.errors import AtCapacity, QuiverError, StoreClosed, StoreFailed
+from quiver.errors import CapacityError, QuiverError, StoreClosedError, StoreFailedError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
@@ -284,16 +284,16 @@ class AppendLogContract(ABC):
         log.close()
         try:
             log.append(record(1), durable=False)
-        except StoreClosed:
+        except StoreClosedError:
             pass
         else:
-            raise AssertionError("broken promise: a closed log raises StoreClosed")
+            raise AssertionError("broken promise: a closed log raises StoreClosedError")
         with self._opened(files.clone_after_crash(0)) as again:
             _require(again.read() == [record(0)], "closing makes durable")
 
     def test_a_failed_log_refuses_until_it_is_opened_again(self) -> None:
         """
-        Whatever call fails, and whenever: a log that said StoreFailed takes nothing more, and what it had
+        Whatever call fails, and whenever: a log that said StoreFailedError takes nothing more, and what it had
         acknowledged is there when it is opened again.
         """
         for operation in _FAULTS:
@@ -333,18 +333,18 @@ class AppendLogContract(ABC):
                             _numbers(other.read(), run.attempted, run.durable, f"{label}, yet it went on")
                     if turn % 3 == 2:
                         log.upkeep()
-            except StoreFailed:
+            except StoreFailedError:
                 _require_poisoned(log, label)
                 with suppress(QuiverError):
                     log.close()
                 return
             try:
                 log.close()
-            except StoreFailed:
+            except StoreFailedError:
                 return
 
     def test_a_full_disk_passes(self) -> None:
-        """A write that finds no room raises AtCapacity, keeps nothing, and succeeds when it is repeated later."""
+        """A write that finds no room raises CapacityError, keeps nothing, and succeeds when it is repeated later."""
         nth = 1
         while True:
             disk = CrashFileSystem()
@@ -370,7 +370,7 @@ class AppendLogContract(ABC):
             nth += 1
 
     def test_a_lack_of_descriptors_passes(self) -> None:
-        """While no file can be opened the log may refuse with AtCapacity; it loses nothing, and goes on afterwards."""
+        """While no file can be opened, the log may raise CapacityError. It loses nothing, and goes on afterwards."""
         for operation, is_brief in product(_OPENING, (True, False)):
             nth = 1
             while self._runs_short(operation, nth, is_brief=is_brief):
@@ -432,14 +432,14 @@ class AppendLogContract(ABC):
 def _appended(run: _Run, log: AppendLog, *, durable: bool) -> bool:
     try:
         run.append(log, durable=durable)
-    except AtCapacity:
+    except CapacityError:
         run.attempted -= 1
         return False
     return True
 
 
 def _maintained(log: AppendLog) -> None:
-    with suppress(OSError, AtCapacity):  # a pass that is cut off is made again
+    with suppress(OSError, CapacityError):  # a pass that is cut off is made again
         log.upkeep()
 
 
@@ -447,7 +447,7 @@ def _require_poisoned(log: AppendLog, label: str) -> None:
     for durable in (False, True):
         try:
             log.append(record(0), durable=durable)
-        except StoreFailed:
+        except StoreFailedError:
             continue
         raise AssertionError(f"broken promise: {label}: a failed log takes nothing more")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.metadata.port import CHANGES_MAX, VALUE_BYTES_MAX, MetadataStore
 
 __all__ = ["MetadataContract"]
@@ -29,7 +29,7 @@ def _require(condition: bool, promise: str) -> None:  # noqa: FBT001
 def _refused(call: Callable[[], object], promise: str) -> None:
     try:
         call()
-    except WrongUse:
+    except UsageError:
         return
     raise AssertionError(f"broken promise: {promise}")
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from quiver.errors import ObjectExists, ObjectMissing, WrongUse
+from quiver.errors import ObjectExistsError, ObjectNotFoundError, UsageError
 from quiver.objects.port import ObjectTier
 
 __all__ = ["ObjectTierContract"]
@@ -60,7 +60,7 @@ class ObjectTierContract:
         _require(tier.get_range("a/none", 0, 1) == b"", "an empty object has no bytes")
         _require(tier.get_ranges("a/one", [(0, 1), (4, 1), (1, 2), (9, 2)]) == [b"h", b"o", b"el", b""], "many ranges")
         _require(tier.get_ranges("a/one", []) == [], "no ranges, no pieces")
-        _refused(WrongUse, lambda: tier.get("a/one", size_max=4), "what is larger than asked for is refused")
+        _refused(UsageError, lambda: tier.get("a/one", size_max=4), "what is larger than asked for is refused")
 
     def test_a_put_replaces_all(self, tier: ObjectTier) -> None:
         """A shorter object leaves nothing of a longer one, and has another etag."""
@@ -73,7 +73,7 @@ class ObjectTierContract:
     def test_a_put_if_absent_never_replaces(self, tier: ObjectTier) -> None:
         """The second one is refused, and changes nothing."""
         tier.put("k", b"first", if_absent=True)
-        _refused(ObjectExists, lambda: tier.put("k", b"second", if_absent=True), "the second is refused")
+        _refused(ObjectExistsError, lambda: tier.put("k", b"second", if_absent=True), "the second is refused")
         _require(tier.get("k", size_max=99) == b"first", "the first stays")
 
     def test_of_two_that_put_if_absent_one_wins(self, tier: ObjectTier) -> None:
@@ -85,7 +85,7 @@ class ObjectTierContract:
             start.wait()
             try:
                 tier.put("race", name, if_absent=True)
-            except ObjectExists:
+            except ObjectExistsError:
                 return
             won.append(name)
 
@@ -97,14 +97,14 @@ class ObjectTierContract:
         _require(len(won) == 1 and tier.get("race", size_max=9) == won[0], "one wins")
 
     def test_missing_objects_are_errors(self, tier: ObjectTier) -> None:
-        """ObjectMissing wherever an existing object is needed; a folder is no object."""
+        """ObjectNotFoundError wherever an existing object is needed; a folder is no object."""
         tier.put("folder/k", b"")
         for key in ("missing", "folder", "folder/k/below"):
-            _refused(ObjectMissing, partial(tier.get, key, size_max=9), "nothing to get")
-            _refused(ObjectMissing, partial(tier.get_range, key, 0, 1), "no range")
-            _refused(ObjectMissing, partial(tier.head, key), "nothing is known")
-            _refused(ObjectMissing, partial(tier.copy, key, "other"), "nothing to copy")
-        _refused(ObjectMissing, lambda: tier.get_ranges("missing", [(0, 1)]), "no ranges")
+            _refused(ObjectNotFoundError, partial(tier.get, key, size_max=9), "nothing to get")
+            _refused(ObjectNotFoundError, partial(tier.get_range, key, 0, 1), "no range")
+            _refused(ObjectNotFoundError, partial(tier.head, key), "nothing is known")
+            _refused(ObjectNotFoundError, partial(tier.copy, key, "other"), "nothing to copy")
+        _refused(ObjectNotFoundError, lambda: tier.get_ranges("missing", [(0, 1)]), "no ranges")
         _require(_keys(tier, "") == ["folder/k"], "nothing was made")
 
     def test_parts_become_one_object(self, tier: ObjectTier) -> None:
@@ -162,7 +162,7 @@ class ObjectTierContract:
         """It replaces unless told not to, and does not follow its source."""
         tier.put("from", b"bytes")
         _require(tier.copy("from", "to/there").size_bytes == 5, "the answer is about the target")
-        _refused(ObjectExists, lambda: tier.copy("from", "to/there", if_absent=True), "there is one already")
+        _refused(ObjectExistsError, lambda: tier.copy("from", "to/there", if_absent=True), "there is one already")
         tier.copy("from", "to/new", if_absent=True)
         tier.put("from", b"changed")
         _require(tier.get("to/there", size_max=9) == tier.get("to/new", size_max=9) == b"bytes", "copies stay")
@@ -194,7 +194,7 @@ class ObjectTierContract:
                 partial(tier.delete, [key]),
                 partial(tier.put_parts, key, list),
             ):
-                _refused(WrongUse, call, f"{key!r} is refused")
-        _refused(WrongUse, lambda: tier.get_range("a", -1, 1), "a range begins in the object")
-        _refused(WrongUse, lambda: tier.get_range("a", 0, 0), "a range has bytes")
-        _refused(WrongUse, lambda: list(tier.list_below("../a")), "a folder is lawful, too")
+                _refused(UsageError, call, f"{key!r} is refused")
+        _refused(UsageError, lambda: tier.get_range("a", -1, 1), "a range begins in the object")
+        _refused(UsageError, lambda: tier.get_range("a", 0, 0), "a range has bytes")
+        _refused(UsageError, lambda: list(tier.list_below("../a")), "a folder is lawful, too")

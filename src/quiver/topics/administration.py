@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.topics.cold.opening import OWNER_FILE, owner_of
 from quiver.topics.log import Start, TopicLog
 from quiver.topics.reappend import Reappended, reappend_replaced
@@ -37,14 +37,14 @@ class TopicAdministration(TopicSubscriptions):
         Upload everything that was appended to *topic* so far; return the offset below which objects have all there is.
 
         Raises:
-            WrongUse: there is no such topic, or nothing of it is uploaded.
-            StoreFailed: the topic's disk failed.
-            Fenced: another process has taken it over.
-            RetryLater: the object store or the metadata store cannot be reached; what was uploaded stays.
+            UsageError: there is no such topic, or nothing of it is uploaded.
+            StoreFailedError: the topic's disk failed.
+            FencedError: another process has taken it over.
+            TransientError: the object store or the metadata store cannot be reached; what was uploaded stays.
         """
         log = self._existing(topic)
         if self._cold is None or log.wal.directory is None:
-            raise WrongUse(f"{log.topic} is not uploaded: open its directory with objects")
+            raise UsageError(f"{log.topic} is not uploaded: open its directory with objects")
         log.flush()
         return self._cold.upload(log.topic)
 
@@ -56,10 +56,10 @@ class TopicAdministration(TopicSubscriptions):
         stay the same. Subscriptions that had not come so far pass over what is gone, and count it as lost.
 
         Raises:
-            WrongUse: there is no such topic or offset.
-            StoreFailed: the topic's disk failed.
-            Fenced: another process has taken it over.
-            RetryLater: the object store or the metadata store cannot be reached; some may be gone.
+            UsageError: there is no such topic or offset.
+            StoreFailedError: the topic's disk failed.
+            FencedError: another process has taken it over.
+            TransientError: the object store or the metadata store cannot be reached; some may be gone.
         """
         log = self._existing(topic)
         offset = log.resolve(before, kept=True)
@@ -76,10 +76,10 @@ class TopicAdministration(TopicSubscriptions):
         that files which another machine still has bring nothing back. A crash may leave some of it: delete it again.
 
         Raises:
-            WrongUse: there is no such topic.
-            DirectoryInUse: another process owns it, or a streaming query or a pipeline has a subscription of it.
-            Fenced: another process has taken it over.
-            RetryLater: the object store or the metadata store cannot be reached; some may be gone.
+            UsageError: there is no such topic.
+            DirectoryInUseError: another process owns it, or a streaming query or a pipeline has a subscription of it.
+            FencedError: another process has taken it over.
+            TransientError: the object store or the metadata store cannot be reached; some may be gone.
             OSError: the disk refused.
         """
         log = self._existing(topic)
@@ -119,8 +119,8 @@ class TopicAdministration(TopicSubscriptions):
         objects where there are some.
 
         Raises:
-            WrongUse: there is no such topic, or nobody can say from where on a file was replaced.
-            AtCapacity, StoreFailed, Fenced, RetryLater: some may be appended; call it again.
+            UsageError: there is no such topic, or nobody can say from where on a file was replaced.
+            CapacityError, StoreFailedError, FencedError, TransientError: some may be appended; call it again.
         """
         log = self._existing(topic)
         if log.wal.directory is None or self.root is None:

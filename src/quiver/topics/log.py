@@ -11,7 +11,7 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 from quiver.clock import Clock
-from quiver.errors import NotYetDurable, QuiverError, StoreClosed, WrongUse
+from quiver.errors import NotDurableError, QuiverError, StoreClosedError, UsageError
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import Buffer, FileSystem
 from quiver.primitives.scan import Damage
@@ -123,11 +123,11 @@ class TopicLog:
         None is now.
 
         Raises:
-            WrongUse: the message is too large, an attribute is no text, or there is no object store to wait for.
-            AtCapacity: the disk is full; nothing was kept.
-            NotYetDurable: it is in the log, and may not be in the object store; `wait_until_uploaded` says more.
-            StoreFailed: a write or sync failed, now or earlier.
-            StoreClosed: the topic was closed, unloaded or sealed.
+            UsageError: the message is too large, an attribute is no text, or there is no object store to wait for.
+            CapacityError: the disk is full; nothing was kept.
+            NotDurableError: it is in the log, and may not be in the object store; `wait_until_uploaded` says more.
+            StoreFailedError: a write or sync failed, now or earlier.
+            StoreClosedError: the topic was closed, unloaded or sealed.
         """
         if durable and durable is not True:
             self.require_uploads(durable)
@@ -153,8 +153,8 @@ class TopicLog:
         All of them are in the file on return, or none; *durable* is that of `append`.
 
         Raises:
-            WrongUse, AtCapacity, StoreFailed, StoreClosed: as `append`; nothing was kept.
-            NotYetDurable: as `append`; all are in the log.
+            UsageError, CapacityError, StoreFailedError, StoreClosedError: as `append`; nothing was kept.
+            NotDurableError: as `append`; all are in the log.
         """
         if durable and durable is not True:
             self.require_uploads(durable)
@@ -169,27 +169,27 @@ class TopicLog:
         Return when *durable* is ``"object"``, and messages go to an object store.
 
         Raises:
-            WrongUse: it is something else, or they do not.
+            UsageError: it is something else, or they do not.
         """
         if durable != "object":
-            raise WrongUse(f'{self.topic}: durable is False, True or "object", not {durable!r}; nothing was appended')
+            raise UsageError(f'{self.topic}: durable is False, True or "object", not {durable!r}; nothing was appended')
         if self.uploaded is None:
-            raise WrongUse(f"{self.topic} is not uploaded: there is no object store, or uploader.enabled is false")
+            raise UsageError(f"{self.topic} is not uploaded: there is no object store, or uploader.enabled is false")
 
     def make_durable(self, offset: int, durable: Durable) -> None:
         """
         Return when the message *offset*, and all before it, is synced; in the object store where *durable* says so.
 
         Raises:
-            StoreFailed: the sync failed, now or earlier.
-            NotYetDurable, StoreClosed, Fenced, Damaged: as `wait_until_uploaded`.
+            StoreFailedError: the sync failed, now or earlier.
+            NotDurableError, StoreClosedError, FencedError, CorruptionError: as `wait_until_uploaded`.
         """
         self.wal.sync()
         if durable == "object" and self.uploaded is not None and offset >= 0:
             try:
                 self.uploaded(offset, None)
-            except StoreClosed as error:  # it would say that nothing was appended
-                raise NotYetDurable(offset, str(error), what="message") from error
+            except StoreClosedError as error:  # it would say that nothing was appended
+                raise NotDurableError(offset, str(error), what="message") from error
 
     def wait_until_uploaded(self, offset: int, timeout: float | None = None) -> None:
         """
@@ -199,15 +199,15 @@ class TopicLog:
         share the upload. While it fails it is tried again every few seconds.
 
         Raises:
-            NotYetDurable: *timeout* passed; the message is in the log, and its upload goes on: never append it again.
-            WrongUse: there is no such message yet, or no object store.
-            Damaged: the message is damaged in the log, and is not uploaded.
-            Fenced: another process has taken the topic over.
-            StoreClosed, StoreFailed: nothing will be uploaded any more.
+            NotDurableError: *timeout* passed; the message is in the log, and its upload goes on: never append it again.
+            UsageError: there is no such message yet, or no object store.
+            CorruptionError: the message is damaged in the log, and is not uploaded.
+            FencedError: another process has taken the topic over.
+            StoreClosedError, StoreFailedError: nothing will be uploaded any more.
         """
         self.require_uploads("object")
         if not isinstance(offset, int) or not 0 <= offset < self.wal.next_offset:
-            raise WrongUse(f"{self.topic} has nothing at {offset} to wait for")
+            raise UsageError(f"{self.topic} has nothing at {offset} to wait for")
         if offset >= self.wal.synced_offset:
             self.wal.sync()
         if self.uploaded is not None:
@@ -218,7 +218,7 @@ class TopicLog:
         Return what the log writes of *messages*, published now: payload, time in milliseconds, and *codec*'s tail.
 
         Raises:
-            WrongUse: one is too large, or an attribute is no text.
+            UsageError: one is too large, or an attribute is no text.
         """
         time_ms = self._clock.now_ns() // NS_PER_MS
         plain, largest = codec.tail_of(None), self._payload_bytes_max
@@ -227,7 +227,7 @@ class TopicLog:
             payload, tail = one, plain
             if isinstance(one, tuple):
                 if len(one) not in _TUPLES:
-                    raise WrongUse(f"{self.topic}: a message is a payload, or a payload, its attributes and its key")
+                    raise UsageError(f"{self.topic}: a message is a payload, or a payload, its attributes and its key")
                 payload, attributes, *key = one
                 tail = self._tail(attributes, key[0] if key else None, codec)
             data = payload if type(payload) is bytes else _as_bytes(payload)
@@ -244,9 +244,9 @@ class TopicLog:
         holds the producer already. What others appended behind its last message must fit in there.
 
         Raises:
-            WrongUse: no name of a producer.
-            DataLoss: some of these messages are gone or damaged: nobody knows what it sent.
-            StoreFailed, RetryLater: they cannot be read now.
+            UsageError: no name of a producer.
+            DataLossError: some of these messages are gone or damaged: nobody knows what it sent.
+            StoreFailedError, TransientError: they cannot be read now.
         """
         check_producer(name)
         with self._producers_guard:
@@ -267,39 +267,41 @@ class TopicLog:
 
     def _tail(self, attributes: Mapping[str, str] | None, key: str | None, codec: MessageCodec) -> bytes:
         if attributes is not None and not isinstance(attributes, Mapping):
-            raise WrongUse(f"attributes of {self.topic} are texts by name, not {type(attributes).__name__}")
+            raise UsageError(f"attributes of {self.topic} are texts by name, not {type(attributes).__name__}")
         if key is not None and not isinstance(key, str):
-            raise WrongUse(f"the key of a message of {self.topic} is text, not {type(key).__name__}")
+            raise UsageError(f"the key of a message of {self.topic} is text, not {type(key).__name__}")
         merged = dict(attributes or {})
         for name, text in merged.items():
             if not isinstance(name, str) or not isinstance(text, str):
-                raise WrongUse(f"attribute {name!r} of a message of {self.topic} is text, not {type(text).__name__}")
+                raise UsageError(f"attribute {name!r} of a message of {self.topic} is text, not {type(text).__name__}")
         if key is not None:
             merged[KEY_ATTRIBUTE] = key
         if len(merged) > ATTRIBUTES_MAX:
-            raise WrongUse(f"a message of {self.topic} has at most {ATTRIBUTES_MAX} attributes")
+            raise UsageError(f"a message of {self.topic} has at most {ATTRIBUTES_MAX} attributes")
         try:
             tail = codec.tail_of(merged)
         except UnicodeEncodeError as error:
-            raise WrongUse(f"attributes of {self.topic} must be text that UTF-8 can say") from error
+            raise UsageError(f"attributes of {self.topic} must be text that UTF-8 can say") from error
         if len(tail) > MESSAGE_OVERHEAD_BYTES // 2:
-            raise WrongUse(f"attributes of {self.topic} take {len(tail)} bytes; at most {MESSAGE_OVERHEAD_BYTES // 2}")
+            raise UsageError(
+                f"attributes of {self.topic} take {len(tail)} bytes; at most {MESSAGE_OVERHEAD_BYTES // 2}"
+            )
         return tail
 
     def _time_ms(self, publish_time_ns: int) -> int:
         if not isinstance(publish_time_ns, int) or not 0 <= publish_time_ns <= _TIME_NS_MAX:
-            raise WrongUse(f"{self.topic}: a publish time is nanoseconds since 1970, not {publish_time_ns!r}")
+            raise UsageError(f"{self.topic}: a publish time is nanoseconds since 1970, not {publish_time_ns!r}")
         return publish_time_ns // NS_PER_MS
 
-    def _too_large(self, size: int) -> WrongUse:
-        return WrongUse(f"{self.topic}: {size} bytes are more than wal.max_message_size")
+    def _too_large(self, size: int) -> UsageError:
+        return UsageError(f"{self.topic}: {size} bytes are more than wal.max_message_size")
 
     def flush(self) -> None:
         """
         Return when everything appended so far is synced.
 
         Raises:
-            StoreFailed: the sync failed, now or earlier.
+            StoreFailedError: the sync failed, now or earlier.
         """
         self.wal.sync()
 
@@ -308,8 +310,8 @@ class TopicLog:
         Delete the local files whose messages are all below *offset*, up to the first that somebody reads. Durable.
 
         Raises:
-            AtCapacity, StoreFailed: there is no room for the next file, or the disk failed; nothing was deleted.
-            OSError: some files are still there.
+            CapacityError, StoreFailedError: there is no room for the next file, or the disk failed; nothing was
+            deleted. OSError: some files are still there.
         """
         if offset >= self.wal.next_offset:
             self.wal.rotate()  # else the file that is written to would stay
@@ -345,10 +347,10 @@ class TopicLog:
                 datetime: the first message published then or later, as far as publish times only grow.
             follow: wait for more at the end; otherwise the reader ends with what is there now.
             stop: one behind the last offset wanted.
-            on_lost: `raise` DataLoss once for each lost range, or `skip` and note it in `lost`.
+            on_lost: `raise` DataLossError once for each lost range, or `skip` and note it in `lost`.
 
         Raises:
-            WrongUse: no such start.
+            UsageError: no such start.
         """
         tip = self.wal.next_offset
         end = stop
@@ -367,12 +369,14 @@ class TopicLog:
         Return the offset that *start* means now; one still to come only where it is not *kept*.
 
         Raises:
-            WrongUse: no such start.
+            UsageError: no such start.
         """
         # 1. A subscription is kept at an offset far ahead. 2. The topic is opened again: what is kept counts as given
         # out. 3. The topic goes on there, and readers miss everything in between.
         if kept and isinstance(start, int) and start > self.wal.next_offset:
-            raise WrongUse(f"{self.topic} has nothing at {start} yet: its end, {self.wal.next_offset}, is the furthest")
+            raise UsageError(
+                f"{self.topic} has nothing at {start} yet: its end, {self.wal.next_offset}, is the furthest"
+            )
         if start == "latest":
             return self.wal.next_offset
         if start == "earliest":
@@ -381,7 +385,7 @@ class TopicLog:
             return self._offset_at(round(start.timestamp() * 1000))
         if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
             return start
-        raise WrongUse(f"{start!r} is no start: an offset, 'earliest', 'latest' or a datetime")
+        raise UsageError(f"{start!r} is no start: an offset, 'earliest', 'latest' or a datetime")
 
     def _offset_at(self, time_ms: int) -> int:
         if self._open_cold is not None:
@@ -437,8 +441,8 @@ class TopicLog:
         Sync when what is unsynced would be too old in *within_s* seconds; rotate and delete files that are old enough.
 
         Raises:
-            StoreFailed: the disk failed, now or earlier.
-            Damaged, OSError: as `LocalDeleter.run_once`.
+            StoreFailedError: the disk failed, now or earlier.
+            CorruptionError, OSError: as `LocalDeleter.run_once`.
         """
         since_s = self.unsynced_since_s
         due_s = self._settings.fsync_interval_ms / 1000 - within_s
@@ -453,7 +457,7 @@ class TopicLog:
         Sync, and write down that it was.
 
         Raises:
-            StoreFailed: the sync failed, now or earlier.
+            StoreFailedError: the sync failed, now or earlier.
         """
         self.unsynced_since_s = None
         before = self.wal.synced_offset
@@ -480,8 +484,8 @@ class TopicLog:
         Take no more messages; everything is synced and in sealed files on return. Return the next offset.
 
         Raises:
-            AtCapacity: no room to do so; nothing has changed.
-            StoreFailed: the disk failed, now or earlier.
+            CapacityError: no room to do so; nothing has changed.
+            StoreFailedError: the disk failed, now or earlier.
         """
         return self.wal.seal()
 
@@ -490,11 +494,11 @@ class TopicLog:
         Sync, write the checkpoint and let go. Idempotent.
 
         Raises:
-            StoreFailed: the last sync failed, now or earlier.
+            StoreFailedError: the last sync failed, now or earlier.
         """
         try:
             self.wal.close()
-        except StoreClosed:
+        except StoreClosedError:
             pass
         except QuiverError as error:
             self._observer.event("danube.wal.close", level=logging.ERROR, topic=self.topic, problem=str(error))
@@ -503,5 +507,5 @@ class TopicLog:
 
 def _as_bytes(payload: object) -> bytes:
     if not isinstance(payload, (bytes, bytearray, memoryview)):
-        raise WrongUse(f"a payload is bytes, not {type(payload).__name__}")
+        raise UsageError(f"a payload is bytes, not {type(payload).__name__}")
     return bytes(payload)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import Buffer
 from quiver.topics.format.message import MessageCodec
 
@@ -62,7 +62,7 @@ class Producer:
         As durable on return as with `TopicLog.append`, also when it was there already. Numbers grow; they may skip.
 
         Raises:
-            WrongUse, AtCapacity, StoreFailed, StoreClosed: as `TopicLog.append`; nothing was appended.
+            UsageError, CapacityError, StoreFailedError, StoreClosedError: as `TopicLog.append`; nothing was appended.
         """
         found = self.append_batch([(payload, attributes, key)], first_sequence=sequence, durable=durable)
         return found[0] if found else None
@@ -81,12 +81,12 @@ class Producer:
         before are left out: an empty range when all of them were.
 
         Raises:
-            WrongUse, AtCapacity, StoreFailed, StoreClosed: as `TopicLog.append`; nothing was appended.
+            UsageError, CapacityError, StoreFailedError, StoreClosedError: as `TopicLog.append`; nothing was appended.
         """
         if durable and durable is not True:
             self._log.require_uploads(durable)
         if not isinstance(first_sequence, int) or not 0 <= first_sequence <= SEQUENCE_MAX - len(messages):
-            raise WrongUse(f"{self._log.topic}: a sequence is a whole number from 0 on, not {first_sequence!r}")
+            raise UsageError(f"{self._log.topic}: a sequence is a whole number from 0 on, not {first_sequence!r}")
         last = first_sequence + len(messages) - 1
         with self._turn:
             known = -1 if self.last_sequence is None else self.last_sequence

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Generator, Iterator
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from quiver.errors import DataLoss, StoreClosed
+from quiver.errors import DataLossError, StoreClosedError
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage
@@ -109,8 +109,8 @@ class TopicReader:
         Return at most *count_max* messages that are there by now; none when all were taken. Does not wait.
 
         Raises:
-            DataLoss: messages are lost; the next call goes on behind them.
-            RetryLater: the object store cannot be reached.
+            DataLossError: messages are lost; the next call goes on behind them.
+            TransientError: the object store cannot be reached.
         """
         buffer = self._buffer
         if not buffer:
@@ -142,7 +142,7 @@ class TopicReader:
         Bring some messages into memory, from wherever they are; False when there are none by now.
 
         Raises:
-            DataLoss: messages are lost; the next call goes on behind them.
+            DataLossError: messages are lost; the next call goes on behind them.
         """
         with self._fetching:
             return bool(self._buffer) or self._fetch()
@@ -169,7 +169,7 @@ class TopicReader:
 
     def _fetch(self) -> bool:
         if self._closed:
-            raise StoreClosed("the reader was closed")
+            raise StoreClosedError("the reader was closed")
         while (offset := self._fetched) < (end := self._end()):
             found = self._fetch_cached() or self._fetch_from_file(offset, end) or self._fetch_cold(offset, end)
             if not found and self._fetched == offset:
@@ -301,7 +301,7 @@ class TopicReader:
             self.lost.append((first, behind))
             return
         what = f"message {first} is" if behind == first + 1 else f"messages {first} to {behind - 1} are"
-        raise DataLoss(path, position, f"{what} lost ({reason}); the reader goes on at {behind}")
+        raise DataLossError(path, position, f"{what} lost ({reason}); the reader goes on at {behind}")
 
     def close(self) -> None:
         """Let go of the file that is being read. Idempotent."""

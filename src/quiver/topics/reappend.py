@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from quiver.errors import ObjectsUnavailable, WrongUse
+from quiver.errors import ObjectsUnavailableError, UsageError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
@@ -73,8 +73,8 @@ def reappend_replaced(
         upload: uploads the topic and returns the offset that objects reach to; None without objects.
 
     Raises:
-        WrongUse: nobody can say from where on a file was replaced.
-        AtCapacity, StoreFailed, Fenced, RetryLater: some may be appended; the next call goes on.
+        UsageError: nobody can say from where on a file was replaced.
+        CapacityError, StoreFailedError, FencedError, TransientError: some may be appended; the next call goes on.
         OSError: a file cannot be read or renamed.
     """
     quarantine = f"{log.wal.directory}/{QUARANTINE_DIR}"
@@ -90,7 +90,7 @@ def reappend_replaced(
         done.append(_reappend(log, one))
         log.flush()
         if upload is not None and upload() < log.durable_offset():
-            raise ObjectsUnavailable("upload", log.topic, "not everything that was appended is in objects yet")
+            raise ObjectsUnavailableError("upload", log.topic, "not everything that was appended is in objects yet")
         files.rename(one.path, one.path.removesuffix(REPLACED_SUFFIX) + REAPPENDED_SUFFIX)
         files.sync_dir(quarantine)
     return done
@@ -154,7 +154,7 @@ def _replaced_from(log: TopicLog, file: _File) -> int:
         for message in itertools.takewhile(_is_in(file), reader):
             same = message.offset
     if same is None and start > file.first_offset:
-        raise WrongUse(
+        raise UsageError(
             f"{file.path}: the topic begins at {start} by now, so nobody can say from which offset on this file was "
             f"replaced. The event danube.wal.replaced said it: rename the file to "
             f"{file.name.removesuffix(REPLACED_SUFFIX)}.from<offset>{REPLACED_SUFFIX}"
@@ -220,7 +220,7 @@ def _append(log: TopicLog, file: _File, chunk: list[tuple[int, Message]]) -> Non
     codecs = []
     for offset, message in chunk:
         if len(message.attributes) >= ATTRIBUTES_MAX:
-            raise WrongUse(f"{file.path}: message {offset} has no room for the attribute {REAPPENDED_ATTRIBUTE}")
+            raise UsageError(f"{file.path}: message {offset} has no room for the attribute {REAPPENDED_ATTRIBUTE}")
         codec = MessageCodec(
             log.topic, producer_name=message.producer_name, producer_id=message.producer_id,
             broker_address=message.broker_address,

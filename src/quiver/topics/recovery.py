@@ -23,7 +23,7 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
-from quiver.errors import Damaged, SettingsInvalid
+from quiver.errors import CorruptionError, SettingsError
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably
 from quiver.primitives.disk.copying import keep_damaged
@@ -59,7 +59,7 @@ def recover(
     Bring a topic's directory into order and say where to go on. *next_offset_min* is what others know to be given out.
 
     Raises:
-        SettingsInvalid: there are files of another name.
+        SettingsError: there are files of another name.
         OSError: the disk failed; nothing that was there is lost.
     """
     files.make_dirs(directory)
@@ -69,7 +69,7 @@ def recover(
     checkpoint = _checkpoint_or_none(files, directory, observer)
     if checkpoint is not None and (called := base_name_of(checkpoint)) not in {file_name, None}:
         # Under another name the topic would begin anew, beside what it has.
-        raise SettingsInvalid(f"the files in {directory} are called {called}, and wal.file_name is {file_name}")
+        raise SettingsError(f"the files in {directory} are called {called}, and wal.file_name is {file_name}")
     found = local_files(files, directory, file_name=file_name, checkpoint=checkpoint)
     synced = checkpoint.last_offset if checkpoint is not None else -1
     floor = max(next_offset_min, synced + 1)
@@ -117,7 +117,7 @@ def in_ranges(found: list[LocalFile], *, next_offset: int, newest_bytes: int) ->
     return ranges
 
 
-def load_checkpoint(files: FileSystem, directory: str) -> WalCheckpoint | Damaged | None:
+def load_checkpoint(files: FileSystem, directory: str) -> WalCheckpoint | CorruptionError | None:
     """
     Return a topic's checkpoint, what is wrong with it, or None when there is none.
 
@@ -132,7 +132,7 @@ def load_checkpoint(files: FileSystem, directory: str) -> WalCheckpoint | Damage
     answer = decode_wal_checkpoint(data)
     if isinstance(answer, Frame):
         return answer.value
-    return Damaged(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
+    return CorruptionError(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
 
 
 def local_files(
@@ -217,7 +217,7 @@ def _go_on(
 
 def _checkpoint_or_none(files: FileSystem, directory: str, observer: Observer) -> WalCheckpoint | None:
     loaded = load_checkpoint(files, directory)
-    if not isinstance(loaded, Damaged):
+    if not isinstance(loaded, CorruptionError):
         return loaded
     data = files.read_all(loaded.path, size_max=CHECKPOINT_BYTES_MAX)
     keep_damaged(files, f"{directory}/{QUARANTINE_DIR}", WAL_CHECKPOINT, data)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import quiver.errors
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import DirectoryInUse, QuiverError, RetryLater, WrongUse
+from quiver.errors import DirectoryInUseError, QuiverError, TransientError, UsageError
 from quiver.primitives.disk.atomic import replace_advisory_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.lock import is_held
@@ -65,7 +65,7 @@ def perform(store: TopicStore, request: Request, *, wait_s: float = 0.0, clock: 
     What another owner or subscriber has is tried again, for at most *wait_s* in all.
 
     Raises:
-        WrongUse: there is no such command, or its arguments are not right.
+        UsageError: there is no such command, or its arguments are not right.
         QuiverError, OSError: as the method of `TopicStore`.
     """
     deadline = clock.monotonic() + wait_s
@@ -80,8 +80,8 @@ def perform(store: TopicStore, request: Request, *, wait_s: float = 0.0, clock: 
         if of_each is not None:
             return _each(store, **request.arguments, do=lambda name: patient(lambda: of_each(store, name)))
     except TypeError as error:
-        raise WrongUse(f"{request.command}: {error}") from error
-    raise WrongUse(f"{request.command!r} is no command; known are {', '.join([*_COMMANDS, *_OF_EACH])}")
+        raise UsageError(f"{request.command}: {error}") from error
+    raise UsageError(f"{request.command!r} is no command; known are {', '.join([*_COMMANDS, *_OF_EACH])}")
 
 
 def _seek(store: TopicStore, topic: str, subscription: str, start: str | int) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _seek(store: TopicStore, topic: str, subscription: str, start: str | int) ->
 
 def _unsubscribe(store: TopicStore, topic: str, subscription: str) -> dict[str, Any]:
     if not store.unsubscribe(topic, subscription):
-        raise WrongUse(f"{topic} has no subscription {subscription}")
+        raise UsageError(f"{topic} has no subscription {subscription}")
     return {}
 
 
@@ -147,7 +147,7 @@ def _start(value: str | int) -> Any:
         try:
             return datetime.fromisoformat(value)
         except ValueError as error:
-            raise WrongUse(f"{value!r} is no start: an offset, earliest, latest or a time") from error
+            raise UsageError(f"{value!r} is no start: an offset, earliest, latest or a time") from error
     return value
 
 
@@ -192,7 +192,7 @@ class RequestQueue:
         if isinstance(found, Frame):
             answer = self._answer(found.value, do)
         else:
-            answer = encode_refusal(Refusal("WrongUse", getattr(found, "reason", "the request is cut short")))
+            answer = encode_refusal(Refusal("UsageError", getattr(found, "reason", "the request is cut short")))
         with contextlib.suppress(OSError):  # on a full disk nobody is answered: it is asked for again
             replace_advisory_file(self._files, self._path(identity, "answer"), answer)
         with contextlib.suppress(OSError):
@@ -228,8 +228,8 @@ def ask(files: FileSystem, root: str, request: Request, *, wait_s: float, clock:
     None when it has to be asked for again: that process has ended, or another one has the directory by now.
 
     Raises:
-        DirectoryInUse: nobody took the request, or it was not finished, within *wait_s*.
-        WrongUse, RetryLater, QuiverError: what the command ended with there.
+        DirectoryInUseError: nobody took the request, or it was not finished, within *wait_s*.
+        UsageError, TransientError, QuiverError: what the command ended with there.
         OSError: the request cannot be written.
     """
     identity = secrets.token_hex(8)
@@ -256,13 +256,13 @@ def ask(files: FileSystem, root: str, request: Request, *, wait_s: float, clock:
                 files.remove(path)
 
 
-def _unanswered(root: str, wait_s: float, *, is_taken: bool) -> DirectoryInUse:
+def _unanswered(root: str, wait_s: float, *, is_taken: bool) -> DirectoryInUseError:
     remedy = (
         f"it has begun and not finished within {wait_s:g} s: it goes on there; ask again, with a longer --wait"
         if is_taken
         else f"it did not take the request within {wait_s:g} s: stop it, or let it call TopicStore.maintain"
     )
-    return DirectoryInUse(root, "another process", remedy=remedy)
+    return DirectoryInUseError(root, "another process", remedy=remedy)
 
 
 def _result(data: bytes) -> Mapping[str, Any]:
@@ -272,7 +272,7 @@ def _result(data: bytes) -> Mapping[str, Any]:
     if not isinstance(found.value, Refusal):
         return found.value
     kind = getattr(quiver.errors, found.value.kind, QuiverError)
-    for known in (WrongUse, RetryLater):
+    for known in (UsageError, TransientError):
         if isinstance(kind, type) and issubclass(kind, known):
             raise known(found.value.message)
     raise QuiverError(found.value.message)

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar, get_args
 
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 from quiver.metadata.location import MetadataLocation
 from quiver.objects.location import Secret
 from quiver.primitives.numeric_fields import require_numbers
@@ -102,14 +102,14 @@ class WalSettings:
         require_numbers(self)
         try:
             check_file_name(self.file_name)
-        except WrongUse as error:
-            raise SettingsInvalid(f"wal.file_name: {error}") from error
+        except UsageError as error:
+            raise SettingsError(f"wal.file_name: {error}") from error
         _at_least(1, "wal", self, "cache_capacity", "cache_max_bytes", "fsync_max_batch_bytes", "max_message_size")
         _at_least(1, "wal", self, "rotate_max_bytes", "rotate_max_seconds")
         _at_least(0, "wal", self, "fsync_interval_ms")
         most = FRAME_PAYLOAD_BYTES_MAX - MESSAGE_OVERHEAD_BYTES
         if self.max_message_size > most:
-            raise SettingsInvalid(f"wal.max_message_size must be at most {most}, which a frame can hold")
+            raise SettingsError(f"wal.max_message_size must be at most {most}, which a frame can hold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class UploaderSettings:
         _at_least(0, "uploader", self, "hand_over_seconds")
         _one_of("uploader.compression", self.compression, ObjectCompression)
         if not self.root_prefix.startswith("/"):
-            raise SettingsInvalid("uploader.root_prefix must begin with a slash")
+            raise SettingsError("uploader.root_prefix must begin with a slash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class CloudSettings:
         require_numbers(self)
         _one_of("cloud.backend", self.backend, CloudBackend)
         if not isinstance(self.options, Mapping):
-            raise SettingsInvalid("cloud.options must be a mapping")
+            raise SettingsError("cloud.options must be a mapping")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class MetadataSettings:
         _at_least(1, "metadata", self, "lease_seconds")
         given = [key for key in _ETCD_KEYS if getattr(self, key) is not None]
         if given and self.endpoint is None:
-            raise SettingsInvalid(f"metadata.{given[0]} has no effect without metadata.endpoint")
+            raise SettingsError(f"metadata.{given[0]} has no effect without metadata.endpoint")
         _ = self.location  # refuses what is no metadata store
 
     @property
@@ -284,9 +284,9 @@ class SubscriptionSettings:
         _at_least(0, "subscriptions", self, "progress_flush_interval_seconds", "redelivery_delay_seconds")
         _at_least(0, "subscriptions", self, "max_redelivery_count")
         if self.max_unacked_messages > UNACKED_MESSAGES_MAX:
-            raise SettingsInvalid(f"subscriptions.max_unacked_messages must be at most {UNACKED_MESSAGES_MAX}")
+            raise SettingsError(f"subscriptions.max_unacked_messages must be at most {UNACKED_MESSAGES_MAX}")
         if self.ack_timeout_seconds is not None and not 0 < self.ack_timeout_seconds < math.inf:
-            raise SettingsInvalid("subscriptions.ack_timeout_seconds must be positive")
+            raise SettingsError("subscriptions.ack_timeout_seconds must be positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +308,8 @@ class TopicSettings:
         for pattern, sections in self.topics.items():
             try:
                 check_topic_pattern(pattern)
-            except WrongUse as error:
-                raise SettingsInvalid(f"topics: {error}") from None
+            except UsageError as error:
+                raise SettingsError(f"topics: {error}") from None
             _overridden(self, f"topics.{pattern}", sections)
 
     def of(self, topic: str, *, has_objects: bool) -> TopicSettings:
@@ -337,12 +337,12 @@ class TopicSettings:
         Return when every setting that was given does something.
 
         Raises:
-            SettingsInvalid: one does nothing: there is no object store, or there are no files.
+            SettingsError: one does nothing: there is no object store, or there are no files.
         """
         if not has_objects:
             for section in ("uploader", "objects", "metadata"):
                 for key in self._said(section):
-                    raise SettingsInvalid(f"{key} has no effect: these topics have no objects (objects=…, or cloud)")
+                    raise SettingsError(f"{key} has no effect: these topics have no objects (objects=…, or cloud)")
         deleter = self.deleter if has_objects else self.deleter.without_objects()
         per_topic = any(
             sections.get("deleter", {}).get(key) is not None for sections in self.topics.values() for key in _RETENTION
@@ -350,13 +350,13 @@ class TopicSettings:
         if not has_files:
             for key in self._said("wal"):
                 if key.endswith(_OF_FILES):
-                    raise SettingsInvalid(f"{key} has no effect: these topics are in memory only")
+                    raise SettingsError(f"{key} has no effect: these topics are in memory only")
         if not has_files or not (deleter.deletes or per_topic):
             for key in self._said("deleter"):
                 if not has_files:
-                    raise SettingsInvalid(f"{key} has no effect: these topics are in memory only")
+                    raise SettingsError(f"{key} has no effect: these topics are in memory only")
                 if not key.endswith(_RETENTION):
-                    raise SettingsInvalid(
+                    raise SettingsError(
                         f"{key} has no effect: deleter.retention_time_minutes or _size_mb says what goes"
                     )
 
@@ -380,21 +380,21 @@ class TopicSettings:
         *environment* is what ``${NAME}`` is looked up in.
 
         Raises:
-            SettingsInvalid: an unknown key (the nearest known one is named), a bad value, or a name that the
+            SettingsError: an unknown key (the nearest known one is named), a bad value, or a name that the
                 environment does not have.
         """
         if not isinstance(mapping, Mapping):
-            raise SettingsInvalid(f"settings: a mapping, not {type(mapping).__name__}: parse the broker's file first")
+            raise SettingsError(f"settings: a mapping, not {type(mapping).__name__}: parse the broker's file first")
         storage = mapping.get("storage", mapping) if set(mapping) <= {"storage"} else mapping
         filled = _filled(storage, environment or {}, "storage")
         if not isinstance(filled, Mapping):
-            raise SettingsInvalid("storage must be a mapping")
+            raise SettingsError("storage must be a mapping")
         _known("storage", filled, {**_SECTIONS, "topics": None})
         values: dict[str, Any] = {}
         given = []
         for name, section in filled.items():
             if not isinstance(section, Mapping):
-                raise SettingsInvalid(f"{name} must be a mapping")
+                raise SettingsError(f"{name} must be a mapping")
             values[name] = section if name == "topics" else _section(name, _SECTIONS[name], section)
             given += [f"{name}.{key}" for key in section]
         return cls(**values, given=frozenset(given))
@@ -436,19 +436,19 @@ _ROTATE_SECONDS_MIN = 60
 
 def _overridden(settings: TopicSettings, where: str, sections: object) -> TopicSettings:
     if not isinstance(sections, Mapping):
-        raise SettingsInvalid(f"{where} must be a mapping")
+        raise SettingsError(f"{where} must be a mapping")
     _known(where, sections, _PER_TOPIC)
     changed = {}
     for name, section in sections.items():
         if not isinstance(section, Mapping):
-            raise SettingsInvalid(f"{where}.{name} must be a mapping")
+            raise SettingsError(f"{where}.{name} must be a mapping")
         known = {one.name: str(one.type) for one in dataclasses.fields(_SECTIONS[name]) if one.name in _PER_TOPIC[name]}
         _known(f"{where}.{name}", section, known)
         values = {key: _value(f"{where}.{name}.{key}", key, known[key], value) for key, value in section.items()}
         try:
             changed[name] = replace(getattr(settings, name), **values)
-        except SettingsInvalid as error:
-            raise SettingsInvalid(f"{where}: {error}") from None
+        except SettingsError as error:
+            raise SettingsError(f"{where}: {error}") from None
     return replace(settings, topics={}, **changed)
 
 
@@ -477,7 +477,7 @@ def _section(name: str, kind: Callable[..., T], section: Mapping[str, Any]) -> T
     try:
         return kind(**values)
     except TypeError as error:
-        raise SettingsInvalid(f"{name}: {error}") from error
+        raise SettingsError(f"{name}: {error}") from error
 
 
 def _value(path: str, key: str, kind: str, value: object) -> Any:
@@ -490,7 +490,7 @@ def _value(path: str, key: str, kind: str, value: object) -> Any:
     }  # fmt: skip
     wanted = kinds.get(re.split(r"[\s\[|]", kind)[0], (str,))
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise SettingsInvalid(f"{path}: {type(value).__name__} where {kind} belongs")
+        raise SettingsError(f"{path}: {type(value).__name__} where {kind} belongs")
     return value
 
 
@@ -499,7 +499,7 @@ def _known(where: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> No
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise SettingsInvalid(f"unknown key {where}.{key}; {hint}")
+            raise SettingsError(f"unknown key {where}.{key}; {hint}")
 
 
 def _filled(value: Any, environment: Mapping[str, str], where: str) -> Any:
@@ -510,7 +510,7 @@ def _filled(value: Any, environment: Mapping[str, str], where: str) -> Any:
     missing = [name for name in _PLACEHOLDER.findall(value) if name not in environment]
     if missing:
         handed = "" if environment else " (it is the mapping that from_mapping is given: environment=os.environ)"
-        raise SettingsInvalid(f"{where}: the environment has no {missing[0]}{handed}")
+        raise SettingsError(f"{where}: the environment has no {missing[0]}{handed}")
     # It stays a secret, so that no error shows it, whichever option it is for.
     return Secret(_PLACEHOLDER.sub(lambda match: environment[match[1]], value)) if _PLACEHOLDER.search(value) else value
 
@@ -519,10 +519,10 @@ def _at_least(least: int, section: str, settings: object, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
         if value is not None and not least <= value < math.inf:
-            raise SettingsInvalid(f"{section}.{name} must be at least {least}, and finite")
+            raise SettingsError(f"{section}.{name} must be at least {least}, and finite")
 
 
 def _one_of(key: str, value: str, known: Any) -> None:
     words = get_args(known)
     if value not in words:
-        raise SettingsInvalid(f"{key}={value!r} must be one of {', '.join(words)}")
+        raise SettingsError(f"{key}={value!r} must be one of {', '.join(words)}")

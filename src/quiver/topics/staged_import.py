@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from quiver.errors import Damaged, QuiverError
+from quiver.errors import CorruptionError, QuiverError
 from quiver.observe import Observer
 from quiver.primitives.batch_notes import (
     NOTE_BYTES_MAX,
@@ -62,7 +62,7 @@ def load_batch(files: FileSystem, path: str) -> BatchNote:
     Read the commit at *path*.
 
     Raises:
-        Damaged: it is not what was written.
+        CorruptionError: it is not what was written.
         FileNotFoundError: there is none.
     """
     data = files.read_all(path, size_max=NOTE_BYTES_MAX)
@@ -170,17 +170,17 @@ def _chunks(
             found = decode_staged(data[start + FRAME_HEADER_BYTES : end])
             if isinstance(found, Damage) or offset != index:
                 reason = found.reason if isinstance(found, Damage) else f"message {offset} where {index} belongs"
-                raise Damaged(path, position + start, reason)
+                raise CorruptionError(path, position + start, reason)
             name = message_name(note, number, index)
             chunk.append((name, found.payload, found.time_ms, named_tail(found.tail, name)))
             index += 1
         for first in range(0, len(chunk), _CHUNK_MESSAGES):
             yield chunk[first : first + _CHUNK_MESSAGES]
     if index != messages:
-        raise Damaged(path, 0, f"{index} messages where {messages} were committed")
+        raise CorruptionError(path, 0, f"{index} messages where {messages} were committed")
 
 
 def _valued(path: str, data: bytes, answer: Answer[T]) -> T:
     if isinstance(answer, Frame):
         return answer.value
-    raise Damaged(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
+    raise CorruptionError(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import Fenced, QuiverError, StoreClosed, StoreFailed, WrongUse
+from quiver.errors import FencedError, QuiverError, StoreClosedError, StoreFailedError, UsageError
 from quiver.metadata.location import MetadataLocation
 from quiver.objects.location import ObjectLocation
 from quiver.observe import InMemoryObserver, Observer
@@ -19,7 +19,7 @@ from quiver.primitives.disk.file_system import FileSystem, Lock, directory_name
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.forked import refuse_in_children
-from quiver.primitives.worker import Worker, WorkerDied
+from quiver.primitives.worker import Worker, WorkerDiedError
 from quiver.topics.administration import TopicAdministration
 from quiver.topics.cold.deleter import LocalDeleter
 from quiver.topics.cold.opening import names_in, refuse_tier_in_vain, tier_behind
@@ -80,7 +80,7 @@ class TopicStore(TopicAdministration):
         self._opening: dict[str, threading.Lock] = {}
         self._logs: dict[str, TopicLog] = {}
         self._closed = False
-        self._failure: WorkerDied | None = None
+        self._failure: WorkerDiedError | None = None
         self._full: set[str] = set()
         self._reported: set[str] = set()
         self._tick_s = min(max(settings.fsync_interval_ms_min / 4000, 0.005), TICK_S_MAX)
@@ -128,10 +128,10 @@ class TopicStore(TopicAdministration):
             background: whether a thread does what `maintain` does.
 
         Raises:
-            DirectoryInUse: another process has the directory, also after *takeover_wait*.
-            AccessRefused, ObjectsUnavailable, MetadataUnavailable: see `open_cold_tier`.
-            SettingsInvalid: see `TopicSettings.from_mapping`; or there was a tier before, and none is given now.
-            WrongUse: the path is empty, or *takeover_wait* negative; or there is a tier to be, and no directory, or
+            DirectoryInUseError: another process has the directory, also after *takeover_wait*.
+            AccessDeniedError, ObjectsUnavailableError, MetadataUnavailableError: see `open_cold_tier`.
+            SettingsError: see `TopicSettings.from_mapping`; or there was a tier before, and none is given now.
+            UsageError: the path is empty, or *takeover_wait* negative; or there is a tier to be, and no directory, or
                 metadata without objects.
             OSError: the directory cannot be made.
         """
@@ -141,7 +141,7 @@ class TopicStore(TopicAdministration):
         lock = None
         if root is not None:
             if not root:
-                raise WrongUse("the path of the topics is empty; write . for the directory that this runs in")
+                raise UsageError("the path of the topics is empty; write . for the directory that this runs in")
             root = directory_name(root)
             files.make_dirs(root)
             lock_path = f"{root}/{LOCK_NAME}"
@@ -188,9 +188,9 @@ class TopicStore(TopicAdministration):
         A topic that is not *reliable* has no files: it holds what the cache holds, for those who listen now.
 
         Raises:
-            WrongUse: no name of a topic, or it is open as the other kind.
-            DirectoryInUse: another process owns the topic, also after `takeover_wait`.
-            StoreClosed: the store was closed.
+            UsageError: no name of a topic, or it is open as the other kind.
+            DirectoryInUseError: another process owns the topic, also after `takeover_wait`.
+            StoreClosedError: the store was closed.
             OSError: the disk failed.
         """
         return patiently(
@@ -212,7 +212,7 @@ class TopicStore(TopicAdministration):
                     log.close()
                     self._require_open()
         if reliable is not (log.wal.directory is not None or self.root is None):
-            raise WrongUse(f"{topic} is open as a topic that is {'not ' if reliable else ''}reliable")
+            raise UsageError(f"{topic} is open as a topic that is {'not ' if reliable else ''}reliable")
         return log
 
     def _opening_of(self, topic: str) -> threading.Lock:
@@ -286,10 +286,11 @@ class TopicStore(TopicAdministration):
         Another process can then own it. The next `topic` of the same name opens it again.
 
         Raises:
-            WrongUse: there is no such topic.
-            StoreFailed: the disk failed; the topic stays loaded.
-            Fenced: another process has taken it over; it is let go of here.
-            RetryLater: the tier behind the files cannot finish now; nothing more is taken, and `unload` tries again.
+            UsageError: there is no such topic.
+            StoreFailedError: the disk failed; the topic stays loaded.
+            FencedError: another process has taken it over; it is let go of here.
+            TransientError: the tier behind the files cannot finish now; nothing more is taken, and `unload` tries
+            again.
         """
         log = self._existing(name)
         topic = log.topic
@@ -300,7 +301,7 @@ class TopicStore(TopicAdministration):
             try:
                 if self._cold is not None:
                     self._cold.detach(topic, sealed=True)
-            except Fenced:
+            except FencedError:
                 # Another has it: there is nothing to finish any more. What is only here stays on this disk.
                 if self._cold is not None:
                     self._cold.detach(topic, sealed=False)
@@ -340,7 +341,7 @@ class TopicStore(TopicAdministration):
         Do by hand what the thread would do by now: sync and rotate what is due, and the tier's work.
 
         Raises:
-            StoreFailed: a topic's disk failed, now or earlier; the others were looked after.
+            StoreFailedError: a topic's disk failed, now or earlier; the others were looked after.
         """
         self.adopt()
         self._serve()
@@ -367,7 +368,7 @@ class TopicStore(TopicAdministration):
         for one in self._open_now():
             try:
                 one.upkeep(within_s=within_s)
-            except StoreClosed:
+            except StoreClosedError:
                 continue
             except QuiverError as error:
                 failed = failed or error
@@ -386,7 +387,7 @@ class TopicStore(TopicAdministration):
         Sync every topic.
 
         Raises:
-            StoreFailed: a topic's sync failed.
+            StoreFailedError: a topic's sync failed.
         """
         for log in self._open_logs():
             log.flush()
@@ -410,7 +411,7 @@ class TopicStore(TopicAdministration):
         for one in self._open_now():
             try:
                 one.upkeep(within_s=self._tick_s)
-            except StoreClosed:
+            except StoreClosedError:
                 continue
             except (QuiverError, OSError) as error:
                 # The log refuses its next caller. Progress is tried again.
@@ -418,7 +419,7 @@ class TopicStore(TopicAdministration):
                     self._reported.add(str(error))
                     self._observer.event("danube.upkeep", level=logging.ERROR, problem=str(error))
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         """Refuse everything from now on: nothing would be synced any more, and no progress saved."""
         with self._guard:
             self._failure = died
@@ -429,16 +430,18 @@ class TopicStore(TopicAdministration):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise StoreClosed(f"the topics {'in memory' if self.root is None else 'below ' + self.root} were closed")
+            raise StoreClosedError(
+                f"the topics {'in memory' if self.root is None else 'below ' + self.root} were closed"
+            )
         if self._failure is not None:
-            raise StoreFailed(f"{self.root or 'memory'}: {self._failure}; reopen to recover")
+            raise StoreFailedError(f"{self.root or 'memory'}: {self._failure}; reopen to recover")
 
     def shutdown(self) -> None:
         """
         The document's name for `close`.
 
         Raises:
-            StoreFailed: see `close`.
+            StoreFailedError: see `close`.
         """
         self.close()
 
@@ -452,7 +455,7 @@ class TopicStore(TopicAdministration):
         messages are safe here, and this directory still owns them.
 
         Raises:
-            StoreFailed: what was appended to a topic may not be synced; the others are closed well.
+            StoreFailedError: what was appended to a topic may not be synced; the others are closed well.
             OSError: the progress of a subscription could not be saved.
         """
         try:
@@ -475,13 +478,13 @@ class TopicStore(TopicAdministration):
             for one in self._open_subscriptions():
                 try:
                     one.close()
-                except (StoreFailed, OSError) as error:
+                except (StoreFailedError, OSError) as error:
                     failed = failed or error
             for _, log in sorted(self._logs.items()):
                 try:
                     log.close()
                     synced.append(log)
-                except StoreFailed as error:
+                except StoreFailedError as error:
                     failed = failed or error
             unfinished = self._hand_over(synced, timeout)
         finally:
@@ -530,7 +533,7 @@ def topics_below(files: FileSystem, root: str, *, file_name: str) -> list[str]:
             try:
                 topic = check_topic(f"{namespace}/{name}")
                 inside = files.list_dir(f"{root}/{topic}")
-            except (WrongUse, NotADirectoryError):
+            except (UsageError, NotADirectoryError):
                 continue
             if any(one == WAL_CHECKPOINT or parse_wal_file_name(one, file_name) is not None for one in inside):
                 found.append(topic)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import get_args
 
 from quiver.clock import Clock
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.forked import refuse_in_children
@@ -65,7 +65,9 @@ class TopicSubscriptions(ABC):
         is_here = topic in self._logs or (directory is not None and self._files.exists(directory))
         if not is_here and (self._cold is None or not self._cold.knows(topic)):
             where = "in memory" if self.root is None else f"below {self.root}"
-            raise WrongUse(f"there is no topic {topic} {where}{'' if self._cold is None else ', nor in the metadata'}")
+            raise UsageError(
+                f"there is no topic {topic} {where}{'' if self._cold is None else ', nor in the metadata'}"
+            )
         return self._any_topic(topic)
 
     def subscribe(
@@ -83,20 +85,20 @@ class TopicSubscriptions(ABC):
         One that exists goes on where it stood, whatever *start* says; `seek` moves it.
 
         Raises:
-            WrongUse: no name, no such start or kind, or it is open as another kind.
-            DirectoryInUse: a streaming query or a pipeline is this subscription.
-            Damaged: what was kept of it cannot be read.
-            StoreClosed: the store was closed.
+            UsageError: no name, no such start or kind, or it is open as another kind.
+            DirectoryInUseError: a streaming query or a pipeline is this subscription.
+            CorruptionError: what was kept of it cannot be read.
+            StoreClosedError: the store was closed.
         """
         log = self._any_topic(topic)
         name = check_subscription(subscription)
         if kind not in get_args(SubscriptionKind):
-            raise WrongUse(f"{kind!r} is no kind of subscription: {', '.join(get_args(SubscriptionKind))}")
+            raise UsageError(f"{kind!r} is no kind of subscription: {', '.join(get_args(SubscriptionKind))}")
         with self._subscribing:
             found = self._subscriptions.get((log.topic, name))
             if found is not None and not found.closed:
                 if found.kind != kind:
-                    raise WrongUse(f"subscription {name} of {log.topic} is open as {found.kind}, not {kind}")
+                    raise UsageError(f"subscription {name} of {log.topic} is open as {found.kind}, not {kind}")
                 return found
             keep = self._subscription_files(log)
             lock = keep.hold(name, owner="topics", clock=self._clock) if keep is not None else None
@@ -137,9 +139,9 @@ class TopicSubscriptions(ABC):
         Durable on return. What its consumers have not answered yet no longer counts.
 
         Raises:
-            WrongUse: there is no such subscription or start, or the topic keeps no progress.
-            DirectoryInUse: a streaming query or a pipeline is this subscription.
-            Damaged: what was kept of it cannot be read.
+            UsageError: there is no such subscription or start, or the topic keeps no progress.
+            DirectoryInUseError: a streaming query or a pipeline is this subscription.
+            CorruptionError: what was kept of it cannot be read.
         """
         log = self._existing(topic)
         name = check_subscription(subscription)
@@ -154,12 +156,12 @@ class TopicSubscriptions(ABC):
     def _seek_saved(self, log: TopicLog, name: str, start: Start) -> int:
         keep = self._subscription_files(log)
         if keep is None:
-            raise WrongUse(f"{log.topic} is in memory only: its subscriptions are not kept")
+            raise UsageError(f"{log.topic} is in memory only: its subscriptions are not kept")
         lock = keep.hold(name, owner="topics", clock=self._clock)
         try:
             saved = keep.load(name)
             if saved is None:
-                raise WrongUse(f"{log.topic} has no subscription {name}; it has {', '.join(keep.names()) or 'none'}")
+                raise UsageError(f"{log.topic} has no subscription {name}; it has {', '.join(keep.names()) or 'none'}")
             offset = log.resolve(start, kept=True)
             if offset > log.durable_offset():
                 log.flush()
@@ -173,8 +175,8 @@ class TopicSubscriptions(ABC):
         Forget a subscription and where it stood; say whether there was one. Durable on return.
 
         Raises:
-            WrongUse: no name, or there is no such topic.
-            DirectoryInUse: a streaming query or a pipeline is this subscription.
+            UsageError: no name, or there is no such topic.
+            DirectoryInUseError: a streaming query or a pipeline is this subscription.
         """
         log = self._existing(topic)
         name = check_subscription(subscription, internal=True)
@@ -216,12 +218,12 @@ class TopicSubscriptions(ABC):
         Say durably that everything up to *up_to_offset*, which is included, was handled by whoever reads this topic.
 
         Raises:
-            WrongUse: nothing was appended there yet.
+            UsageError: nothing was appended there yet.
         """
         log = self._any_topic(topic)
         keep = self._subscription_files(log)
         if not -1 <= up_to_offset < log.current_offset():
-            raise WrongUse(f"{log.topic} has nothing at {up_to_offset} to acknowledge")
+            raise UsageError(f"{log.topic} has nothing at {up_to_offset} to acknowledge")
         if keep is None:
             return
         with self._subscribing:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from quiver.clock import Clock
-from quiver.errors import DirectoryInUse, MetadataUnavailable, WrongUse
+from quiver.errors import DirectoryInUseError, MetadataUnavailableError, UsageError
 from quiver.metadata.ownership import Watch
 from quiver.metadata.port import MetadataStore
 from quiver.observe import Observer
@@ -44,20 +44,20 @@ T = TypeVar("T")
 
 def patiently(attempt: Callable[[], T], *, wait_s: float, clock: Clock) -> T:
     """
-    Call *attempt* until it no longer raises `DirectoryInUse`, for at most *wait_s*; return what it returns.
+    Call *attempt* until it no longer raises `DirectoryInUseError`, for at most *wait_s*; return what it returns.
 
     Raises:
-        DirectoryInUse: it still does.
-        WrongUse: *wait_s* is negative or no number.
+        DirectoryInUseError: it still does.
+        UsageError: *wait_s* is negative or no number.
     """
     if not wait_s >= 0:
-        raise WrongUse(f"takeover_wait is a number of seconds from 0 on, not {wait_s}")
+        raise UsageError(f"takeover_wait is a number of seconds from 0 on, not {wait_s}")
     deadline = clock.monotonic() + wait_s
     sleeping = threading.Condition()
     while True:
         try:
             return attempt()
-        except DirectoryInUse:
+        except DirectoryInUseError:
             left_s = deadline - clock.monotonic()
             if left_s <= 0:
                 raise
@@ -110,7 +110,7 @@ class OwnerWatches:
             if self._clock.monotonic() - self._looked_at_s < _LOOK_EVERY_S:
                 return
         # What cannot be looked at now is looked at when somebody asks again.
-        with contextlib.suppress(MetadataUnavailable):
+        with contextlib.suppress(MetadataUnavailableError):
             for topic in self._topics():
                 key = owner_key(self._prefix, topic)
                 found = self._metadata.get(key)

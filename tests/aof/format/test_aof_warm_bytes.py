@@ -17,7 +17,7 @@ from quiver.aof.format.warm_file import (
     seek_table_bytes,
 )
 from quiver.aof.tiers.packed import PackedSegment, pack, records_problem
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.checksum import crc64_nvme, fold64to32
 from quiver.primitives.scan import Damage, Frame, NeedMore
 
@@ -96,7 +96,7 @@ def test_damage_is_never_taken_for_a_segment():
         try:
             found = opened(wound)
             whole = b"".join(found.plain())
-        except Damaged:
+        except CorruptionError:
             continue
         same = (whole, found.footer) == (bytes(view[:end]), footer)
         problem = records_problem(memoryview(whole), found.header, footer)

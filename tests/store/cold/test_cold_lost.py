@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from store_cold_rig import COLD, LIST, ROOT, Rig, drain, listed, number_of
 
-from quiver.errors import Damaged, ObjectsUnavailable
+from quiver.errors import CorruptionError, ObjectsUnavailableError
 from quiver.store.reading.check import check_store
 from quiver.store.reading.read import read
 from quiver.testing.crashfs import CrashFileSystem
@@ -32,7 +32,7 @@ def with_lost_list() -> Rig:
 def test_a_lost_list_stops_a_store_without_a_tier_and_is_told_by_readers() -> None:
     """It is no store that never sent anything: the mark in the root says that there was a list."""
     rig = with_lost_list()
-    with pytest.raises(Damaged, match="the list is gone; it says which segments only the object tier has"):
+    with pytest.raises(CorruptionError, match="the list is gone; it says which segments only the object tier has"):
         rig.open(cold_objects=None, cold_local_bytes=None)
     reader = read(ROOT, fs=rig.files)
     assert [number_of(bundle) for _, bundle in reader.bundles()] == [6, 7, 8]
@@ -47,7 +47,7 @@ def test_a_lost_list_is_made_anew_from_the_objects() -> None:
     """Everything is there again, and nothing in the tier is taken for finished."""
     rig = with_lost_list()
     rig.tier.fail_on("list")
-    with pytest.raises(ObjectsUnavailable):
+    with pytest.raises(ObjectsUnavailableError):
         rig.open()
     with rig.open() as store:
         assert listed(rig.files) == {0: "verified", 1: "verified"}

@@ -12,7 +12,7 @@ from store_cold_rig import WHERE, Rig, drain, number_of
 from test_cold_tools import fill, run, settings_with
 
 import quiver
-from quiver.errors import ObjectsUnavailable, WrongUse
+from quiver.errors import ObjectsUnavailableError, UsageError
 from quiver.objects.location import ObjectLocation
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.cold.restore import restore_from_tier, stores_in_tier
@@ -141,15 +141,15 @@ def test_what_cannot_be_restored_is_refused() -> None:
     """A directory that exists, a store without segments, a tier that does not answer: nothing is made."""
     rig, identity = sent()
     rig.tier.fail_on("get_range", 2)
-    with pytest.raises(ObjectsUnavailable):
+    with pytest.raises(ObjectsUnavailableError):
         restored(rig, identity)
-    with pytest.raises(WrongUse, match="no object below"):
+    with pytest.raises(UsageError, match="no object below"):
         restored(rig, "00000000-0000-0000-0000-000000000000")
     assert not rig.files.exists(NEW)
     assert restored(rig, identity, dry_run=True).bundles == 9
     assert not rig.files.exists(NEW)
     restored(rig, identity)
-    with pytest.raises(WrongUse, match="exists"):
+    with pytest.raises(UsageError, match="exists"):
         restored(rig, identity)
 
 

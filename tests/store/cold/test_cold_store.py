@@ -9,7 +9,7 @@ import pytest
 from store_cold_rig import COLD, LIST, ROOT, SETTINGS, WHERE, Rig, bundle_of, drain, listed, number_of, seen
 
 from quiver.bundle import BundleRef
-from quiver.errors import AtCapacity, Damaged, ObjectsUnavailable, SettingsInvalid, WrongUse
+from quiver.errors import CapacityError, CorruptionError, ObjectsUnavailableError, SettingsError, UsageError
 from quiver.objects.directory import DirectoryObjects
 from quiver.objects.location import ObjectLocation
 from quiver.objects.port import ObjectInfo, Parts
@@ -96,7 +96,7 @@ def test_a_store_opens_with_what_only_the_tier_has_while_the_tier_is_down() -> N
     with rig.open() as store:
         assert [info.seq for info in store.catalog.segments()] == [0, 1]
         subscriber = store.register("one", start="earliest")
-        with pytest.raises(ObjectsUnavailable):
+        with pytest.raises(ObjectsUnavailableError):
             _ = subscriber.next_bundle(timeout=0).bundle
         rig.fill(store, 1)
         store.maintain()
@@ -195,7 +195,7 @@ def test_at_the_cap_copies_go_before_anything_is_refused_or_lost() -> None:
         assert len(rig.objects()) == 30
         assert store.disk_bytes <= 20_000 + segment_bytes
         rig.tier.fail_on("put_parts", times=10_000)
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             for _ in range(100):
                 rig.fill(store, 1)
                 store.maintain()
@@ -312,7 +312,7 @@ def test_a_damaged_object_is_named_kept_and_counted(how: str) -> None:
         assert [number_of(bundle) for _, bundle in reader.bundles()] == [3, 4, 5]
         assert [problem.path for problem in reader.problems] == [key]
         subscriber = store.register("two", start="earliest")
-        with pytest.raises(Damaged, match="stores/") as raised:
+        with pytest.raises(CorruptionError, match="stores/") as raised:
             _ = subscriber.next_bundle(timeout=0).bundle
         assert raised.value.path == key
         assert drain(store, "one") == [3, 4, 5]
@@ -336,12 +336,12 @@ def test_a_place_with_nothing_of_the_store_is_another_place() -> None:
     rig.tier = FaultObjects(DirectoryObjects(rig.files, "/elsewhere", clock=rig.clock), clock=rig.clock)
     with rig.open() as store:
         handle = store.register("one").next_bundle(timeout=0)
-        with pytest.raises(ObjectsUnavailable, match="is it mounted"):
+        with pytest.raises(ObjectsUnavailableError, match="is it mounted"):
             _ = handle.bundle
         rig.fill(store, 1)
         store.maintain()
         assert "is it mounted" in store.stats()["cold"]["problem"]
-        with pytest.raises(ObjectsUnavailable, match="is it mounted"):
+        with pytest.raises(ObjectsUnavailableError, match="is it mounted"):
             list(read(ROOT, fs=rig.files, objects=rig.tier).bundles())
     assert (rig.names(), {seq: listed(rig.files)[seq] for seq in before}) == ([], before)
 
@@ -374,7 +374,7 @@ def test_another_place_is_refused_while_objects_are_in_the_first() -> None:
     with rig.open() as store:
         rig.fill(store, 1)
         store.maintain()
-    with pytest.raises(SettingsInvalid, match="file:///cold"):
+    with pytest.raises(SettingsError, match="file:///cold"):
         rig.open(cold_objects=ObjectLocation.from_url("/elsewhere"))
     rig.open().close()
 
@@ -401,7 +401,7 @@ def with_damaged_list() -> Rig:
 def test_a_damaged_list_stops_a_store_without_a_tier_and_is_told_by_readers() -> None:
     """It says which segments there are: to go on without it would be to lose them unseen."""
     rig = with_damaged_list()
-    with pytest.raises(Damaged, match="only the object tier has"):
+    with pytest.raises(CorruptionError, match="only the object tier has"):
         rig.open(cold_objects=None, cold_local_bytes=None)
     reader = read(ROOT, fs=rig.files)
     assert [number_of(bundle) for _, bundle in reader.bundles()] == [6, 7, 8]
@@ -444,10 +444,10 @@ def test_a_list_is_not_made_anew_from_nothing() -> None:
     rig = with_damaged_list()
     damaged = rig.files.read_all(LIST, size_max=1 << 20)
     rig.tier.fail_on("list")
-    with pytest.raises(ObjectsUnavailable):
+    with pytest.raises(ObjectsUnavailableError):
         rig.open()
     empty = DirectoryObjects(rig.files, "/empty", clock=rig.clock)
-    with pytest.raises(Damaged, match="only the object tier has"):
+    with pytest.raises(CorruptionError, match="only the object tier has"):
         open_store(ROOT, rig.settings, files=rig.files, clock=rig.clock, background=False, objects=empty)
     assert rig.files.read_all(LIST, size_max=1 << 20) == damaged
     with rig.open() as store:
@@ -542,7 +542,7 @@ def test_what_is_held_of_the_tier_in_memory_is_bounded(
 )
 def test_settings_that_cannot_be_meant(given: dict[str, object], said: str) -> None:
     """Each is refused with the keys that contradict each other."""
-    with pytest.raises(SettingsInvalid, match=said):
+    with pytest.raises(SettingsError, match=said):
         Settings(**given)
 
 
@@ -567,14 +567,14 @@ def test_settings_by_their_keys() -> None:
     assert Settings.from_mapping({"cold.objects": "/x"}).cold_objects == ObjectLocation.from_url("/x")
     assert Settings.from_mapping({"cold.objects": WHERE}).cold_objects == WHERE
     assert Settings.from_mapping({"cold.objects": None}).cold_objects is None
-    with pytest.raises(SettingsInvalid, match="no URL"):
+    with pytest.raises(SettingsError, match="no URL"):
         Settings.from_mapping({"cold.objects": 7})
 
 
 def test_a_tier_needs_a_place() -> None:
     """Otherwise its objects could not be found."""
     rig = Rig()
-    with pytest.raises(WrongUse, match=r"cold\.objects"):
+    with pytest.raises(UsageError, match=r"cold\.objects"):
         open_store(ROOT, files=rig.files, clock=rig.clock, background=False, objects=rig.tier)
 
 

@@ -11,7 +11,7 @@ import errno
 import pytest
 from store_cold_rig import COLD, LIST, ROOT, Rig, bundle_of, drain, listed, seen
 
-from quiver.errors import ObjectsUnavailable
+from quiver.errors import ObjectsUnavailableError
 from quiver.objects.directory import DirectoryObjects
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import FileSystem
@@ -193,7 +193,7 @@ def test_an_error_at_every_call_delays_and_loses_nothing(operation: str) -> None
                         if handle is not None:
                             got.append(handle.bundle[30]["n"][0].as_py())
                             handle.ack()
-                    except ObjectsUnavailable:
+                    except ObjectsUnavailableError:
                         continue  # asked again
                 for _ in range(3):
                     store.maintain()

@@ -9,7 +9,7 @@ import pytest
 from store_cold_rig import ROOT, WHERE, Rig, bundle_of, drain, number_of
 
 from hostile_objects import CHANGES, TEBIBYTE, HostileObjects, Made, little_memory
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.store.cold.restore import restore_from_tier, stores_in_tier
 from quiver.store.reading.check import check_store
 from quiver.store.reading.read import read
@@ -57,7 +57,7 @@ def test_every_other_bundle_is_delivered(hostile):
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             try:
                 got.append(number_of(handle.bundle))
-            except Damaged as error:
+            except CorruptionError as error:
                 damaged.append(error.path)
             handle.ack()
         store.ingest(bundle_of(rig.taken), durable=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from store_cold_rig import LIST, Rig, drain, listed, number_of, seen
 
-from quiver.errors import ObjectsUnavailable
+from quiver.errors import ObjectsUnavailableError
 from quiver.testing.crashfs import CrashFileSystem
 
 DOWN = ("put_parts", "get", "get_range", "head", "delete")
@@ -48,7 +48,7 @@ class ColdStore(RuleBasedStateMachine):
             handle = subscriber.next_bundle(timeout=0)
             if handle is None:
                 return
-            with contextlib.suppress(ObjectsUnavailable):
+            with contextlib.suppress(ObjectsUnavailableError):
                 self.acked.add(number_of(handle.bundle))
                 handle.ack()
                 continue

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.cold_list import (
     COLD_ENTRIES_MAX,
@@ -116,11 +116,11 @@ def test_what_cannot_be_read_says_why_and_where(at, value, offset, said):
 
 
 def test_what_could_not_be_read_again_is_not_written():
-    with pytest.raises(WrongUse, match="each once"):
+    with pytest.raises(UsageError, match="each once"):
         encode_cold_list(ColdList(WHERE, (NEW, NEW)))
-    with pytest.raises(WrongUse, match=f"{COLD_LOCATION_BYTES_MAX} fit"):
+    with pytest.raises(UsageError, match=f"{COLD_LOCATION_BYTES_MAX} fit"):
         encode_cold_list(ColdList({"prefix": "x" * COLD_LOCATION_BYTES_MAX}, ()))
-    with pytest.raises(WrongUse, match=f"at most {COLD_ENTRIES_MAX}"):
+    with pytest.raises(UsageError, match=f"at most {COLD_ENTRIES_MAX}"):
         encode_cold_list(ColdList(WHERE, (NEW,) * (COLD_ENTRIES_MAX + 1)))
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.errors import BundleUnavailable, WrongUse
+from quiver.errors import BundleUnavailableError, UsageError
 from quiver.primitives.scan import Damage
 from quiver.store.format.segment.file import StreamEntry
 from quiver.store.format.segment.manifest import (
@@ -116,9 +116,9 @@ def test_bundles_out_of_range():
     """There is no bundle behind the last, and none before the first."""
     manifest = decoded(encoded())
     for index in (-1, 3, 2**40):
-        with pytest.raises(BundleUnavailable):
+        with pytest.raises(BundleUnavailableError):
             manifest.refs(index)
-        with pytest.raises(BundleUnavailable):
+        with pytest.raises(BundleUnavailableError):
             manifest.ingested_at_ns(index)
 
 
@@ -263,7 +263,7 @@ def test_largest_segment():
     directory = (StreamEntry(0, 30, b"", 0, 0, 0, 65_536),)
     assert check_manifest(manifest, directory) is None
     builder.append((30,), (0,), (0,), 0)
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         builder.encode(ManifestMetadata(), "spec")
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.store.format import names
 
 U64 = st.integers(0, 2**64 - 1)
@@ -77,8 +77,8 @@ def test_good_ids(subscriber):
 )  # fmt: skip
 def test_bad_ids(subscriber):
     """Nothing that could leave the directory, clash with our own suffixes or name a device is an id."""
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         names.check_subscriber_id(subscriber)
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         names.progress_name(subscriber)
     assert names.parse_progress_name(f"quiver.sub.{subscriber}") is None

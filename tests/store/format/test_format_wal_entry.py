@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.errors import BundleInvalid
+from quiver.errors import InvalidBundleError
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.format.wal_entry import (
     ENTRY_BYTES_MAX,
@@ -167,7 +167,7 @@ def test_contradictions_under_a_good_checksum(body, reason):
 )
 def test_what_cannot_be_read_is_not_written(wrong):
     """An entry that a reader would refuse is refused by the writer."""
-    with pytest.raises(BundleInvalid):
+    with pytest.raises(InvalidBundleError):
         encode_entry(WalEntry(0, 1, 2, wrong))
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from segment_samples import Bundles, sample_bundles, write
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.store.format.names import segment_name
 from quiver.store.format.segment.file import encode_directory
 from quiver.store.segment.reader import SegmentReader
@@ -37,7 +37,7 @@ def read_all(data: bytes) -> None:
 
 
 def assert_damaged(data: bytes) -> None:
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(CorruptionError) as caught:
         read_all(data)
     error = caught.value
     assert error.path == PATH
@@ -84,9 +84,9 @@ def test_open_reads_only_the_end_and_verify_finds_the_rest() -> None:
     reader = SegmentReader.open(fs, PATH)
     assert reader.bundle_count == 3
     for attempt in (reader.verify, lambda: reader.bundle(0), lambda: reader.batch(0, 0)):
-        with pytest.raises(Damaged, match="checksum"):
+        with pytest.raises(CorruptionError, match="checksum"):
             attempt()
-    with pytest.raises(Damaged, match="checksum"):
+    with pytest.raises(CorruptionError, match="checksum"):
         list(reader.stream_batches(0))
 
 
@@ -120,7 +120,7 @@ def test_a_stream_or_chunk_that_is_not_there() -> None:
     fs.make_dirs("/segments")
     reader = SegmentReader.open(fs, write(fs, "/segments", BUNDLES).path)
     for stream_id, chunk_index in ((99, 0), (0, 99), (0, -1)):
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             reader.batch(stream_id, chunk_index)
-    with pytest.raises(Damaged, match="no stream 99"):
+    with pytest.raises(CorruptionError, match="no stream 99"):
         list(reader.stream_batches(99))

@@ -11,7 +11,7 @@ from arrow_batches import any_columns, assert_same, dictionary_columns, key_type
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quiver.errors import BundleInvalid
+from quiver.errors import InvalidBundleError
 from quiver.store.segment import dictionaries
 from quiver.store.segment.accumulator import self_contained
 from quiver.store.segment.dictionaries import DictionaryRun, encode_runs
@@ -250,7 +250,7 @@ def _deep() -> pa.DataType:
     ids=["dictionary of dictionary", "nested", "dictionary of extension", "extension within values", "too deep"],
 )
 def test_what_arrow_ipc_cannot_carry_is_refused_before_it_is_kept(kind: pa.DataType) -> None:
-    with pytest.raises(BundleInvalid, match="Arrow IPC"):
+    with pytest.raises(InvalidBundleError, match="Arrow IPC"):
         check_schema(pa.schema([("c", kind)]))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import quiver
 from quiver.bundle import OTAP, Bundle
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Settings
 from quiver.store.format.describe import describe
@@ -102,7 +102,7 @@ def test_a_flipped_bit_in_directory_or_schema_is_no_wrong_schema(path):
         try:
             again = SegmentReader.open(REAL_FILES, str(path))
             told = {stream_id: again.schema(stream_id) for stream_id in again.streams}
-        except Damaged:
+        except CorruptionError:
             continue
         assert told == right, at
 
@@ -115,7 +115,7 @@ def test_a_name_that_is_no_text_is_damage(path):
     reader = SegmentReader.open(REAL_FILES, str(path))
     (stream_id,) = [one.stream_id for one in reader.streams.values() if one.row_count == 1]
     for ask in (lambda: reader.schema(stream_id), reader.statistics):
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             ask()
     assert [damage.path for damage in quiver.read(path.parents[1]).scan(30).problems] == [str(path)]
 

@@ -25,7 +25,7 @@ from segment_samples import (
     write,
 )
 
-from quiver.errors import BundleUnavailable, Damaged, FormatUnsupported, StoreClosed
+from quiver.errors import BundleUnavailableError, CorruptionError, StoreClosedError, UnsupportedFormatError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.settings import Profile
 from quiver.store.segment.accumulator import EncodedSlot, OpenSegment
@@ -186,7 +186,7 @@ def test_only_the_slots_asked_for_are_read(tmp_path: Path) -> None:
     assert list(reader.bundle(3, slots={30, 99})) == [30]
     assert list(reader.bundle(3, slots=())) == []
     for index in (-1, 6):
-        with pytest.raises(BundleUnavailable):
+        with pytest.raises(BundleUnavailableError):
             reader.bundle(index)
 
 
@@ -198,7 +198,7 @@ def test_batches_outlive_reader_and_file(tmp_path: Path) -> None:
     reader.close()
     reader.close()
     Path(info.path).unlink()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         reader.bundle(0)
     del reader
     gc.collect()
@@ -293,14 +293,14 @@ def test_a_segment_that_another_engine_wrote(tmp_path: Path) -> None:
 def test_a_newer_version_is_not_called_damaged(tmp_path: Path) -> None:
     path = tmp_path / "0000000000000042.qseg"
     path.write_bytes(_foreign_segment(version=2))
-    with pytest.raises(FormatUnsupported, match="version 2"):
+    with pytest.raises(UnsupportedFormatError, match="version 2"):
         SegmentReader.open(REAL_FILES, str(path))
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(CorruptionError) as caught:
         SegmentReader.open(REAL_FILES, str(path))
-    assert not isinstance(caught.value, FormatUnsupported)
+    assert not isinstance(caught.value, UnsupportedFormatError)
 
 
 def test_a_file_of_another_name_can_be_inspected(tmp_path: Path) -> None:

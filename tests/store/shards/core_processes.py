@@ -14,7 +14,7 @@ from shard_rig import numbered
 
 import quiver
 from clean_process import PROCESSES
-from quiver import AtCapacity, Settings
+from quiver import CapacityError, Settings
 from quiver.store.cores.store import ShardedStore
 
 SEGMENT_BYTES = 32 * 1024
@@ -54,7 +54,7 @@ def put(store: ShardedStore, first: int, count: int, timeout: float = 0.0) -> in
     for done in range(count):
         try:
             store.ingest(numbered(first + done, BUNDLE_BYTES), timeout=timeout)
-        except AtCapacity:
+        except CapacityError:
             return done
     return count
 

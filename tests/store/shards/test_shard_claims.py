@@ -8,7 +8,7 @@ import logging
 import pytest
 from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_of, numbered
 
-from quiver import AtCapacity, DirectoryInUse
+from quiver import CapacityError, DirectoryInUseError
 from quiver.observe import InMemoryObserver, Value
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
@@ -45,7 +45,7 @@ def push(store: ShardedStore, core: int, first: int = 10_000) -> int:
     for number in range(first, first + 1_000):
         try:
             store.ingest(numbered(number), core=core)
-        except AtCapacity:
+        except CapacityError:
             return number - first
     return 1_000
 
@@ -134,7 +134,7 @@ def test_what_somebody_still_wants_stays(rig: Rig) -> None:
         before = rig.segments(0)
         push(store, 1)
         rig.clock.advance(1)
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             store.ingest(numbered(0), core=1)
         assert rig.segments(0) == before
         assert drain(store, "two")[:60]
@@ -239,7 +239,7 @@ def test_whoever_lacks_room_evicts(rig: Rig) -> None:
             for core in (2, 3):
                 try:
                     store.ingest(numbered(number), core=core)
-                except AtCapacity:
+                except CapacityError:
                     continue
             rig.clock.advance(0.01)
         figures = store.stats()["cores"]
@@ -330,7 +330,7 @@ def test_with_backpressure_nothing_is_given_up(rig: Rig) -> None:
     """The cold core waits for the subscribers of the hot one, but for the one segment that it always has."""
     with hog(rig) as store:
         before = rig.segments(0)
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             for number in range(100):
                 store.ingest(numbered(number), core=1)
         assert rig.segments(0) == before
@@ -601,7 +601,7 @@ def test_nothing_is_promised_that_another_core_is_deleting(rig: Rig, asked: str)
             if not path.startswith(f"{BEHIND}/segments/") or op != "remove":
                 return
             rig.files.on_step = None
-            with pytest.raises(DirectoryInUse):
+            with pytest.raises(DirectoryInUseError):
                 ask()
             refused.append(path)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from shard_rig import ROOT, Rig, drain, fill, number_of, numbered
 
-from quiver import AtCapacity
+from quiver import CapacityError
 from quiver.objects.directory import DirectoryObjects
 from quiver.objects.location import ObjectLocation
 from quiver.store.cores.removal import remove_drained
@@ -92,7 +92,7 @@ def test_what_the_tier_has_not_stays() -> None:
     store, _ = crowded(rig)
     before = rig.segments(0)
     with store:
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             for number in range(10_000, 10_500):
                 store.ingest(numbered(number), core=1)
         assert rig.segments(0) == before
@@ -130,7 +130,7 @@ def test_a_damaged_list_gives_no_room() -> None:
         file.pwrite(b"?", 0)
         file.close()
         before = rig.segments(0)
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             for number in range(10_000, 10_500):
                 store.ingest(numbered(number), core=1)
         assert rig.segments(0) == before

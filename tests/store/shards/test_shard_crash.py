@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, number_of, numbered
 
 import quiver
-from quiver import AtCapacity
+from quiver import CapacityError
 from quiver.store.cores.capacity import directory_bytes, find_cores
 from quiver.store.cores.store import ShardedStore
 from quiver.store.format.cores import CORE_CLAIM, EVICTED, core_directory
@@ -108,7 +108,7 @@ class Life:
             self.offered += 1
             try:
                 store.ingest(numbered(self.offered, 1_500), durable=True)
-            except AtCapacity:
+            except CapacityError:
                 return
             self.synced.add(self.offered)
 
@@ -165,7 +165,7 @@ def test_random_lives_lose_nothing(seed: int, steps: int) -> None:
         if core not in life.stores and step in {"put", "take", "open"}:
             try:
                 life.open(core)
-            except quiver.DirectoryInUse:
+            except quiver.DirectoryInUseError:
                 continue  # a process of fewer cores drains it
         store = life.stores.get(core)
         if step == "put" and store is not None:

@@ -16,7 +16,7 @@ from shard_rig import number_of, numbered
 
 import quiver
 from clean_process import PROCESSES
-from quiver import AtCapacity
+from quiver import CapacityError
 
 CORES = 3
 
@@ -35,7 +35,7 @@ def _work(root: Path, core: int, first: int, ready: Connection) -> None:
             try:
                 store.ingest(numbered(number, 4_000), timeout=0.01)
                 os.write(accepted, b"%d\n" % number)
-            except AtCapacity:
+            except CapacityError:
                 store.flush()
             # It falls behind for a while, so that the cap is felt, and catches up.
             while number % 40 < 20 and (handle := subscriber.next_bundle(timeout=0)) is not None:

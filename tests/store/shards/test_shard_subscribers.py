@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from shard_rig import Rig, drain, fill
 
-from quiver import BundleRef, StoreClosed, SubscriberUnknown, WrongUse
+from quiver import BundleRef, StoreClosedError, UnknownSubscriberError, UsageError
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def test_how_all_stand_is_the_sum_of_the_cores(rig: Rig) -> None:
         assert not store.all_subscribers_drained()
         drain(store, "two")
         assert store.all_subscribers_drained()
-        with pytest.raises(SubscriberUnknown, match="'nobody' in any core"):
+        with pytest.raises(UnknownSubscriberError, match="'nobody' in any core"):
             store.pending_bundle_count("nobody")
     for ask in (store.subscribers, store.orphans, store.all_subscribers_drained, lambda: store.drop_orphan("one")):
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             ask()
 
 
@@ -49,14 +49,14 @@ def test_who_does_not_come_back_is_listed_once_and_dropped(rig: Rig) -> None:
     with rig.open() as store:
         store.register("here")
         assert store.orphans() == []
-        with pytest.raises(WrongUse, match="registration phase"):
+        with pytest.raises(UsageError, match="registration phase"):
             store.drop_orphan("gone")
         store.activate()
         (orphan,) = store.orphans()
         assert (orphan.id, orphan.pending_bundles, orphan.is_orphan) == ("gone", 5, True)
-        with pytest.raises(WrongUse, match="no orphan"):
+        with pytest.raises(UsageError, match="no orphan"):
             store.drop_orphan("here")
-        with pytest.raises(SubscriberUnknown):
+        with pytest.raises(UnknownSubscriberError):
             store.drop_orphan("nobody")
         assert store.drop_orphan("gone") == 5
         assert store.orphans() == []
@@ -70,9 +70,9 @@ def test_going_back_by_name(rig: Rig) -> None:
         fill(store, 0, 3)
         fill(store, 1, 2)
         assert len(drain(store, "one")) == 5
-        with pytest.raises(WrongUse, match="names a place in one core"):
+        with pytest.raises(UsageError, match="names a place in one core"):
             store.rewind("one", BundleRef(0, 0))
-        with pytest.raises(SubscriberUnknown):
+        with pytest.raises(UnknownSubscriberError):
             store.rewind("nobody", "earliest")
         back = store.rewind("one", "earliest")
         assert sum(one.bundles for one in back.values()) == 5

@@ -9,7 +9,15 @@ import pytest
 from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_of, numbered
 
 import quiver
-from quiver import AtCapacity, BundleRef, DirectoryInUse, SettingsInvalid, StoreClosed, SubscriberUnknown, WrongUse
+from quiver import (
+    BundleRef,
+    CapacityError,
+    DirectoryInUseError,
+    SettingsError,
+    StoreClosedError,
+    UnknownSubscriberError,
+    UsageError,
+)
 from quiver.delivery.dead_letters import DeadLetters, open_letters, read_letters
 from quiver.store.cores.store import ShardedStore
 
@@ -46,7 +54,7 @@ def test_bundles_are_taken_and_acknowledged_in_batches(rig: Rig) -> None:
         for number in range(9):
             store.ingest(numbered(number))
         store.flush()
-        with pytest.raises(WrongUse, match="at least one"):
+        with pytest.raises(UsageError, match="at least one"):
             subscriber.next_bundles(0, timeout=0)
         batches = [subscriber.next_bundles(2, timeout=0) for _ in range(6)]
         assert [len(batch) for batch in batches] == [2, 2, 2, 1, 1, 1]
@@ -54,7 +62,7 @@ def test_bundles_are_taken_and_acknowledged_in_batches(rig: Rig) -> None:
         assert subscriber.next_bundles(2, timeout=0) == []
         handles = [handle for batch in batches for handle in batch]
         handles[4].defer()
-        with pytest.raises(quiver.BundleUnavailable, match="deferred"):
+        with pytest.raises(quiver.BundleUnavailableError, match="deferred"):
             subscriber.ack_all(handles)
         assert subscriber.pending_bundle_count() == 1
         subscriber.ack_all(subscriber.next_bundles(2, timeout=0))
@@ -72,7 +80,7 @@ def test_the_order_of_delivery_holds_in_every_core(rig: Rig) -> None:
         store.flush()
         got = [number_of(handle.bundle) for handle in subscriber.next_bundles(2, timeout=0)]
         assert got[0] > got[1]
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             store.register("two", order="best")
 
 
@@ -105,7 +113,7 @@ def test_all_cores_call_back_and_rewind(rig: Rig) -> None:
         back = subscriber.rewind("earliest")
         assert {core: found.bundles for core, found in back.items()} == {0: 1, 1: 1, 2: 1}
         assert subscriber.pending_bundle_count() == 3
-        with pytest.raises(WrongUse, match="in one core"):
+        with pytest.raises(UsageError, match="in one core"):
             subscriber.rewind(0)
 
 
@@ -143,12 +151,12 @@ def test_handles_do_all_that_handles_do(rig: Rig) -> None:
         first.defer(5)
         second = subscriber.claim(BundleRef(0, 2), core=1)
         second.reject("not wanted")
-        with pytest.raises(quiver.BundleUnavailable):
+        with pytest.raises(quiver.BundleUnavailableError):
             subscriber.claim(BundleRef(0, 2), core=1)
         assert sorted(drain(store)) == [0, 10]
         rig.clock.advance(6)
         assert drain(store) == [11]
-        with pytest.raises(SubscriberUnknown, match="core 7"):
+        with pytest.raises(UnknownSubscriberError, match="core 7"):
             subscriber.claim(BundleRef(0, 0), core=7)
         assert subscriber.part(1).id == "one"
         subscriber.release()
@@ -170,7 +178,7 @@ def test_unregistering_is_final_in_every_core(rig: Rig) -> None:
     with rig.open(cores=2) as store:
         store.register("one")
         store.unregister("one")
-        with pytest.raises(SubscriberUnknown):
+        with pytest.raises(UnknownSubscriberError):
             store.unregister("one")
         assert store.stats()["subscribers"] == {}
     assert not [name for core in (0, 1) for name in rig.files.list_dir(f"{ROOT}/core_{core}") if "quiver.sub" in name]
@@ -185,16 +193,16 @@ def test_what_does_not_fit_is_refused_in_words(rig: Rig) -> None:
         {"cores": 2, "core": "1"},
         {"cores": 5000},
     ):
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             rig.open(**wrong)
-    with pytest.raises(WrongUse, match="needs cores"):
+    with pytest.raises(UsageError, match="needs cores"):
         quiver.open(ROOT, files=rig.files, core=1)
     with rig.open(cores=2) as store:
-        with pytest.raises(WrongUse, match="each core counts its own"):
+        with pytest.raises(UsageError, match="each core counts its own"):
             store.register("one", start=0)
-        with pytest.raises(WrongUse, match="core=5"):
+        with pytest.raises(UsageError, match="core=5"):
             store.ingest(numbered(0), core=5)
-    with pytest.raises(WrongUse, match="holds 2 cores; open it with cores=2"):
+    with pytest.raises(UsageError, match="holds 2 cores; open it with cores=2"):
         quiver.open(ROOT, files=rig.files, background=False)
 
 
@@ -203,7 +211,7 @@ def test_a_single_store_is_not_taken_for_cores(rig: Rig) -> None:
     with quiver.open(ROOT, rig.settings, files=rig.files, clock=rig.clock, background=False) as store:
         store.register("one", start="earliest")
         store.ingest(numbered(7))
-    with pytest.raises(WrongUse, match="move all that is in it into /cores/core_0/"):
+    with pytest.raises(UsageError, match="move all that is in it into /cores/core_0/"):
         rig.open(cores=2)
     names = rig.files.list_dir(ROOT)
     rig.files.make_dirs(f"{ROOT}/core_0")
@@ -216,7 +224,7 @@ def test_a_single_store_is_not_taken_for_cores(rig: Rig) -> None:
 def test_a_cap_that_cores_cannot_live_on_is_refused(rig: Rig) -> None:
     """Each core needs room for its log and two segments, however the cap is shared."""
     for share_cap in (True, False):
-        with pytest.raises(SettingsInvalid, match="over 20 cores leaves each 10000 bytes"):
+        with pytest.raises(SettingsError, match="over 20 cores leaves each 10000 bytes"):
             rig.open(cores=20, share_cap=share_cap)
 
 
@@ -224,7 +232,7 @@ def test_an_even_part_of_the_cap(rig: Rig) -> None:
     """Without sharing, a core is full at its part, though the others are empty."""
     with rig.open(cores=4, share_cap=False) as store:
         store.register("one", start="earliest")
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             fill(store, 2, 1_000)
         assert CAP_BYTES // 4 - 2 * SEGMENT_BYTES < store.core(2).claimed_bytes() <= CAP_BYTES // 4
         store.ingest(numbered(0), core=1)
@@ -233,14 +241,14 @@ def test_an_even_part_of_the_cap(rig: Rig) -> None:
 
 
 def test_all_full_is_refused_after_the_time(rig: Rig) -> None:
-    """AtCapacity comes when no core has room until the time has passed."""
+    """CapacityError comes when no core has room until the time has passed."""
     with rig.open(cores=2, share_cap=False) as store:
         store.register("one", start="earliest")
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             for number in range(1_000):
                 store.ingest(numbered(number))
         before = rig.clock.monotonic()
-        with pytest.raises(AtCapacity):
+        with pytest.raises(CapacityError):
             store.ingest(numbered(0), timeout=2)
         assert rig.clock.monotonic() - before == pytest.approx(2, abs=0.1)
 
@@ -248,15 +256,15 @@ def test_all_full_is_refused_after_the_time(rig: Rig) -> None:
 def test_one_core_in_each_process(rig: Rig) -> None:
     """Each opens its own; the same one twice is refused; each subscriber sees its core's bundles."""
     stores = [rig.open(cores=2, core=core) for core in (0, 1)]
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         rig.open(cores=2, core=1)
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         rig.open(cores=2)
     for core, store in enumerate(stores):
         assert store.cores == (core,)
         store.register("one", start="earliest")
         assert store.ingest(numbered(core)).core == core
-        with pytest.raises(WrongUse, match=f"has open core {core} of 2"):
+        with pytest.raises(UsageError, match=f"has open core {core} of 2"):
             store.ingest(numbered(9), core=1 - core)
         store.flush()
     assert [drain(store) for store in stores] == [[0], [1]]
@@ -266,7 +274,7 @@ def test_one_core_in_each_process(rig: Rig) -> None:
 
 def test_a_failed_start_leaves_nothing_open(rig: Rig) -> None:
     """When the last core cannot be opened the first ones are let go again."""
-    with rig.open(cores=3, core=2), pytest.raises(DirectoryInUse):
+    with rig.open(cores=3, core=2), pytest.raises(DirectoryInUseError):
         rig.open(cores=3)
     rig.open(cores=3).close()
 
@@ -299,7 +307,7 @@ def test_everything_is_refused_after_close(rig: Rig) -> None:
         lambda: store.unregister("one"), lambda: subscriber.next_bundle(timeout=0), store.sync, store.activate,
     )  # fmt: skip
     for call in calls:
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             call()
 
 
@@ -328,7 +336,7 @@ def test_fewer_cores_strand_nothing(rig: Rig) -> None:
     left_over(rig)
     with rig.open(cores=2) as store:
         store.register("one", start="earliest")
-        with pytest.raises(WrongUse, match="core=3"):
+        with pytest.raises(UsageError, match="core=3"):
             store.ingest(numbered(0), core=3)
         store.flush()
         assert sorted(drain(store)) == list(range(8))
@@ -393,7 +401,7 @@ def test_a_core_goes_while_all_are_rewound(rig: Rig, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(parts[0], "rewind", leaves)
         assert list(subscriber.rewind("earliest")) == [0, 1]
         subscriber.join(2, parts[2])
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             subscriber.rewind("earliest")
 
 
@@ -523,10 +531,10 @@ def test_what_a_core_raises_reaches_the_caller_after_the_others(rig: Rig) -> Non
             store.ingest(numbered(core), core=core)
         store.core(0)._wal.poison(OSError("broken"))
         rig.clock.advance(10)
-        with pytest.raises(quiver.StoreFailed):
+        with pytest.raises(quiver.StoreFailedError):
             store.maintain()
         assert rig.segments(1) == ["0000000000000000.qseg"]
-        with pytest.raises(quiver.StoreFailed):
+        with pytest.raises(quiver.StoreFailedError):
             store.ingest(numbered(0), core=0)
         store.ingest(numbered(0), core=1)
         assert isinstance(store, ShardedStore)

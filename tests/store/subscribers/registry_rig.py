@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from quiver.bundle import Bundle, BundleRef
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.observe import InMemoryObserver
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.subscribers.registry import Registry
@@ -52,7 +52,7 @@ class Bench:
     def load(self, ref):
         self.reads.append(ref)
         if ref in self.unreadable:
-            raise Damaged(f"{ROOT}/segments/{ref.segment}", 0, "checksum mismatch")
+            raise CorruptionError(f"{ROOT}/segments/{ref.segment}", 0, "checksum mismatch")
         return Bundle({60: pa.record_batch({"data": pa.array([str(ref).encode()])})})
 
     def seal(self, seq, count):

@@ -6,7 +6,7 @@ import pytest
 from registry_rig import ROOT, Bench, crash_states, dropped
 
 from quiver.bundle import BundleRef
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.store.format.audit import AuditRecord
 from quiver.store.subscribers import audit_trail
 from quiver.store.subscribers.audit_trail import read_audit
@@ -39,7 +39,7 @@ def test_a_reason_that_is_no_text_is_refused_at_once(why):
     subscriber = bench.registry.register("a", "earliest")
     bench.seal(0, 1)
     handle = subscriber.next_bundle(timeout=0)
-    with pytest.raises(WrongUse, match=r"say why as text, for example str\(error\)"):
+    with pytest.raises(UsageError, match=r"say why as text, for example str\(error\)"):
         handle.reject(why)
     assert handle.outcome is None
     handle.reject("no such column")

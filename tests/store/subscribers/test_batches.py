@@ -7,7 +7,13 @@ import pytest
 from registry_rig import Bench, names
 
 from quiver.bundle import Bundle, BundleRef
-from quiver.errors import BundleUnavailable, DirectoryInUse, StoreClosed, SubscriberUnknown, WrongUse
+from quiver.errors import (
+    BundleUnavailableError,
+    DirectoryInUseError,
+    StoreClosedError,
+    UnknownSubscriberError,
+    UsageError,
+)
 from quiver.settings import Settings
 from quiver.store.opening import open_store
 from quiver.store.segment.reader import SegmentReader
@@ -90,7 +96,7 @@ def test_one_that_was_decided_otherwise_is_refused_and_the_others_are_not():
     handles = subscriber.next_bundles(4, timeout=0)
     handles[1].reject()
     handles[2].defer(10)
-    with pytest.raises(BundleUnavailable, match="0:1 cannot be acked: it was rejected"):
+    with pytest.raises(BundleUnavailableError, match="0:1 cannot be acked: it was rejected"):
         subscriber.ack_all(handles)
     assert [handle.outcome for handle in handles] == ["acked", "rejected", "deferred", "acked"]
     bench.registry.flush()
@@ -102,7 +108,7 @@ def test_handles_of_another_subscriber_are_refused():
     bench, subscriber = _bench(1)
     other = bench.registry.register("b", "earliest")
     held = subscriber.next_bundles(1, timeout=0)
-    with pytest.raises(BundleUnavailable, match="has ended"):
+    with pytest.raises(BundleUnavailableError, match="has ended"):
         subscriber.ack_all(other.next_bundles(1, timeout=0))
     assert other.pending_bundle_count() == subscriber.pending_bundle_count() == 1
     assert names(held) == ["0:0"]
@@ -117,19 +123,19 @@ def test_dropped_handles_come_again():
 
 def test_wrong_use_and_the_end():
     bench, subscriber = _bench(2)
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         subscriber.next_bundles(0)
-    with SubscriberFile(bench.disk, ROOT, "a"), pytest.raises(DirectoryInUse):
+    with SubscriberFile(bench.disk, ROOT, "a"), pytest.raises(DirectoryInUseError):
         subscriber.next_bundles(1)
     handles = subscriber.next_bundles(2, timeout=0)
     bench.registry.close()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         subscriber.ack_all(handles)
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         subscriber.next_bundles(1, timeout=0)
     other, gone = _bench(1)
     other.registry.unregister("a")
-    with pytest.raises(SubscriberUnknown):
+    with pytest.raises(UnknownSubscriberError):
         gone.next_bundles(1, timeout=0)
 
 
@@ -184,5 +190,5 @@ def test_what_was_read_in_order_stays_valid_when_the_reader_is_closed():
         found = [Bundle(reader.bundle(index)) for index in range(5)]
         reader.close()
         assert list(map(_values, found)) == list(map(_values, bundles[:5]))
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             reader.bundle(5)

@@ -7,7 +7,7 @@ import pytest
 from registry_rig import ROOT, Bench
 
 from quiver.bundle import BundleRef
-from quiver.errors import DirectoryInUse, StoreClosed, SubscriberUnknown
+from quiver.errors import DirectoryInUseError, StoreClosedError, UnknownSubscriberError
 from quiver.store.subscribers.progress_store import SubscriberFile
 
 PATIENCE_S = 30.0
@@ -120,7 +120,7 @@ def test_it_ends_with_stop_with_the_subscriber_and_with_the_store(end):
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     if end == "close":
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             subscriber.on_bundle(called)
 
 
@@ -148,10 +148,10 @@ def test_one_that_raises_is_not_called_again_and_harms_no_other(monkeypatch):
 
 def test_it_takes_ownership_as_the_first_bundle_does():
     bench, subscriber = _bench()
-    with SubscriberFile(bench.disk, ROOT, "a"), pytest.raises(DirectoryInUse):
+    with SubscriberFile(bench.disk, ROOT, "a"), pytest.raises(DirectoryInUseError):
         subscriber.on_bundle(print)
     bench.registry.unregister("a")
-    with pytest.raises(SubscriberUnknown):
+    with pytest.raises(UnknownSubscriberError):
         subscriber.on_bundle(print)
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quiver.bundle import BundleRef
-from quiver.errors import BundleUnavailable, WrongUse
+from quiver.errors import BundleUnavailableError, UsageError
 from quiver.store.subscribers.delivery import BACKFILL_EVERY, DeliveryQueue, Order, check_order
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
@@ -126,7 +126,7 @@ class _DeliveryMachine(RuleBasedStateMachine):
     def claim(self, data: st.DataObject) -> None:
         ref = data.draw(st.sampled_from(self._existing()))
         if ref in self.claimed or ref in self.resolved:
-            with pytest.raises(BundleUnavailable):
+            with pytest.raises(BundleUnavailableError):
                 self.queue.claim(ref)
             return
         self.queue.claim(ref)
@@ -262,7 +262,7 @@ def test_round_robin_takes_one_of_each_segment_in_turn():
 
 
 def test_an_order_that_there_is_not_is_refused_with_those_there_are():
-    with pytest.raises(WrongUse, match="'fifo' is not one of oldest, newest, round_robin"):
+    with pytest.raises(UsageError, match="'fifo' is not one of oldest, newest, round_robin"):
         check_order("fifo")
     assert check_order("newest") == "newest"
 

@@ -3,7 +3,7 @@
 import pytest
 from registry_rig import ROOT, Bench, crash_states, names
 
-from quiver.errors import DirectoryInUse, StoreClosed, SubscriberUnknown, WrongUse
+from quiver.errors import DirectoryInUseError, StoreClosedError, UnknownSubscriberError, UsageError
 from quiver.primitives.disk import lock as lock_file
 from quiver.store.subscribers import table as members
 from quiver.store.subscribers.progress_store import SubscriberFile, load_progress
@@ -31,7 +31,7 @@ def _opened(**options):
 def test_there_are_none_before_the_registration_phase_has_ended():
     bench = _opened()
     assert bench.registry.orphans() == []
-    with pytest.raises(WrongUse, match="activate"):
+    with pytest.raises(UsageError, match="activate"):
         bench.registry.drop_orphan("gone")
     bench.registry.activate()
     assert [orphan.id for orphan in bench.registry.orphans()] == ["gone"]
@@ -72,15 +72,15 @@ def test_dropped_on_request_it_holds_nothing_any_more():
 def test_who_is_registered_is_no_orphan():
     bench = _opened()
     bench.registry.activate()
-    with pytest.raises(WrongUse, match="unregister"):
+    with pytest.raises(UsageError, match="unregister"):
         bench.registry.drop_orphan("here")
-    with pytest.raises(SubscriberUnknown):
+    with pytest.raises(UnknownSubscriberError):
         bench.registry.drop_orphan("nobody")
     bench.registry.register("gone")
-    with pytest.raises(WrongUse, match="unregister"):
+    with pytest.raises(UsageError, match="unregister"):
         bench.registry.drop_orphan("gone")
     bench.registry.close()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         bench.registry.drop_orphan("gone")
 
 
@@ -89,7 +89,7 @@ def test_one_that_another_process_works_for_is_neither_dropped_nor_listed(monkey
     bench = _opened(orphan_age_s=DAY_S)
     with SubscriberFile(bench.disk, ROOT, "gone"):
         bench.registry.activate()
-        with pytest.raises(DirectoryInUse):
+        with pytest.raises(DirectoryInUseError):
             bench.registry.drop_orphan("gone")
         bench.clock.advance(2 * DAY_S)
         bench.registry.refresh()

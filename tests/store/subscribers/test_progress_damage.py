@@ -4,7 +4,7 @@ import pytest
 from registry_rig import ROOT, Bench, crash_states, names
 
 from quiver.bundle import BundleRef
-from quiver.errors import Damaged, FormatUnsupported
+from quiver.errors import CorruptionError, UnsupportedFormatError
 from quiver.primitives.checksum import crc32c
 from quiver.store.format.progress import Progress, SegmentProgress, encode_progress
 from quiver.store.subscribers.progress_store import SubscriberFile, load_progress
@@ -45,7 +45,7 @@ ALL = ["0:0", "0:1", "1:0", "1:1", "2:0", "2:1"]
 def test_fail_refuses_to_open_and_changes_nothing():
     bench = _worked("fail")
     bench.flip(FILE)
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(CorruptionError) as caught:
         _again(bench, "fail")
     assert caught.value.path == f"{ROOT}/{FILE}"
     assert not bench.disk.exists(f"{ROOT}/quarantine")
@@ -58,7 +58,7 @@ def test_fail_refuses_the_subscriber_when_the_damage_is_found_later():
     again = _again(bench, "fail")
     subscriber = again.registry.register("a")
     again.flip(FILE)
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         subscriber.next_bundle(timeout=0)
     again.flip(FILE)
     assert subscriber.next_bundle(timeout=0).ref == BundleRef(1, 1)
@@ -212,6 +212,6 @@ def test_what_a_newer_version_wrote_is_refused_and_stays(policy):
     file.pwrite(newer, 0)
     file.sync()
     file.close()
-    with pytest.raises(FormatUnsupported, match="version 2"):
+    with pytest.raises(UnsupportedFormatError, match="version 2"):
         names(_again(bench, policy).registry.register("a").next_bundles(9, timeout=0))
     assert bench.disk.read_all(f"{ROOT}/{FILE}", size_max=1 << 16) == newer

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from quiver.errors import Damaged, DirectoryInUse, SubscriberUnknown, WrongUse
+from quiver.errors import CorruptionError, DirectoryInUseError, UnknownSubscriberError, UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.progress import Progress, SegmentProgress, encode_progress
 from quiver.store.subscribers import progress_store
@@ -94,7 +94,7 @@ def test_a_crash_while_recreating_never_loses_the_damaged_bytes(disk):
 
     for state in _states(disk, work):
         if kept(state) == []:
-            with pytest.raises(Damaged):
+            with pytest.raises(CorruptionError):
                 load_progress(state, ROOT, "a")
         elif state.read_all(f"{ROOT}/quiver.sub.a", size_max=10_000) == bad:
             progress_store.recreate_damaged(state, ROOT, "a", profile="spec")
@@ -137,7 +137,7 @@ def test_every_cut_and_every_flipped_byte_is_damage_with_a_place(disk, profile):
     broken.append(whole + b"x")
     for data in broken:
         put(data)
-        with pytest.raises(Damaged) as caught:
+        with pytest.raises(CorruptionError) as caught:
             load_progress(disk, ROOT, "a")
         assert caught.value.path == path
         assert 0 <= caught.value.offset <= len(data)
@@ -148,14 +148,14 @@ def test_every_cut_and_every_flipped_byte_is_damage_with_a_place(disk, profile):
 def test_a_segment_number_that_no_store_reaches_is_damage(disk):
     """Believed, it would put the numbering of new segments out of reach."""
     save_progress(disk, ROOT, "a", Progress(2**64 - 1, {}), profile="spec")
-    with pytest.raises(Damaged, match="names a segment above"):
+    with pytest.raises(CorruptionError, match="names a segment above"):
         load_progress(disk, ROOT, "a")
 
 
 def test_a_file_too_large_to_be_one_is_damage(disk, monkeypatch):
     save_progress(disk, ROOT, "a", OLD, profile="spec")
     monkeypatch.setattr(progress_store, "PROGRESS_BYTES_MAX", 40)
-    with pytest.raises(Damaged, match="never this large"):
+    with pytest.raises(CorruptionError, match="never this large"):
         load_progress(disk, ROOT, "a")
     assert progress_store.recreate_damaged(disk, ROOT, "a", profile="spec").copy is None
     assert load_progress(disk, ROOT, "a") == Progress(0, {})
@@ -216,25 +216,25 @@ def test_an_in_order_reader_goes_on_where_it_acknowledged(disk):
 
 def test_wrong_use_of_a_subscriber_file_is_said(disk):
     file = SubscriberFile(disk, ROOT, "a")
-    with pytest.raises(SubscriberUnknown):
+    with pytest.raises(UnknownSubscriberError):
         file.acquire()
     create_if_missing(disk, ROOT, "a", start="latest", segments=Segments(), profile="spec")
-    with pytest.raises(WrongUse, match="acquire"):
+    with pytest.raises(UsageError, match="acquire"):
         file.save()
     file.acquire()
     file.acquire()
-    with pytest.raises(WrongUse, match="know"):
+    with pytest.raises(UsageError, match="know"):
         file.position()
-    with pytest.raises(WrongUse, match="know"):
+    with pytest.raises(UsageError, match="know"):
         file.ack_through(1, 0)
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         SubscriberFile(disk, ROOT, "no/slash")
 
 
 def test_a_damaged_file_is_not_owned_until_somebody_decides(disk):
     disk.create(f"{ROOT}/quiver.sub.a").pwrite(b"QUIVSUB\0 and then nothing that fits", 0)
     file = SubscriberFile(disk, ROOT, "a")
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         file.acquire()
     assert not file.is_owned
     copy = file.recreate().copy
@@ -249,7 +249,7 @@ def test_two_owners_in_one_process_are_refused(disk):
     first, second = SubscriberFile(disk, ROOT, "a"), SubscriberFile(disk, ROOT, "a")
     first.acquire()
     for attempt in (second.acquire, second.recreate):
-        with pytest.raises(DirectoryInUse, match=str(os.getpid())):
+        with pytest.raises(DirectoryInUseError, match=str(os.getpid())):
             attempt()
     first.release()
     second.acquire()
@@ -258,7 +258,7 @@ def test_two_owners_in_one_process_are_refused(disk):
 def test_creating_while_another_creates_is_to_be_tried_again(disk):
     """And it is fine when the other was quicker."""
     lock = progress_store.lock_subscriber(disk, ROOT, "a")
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         create_if_missing(disk, ROOT, "a", start="latest", segments=Segments(), profile="spec")
     save_progress(disk, ROOT, "a", OLD, profile="spec")
     assert not create_if_missing(disk, ROOT, "a", start="latest", segments=Segments(), profile="spec")
@@ -286,7 +286,7 @@ def test_the_owner_in_another_process_is_named_and_its_progress_is_seen(tmp_path
     try:
         assert ready.wait(60)
         file = SubscriberFile(REAL_FILES, root, "a")
-        with pytest.raises(DirectoryInUse, match=str(process.pid)):
+        with pytest.raises(DirectoryInUseError, match=str(process.pid)):
             file.acquire()
         assert load_progress(REAL_FILES, root, "a") == Progress(0, {0: SegmentProgress(2, 1)})
     finally:

@@ -8,12 +8,12 @@ from registry_rig import ROOT, Bench, names
 
 from quiver.bundle import BundleRef
 from quiver.errors import (
-    BundleUnavailable,
-    Damaged,
-    DirectoryInUse,
-    StoreClosed,
-    SubscriberUnknown,
-    WrongUse,
+    BundleUnavailableError,
+    CorruptionError,
+    DirectoryInUseError,
+    StoreClosedError,
+    UnknownSubscriberError,
+    UsageError,
 )
 from quiver.primitives.checksum import crc32c
 from quiver.store.format.progress import Progress, SegmentProgress
@@ -88,9 +88,9 @@ def test_registering_twice_is_one_subscriber():
 def test_bad_ids_and_starts_leave_nothing_behind():
     bench = Bench()
     for subscriber_id in ("", "a b", "x" * 65, "CON"):
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             bench.registry.register(subscriber_id)
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         bench.registry.register("a", start=7)
     assert bench.disk.list_dir(ROOT) == []
 
@@ -130,15 +130,15 @@ def test_a_deferred_bundle_can_be_claimed_by_name_at_once():
     bench.seal(0, 2)
     handle = subscriber.next_bundle(timeout=0)
     ref = handle.ref
-    with pytest.raises(BundleUnavailable, match="claimed"):
+    with pytest.raises(BundleUnavailableError, match="claimed"):
         subscriber.claim(ref)
     assert subscriber.claim(BundleRef(0, 1)).ref == BundleRef(0, 1)
     handle.defer(3600)
     subscriber.claim(ref).ack()
-    with pytest.raises(BundleUnavailable, match="resolved"):
+    with pytest.raises(BundleUnavailableError, match="resolved"):
         subscriber.claim(ref)
     for missing in (BundleRef(0, 2), BundleRef(9, 0), BundleRef(0, -1)):
-        with pytest.raises(BundleUnavailable, match="no bundle"):
+        with pytest.raises(BundleUnavailableError, match="no bundle"):
             subscriber.claim(missing)
 
 
@@ -148,7 +148,7 @@ def test_a_deferral_into_the_past_is_refused_and_keeps_the_claim(seconds):
     subscriber = bench.registry.register("a")
     bench.seal(0, 1)
     handle = subscriber.next_bundle(timeout=0)
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         handle.defer(seconds)
     handle.ack()
 
@@ -183,7 +183,7 @@ def test_leaving_with_without_a_decision_gives_the_bundle_back():
     with subscriber.next_bundle(timeout=0) as handle:
         pass
     assert handle.outcome == "returned"
-    with pytest.raises(BundleUnavailable, match="returned"):
+    with pytest.raises(BundleUnavailableError, match="returned"):
         handle.ack()
     with subscriber.next_bundle(timeout=0) as handle:
         handle.ack()
@@ -208,7 +208,7 @@ def test_deciding_twice():
         (deferred, "ack"),
         (deferred, "defer"),
     ):
-        with pytest.raises(BundleUnavailable):
+        with pytest.raises(BundleUnavailableError):
             getattr(handle, other)()
     subscriber.release()
     assert bench.observer.total("quiver.subscriber.acked_bundles_total") == 1
@@ -223,7 +223,7 @@ def test_claim_leak_on_a_read_error():
     bench.seal(0, 2)
     bench.unreadable.add(BundleRef(0, 0))
     handle = subscriber.next_bundle(timeout=0)
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(CorruptionError) as caught:
         _ = handle.bundle
     assert caught.value.path
     assert subscriber.claim(BundleRef(0, 0)).ref == BundleRef(0, 0)
@@ -242,14 +242,14 @@ def test_an_unreadable_bundle_holds_up_nothing_and_can_be_rejected():
     bench.seal(0, 3)
     bench.unreadable.add(BundleRef(0, 0))
     bad = subscriber.next_bundle(timeout=0)
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         _ = bad.bundle
     order = []
     while (handle := subscriber.next_bundle(timeout=0)).ref != BundleRef(0, 0):
         order.append(str(handle.ref))
         handle.ack()
     assert order == ["0:1", "0:2"]
-    with pytest.raises(BundleUnavailable, match="claimed"):
+    with pytest.raises(BundleUnavailableError, match="claimed"):
         bad.reject()
     handle.defer()
     bad.reject()
@@ -264,7 +264,7 @@ def test_an_unreadable_bundle_can_be_deferred():
     bench.seal(0, 1)
     bench.unreadable.add(BundleRef(0, 0))
     handle = subscriber.next_bundle(timeout=0)
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptionError):
         _ = handle.bundle
     handle.defer(60)
     assert subscriber.next_bundle(timeout=0) is None
@@ -284,7 +284,7 @@ class Waiter(threading.Thread):
     def run(self):
         try:
             self.handle = self.subscriber.next_bundle(timeout=self.timeout)
-        except (StoreClosed, SubscriberUnknown, BundleUnavailable) as error:
+        except (StoreClosedError, UnknownSubscriberError, BundleUnavailableError) as error:
             self.error = error
 
     def outcome(self):
@@ -324,7 +324,7 @@ def test_a_bundle_that_comes_back_wakes_who_waits(how):
             pass
     else:
         bench.unreadable.add(BundleRef(0, 0))
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptionError):
             _ = handle.bundle
     assert waiter.outcome().ref == BundleRef(0, 0)
 
@@ -343,14 +343,14 @@ def test_closing_wakes_who_waits():
     bench = Bench(waits="hold")
     waiter = _waiting(bench, bench.registry.register("a"))
     bench.registry.close()
-    assert isinstance(waiter.outcome(), StoreClosed)
+    assert isinstance(waiter.outcome(), StoreClosedError)
 
 
 def test_unregistering_wakes_who_waits():
     bench = Bench(waits="hold")
     waiter = _waiting(bench, bench.registry.register("a"))
     bench.registry.unregister("a")
-    assert isinstance(waiter.outcome(), SubscriberUnknown)
+    assert isinstance(waiter.outcome(), UnknownSubscriberError)
 
 
 def test_threads_share_a_subscriber_and_each_bundle_goes_to_one():
@@ -472,7 +472,7 @@ def test_unregistering_ends_everything():
     handle = subscriber.next_bundle(timeout=0)
     bench.registry.unregister("a")
     for call in (handle.ack, lambda: subscriber.next_bundle(timeout=0), lambda: bench.registry.unregister("a")):
-        with pytest.raises(SubscriberUnknown):
+        with pytest.raises(UnknownSubscriberError):
             call()
     assert bench.disk.list_dir(ROOT) == []
     assert bench.registry.flush() == 0
@@ -490,7 +490,7 @@ def test_closing_writes_progress_and_lets_go():
     assert load_progress(bench.disk, ROOT, "a") == Progress(0, {0: SegmentProgress(2, 0b01)})
     calls = (handle.ack, handle.defer, lambda: subscriber.next_bundle(timeout=0), lambda: bench.registry.register("b"))
     for call in calls:
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosedError):
             call()
     del handle
     gc.collect()
@@ -518,16 +518,16 @@ def test_releasing_a_subscriber_hands_it_to_another_process():
     bench.seal(0, 2)
     subscriber.next_bundle(timeout=0).ack()
     held = subscriber.next_bundle(timeout=0)
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         SubscriberFile(bench.disk, ROOT, "a").acquire()
     subscriber.release()
-    with pytest.raises(BundleUnavailable):
+    with pytest.raises(BundleUnavailableError):
         held.ack()
     with SubscriberFile(bench.disk, ROOT, "a") as elsewhere:
         elsewhere.know([SegmentRef(0, 2)])
         assert (elsewhere.position().segment, elsewhere.position().index) == (0, 1)
     assert subscriber.next_bundle(timeout=0).ref == BundleRef(0, 1)
-    with pytest.raises(BundleUnavailable):
+    with pytest.raises(BundleUnavailableError):
         held.ack()
 
 
@@ -541,9 +541,9 @@ def test_a_subscriber_of_another_process_counts_the_same():
     elsewhere.acquire()
     subscriber = bench.registry.register("query")
     for call in (lambda: subscriber.next_bundle(timeout=0), lambda: subscriber.claim(BundleRef(0, 0))):
-        with pytest.raises(DirectoryInUse, match="pid"):
+        with pytest.raises(DirectoryInUseError, match="pid"):
             call()
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUseError):
         bench.registry.unregister("query")
     elsewhere.know([SegmentRef(0, 2)])
     elsewhere.ack_through(0, 1)
@@ -577,7 +577,7 @@ def test_subscribers_that_appear_and_disappear_on_disk_are_noticed():
     bench.disk.remove(f"{ROOT}/quiver.sub.new")
     bench.registry.refresh()
     assert bench.registry.complete(0, 1)
-    with pytest.raises(SubscriberUnknown):
+    with pytest.raises(UnknownSubscriberError):
         bench.registry.status("new")
 
 

@@ -6,7 +6,7 @@ import pytest
 from registry_rig import ROOT, Bench, crash_states, names
 
 from quiver.bundle import BundleRef
-from quiver.errors import DirectoryInUse, StoreClosed, SubscriberUnknown, WrongUse
+from quiver.errors import DirectoryInUseError, StoreClosedError, UnknownSubscriberError, UsageError
 from quiver.store.format.progress import Progress
 from quiver.store.subscribers.progress_store import SubscriberFile, load_progress
 from quiver.store.subscribers.rewinding import Rewound
@@ -145,7 +145,7 @@ def test_it_waits_until_nothing_is_being_deleted(asked):
 )
 def test_what_means_nothing_is_refused_and_changes_nothing(to, said):
     bench, subscriber = _finished()
-    with pytest.raises(WrongUse, match=said):
+    with pytest.raises(UsageError, match=said):
         subscriber.rewind(to)
     assert subscriber.is_drained()
     assert load_progress(bench.disk, ROOT, "a") == Progress(6, {})
@@ -158,12 +158,12 @@ def test_a_subscriber_that_nobody_works_for_can_be_rewound_and_one_of_another_pr
     again = Bench(bench.disk, segments=_segments())
     assert again.registry.rewind("a", 3).bundles == 3
     assert not again.registry.status("a").is_owned
-    with SubscriberFile(bench.disk, ROOT, "a"), pytest.raises(DirectoryInUse):
+    with SubscriberFile(bench.disk, ROOT, "a"), pytest.raises(DirectoryInUseError):
         again.registry.rewind("a", 2)
-    with pytest.raises(SubscriberUnknown):
+    with pytest.raises(UnknownSubscriberError):
         again.registry.rewind("b", 2)
     again.registry.close()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         again.registry.rewind("a", 2)
 
 
@@ -182,7 +182,7 @@ def test_a_closed_store_takes_no_lock_in_its_directory(asked):
     bench, _ = _finished(deleting=Deleting())
     bench.registry.close()
     taken.clear()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(StoreClosedError):
         bench.registry.rewind("a", 3) if asked == "rewind" else bench.registry.register("new", "earliest")
     assert taken == []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import quiver
-from quiver.errors import DirectoryInUse
+from quiver.errors import DirectoryInUseError
 from stopped_process import StoppedProcess
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no SIGSTOP")
@@ -60,7 +60,7 @@ def test_claims_outlast_a_stop(tmp_path: Path) -> None:
     with StoppedProcess(tmp_path, PROGRAM.replace("MAX_AGE_S", "None"), path) as process:
         assert process.ask("[number(one) for one in held]") == [0, 1, 2]
         process.stop()
-        with pytest.raises(DirectoryInUse):
+        with pytest.raises(DirectoryInUseError):
             quiver.open(path)
         assert len(list(quiver.read(str(path)).bundles())) == 6
         process.go_on_after(MINUTES_S)

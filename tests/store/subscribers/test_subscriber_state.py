@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quiver.bundle import BundleRef
-from quiver.errors import BundleUnavailable, WrongUse
+from quiver.errors import BundleUnavailableError, UsageError
 from quiver.primitives.scan import Frame
 from quiver.store.format.progress import Progress, SegmentProgress, decode_progress, encode_progress
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState, start_segment
@@ -196,9 +196,9 @@ def test_a_segment_that_was_overlooked_stops_an_owner_elsewhere():
 
 
 def test_a_bundle_that_cannot_exist_is_refused():
-    with pytest.raises(BundleUnavailable, match="no index 3"):
+    with pytest.raises(BundleUnavailableError, match="no index 3"):
         SubscriberState().resolve(BundleRef(0, 3), 3)
-    with pytest.raises(BundleUnavailable):
+    with pytest.raises(BundleUnavailableError):
         SubscriberState().resolve(BundleRef(0, -1), 3)
 
 
@@ -214,7 +214,7 @@ def test_where_a_new_subscriber_starts():
 
 @pytest.mark.parametrize("start", [10, -1, True, "newest", None, 1.5])
 def test_starts_that_name_nothing_are_refused(start):
-    with pytest.raises(WrongUse):
+    with pytest.raises(UsageError):
         start_segment(start, Segments(next_seq=9))
 
 
@@ -228,7 +228,7 @@ def test_a_start_by_time_is_the_first_segment_that_reaches_it():
     assert start_segment(moment + timedelta(microseconds=1), segments) == 2
     segments.discard(2)
     assert start_segment(moment + timedelta(days=1), segments) == 3
-    with pytest.raises(WrongUse, match="time zone"):
+    with pytest.raises(UsageError, match="time zone"):
         start_segment(moment.replace(tzinfo=None), segments)
 
 

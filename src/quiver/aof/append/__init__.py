@@ -14,7 +14,7 @@ module               purpose
 `workers.py`         the threads, and whose turn it is
 `notify.py`          who waits for what
 `sizing.py`          how large the next segment is (pure)
-`blocking.py`        Waiting for what `WouldBlock` names: in a thread, or as a future of an event loop. Then what was
+`blocking.py`        Waits for what a `WouldBlockError` names: in a thread, or as a future of an event loop; then the
                      refused is tried again
 `durability.py`      What of a log is durable, and making it so: the callers' side of `flush` and of uploads
 `work_requests.py`   What the tail of a log asks of those who work on the disk, and what is asked of it

@@ -1,5 +1,5 @@
 """
-Waiting for what `WouldBlock` names: in a thread, or as a future of an event loop. Then what was refused is tried
+Waiting for what `WouldBlockError` names: in a thread, or as a future of an event loop. Then what was refused is tried
 again.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from quiver.aof.append.notify import KINDS, Notifier, deadline_of, in_loop
 from quiver.aof.append.workers import Workers
 from quiver.clock import Clock
-from quiver.errors import QuiverError, WouldBlock
+from quiver.errors import QuiverError, WouldBlockError
 from quiver.observe import Observer
 
 __all__ = ["Waiting"]
@@ -53,8 +53,8 @@ class Waiting:
         Call *attempt* until it is not refused any more; return what it returns.
 
         Raises:
-            WouldBlock: it was refused for *timeout_s*; or for what does not pass by itself.
-            WrongUse: that is no number.
+            WouldBlockError: it was refused for *timeout_s*; or for what does not pass by itself.
+            UsageError: that is no number.
         """
         deadline = deadline_of(self._clock, timeout_s)
         began = self._clock.monotonic()
@@ -63,7 +63,7 @@ class Waiting:
             seen = {one: self._notifier.generation(one) for one in _PASSING}
             try:
                 answer = attempt()
-            except WouldBlock as blocked:
+            except WouldBlockError as blocked:
                 if blocked.kind not in _PASSING:
                     raise
                 kind = blocked.kind
@@ -110,7 +110,7 @@ class Waiting:
                 seen = {kind: self._notifier.generation(kind) for kind in _PASSING}
                 try:
                     future.set_result(attempt())
-                except WouldBlock as blocked:
+                except WouldBlockError as blocked:
                     if blocked.kind in _PASSING:
                         line.is_waiting = True
                         go_on = in_loop(loop, lambda: self._advance(loop, line))
@@ -128,7 +128,7 @@ class Waiting:
         Return a future of what *attempt* returns when it is not refused any more, for the event loop that runs.
 
         It is called in the thread of the loop, as cancelling is: a future that was cancelled first never calls it
-        again. Its errors are the future's, and so is a `WouldBlock` of a kind that is not in *passing*.
+        again. Its errors are the future's, and so is a `WouldBlockError` of a kind that is not in *passing*.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -139,7 +139,7 @@ class Waiting:
             seen = {kind: self._notifier.generation(kind) for kind in KINDS}
             try:
                 future.set_result(attempt())
-            except WouldBlock as blocked:
+            except WouldBlockError as blocked:
                 if blocked.kind in passing:
                     self._notifier.call_once(blocked.kind, seen[blocked.kind], in_loop(loop, again))
                 else:

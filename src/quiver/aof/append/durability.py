@@ -16,7 +16,7 @@ from quiver.aof.reading.catalog import Catalog
 from quiver.aof.reading.search import read_one
 from quiver.aof.segment_index import OpenSegments
 from quiver.clock import Clock
-from quiver.errors import Damaged, RecordUnknown, StoreClosed, WrongUse
+from quiver.errors import CorruptionError, StoreClosedError, UnknownRecordError, UsageError
 from quiver.primitives.checksum import crc64_nvme_function
 
 __all__ = ["Durability", "Durable"]
@@ -58,11 +58,11 @@ class Durability:
         Call *append* with *timeout_s*, and return what it returns when the record, or the last of them, is durable.
 
         Raises:
-            WrongUse: there is no such *level*, or no object store for it; nothing was appended.
-            NotYetDurable: *timeout_s* passed, or syncs failed; it is appended.
+            UsageError: there is no such *level*, or no object store for it; nothing was appended.
+            NotDurableError: *timeout_s* passed, or syncs failed; it is appended.
         """
         if level not in (True, "object"):
-            raise WrongUse(f'durable is False, True or "object", not {level!r}; nothing was written')
+            raise UsageError(f'durable is False, True or "object", not {level!r}; nothing was written')
         if level == "object":
             self._uploads.require_objects()
         deadline = deadline_of(self._clock, timeout_s)
@@ -81,7 +81,8 @@ class Durability:
         Return when the record is in the object store.
 
         Raises:
-            NotYetDurable, RecordUnknown, Damaged, StoreClosed, StoreFailed, WrongUse: as `Aof.wait_until_uploaded`.
+            NotDurableError, UnknownRecordError, CorruptionError, StoreClosedError, StoreFailedError, UsageError: as
+            `Aof.wait_until_uploaded`.
         """
         self._uploads.require_objects()
         self._require_record(record_id)
@@ -95,14 +96,14 @@ class Durability:
             return
         sealed = self._catalog.get(segment_id)
         if sealed is None or not HEADER_BYTES <= offset < sealed.end:
-            raise RecordUnknown(f"no record {record_id} is in the log")
+            raise UnknownRecordError(f"no record {record_id} is in the log")
 
     def flush_until(self, record_id: int, timeout_s: float | None) -> None:
         """
         Return when the record is durable, and with it all before it.
 
         Raises:
-            NotYetDurable, RecordUnknown, StoreClosed, StoreFailed: as `Aof.flush_until`.
+            NotDurableError, UnknownRecordError, StoreClosedError, StoreFailedError: as `Aof.flush_until`.
         """
         segment_id, offset = split_record_id(record_id)
         segment = self._unsealed(segment_id)
@@ -110,13 +111,17 @@ class Durability:
             sealed = self._catalog.get(segment_id)
             if sealed is None:
                 if self._is_closed():
-                    raise StoreClosed(f"the log {self._name} was closed; open it to see whether it has {record_id}")
-                raise RecordUnknown(f"no record {record_id}: there is no segment {segment_id}")
+                    raise StoreClosedError(
+                        f"the log {self._name} was closed; open it to see whether it has {record_id}"
+                    )
+                raise UnknownRecordError(f"no record {record_id}: there is no segment {segment_id}")
             if not HEADER_BYTES <= offset < sealed.end:
-                raise RecordUnknown(f"no record {record_id}: the records of segment {segment_id} end at {sealed.end}")
+                raise UnknownRecordError(
+                    f"no record {record_id}: the records of segment {segment_id} end at {sealed.end}"
+                )
             return
         if not HEADER_BYTES <= offset <= segment.last_offset or not segment.record_count:
-            raise RecordUnknown(f"no record {record_id} is in segment {segment_id} yet")
+            raise UnknownRecordError(f"no record {record_id} is in segment {segment_id} yet")
         end = _end_of_record(segment, offset)
         for earlier in self._earlier(segment_id):
             self._flusher.until(earlier, earlier.size, record_id, timeout_s)
@@ -127,7 +132,7 @@ class Durability:
         Make everything durable that was appended before the call.
 
         Raises:
-            NotYetDurable, StoreFailed: as `Aof.flush_until`.
+            NotDurableError, StoreFailedError: as `Aof.flush_until`.
         """
         with self._tail.lock:
             written = [(one, one.size) for one in self._tail.unsealed() if one.record_count]
@@ -147,9 +152,9 @@ class Durability:
                 return False
         try:
             read_one(self._segments, record_id)
-        except RecordUnknown:
+        except UnknownRecordError:
             return False
-        except Damaged:
+        except CorruptionError:
             return True  # it is there, and was durable; who reads it is told the rest
         return True
 
@@ -167,7 +172,7 @@ def _end_of_record(segment: Segment, offset: int) -> int:
     Return where the record at *offset* ends.
 
     Raises:
-        RecordUnknown: none begins there: what is there has not its checksum.
+        UnknownRecordError: none begins there: what is there has not its checksum.
     """
     start = offset + RECORD_HEAD_BYTES
     if start < segment.size:
@@ -175,4 +180,4 @@ def _end_of_record(segment: Segment, offset: int) -> int:
         value = crc64_nvme_function()(segment.view[start : start + length])
         if length and start + length <= segment.size and (value >> 32) ^ (value & _HALF) == checksum:
             return start + int(length)
-    raise RecordUnknown(f"no record {segment.id_base | offset}: none begins at byte {offset} of its segment")
+    raise UnknownRecordError(f"no record {segment.id_base | offset}: none begins at byte {offset} of its segment")

@@ -4,8 +4,8 @@ Making records durable: one sync at a time for each log, shared by all who wait 
 Whoever comes first leads: it syncs everything that is written at that moment. Whoever comes meanwhile waits, looks
 whether its record is durable, and leads the next sync when not; so callers that overlap share one.
 
-A sync that fails is tried again after storing the pages once more (`Segment.sync`), with growing delays. After too
-many failures in a row producers are refused with `WouldBlock("flush")`; tries go on, and the first that succeeds lets
+A sync that fails is tried again after storing the pages once more (`Segment.sync`), with growing delays. After too many
+failures in a row producers are refused with `WouldBlockError("flush")`; tries go on, and the first that succeeds lets
 them in again. Only when the kernel has lost bytes that were written does the log fail for good.
 """
 
@@ -22,7 +22,7 @@ from quiver.aof.append.segment import Segment
 from quiver.aof.append.tail import Tail
 from quiver.aof.config import FlushConfig
 from quiver.clock import Clock
-from quiver.errors import Damaged, NotYetDurable, StoreFailed
+from quiver.errors import CorruptionError, NotDurableError, StoreFailedError
 from quiver.observe import Observer
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.file_system import FileSystem
@@ -80,7 +80,7 @@ class Flusher:
         observer: Observer,
         again: Callable[[float], None],
         flushed: Callable[[], None],
-        poison: Callable[[str], StoreFailed],
+        poison: Callable[[str], StoreFailedError],
         seed: int,
     ) -> None:
         self.metrics = FlushMetrics()
@@ -106,7 +106,7 @@ class Flusher:
         Flush in the background: what fails is asked for again.
 
         Raises:
-            StoreFailed: written bytes were lost.
+            StoreFailedError: written bytes were lost.
         """
         with self._turn:
             while self._busy:
@@ -121,9 +121,9 @@ class Flusher:
         Return when *segment* is durable up to *end*.
 
         Raises:
-            NotYetDurable: *timeout_s* passed, or syncs failed too often; the record is written.
-            StoreFailed: written bytes were lost.
-            WrongUse: *timeout_s* is no number.
+            NotDurableError: *timeout_s* passed, or syncs failed too often; the record is written.
+            StoreFailedError: written bytes were lost.
+            UsageError: *timeout_s* is no number.
         """
         deadline = deadline_of(self._clock, timeout_s)
         failures = 0
@@ -133,10 +133,10 @@ class Flusher:
                     return
                 left = None if deadline is None else deadline - self._clock.monotonic()
                 if left is not None and left <= 0:
-                    raise NotYetDurable(record_id, f"no sync ended within {timeout_s:g} s")
+                    raise NotDurableError(record_id, f"no sync ended within {timeout_s:g} s")
                 if failures > self._config.retries_max:
                     self._again(next(self._delays))
-                    raise NotYetDurable(record_id, f"{failures} syncs failed: {self._last_failure}")
+                    raise NotDurableError(record_id, f"{failures} syncs failed: {self._last_failure}")
                 if self._busy:
                     self._clock.wait(self._turn, left)
                     continue
@@ -144,7 +144,7 @@ class Flusher:
             self.metrics.synchronous_flushes += 1
             if self._lead():
                 if segment.durable < end and not self._is_unsealed(segment):
-                    raise NotYetDurable(record_id, "the log was closed, and the last sync failed")
+                    raise NotDurableError(record_id, "the log was closed, and the last sync failed")
                 continue
             failures += 1
             if failures <= self._config.retries_max:
@@ -162,7 +162,7 @@ class Flusher:
 
         Raises:
             OSError: the disk refused; try again.
-            StoreFailed: written bytes were lost.
+            StoreFailedError: written bytes were lost.
         """
         self._sync(segment)
 
@@ -173,7 +173,7 @@ class Flusher:
             began = self._clock.monotonic()
             try:
                 gained = segment.sync(self._fs, self._directory)
-            except Damaged as lost:
+            except CorruptionError as lost:
                 raise self._poison(str(lost)) from lost
             self._observer.record("aof_flush_latency_seconds", self._clock.monotonic() - began)
             self._observer.count("aof_durable_bytes_total", gained)

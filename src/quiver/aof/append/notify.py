@@ -14,14 +14,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from quiver.clock import Clock
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = ["KINDS", "Notifier", "deadline_of", "in_loop"]
 
 KINDS = ("admission", "rollover", "hydration", "flush", "tail", "records", "upload")
 """
-Those of `WouldBlock`; `records`: something can be read that could not be read before; `upload`: one more segment has an
-object.
+Those of `WouldBlockError`; `records`: something can be read that could not be read before; `upload`: one more segment
+has an object.
 """
 
 
@@ -44,12 +44,12 @@ def deadline_of(clock: Clock, timeout_s: float | None) -> float | None:
     Return the moment at which *timeout_s* from now has passed; None: there is none.
 
     Raises:
-        WrongUse: it is no number of seconds.
+        UsageError: it is no number of seconds.
     """
     if timeout_s is None:
         return None
     if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
-        raise WrongUse(f"a time-out is a number of seconds, or None, not {timeout_s!r}")
+        raise UsageError(f"a time-out is a number of seconds, or None, not {timeout_s!r}")
     return clock.monotonic() + timeout_s
 
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from quiver.aof.append.tail import Tail
 from quiver.aof.format.record import RECORD_HEAD_BYTES
-from quiver.errors import RecordInvalid
+from quiver.errors import InvalidRecordError
 
 __all__ = ["Reservation"]
 
@@ -16,7 +16,7 @@ __all__ = ["Reservation"]
 class Reservation:
     """
     A record to be: fill `payload`, then `commit`, or `cancel`. Nobody else appends meanwhile; they are refused with
-    `WouldBlock("tail")`.
+    `WouldBlockError("tail")`.
 
     Leaving it as a context without `commit` cancels, with an error or without. A crash before `commit` leaves nothing.
     One that is dropped without either is cancelled by the next who appends; arrays made of `payload` must not outlive
@@ -31,7 +31,7 @@ class Reservation:
 
     def __init__(self, tail: Tail, size: int) -> None:
         if not isinstance(size, int) or size < 0:
-            raise RecordInvalid(f"a reservation is of a whole number of bytes, not {size!r}; nothing was reserved")
+            raise InvalidRecordError(f"a reservation is of a whole number of bytes, not {size!r}; nothing was reserved")
         segment, offset = tail.reserve(size)
         start = offset + RECORD_HEAD_BYTES
         self._tail = tail
@@ -45,10 +45,10 @@ class Reservation:
         Make the first *size* bytes (None: all) a record; return its id. It is written, not yet durable.
 
         Raises:
-            RecordInvalid: it was committed or cancelled before, or *size* is not 1 to what was reserved.
+            InvalidRecordError: it was committed or cancelled before, or *size* is not 1 to what was reserved.
         """
         if not self._open:
-            raise RecordInvalid("the reservation was committed or cancelled before; reserve again")
+            raise InvalidRecordError("the reservation was committed or cancelled before; reserve again")
         kept = self._size if size is None else size
         self.record_id = self._tail.complete(kept, self._size, ext_id)
         self._close()

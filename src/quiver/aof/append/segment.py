@@ -24,7 +24,7 @@ from quiver.aof.format.segment_file import (
     encode_footer,
     encode_header,
 )
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.checksum import crc64_nvme, fold64to32
 from quiver.primitives.disk.file_system import Buffer, File, FileSystem
 from quiver.primitives.disk.prealloc import reserve_blocks
@@ -183,7 +183,8 @@ class Segment:
 
         Raises:
             OSError: it is unknown what is durable. The next call stores everything again first.
-            Damaged: what was stored is no longer what is read back: the kernel gave up pages after an earlier error.
+            CorruptionError: what was stored is no longer what is read back: the kernel gave up pages after an earlier
+            error.
         """
         end = self.size
         if self._suspect:
@@ -210,7 +211,7 @@ class Segment:
         found = scan_records(self.view, start, end)
         if found.end != end:
             reason = found.damage.reason if found.damage else "records are gone"
-            raise Damaged(self.path, found.end, f"after a failed sync: {reason}")
+            raise CorruptionError(self.path, found.end, f"after a failed sync: {reason}")
         self._mapping.touch(self.durable, end)
 
     def seal(self, *, sealed_at: int, flush_failure: bool) -> SegmentFooter:

@@ -22,7 +22,7 @@ from quiver.aof.append.work_requests import Ask, Rollover, invalid_ext_id, inval
 from quiver.aof.config import AofConfig
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES
 from quiver.clock import Clock
-from quiver.errors import QuiverError, RecordInvalid, WouldBlock
+from quiver.errors import InvalidRecordError, QuiverError, WouldBlockError
 from quiver.primitives.checksum import crc64_nvme, crc64_nvme_function
 from quiver.primitives.disk.file_system import Buffer
 
@@ -65,8 +65,8 @@ class Tail(SegmentQueue):
         Store one record and return its id.
 
         Raises:
-            WouldBlock, RecordInvalid: nothing was written.
-            StoreClosed, StoreFailed: nothing was written, and nothing will be.
+            WouldBlockError, InvalidRecordError: nothing was written.
+            StoreClosedError, StoreFailedError: nothing was written, and nothing will be.
         """
         crc = self._crc
         try:
@@ -123,8 +123,8 @@ class Tail(SegmentQueue):
         *ext_id* is that of all, or one for each. With *held* it is the holder who appends (`hold`).
 
         Raises:
-            WouldBlock, RecordInvalid: nothing was written.
-            StoreClosed, StoreFailed: nothing was written, and nothing will be.
+            WouldBlockError, InvalidRecordError: nothing was written.
+            StoreClosedError, StoreFailedError: nothing was written, and nothing will be.
         """
         try:
             sizes = list(map(len, payloads))
@@ -134,10 +134,10 @@ class Tail(SegmentQueue):
         if not sizes:
             return []
         if 0 in sizes:
-            raise RecordInvalid("a record needs at least one byte: its length of zero would end the log")
+            raise InvalidRecordError("a record needs at least one byte: its length of zero would end the log")
         marks = ext_id if isinstance(ext_id, Sequence) else None
         if marks is not None and len(marks) != len(sizes):
-            raise RecordInvalid(f"{len(marks)} ext_ids for {len(sizes)} records; nothing was written")
+            raise InvalidRecordError(f"{len(marks)} ext_ids for {len(sizes)} records; nothing was written")
         need = sum(sizes) + len(sizes) * RECORD_HEAD_BYTES
         with self.lock:
             segment = self.segment
@@ -178,9 +178,9 @@ class Tail(SegmentQueue):
         if self.refusal is not None:
             raise self.refusal()
         if need <= RECORD_HEAD_BYTES:
-            raise RecordInvalid("a record needs at least one byte: its length of zero would end the log")
+            raise InvalidRecordError("a record needs at least one byte: its length of zero would end the log")
         if need > self.record_bytes_max:
-            raise RecordInvalid(
+            raise InvalidRecordError(
                 f"{need} bytes with their heads do not fit into the largest segment, which has room for "
                 f"{self.record_bytes_max}; raise segment_max_bytes"
             )
@@ -236,22 +236,22 @@ class Tail(SegmentQueue):
         Return when one more record would be taken.
 
         Raises:
-            WouldBlock, StoreClosed, StoreFailed: as `append` would.
+            WouldBlockError, StoreClosedError, StoreFailedError: as `append` would.
         """
         with self.lock:
             self._admit(RECORD_HEAD_BYTES + 1)
             self._began_s = None
 
-    def _blocked(self, kind: str, reason: str) -> WouldBlock:
+    def _blocked(self, kind: str, reason: str) -> WouldBlockError:
         self.would_block[kind] = self.would_block.get(kind, 0) + 1
-        return WouldBlock(kind, reason)
+        return WouldBlockError(kind, reason)
 
     def set_ext_id(self, ext_id: int) -> None:
         """
         Give this id to the records to come that bring none.
 
         Raises:
-            RecordInvalid: it is no whole number of 64 bits.
+            InvalidRecordError: it is no whole number of 64 bits.
         """
         if not isinstance(ext_id, int) or not 0 <= ext_id < 1 << 64:
             raise invalid_ext_id(ext_id)
@@ -265,8 +265,8 @@ class Tail(SegmentQueue):
         Let nobody append but the caller, until `release`; return how many records the log has.
 
         Raises:
-            WouldBlock: a reservation is open, or it is held.
-            StoreClosed, StoreFailed: nothing will be appended any more.
+            WouldBlockError: a reservation is open, or it is held.
+            StoreClosedError, StoreFailedError: nothing will be appended any more.
         """
         with self.lock:
             if self.refusal is not None:
@@ -291,8 +291,8 @@ class Tail(SegmentQueue):
         Keep room for one record of *size* bytes at the end; nobody else appends until `complete` or `cancel`.
 
         Raises:
-            WouldBlock, RecordInvalid: nothing was reserved.
-            StoreClosed, StoreFailed: nothing was reserved, and nothing will be.
+            WouldBlockError, InvalidRecordError: nothing was reserved.
+            StoreClosedError, StoreFailedError: nothing was reserved, and nothing will be.
         """
         need = size + RECORD_HEAD_BYTES
         with self.lock:
@@ -309,15 +309,17 @@ class Tail(SegmentQueue):
         Turn the open reservation of *reserved* bytes into a record of its first *size* bytes and return its id.
 
         Raises:
-            RecordInvalid: no reservation is open, or *size* is not 1 to *reserved*.
-            StoreClosed, StoreFailed: the log took nothing more meanwhile.
+            InvalidRecordError: no reservation is open, or *size* is not 1 to *reserved*.
+            StoreClosedError, StoreFailedError: the log took nothing more meanwhile.
         """
         with self.lock:
             segment = self._reserved
             if self.refusal is not None:
                 raise self.refusal()
             if segment is None or not 0 < size <= reserved:
-                raise RecordInvalid("no reservation is open, or the record is empty or larger than what was reserved")
+                raise InvalidRecordError(
+                    "no reservation is open, or the record is empty or larger than what was reserved"
+                )
             # What was reserved and is not used must be zero: it is where the next record begins.
             segment.zero(segment.size + RECORD_HEAD_BYTES + size, segment.size + RECORD_HEAD_BYTES + reserved)
             now = self.last_timestamp = max(self._now_ns(), self.last_timestamp)

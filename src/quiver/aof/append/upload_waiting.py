@@ -17,7 +17,7 @@ from quiver.aof.format.record import split_record_id
 from quiver.aof.reading.catalog import Catalog
 from quiver.aof.tiers.uploads import Uploads
 from quiver.clock import Clock
-from quiver.errors import NotYetDurable, RecordUnknown, WrongUse
+from quiver.errors import NotDurableError, UnknownRecordError, UsageError
 
 __all__ = ["UploadWaiting"]
 
@@ -63,10 +63,10 @@ class UploadWaiting:
         Return the object side.
 
         Raises:
-            WrongUse: the log has no object store.
+            UsageError: the log has no object store.
         """
         if self.uploads is None or not self.uploads.enabled:
-            raise WrongUse(f"the log {self._name} has no object store: give its settings tiers=TierConfig(objects=…)")
+            raise UsageError(f"the log {self._name} has no object store: give its settings tiers=TierConfig(objects=…)")
         return self.uploads
 
     def until(self, record_id: int, timeout: float | None) -> None:
@@ -74,11 +74,11 @@ class UploadWaiting:
         Return when the segment of a record that exists has an object; seal it first if need be.
 
         Raises:
-            NotYetDurable: *timeout* seconds passed; the record is written, and its upload goes on.
-            RecordUnknown: its segment was retired.
-            Damaged: its segment is not what was sealed, and is not uploaded.
-            StoreClosed, StoreFailed: nothing will be uploaded any more.
-            WrongUse: the log has no object store, or *timeout* is no number.
+            NotDurableError: *timeout* seconds passed; the record is written, and its upload goes on.
+            UnknownRecordError: its segment was retired.
+            CorruptionError: its segment is not what was sealed, and is not uploaded.
+            StoreClosedError, StoreFailedError: nothing will be uploaded any more.
+            UsageError: the log has no object store, or *timeout* is no number.
         """
         uploads = self.require_objects()
         deadline = deadline_of(self._clock, timeout)
@@ -90,7 +90,9 @@ class UploadWaiting:
             left = None if deadline is None else deadline - self._clock.monotonic()
             if left is not None and left <= 0:
                 reason = f": {uploads.problem}" if uploads.problem else ""
-                raise NotYetDurable(record_id, f"its segment was not in the object store within {timeout:g} s{reason}")
+                raise NotDurableError(
+                    record_id, f"its segment was not in the object store within {timeout:g} s{reason}"
+                )
             with self._guard:
                 self._wanted = max(self._wanted, segment_id)
             self._seal()
@@ -112,7 +114,7 @@ class UploadWaiting:
         if refusal is not None:
             raise refusal()
         if sealed is None and not is_unsealed:
-            raise RecordUnknown(f"no record {record_id}: its segment was retired")
+            raise UnknownRecordError(f"no record {record_id}: its segment was retired")
         return False
 
     def wants(self, segment_id: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quiver.errors import RecordInvalid
+from quiver.errors import InvalidRecordError
 
 __all__ = ["Ask", "Rollover", "invalid_ext_id", "invalid_payload"]
 
@@ -33,14 +33,14 @@ class Rollover:
         self.error: str | None = None
 
 
-def invalid_ext_id(ext_id: object) -> RecordInvalid:
+def invalid_ext_id(ext_id: object) -> InvalidRecordError:
     """Return the refusal of an append for its *ext_id*."""
-    return RecordInvalid(f"ext_id is a whole number of 64 bits, not {ext_id!r}; nothing was written")
+    return InvalidRecordError(f"ext_id is a whole number of 64 bits, not {ext_id!r}; nothing was written")
 
 
-def invalid_payload(given: object) -> RecordInvalid:
+def invalid_payload(given: object) -> InvalidRecordError:
     """Return the refusal of an append for what was *given*: a payload, or a list of some."""
     several = given if isinstance(given, list | tuple) else [given]
     found = next((one for one in several if not isinstance(one, bytes | bytearray)), given)
     kind = f"{type(found).__name__} of {found.format}" if isinstance(found, memoryview) else type(found).__name__
-    return RecordInvalid(f"a payload is bytes, not {kind}; nothing was written")
+    return InvalidRecordError(f"a payload is bytes, not {kind}; nothing was written")

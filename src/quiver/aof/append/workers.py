@@ -16,9 +16,9 @@ from typing import Protocol
 
 from quiver.aof.append.flush import FlushMetrics
 from quiver.clock import Clock
-from quiver.errors import QuiverError, StoreFailed
+from quiver.errors import QuiverError, StoreFailedError
 from quiver.observe import Observer
-from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 
 __all__ = ["Worked", "Workers", "WorkersAsked"]
 
@@ -49,7 +49,7 @@ class Worked(Protocol):
     def run_status(self) -> None:
         """Tell those beside the process how the log does."""
 
-    def poison(self, reason: str) -> StoreFailed:
+    def poison(self, reason: str) -> StoreFailedError:
         """Refuse everything from now on."""
 
 
@@ -138,7 +138,7 @@ class Workers:
         self._lanes = (self._flush, self._upkeep, self._tiers, self._sinks, self._status)
         self._logs: set[Worked] = set()
         self._logs_guard = threading.Lock()
-        self._died: WorkerDied | None = None
+        self._died: WorkerDiedError | None = None
         self._threads = [self._worker(f"aof-flush {name} {number}", self._flush) for number in range(flush_threads)]
         if self.threaded:
             self._threads.append(self._worker(f"aof-upkeep {name}", self._upkeep))
@@ -152,7 +152,7 @@ class Workers:
     def _worker(self, name: str, lane: _Lane) -> Worker:
         return Worker(name, lane.turn, every=0.0, on_death=self._fail, clock=self._clock, observer=self._observer)
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         """
         Let every log refuse. What goes wrong with one log is survived: this is the end of a thread
         that all share.

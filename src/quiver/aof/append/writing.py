@@ -10,7 +10,7 @@ from quiver.aof.append.durability import Durability, Durable
 from quiver.aof.append.reservation import Reservation
 from quiver.aof.append.tail import Tail
 from quiver.aof.segment_index import require_id
-from quiver.errors import RolloverFailed, WouldBlock
+from quiver.errors import RolloverError, WouldBlockError
 from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["LogWriting"]
@@ -33,11 +33,11 @@ class LogWriting:
         the record is synced (True) or in the object store ("object").
 
         Raises:
-            WouldBlock: nothing was written; `kind` says what must come first.
-            RecordInvalid: nothing was written: it is empty, or no segment can hold it.
-            NotYetDurable: it is written, but could not be synced; never append it again.
-            WrongUse: there is no such level, or no object store; nothing was written.
-            StoreClosed, StoreFailed: nothing was written, and nothing will be; with *durable* it may be written.
+            WouldBlockError: nothing was written; `kind` says what must come first.
+            InvalidRecordError: nothing was written: it is empty, or no segment can hold it.
+            NotDurableError: it is written, but could not be synced; never append it again.
+            UsageError: there is no such level, or no object store; nothing was written. StoreClosedError,
+            StoreFailedError: nothing was written, and nothing will be; with *durable* it may be written.
         """
         if durable:
             return self._durability.durably(lambda _: self._tail.append(payload, ext_id), durable, None)
@@ -52,7 +52,8 @@ class LogWriting:
         *ext_id* is that of all, or one for each. A crash before they are durable may keep the first few.
 
         Raises:
-            WouldBlock, RecordInvalid, NotYetDurable, WrongUse, StoreClosed, StoreFailed: as `append_record`.
+            WouldBlockError, InvalidRecordError, NotDurableError, UsageError, StoreClosedError, StoreFailedError: as
+            `append_record`.
         """
         if durable:
             return self._durability.durably(lambda _: self._tail.append_many(payloads, ext_id), durable, None)
@@ -67,9 +68,9 @@ class LogWriting:
         With *durable* that time includes the wait until it is durable.
 
         Raises:
-            WouldBlock: nothing was written in that time; `kind` says what was missing last.
-            NotYetDurable: it is written, but not durable in that time; never append it again.
-            RecordInvalid, WrongUse, StoreClosed, StoreFailed: as `append_record`.
+            WouldBlockError: nothing was written in that time; `kind` says what was missing last.
+            NotDurableError: it is written, but not durable in that time; never append it again.
+            InvalidRecordError, UsageError, StoreClosedError, StoreFailedError: as `append_record`.
         """
         if durable:
             return self._durability.durably(
@@ -77,7 +78,7 @@ class LogWriting:
             )
         try:
             return self._tail.append(payload, ext_id)
-        except WouldBlock:
+        except WouldBlockError:
             return self._waiting.retry(lambda: self._tail.append(payload, ext_id), timeout_s)
 
     def append_records_with_timeout(
@@ -92,8 +93,8 @@ class LogWriting:
         Append all of *payloads*, waiting up to *timeout_s* while it would block.
 
         Raises:
-            WouldBlock: none was written in that time.
-            RecordInvalid, NotYetDurable, WrongUse, StoreClosed, StoreFailed: as `append_record_with_timeout`.
+            WouldBlockError: none was written in that time. InvalidRecordError, NotDurableError, UsageError,
+            StoreClosedError, StoreFailedError: as `append_record_with_timeout`.
         """
         if durable:
             return self._durability.durably(
@@ -101,7 +102,7 @@ class LogWriting:
             )
         try:
             return self._tail.append_many(payloads, ext_id)
-        except WouldBlock:
+        except WouldBlockError:
             return self._waiting.retry(lambda: self._tail.append_many(payloads, ext_id), timeout_s)
 
     def append_reserve(self, size: int) -> Reservation:
@@ -109,7 +110,7 @@ class LogWriting:
         Reserve *size* bytes at the end, to be filled in place and committed. See `Reservation`.
 
         Raises:
-            WouldBlock, RecordInvalid, StoreClosed, StoreFailed: nothing was reserved.
+            WouldBlockError, InvalidRecordError, StoreClosedError, StoreFailedError: nothing was reserved.
         """
         return Reservation(self._tail, size)
 
@@ -117,9 +118,9 @@ class LogWriting:
         """
         Append one record from an event loop: the future has its id as soon as it is written.
 
-        Records of one event loop are written in the order of the calls: while one waits for what `WouldBlock` names,
-        those that came after it wait, too. Cancelling the future before it is done means that its record is never
-        written. One that fails with any other error holds up no other.
+        Records of one event loop are written in the order of the calls: while one waits for what `WouldBlockError`
+        names, those that came after it wait, too. Cancelling the future before it is done means that its record is
+        never written. One that fails with any other error holds up no other.
         """
         return self._waiting.in_order(lambda: self._tail.append(payload, ext_id))
 
@@ -128,8 +129,8 @@ class LogWriting:
         Return when a segment takes records, waiting up to *timeout_s*.
 
         Raises:
-            WouldBlock: there was none in that time.
-            StoreClosed, StoreFailed: there will be none.
+            WouldBlockError: there was none in that time.
+            StoreClosedError, StoreFailedError: there will be none.
         """
         self._waiting.retry(self._tail.require_writable, timeout_s)
 
@@ -140,9 +141,9 @@ class LogWriting:
         Return when the record is durable, and with it all before it. Callers that overlap share one sync.
 
         Raises:
-            NotYetDurable: *timeout_s* passed, or syncs failed; the record is written: never append it again.
-            RecordUnknown, StoreClosed: there is no such record; whether there is cannot be told any more.
-            StoreFailed: written bytes were lost.
+            NotDurableError: *timeout_s* passed, or syncs failed; the record is written: never append it again.
+            UnknownRecordError, StoreClosedError: there is no such record; whether there is cannot be told any more.
+            StoreFailedError: written bytes were lost.
         """
         require_id(record_id)
         self._durability.flush_until(record_id, timeout_s)
@@ -152,7 +153,7 @@ class LogWriting:
         Make everything durable that was appended before the call.
 
         Raises:
-            NotYetDurable, StoreFailed: as `flush_until`.
+            NotDurableError, StoreFailedError: as `flush_until`.
         """
         self._durability.flush(timeout_s)
 
@@ -164,11 +165,11 @@ class LogWriting:
         share seals and uploads.
 
         Raises:
-            NotYetDurable: *timeout* passed; the record is written, and its upload goes on: never append it again.
-            RecordUnknown: there is no such record, or retention removed it.
-            Damaged: its segment is damaged on the disk, and is not uploaded.
-            WrongUse: the log has no object store.
-            StoreClosed, StoreFailed: nothing will be uploaded any more.
+            NotDurableError: *timeout* passed; the record is written, and its upload goes on: never append it again.
+            UnknownRecordError: there is no such record, or retention removed it.
+            CorruptionError: its segment is damaged on the disk, and is not uploaded.
+            UsageError: the log has no object store.
+            StoreClosedError, StoreFailedError: nothing will be uploaded any more.
         """
         require_id(record_id)
         self._durability.wait_until_uploaded(record_id, timeout)
@@ -179,22 +180,22 @@ class LogWriting:
         """
         Close the segment that takes records and have it sealed; return its id once that is done, without waiting.
 
-        The first call asks; while the answer is not there, this and every append raise `WouldBlock("rollover")`. None
-        when there is nothing to seal.
+        The first call asks; while the answer is not there, this and every append raise `WouldBlockError("rollover")`.
+        None when there is nothing to seal.
 
         Raises:
-            WouldBlock: the answer is not there yet; call again.
-            RolloverFailed: sealing failed. Nothing is lost, and it is tried again by itself.
-            StoreClosed, StoreFailed: nothing was sealed.
+            WouldBlockError: the answer is not there yet; call again.
+            RolloverError: sealing failed. Nothing is lost, and it is tried again by itself.
+            StoreClosedError, StoreFailedError: nothing was sealed.
         """
         rollover = self._tail.ask_rollover()
         if rollover is None:
             return None
         if not rollover.done:
-            raise WouldBlock("rollover", f"segment {rollover.segment_id} is being sealed")
+            raise WouldBlockError("rollover", f"segment {rollover.segment_id} is being sealed")
         self._tail.forget_rollover(rollover)
         if rollover.error is not None:
-            raise RolloverFailed(f"segment {rollover.segment_id} could not be sealed yet: {rollover.error}")
+            raise RolloverError(f"segment {rollover.segment_id} could not be sealed yet: {rollover.error}")
         return rollover.segment_id
 
     def force_rollover(self, *, timeout_s: float | None = None) -> int | None:
@@ -204,8 +205,8 @@ class LogWriting:
         None when there is nothing to seal.
 
         Raises:
-            WouldBlock: it took longer than *timeout_s*; it goes on.
-            RolloverFailed, StoreClosed, StoreFailed: as `seal_current_segment`.
+            WouldBlockError: it took longer than *timeout_s*; it goes on.
+            RolloverError, StoreClosedError, StoreFailedError: as `seal_current_segment`.
         """
         sealed = self._waiting.retry(self.seal_current_segment, timeout_s)
         self.wait_for_writable_segment(timeout_s)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from quiver.primitives.checksum import crc64_nvme
-from quiver.primitives.packing import Cursor, Shortage
+from quiver.primitives.packing import Cursor, ShortageError
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
 __all__ = [
@@ -132,7 +132,7 @@ def decode_manifest_record(view: memoryview, offset: int = 0) -> Answer[Manifest
         return Damage(start, "checksum mismatch in a manifest record")
     try:
         fields = _decode_fields(kind, payload)
-    except (Shortage, UnicodeDecodeError):
+    except (ShortageError, UnicodeDecodeError):
         return Damage(start, f"the payload does not fit a manifest record of kind {kind}")
     if fields is None:
         return Damage(start, f"bytes are left over in a manifest record of kind {kind}")

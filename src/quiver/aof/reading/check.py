@@ -30,7 +30,7 @@ from quiver.aof.status import read_status
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
 from quiver.aof.tiers.state import ALL_SEGMENTS, TierState
-from quiver.errors import AccessRefused, Damaged, ObjectsUnavailable
+from quiver.errors import AccessDeniedError, CorruptionError, ObjectsUnavailableError
 from quiver.objects import ObjectTier
 from quiver.primitives.batch_notes import parse_note_name
 from quiver.primitives.disk.file_system import FileSystem
@@ -164,8 +164,8 @@ def check_log_directory(
         objects: where the log's objects are; all that the manifest names are read.
 
     Raises:
-        WrongUse: there is no log.
-        ObjectsUnavailable: where objects are to be, there is none of this log.
+        UsageError: there is no log.
+        ObjectsUnavailableError: where objects are to be, there is none of this log.
         OSError: it cannot be read.
     """
     log = LogFiles(directory, files=files)
@@ -276,13 +276,13 @@ def _require_place(copies: Copies, stream_id: int, state: TierState) -> None:
     Return when there is an object of this log. A place without any is another place, or a disk that is not mounted.
 
     Raises:
-        ObjectsUnavailable: there is none.
+        ObjectsUnavailableError: there is none.
     """
     folder = object_folder(stream_id)
     is_expected = any(entry.remote is not None for entry in state.entries.values())
     if is_expected and next(iter(copies.objects_below(f"{folder}/")), None) is None:
         reason = "nothing of this log is there: is it the right place, and is it mounted?"
-        raise ObjectsUnavailable("list", folder, reason)
+        raise ObjectsUnavailableError("list", folder, reason)
 
 
 def _check_manifest(
@@ -333,7 +333,7 @@ def _check_object(copies: Copies, entry: TierEntry) -> list[Finding]:
         return [Finding(key, 0, "not read", reason)]
     try:
         problem = copies.object_problem(entry)
-    except (ObjectsUnavailable, AccessRefused) as error:
+    except (ObjectsUnavailableError, AccessDeniedError) as error:
         return [Finding(key, 0, "not reached", f"the object store does not answer: {error}")]
     return [] if problem is None else [Finding(key, 0, "damaged", problem)]
 
@@ -360,7 +360,7 @@ def _check_copy(
             checksum, problem = copies.open_warm(entry).inspect()
             if problem is None and entry.warm_crc64 and checksum != entry.warm_crc64:
                 problem = "checksum mismatch in a packed segment"
-        except Damaged as error:
+        except CorruptionError as error:
             problem = error.reason
         if problem is not None:
             findings.append(Finding(path, 0, "damaged", problem))

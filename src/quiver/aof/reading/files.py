@@ -45,7 +45,7 @@ from quiver.aof.reading.manifest import replay_manifest
 from quiver.aof.reading.source import TIME_UNKNOWN, Extent, Source
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.state import TierState
-from quiver.errors import Damaged, WrongUse
+from quiver.errors import CorruptionError, UsageError
 from quiver.objects import ObjectLocation, open_objects
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -217,7 +217,7 @@ class LogFiles:
         Return the segments that have a file in `segments/`, oldest first.
 
         Raises:
-            WrongUse: there is no log.
+            UsageError: there is no log.
             OSError: the disk cannot be read.
         """
         durable, pointer = self._known_durable()
@@ -233,7 +233,7 @@ class LogFiles:
         Return the names of the segments in `segments/`, oldest first; below the last none is missing that is there.
 
         Raises:
-            WrongUse: there is no log.
+            UsageError: there is no log.
             OSError: the disk cannot be read.
         """
         try:
@@ -242,9 +242,9 @@ class LogFiles:
             newest = max(self._listed(), default=None)
             found = sorted(one for one in self._listed() if newest is not None and one <= newest)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise WrongUse(f"{self.directory} holds no append-only log") from error
+            raise UsageError(f"{self.directory} holds no append-only log") from error
         if not found and not is_log_directory(self._files, self.directory):
-            raise WrongUse(f"{self.directory} holds no append-only log")
+            raise UsageError(f"{self.directory} holds no append-only log")
         return found
 
     def _listed(self) -> Iterator[SegmentName]:
@@ -266,7 +266,7 @@ class LogFiles:
         Return the segment with that id, as far as it can be read now; None when there is none.
 
         Raises:
-            Damaged: its header is not what was written.
+            CorruptionError: its header is not what was written.
         """
         return self.piece(segment_id, 0, None, durable_only=durable_only)
 
@@ -277,9 +277,9 @@ class LogFiles:
         Of a packed segment no more is unpacked, and of an object no more is asked for.
 
         Raises:
-            Damaged: it is not what was written.
-            ObjectsUnavailable: it is an object, and the store does not answer.
-            WrongUse: it is an object, and nobody said where those are.
+            CorruptionError: it is not what was written.
+            ObjectsUnavailableError: it is an object, and the store does not answer.
+            UsageError: it is an object, and nobody said where those are.
         """
         for _ in range(_LOOKS_MAX):
             # In this order: the manifest says where a segment is before its file goes.
@@ -298,14 +298,16 @@ class LogFiles:
                 return self._of_copy(entry, start, end)
             except FileNotFoundError:
                 source = self._of_damaged_file(found, durable_only=durable_only)
-            except (Damaged, WrongUse):
+            except (CorruptionError, UsageError):
                 source = self._of_damaged_file(found, durable_only=durable_only)
                 if source is None and self._is_as_said(entry):
                     raise
             if source is not None:
                 return source
             # Or else it moved on while it was looked at.
-        raise Damaged(f"{self.directory}/{WARM}", 0, f"segment {segment_id} is nowhere for long enough to be read")
+        raise CorruptionError(
+            f"{self.directory}/{WARM}", 0, f"segment {segment_id} is nowhere for long enough to be read"
+        )
 
     def _is_as_said(self, entry: TierEntry) -> bool:
         """Say whether the manifest still says of a segment what *entry* does: one that was retired has no copies."""
@@ -330,24 +332,26 @@ class LogFiles:
     def _copied(self, entry: TierEntry, start: int, stop: int) -> tuple[str, bytes, str]:
         """Return which copy of a segment was read, its bytes from *start* to *stop*, and what is wrong with them."""
         copies = self._copies
-        damaged: Damaged | None = None
+        damaged: CorruptionError | None = None
         if copies.warm_bytes(entry) == entry.warm_bytes:
             try:
                 packed = copies.open_warm(entry)
                 return packed.name, packed.read(start, stop), ""
-            except Damaged as error:
+            except CorruptionError as error:
                 damaged = error
         if entry.remote is not None and (damaged is None or copies.has_objects):
             try:
                 packed = copies.open_object(entry)
                 return packed.name, packed.read(start, stop), ""
-            except Damaged as error:
+            except CorruptionError as error:
                 damaged = damaged or error
         if damaged is None:
             name = SegmentName(entry.segment_id, entry.header.base_offset, entry.header.created_at)
             if self._files.exists(f"{self.directory}/{SEGMENTS}/{name}"):
                 raise FileNotFoundError  # it was brought back
-            raise Damaged(f"{self.directory}/{WARM}/{entry.warm_name}", 0, "the only copy of a segment is not there")
+            raise CorruptionError(
+                f"{self.directory}/{WARM}/{entry.warm_name}", 0, "the only copy of a segment is not there"
+            )
         found = copies.salvage(entry, start, stop)
         if found is None:
             raise damaged
@@ -355,13 +359,13 @@ class LogFiles:
 
     def _of_damaged_file(self, found: SegmentFile | None, *, durable_only: bool) -> Source | None:
         """Return a segment as far as its damaged file has it, because no copy of it is better."""
-        with contextlib.suppress(Damaged):
+        with contextlib.suppress(CorruptionError):
             return None if found is None else self._of_file(found, durable_only=durable_only)
         return None
 
     def _of_file(self, found: SegmentFile, *, durable_only: bool) -> Source | None:
         if found.header is None and not found.is_sealed and found.durable <= HEADER_BYTES:
-            raise Damaged(found.path, 0, found.problem)
+            raise CorruptionError(found.path, 0, found.problem)
         first = max(0, found.name.created_at) if found.header is None else found.header.base_timestamp
         last = TIME_UNKNOWN if found.footer is None else found.footer.last_timestamp
         try:
@@ -385,7 +389,7 @@ class LogFiles:
         Return where the segment with that id lies in the log; None when there is none.
 
         Raises:
-            WrongUse: there is no log.
+            UsageError: there is no log.
             OSError: the disk cannot be read.
         """
         found = self._file_of(segment_id)
@@ -430,7 +434,7 @@ class LogFiles:
         Return a segment of which only what lies from offset *start* to *end* (None: all) is going to be read.
 
         Raises:
-            Damaged, ObjectsUnavailable, WrongUse: as `piece`.
+            CorruptionError, ObjectsUnavailableError, UsageError: as `piece`.
         """
         return self.piece(segment_id, start, end, durable_only=False)
 
@@ -554,7 +558,7 @@ def logs_below(files: FileSystem, root: str) -> dict[str, str]:
     Return name → directory of the logs in *root*; *root* itself when it is one.
 
     Raises:
-        WrongUse: there are none.
+        UsageError: there are none.
     """
     top = root.rstrip("/") or "/"
     if is_log_directory(files, top):
@@ -562,10 +566,10 @@ def logs_below(files: FileSystem, root: str) -> dict[str, str]:
     try:
         names = files.list_dir(top)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise WrongUse(f"{top} holds no append-only log") from error
+        raise UsageError(f"{top} holds no append-only log") from error
     # A log that is being restored has a name that no log can have.
     names = sorted(filter(is_stream_name, names))
     found = {name: f"{top}/{name}" for name in names if is_log_directory(files, f"{top}/{name}")}
     if not found:
-        raise WrongUse(f"{top} holds no append-only log")
+        raise UsageError(f"{top} holds no append-only log")
     return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from quiver.errors import DataLoss, WrongUse
+from quiver.errors import DataLossError, UsageError
 from quiver.instant import IngestedAt
 
 __all__ = ["RECORD_ID_MAX", "AofBound", "AofPosition", "position_from_json"]
@@ -36,15 +36,15 @@ def position_from_json(value: object, log: str, path: str) -> AofPosition:
     Read a position back from a checkpoint.
 
     Raises:
-        WrongUse: not a position of this source, or one of a newer version.
-        DataLoss: it counts in another log than *log*, which is in *path*.
+        UsageError: not a position of this source, or one of a newer version.
+        DataLossError: it counts in another log than *log*, which is in *path*.
     """
     if not isinstance(value, Mapping) or value.get("v") != _VERSION:
-        raise WrongUse(f"{str(value)[:120]} is no position of the quiver-aof source; is this its checkpoint?")
+        raise UsageError(f"{str(value)[:120]} is no position of the quiver-aof source; is this its checkpoint?")
     record_id, count, of = value.get("record_id"), value.get("bytes"), value.get("log")
     if not isinstance(record_id, int) or not isinstance(count, int | None) or not 0 <= record_id <= RECORD_ID_MAX:
-        raise WrongUse(f"{str(dict(value))[:120]} is no position of the quiver-aof source; is this its checkpoint?")
+        raise UsageError(f"{str(dict(value))[:120]} is no position of the quiver-aof source; is this its checkpoint?")
     if of != log:
         reason = f"the checkpoint belongs to log {of}, but {log} is here"
-        raise DataLoss(path, 0, f"{reason}; point the query at the old one, or start it with a new checkpoint")
+        raise DataLossError(path, 0, f"{reason}; point the query at the old one, or start it with a new checkpoint")
     return AofPosition(record_id, count)

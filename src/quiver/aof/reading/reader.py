@@ -24,7 +24,7 @@ from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.reading.resume import resume_after
 from quiver.aof.reading.search import begins_at, unknown_record
 from quiver.aof.reading.source import Extent, Place, Record, Source, Sources
-from quiver.errors import Damaged, DataLoss, ObjectsUnavailable, RecordUnknown, WrongUse
+from quiver.errors import CorruptionError, DataLossError, ObjectsUnavailableError, UnknownRecordError, UsageError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.checksum import crc64_nvme_function
 
@@ -43,7 +43,7 @@ class Reader:
     """
     The records from one on, in order. Iterating ends where the log ends now; iterating again goes on from there.
 
-    After a `DataLoss` the same reader goes on behind what is lost.
+    After a `DataLossError` the same reader goes on behind what is lost.
 
     Args:
         start: the id of a record, or of the place behind the last one, or a `Place`. The records from it on are read;
@@ -51,11 +51,11 @@ class Reader:
         views: payloads are views of the mapped file: nothing is copied, and the file stays mapped while one is kept.
         durable_only: read only what is synced.
         on_damage: what to do about records that are there and damaged: as *on_lost*, which it is when left out.
-        on_lost: `raise` DataLoss once for each range that is lost, or `skip` it and note it in `lost`.
+        on_lost: `raise` DataLossError once for each range that is lost, or `skip` it and note it in `lost`.
         observer: counts what is lost.
 
     Raises:
-        WrongUse: *on_damage* or *on_lost* is neither.
+        UsageError: *on_damage* or *on_lost* is neither.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Reader:
     ) -> None:
         for name, value in (("on_damage", on_damage or on_lost), ("on_lost", on_lost)):
             if value not in ("raise", "skip"):
-                raise WrongUse(f"{name}={value!r} is neither raise nor skip")
+                raise UsageError(f"{name}={value!r} is neither raise nor skip")
         self._sources = sources
         self._views = views
         self._durable_only = durable_only
@@ -121,7 +121,7 @@ class Reader:
         numpy.
 
         Raises:
-            DataLoss: behind the last run that is yielded records are lost or damaged, and that is to be raised.
+            DataLossError: behind the last run that is yielded records are lost or damaged, and that is to be raised.
         """
         batch: Any = importlib.import_module("quiver.aof.reading.batch")  # numpy and Arrow only for those who read so
         while (source := self._source()) is not None:
@@ -141,9 +141,9 @@ class Reader:
         Look up the segment at the position, as reading does.
 
         Raises:
-            WouldBlock: it is being brought back, and this reader does not wait.
+            WouldBlockError: it is being brought back, and this reader does not wait.
         """
-        with contextlib.suppress(Damaged):  # reading tells
+        with contextlib.suppress(CorruptionError):  # reading tells
             self._sources.source(self._segment_id, durable_only=self._durable_only)
 
     def report_lost_segments(self, first: int, behind: int) -> None:
@@ -151,11 +151,11 @@ class Reader:
         Report that the segments from id *first* up to *behind* left before a follower asked for them.
 
         Raises:
-            DataLoss: unless this reader passes over what is lost.
+            DataLossError: unless this reader passes over what is lost.
         """
         if self._on_lost == "raise":
             reason = f"the segments from {first} on are gone; the follower goes on with {behind}"
-            raise DataLoss(self._sources.directory, 0, reason)
+            raise DataLossError(self._sources.directory, 0, reason)
 
     # ---- from segment to segment
 
@@ -164,7 +164,7 @@ class Reader:
         Return the segment at the position, or the next one that can be read; None when there is none by now.
 
         Raises:
-            DataLoss: what is between them is lost; the next call goes on behind it.
+            DataLossError: what is between them is lost; the next call goes on behind it.
         """
         while self._current is None:
             found, problem = self._look_up()
@@ -184,12 +184,12 @@ class Reader:
             self._go_to(following)
         return self._current
 
-    def _look_up(self) -> tuple[Source | None, Damaged | None]:
+    def _look_up(self) -> tuple[Source | None, CorruptionError | None]:
         if self._is_done:
             return None, None
         try:
             return self._sources.source(self._segment_id, durable_only=self._durable_only), None
-        except Damaged as damage:
+        except CorruptionError as damage:
             return None, damage
 
     def _enter(self, source: Source) -> Source:
@@ -232,7 +232,7 @@ class Reader:
         else:
             follows = not any(self._start)
             if not follows and self._on_lost == "raise":
-                raise RecordUnknown(
+                raise UnknownRecordError(
                     f"no record {self.position}: segment {self._segment_id} is not there; the log goes on with record "
                     f"{join_record_id(following, HEADER_BYTES)}, and a reader with on_lost='skip' begins there"
                 )
@@ -244,7 +244,7 @@ class Reader:
             lost = None if count is None or self._count is None else max(self._count - count, 1)
             self._report(first, lost, self._sources.directory, 0, "no segment has them", is_damage=False)
 
-    def _leave_unread(self, extent: Extent | None, problem: Damaged | None) -> None:
+    def _leave_unread(self, extent: Extent | None, problem: CorruptionError | None) -> None:
         """Pass over the rest of the segment at the position: it has no file, or no copy of it can be read."""
         first, count, began_at = self.position, self._count, self._offset
         self._has_begun, self._is_done, self._losses = True, True, 0
@@ -353,14 +353,14 @@ class Reader:
                 self.lost.append((first, behind))
             return
         if not records:
-            raise DataLoss(path, offset, f"{reason}; the reader goes on at {behind}")
+            raise DataLossError(path, offset, f"{reason}; the reader goes on at {behind}")
         what = f"records from {first} on are" if count is None else f"{count} records from {first} on are"
         if count == 1:
             what = f"record {first} is"
-        raise DataLoss(path, offset, f"{what} lost ({reason}); the reader goes on at {behind}")
+        raise DataLossError(path, offset, f"{what} lost ({reason}); the reader goes on at {behind}")
 
 
 def _known_marks(sources: Sources, source: Source) -> Sequence[IndexMark]:
-    with contextlib.suppress(Damaged, ObjectsUnavailable, OSError):
+    with contextlib.suppress(CorruptionError, ObjectsUnavailableError, OSError):
         return sources.marks(source.segment_id) if source.complete else ()
     return ()

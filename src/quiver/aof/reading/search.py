@@ -10,7 +10,7 @@ from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.reading.index import before_time
 from quiver.aof.reading.resume import behind_record, is_believed, resume_after
 from quiver.aof.reading.source import Record, Source, Sources
-from quiver.errors import Damaged, RecordUnknown
+from quiver.errors import CorruptionError, UnknownRecordError
 
 __all__ = [
     "begin_at",
@@ -29,28 +29,28 @@ def read_one(sources: Sources, record_id: int) -> Record:
     Return the record with that id.
 
     Raises:
-        RecordUnknown: none begins there.
-        Damaged: it does not have its checksum.
+        UnknownRecordError: none begins there.
+        CorruptionError: it does not have its checksum.
     """
     segment_id, offset = split_record_id(record_id)
     source = sources.source(segment_id, durable_only=False)
     if source is None or not HEADER_BYTES <= offset < source.end:
-        raise RecordUnknown(f"no record {record_id}: segment {segment_id} is not there, or ends before {offset}")
+        raise UnknownRecordError(f"no record {record_id}: segment {segment_id} is not there, or ends before {offset}")
     stop = behind_record(source, offset)
     if stop is None:
         if source.problem:
-            raise Damaged(source.path, offset, source.problem)
+            raise CorruptionError(source.path, offset, source.problem)
         if not begins_at(sources, source, offset):
             raise unknown_record(source, offset)
-        raise Damaged(source.path, offset, "checksum mismatch, or a record that does not fit")
+        raise CorruptionError(source.path, offset, "checksum mismatch, or a record that does not fit")
     _, _, timestamp, ext_id = RECORD_HEAD.unpack_from(source.view, offset)
     return Record(record_id, timestamp, ext_id, source.view[offset + RECORD_HEAD_BYTES : stop].tobytes())
 
 
-def unknown_record(source: Source, offset: int) -> RecordUnknown:
+def unknown_record(source: Source, offset: int) -> UnknownRecordError:
     """Return the error for a record that does not begin at *offset*."""
     found = source.segment_id << 32 | offset
-    return RecordUnknown(f"no record {found}: none begins at byte {offset} of segment {source.segment_id}")
+    return UnknownRecordError(f"no record {found}: none begins at byte {offset} of segment {source.segment_id}")
 
 
 def begins_at(sources: Sources, source: Source, offset: int) -> bool:
@@ -67,8 +67,8 @@ def require_place(sources: Sources, record_id: int) -> None:
     Return when a record begins at that id, or when none lies across it: before the first one, or behind the last.
 
     Raises:
-        RecordUnknown: it is inside a record.
-        Damaged, ObjectsUnavailable, WrongUse, OSError: the segment cannot be read.
+        UnknownRecordError: it is inside a record.
+        CorruptionError, ObjectsUnavailableError, UsageError, OSError: the segment cannot be read.
     """
     segment_id, offset = split_record_id(record_id)
     if offset <= HEADER_BYTES:
@@ -96,7 +96,7 @@ def first_at(sources: Sources, timestamp: int) -> int | None:
     Timestamps never go back within a log, so segments whose last record is older are passed over.
 
     Raises:
-        Damaged: the segment that has it cannot be read.
+        CorruptionError: the segment that has it cannot be read.
     """
     return _first_at(sources, timestamp, begins=False)
 
@@ -116,7 +116,7 @@ def _first_at(sources: Sources, timestamp: int, *, begins: bool) -> int | None:
         if last is None or last >= timestamp:
             try:
                 found = _first_in(sources, segment_id, timestamp, begins=begins)
-            except Damaged:
+            except CorruptionError:
                 if not begins:
                     raise
                 found = HEADER_BYTES

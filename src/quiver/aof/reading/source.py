@@ -92,7 +92,7 @@ class Sources(Protocol):
         Return the segment with that id, as far as it can be read now; None when there is none.
 
         Raises:
-            Damaged: it is there, and none of its bytes can be read.
+            CorruptionError: it is there, and none of its bytes can be read.
         """
 
     def extent(self, segment_id: int) -> Extent | None:

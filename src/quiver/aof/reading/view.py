@@ -22,7 +22,7 @@ from quiver.aof.reading.position import AofBound, AofPosition
 from quiver.aof.reading.resume import is_believed, resume_after
 from quiver.aof.reading.search import begin_at, require_place
 from quiver.aof.reading.source import Source
-from quiver.errors import Damaged, DataLoss, QuiverError, RecordUnknown
+from quiver.errors import CorruptionError, DataLossError, QuiverError, UnknownRecordError
 from quiver.instant import IngestedAt
 
 __all__ = ["AOF_SCHEMA", "METADATA_SCHEMA", "LogView", "Piece", "read_piece"]
@@ -106,7 +106,7 @@ class LogView:
         return [found[segment_id] for segment_id in sorted(found)]
 
     def _lost(self, where: str, reason: str) -> None:
-        _tell(DataLoss(where, 0, reason), fails=self._fails)
+        _tell(DataLossError(where, 0, reason), fails=self._fails)
 
     def end(self) -> AofPosition:
         """Return the place behind the last record that is known to be durable."""
@@ -121,7 +121,7 @@ class LogView:
         Return the position that *bound* stands for now.
 
         Raises:
-            RecordUnknown: it is an id inside a record.
+            UnknownRecordError: it is an id inside a record.
         """
         if isinstance(bound, IngestedAt):
             found = begin_at(self._files, bound.time_ns)
@@ -129,7 +129,7 @@ class LogView:
         if isinstance(bound, int):
             try:
                 require_place(self._files, bound)
-            except RecordUnknown:
+            except UnknownRecordError:
                 raise
             except (QuiverError, OSError) as error:
                 _log.info("quiver.spark.aof_unread position=%d problem=%s", bound, error)  # reading it will tell
@@ -141,8 +141,8 @@ class LogView:
         Return the records from *start* to before *stop*, a piece for each segment.
 
         Raises:
-            DataLoss: some are gone.
-            WrongUse: there is no log.
+            DataLossError: some are gone.
+            UsageError: there is no log.
         """
         first, first_offset = split_record_id(start.record_id)
         last, last_offset = split_record_id(stop.record_id)
@@ -221,7 +221,7 @@ class LogView:
     def _source(self, piece: Piece) -> Source | None:
         try:
             source = self._files.piece(piece.segment_id, piece.start, piece.stop, durable_only=True)
-        except Damaged:
+        except CorruptionError:
             return None
         return source if source is not None and source.limit >= piece.stop else None
 
@@ -258,16 +258,16 @@ def read_piece(
     Yield the records of *piece*, each verified, in a task.
 
     Raises:
-        DataLoss: records of it are gone or damaged, and that is to be an error.
+        DataLossError: records of it are gone or damaged, and that is to be an error.
     """
     try:
         source = files.piece(piece.segment_id, piece.start, piece.stop, durable_only=True)
-    except Damaged as damaged:
+    except CorruptionError as damaged:
         reason = f"no copy of segment {piece.segment_id} can be read: {damaged.reason}"
-        _tell(DataLoss(damaged.path, damaged.offset, reason), fails=fail_on_data_loss)
+        _tell(DataLossError(damaged.path, damaged.offset, reason), fails=fail_on_data_loss)
         return
     if source is None:
-        _tell(DataLoss(files.directory, 0, f"segment {piece.segment_id} is gone"), fails=fail_on_data_loss)
+        _tell(DataLossError(files.directory, 0, f"segment {piece.segment_id} is gone"), fails=fail_on_data_loss)
         return
     if source.problem:
         _log.warning("quiver.spark.segment_damaged path=%s reason=%s", source.path, source.problem)
@@ -282,10 +282,10 @@ def read_piece(
         offset = resume_after(source, damage.offset, files.marks(piece.segment_id)).offset
         first, behind = join_record_id(piece.segment_id, damage.offset), join_record_id(piece.segment_id, offset)
         reason = f"records from {first} up to {behind} are lost ({damage.reason})"
-        _tell(DataLoss(source.path, damage.offset, reason), fails=fail_on_data_loss)
+        _tell(DataLossError(source.path, damage.offset, reason), fails=fail_on_data_loss)
 
 
-def _tell(problem: DataLoss, *, fails: bool) -> None:
+def _tell(problem: DataLossError, *, fails: bool) -> None:
     if fails:
         raise problem
     _log.warning("quiver.spark.records_skipped reason=%s", problem)

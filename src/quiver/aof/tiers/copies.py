@@ -10,7 +10,7 @@ from quiver.aof.format.names import parse_object_key, parse_warm_name, warm_name
 from quiver.aof.format.tier_entry import RemoteCopy, TierEntry
 from quiver.aof.reading.catalog import SealedSegment
 from quiver.aof.tiers.packed import PackedSegment, ReadAt, pack
-from quiver.errors import Damaged, ObjectMissing, QuiverError, WrongUse
+from quiver.errors import CorruptionError, ObjectNotFoundError, QuiverError, UsageError
 from quiver.objects import ObjectInfo, ObjectTier
 from quiver.primitives.checksum import crc64_nvme
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably
@@ -54,7 +54,7 @@ class Copies:
     @property
     def _objects(self) -> ObjectTier:
         if self._open_objects is None:
-            raise WrongUse(f"{self.folder}: a segment is an object, and no object store was named")
+            raise UsageError(f"{self.folder}: a segment is an object, and no object store was named")
         with self._opening:
             if self._tier is None:
                 self._tier = self._open_objects()
@@ -82,7 +82,7 @@ class Copies:
 
         Raises:
             OSError: no room, or the disk refused.
-            Damaged: what is read back is not what was written.
+            CorruptionError: what is read back is not what was written.
         """
         name = warm_name(sealed.segment_id, sealed.header.base_offset, sealed.footer.sealed_at)
         size, checksum = self._write(name, pack(view, sealed.end, sealed.footer, level=self._level))
@@ -117,7 +117,7 @@ class Copies:
         Return the packed file, to be read.
 
         Raises:
-            Damaged: it is not what `pack` made of this segment.
+            CorruptionError: it is not what `pack` made of this segment.
             OSError: the disk cannot be read.
         """
         return self._same(self._opened(entry.warm_name, entry.warm_bytes), entry)
@@ -127,12 +127,12 @@ class Copies:
         Return the packed file, all of it read and compared with its checksum: records do not vouch for their times.
 
         Raises:
-            Damaged: it is not what was written.
+            CorruptionError: it is not what was written.
             OSError: the disk cannot be read.
         """
         packed = self.open_warm(entry)
         if entry.warm_crc64 and packed.checksum() != entry.warm_crc64:
-            raise Damaged(packed.name, 0, "checksum mismatch in a packed segment")
+            raise CorruptionError(packed.name, 0, "checksum mismatch in a packed segment")
         return packed
 
     def warm_problem(self, entry: TierEntry) -> str | None:
@@ -146,7 +146,7 @@ class Copies:
             return "the packed file is not there"
         try:
             self.verified_warm(entry)
-        except Damaged as damaged:
+        except CorruptionError as damaged:
             return damaged.reason
         return None
 
@@ -171,21 +171,21 @@ class Copies:
         place of the rest; None when no copy can be read at all.
 
         Raises:
-            ObjectsUnavailable: the object store does not answer; ask again.
+            ObjectsUnavailableError: the object store does not answer; ask again.
             OSError: the disk cannot be read.
         """
         copies = [(f"{self.folder}/{entry.warm_name}", self._reads_file(entry.warm_name))]
         if entry.remote is not None and self.has_objects:
             copies.append((entry.remote.object_key, self._reads_object(entry.remote.object_key)))
         for name, read_at in copies:
-            with contextlib.suppress(Damaged, FileNotFoundError):
+            with contextlib.suppress(CorruptionError, FileNotFoundError):
                 packed = PackedSegment(name, entry.warm_bytes, read_at, known=(entry.header, entry.footer))
                 return packed.read(start, end, is_salvage=True)
         return None
 
     def _same(self, packed: PackedSegment, entry: TierEntry) -> PackedSegment:
         if (packed.header, packed.footer) != (entry.header, entry.footer):
-            raise Damaged(packed.name, 0, "it holds another segment than the manifest says")
+            raise CorruptionError(packed.name, 0, "it holds another segment than the manifest says")
         return packed
 
     def adopt(self, name: str) -> TierEntry:
@@ -193,7 +193,7 @@ class Copies:
         Return the entry of a packed file that the manifest does not know.
 
         Raises:
-            Damaged: it is not what `pack` made.
+            CorruptionError: it is not what `pack` made.
         """
         size = self._fs.stat(f"{self.folder}/{name}").size_bytes
         packed = self._opened(name, size)
@@ -212,14 +212,14 @@ class Copies:
         Make the object *key* of the packed file, durably; return its etag.
 
         Raises:
-            ObjectsUnavailable: try again.
-            Damaged: the packed file is not what was written.
+            ObjectsUnavailableError: try again.
+            CorruptionError: the packed file is not what was written.
         """
         path = f"{self.folder}/{entry.warm_name}"
         file = self._fs.open_read(path)
         try:
             if self._checksum(file, entry.warm_bytes) != entry.warm_crc64:
-                raise Damaged(path, 0, "checksum mismatch in a packed segment")
+                raise CorruptionError(path, 0, "checksum mismatch in a packed segment")
 
             def parts() -> Iterator[bytes]:
                 for start in range(0, entry.warm_bytes, _PIECE_BYTES):
@@ -229,7 +229,7 @@ class Copies:
         finally:
             file.close()
         if info.size_bytes != entry.warm_bytes:
-            raise Damaged(key, 0, f"the object has {info.size_bytes} bytes, the file {entry.warm_bytes}")
+            raise CorruptionError(key, 0, f"the object has {info.size_bytes} bytes, the file {entry.warm_bytes}")
         return info.etag
 
     def upload_segment(self, sealed: SealedSegment, view: memoryview, key: str, now_ms: int) -> TierEntry:
@@ -239,8 +239,8 @@ class Copies:
         It is not read back: `check_object` does that before the file goes.
 
         Raises:
-            ObjectsUnavailable: try again.
-            Damaged: the object has another size than what was sent.
+            ObjectsUnavailableError: try again.
+            CorruptionError: the object has another size than what was sent.
         """
         size = checksum = 0
 
@@ -254,7 +254,7 @@ class Copies:
 
         info = self._objects.put_parts(key, pieces)
         if info.size_bytes != size:
-            raise Damaged(key, 0, f"the object has {info.size_bytes} bytes, {size} were sent")
+            raise CorruptionError(key, 0, f"the object has {info.size_bytes} bytes, {size} were sent")
         name = warm_name(sealed.segment_id, sealed.header.base_offset, sealed.footer.sealed_at)
         return TierEntry(
             sealed.header, sealed.footer, name, size, checksum, has_warm=False, residency="resident_in_tier0",
@@ -274,23 +274,27 @@ class Copies:
         It is read as a whole, once for as long as its etag stays what it was then.
 
         Raises:
-            Damaged: there is none, or it is not.
-            ObjectsUnavailable: nobody knows.
+            CorruptionError: there is none, or it is not.
+            ObjectsUnavailableError: nobody knows.
         """
         if entry.remote is None:
-            raise Damaged(f"{self.folder}/{entry.warm_name}", 0, "the packed file is not there, and there is no object")
+            raise CorruptionError(
+                f"{self.folder}/{entry.warm_name}", 0, "the packed file is not there, and there is no object"
+            )
         key = entry.remote.object_key
         try:
             info = self._objects.head(key)
-        except ObjectMissing:
-            raise Damaged(key, 0, "the object of a segment is missing") from None
+        except ObjectNotFoundError:
+            raise CorruptionError(key, 0, "the object of a segment is missing") from None
         if info.size_bytes != entry.warm_bytes:
-            raise Damaged(key, 0, f"the object of a segment has {info.size_bytes} bytes, not {entry.warm_bytes}")
+            raise CorruptionError(
+                key, 0, f"the object of a segment has {info.size_bytes} bytes, not {entry.warm_bytes}"
+            )
         if info.etag is not None and self._verified.get(key) == info.etag:
             return
         wanted = entry.warm_crc64 or self.open_warm(entry).checksum()
         if self.open_object(entry).checksum() != wanted:
-            raise Damaged(key, 0, "checksum mismatch in the object of a segment")
+            raise CorruptionError(key, 0, "checksum mismatch in the object of a segment")
         if info.etag is not None:
             self._verified[key] = info.etag
 
@@ -301,7 +305,7 @@ class Copies:
         No more than a piece of it is in memory, and of an object with another size nothing is read.
 
         Raises:
-            ObjectsUnavailable, AccessRefused: nobody knows.
+            ObjectsUnavailableError, AccessDeniedError: nobody knows.
         """
         key = entry.remote.object_key if entry.remote else ""
         try:
@@ -309,9 +313,9 @@ class Copies:
             if info.size_bytes != entry.warm_bytes:
                 return f"the object of a segment has {info.size_bytes} bytes, not {entry.warm_bytes}"
             checksum, problem = self.open_object(entry).inspect()
-        except ObjectMissing:
+        except ObjectNotFoundError:
             return "the object of a segment is missing"
-        except Damaged as damaged:
+        except CorruptionError as damaged:
             return damaged.reason
         if problem is None and entry.warm_crc64 and checksum != entry.warm_crc64:
             return "checksum mismatch in the object of a segment"
@@ -322,8 +326,8 @@ class Copies:
         Return the object of a segment, to be read where it lies.
 
         Raises:
-            Damaged: it is missing, or not what was uploaded.
-            ObjectsUnavailable: try again.
+            CorruptionError: it is missing, or not what was uploaded.
+            ObjectsUnavailableError: try again.
         """
         return self._same(self._open_key(entry.remote.object_key if entry.remote else "", entry.warm_bytes), entry)
 
@@ -334,10 +338,10 @@ class Copies:
         def read_at(start: int, length: int) -> bytes:
             try:
                 data = self._objects.get_range(key, start, length)
-            except ObjectMissing:
-                raise Damaged(key, 0, "the object of a segment is missing") from None
+            except ObjectNotFoundError:
+                raise CorruptionError(key, 0, "the object of a segment is missing") from None
             if len(data) != length:
-                raise Damaged(key, start, f"{len(data)} bytes came, not {length}")
+                raise CorruptionError(key, start, f"{len(data)} bytes came, not {length}")
             return data
 
         return read_at
@@ -347,7 +351,7 @@ class Copies:
         Yield the objects of a log.
 
         Raises:
-            ObjectsUnavailable: try again.
+            ObjectsUnavailableError: try again.
         """
         return self._objects.list_below(folder)
 
@@ -356,17 +360,17 @@ class Copies:
         Return the entry of an object that the manifest does not know. Only its ends are read.
 
         Raises:
-            Damaged: it is missing, it is not what `pack` made, or it holds another segment than its key says.
-            ObjectsUnavailable: try again.
+            CorruptionError: it is missing, it is not what `pack` made, or it holds another segment than its key says.
+            ObjectsUnavailableError: try again.
         """
         packed = self._open_key(info.key, info.size_bytes)
         said = parse_object_key(info.key)
         if said is None or said[1:] != (packed.header.segment_index, packed.footer.sealed_at):
             what = f"segment {packed.header.segment_index}, sealed at {packed.footer.sealed_at}"
-            raise Damaged(info.key, 0, f"it holds {what}: another one than its key says")
+            raise CorruptionError(info.key, 0, f"it holds {what}: another one than its key says")
         problem = packed.end_problem()
         if problem is not None:
-            raise Damaged(info.key, 0, problem)
+            raise CorruptionError(info.key, 0, problem)
         remote = RemoteCopy(info.key, info.etag, info.size_bytes, now_ms)
         name = warm_name(packed.header.segment_index, packed.header.base_offset, packed.footer.sealed_at)
         return TierEntry(
@@ -379,8 +383,8 @@ class Copies:
         Make the packed file of a segment from its object, durable and verified on return.
 
         Raises:
-            Damaged: the object is missing, or not what was uploaded.
-            ObjectsUnavailable: try again.
+            CorruptionError: the object is missing, or not what was uploaded.
+            ObjectsUnavailableError: try again.
             OSError: no room, or the disk refused.
         """
         packed = self.open_object(entry)
@@ -407,7 +411,7 @@ class Copies:
             file.close()
         if entry.warm_crc64 and checksum != entry.warm_crc64:
             self._fs.remove(path + TEMPORARY_SUFFIX)
-            raise Damaged(packed.name, 0, "checksum mismatch in the object of a segment")
+            raise CorruptionError(packed.name, 0, "checksum mismatch in the object of a segment")
         self._fs.rename(path + TEMPORARY_SUFFIX, path)
         self._fs.sync_dir(self.folder)
 
@@ -416,7 +420,7 @@ class Copies:
         Remove an object, durably; it may be gone already.
 
         Raises:
-            ObjectsUnavailable: try again.
+            ObjectsUnavailableError: try again.
         """
         self._verified.pop(key, None)
         self._objects.delete([key])
@@ -434,12 +438,12 @@ def _compare(packed: PackedSegment, view: memoryview) -> None:
     Return when what is packed is what *view* holds.
 
     Raises:
-        Damaged: it is not.
+        CorruptionError: it is not.
     """
     offset = 0
     for piece in packed.plain():
         if piece != view[offset : offset + len(piece)]:
-            raise Damaged(packed.name, 0, f"what was packed from {offset} on is not what comes out")
+            raise CorruptionError(packed.name, 0, f"what was packed from {offset} on is not what comes out")
         offset += len(piece)
 
 
@@ -448,9 +452,9 @@ def _read_whole(file: File, start: int, length: int) -> bytes:
     Return exactly *length* bytes.
 
     Raises:
-        Damaged: the file is shorter.
+        CorruptionError: the file is shorter.
     """
     data = file.pread(length, start)
     if len(data) != length:
-        raise Damaged(file.path, start + len(data), "the packed file is cut short")
+        raise CorruptionError(file.path, start + len(data), "the packed file is cut short")
     return data

@@ -19,13 +19,13 @@ from quiver.aof.tiers.snapshot import TierCounts
 from quiver.aof.tiers.uploads import tell_move
 from quiver.clock import Clock
 from quiver.errors import (
-    AtCapacity,
-    Damaged,
-    ObjectsUnavailable,
+    CapacityError,
+    CorruptionError,
+    ObjectsUnavailableError,
     QuiverError,
-    RecordUnknown,
-    StoreClosed,
-    WouldBlock,
+    StoreClosedError,
+    UnknownRecordError,
+    WouldBlockError,
 )
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX
@@ -86,10 +86,10 @@ class Hydration:
         Where the disk has no room for it the bytes are in memory, and the segment stays where it was.
 
         Raises:
-            WouldBlock: it has no file, and without *wait* the thread brings it back.
-            AtCapacity: so it was asked to, and the disk had no room.
-            Damaged: no copy is what was written.
-            ObjectsUnavailable: the only copy is an object, and the store does not answer; ask again.
+            WouldBlockError: it has no file, and without *wait* the thread brings it back.
+            CapacityError: so it was asked to, and the disk had no room.
+            CorruptionError: no copy is what was written.
+            ObjectsUnavailableError: the only copy is an object, and the store does not answer; ask again.
             OSError: the disk cannot be read.
         """
         self._uses += 1
@@ -100,13 +100,13 @@ class Hydration:
             if wait:
                 return self.restore(sealed)
         if self.closed:
-            raise StoreClosed(f"segment {sealed.segment_id} has no file, and the log was closed")
+            raise StoreClosedError(f"segment {sealed.segment_id} has no file, and the log was closed")
         self.asked.ask(sealed.segment_id)
         self._observer.event(
             "aof.tier1_hydration_retry_queued", segment=sealed.segment_id, sealed_at=sealed.footer.sealed_at
         )
         self._again(0.0)
-        raise WouldBlock("hydration", f"segment {sealed.segment_id} is being brought back to its file")
+        raise WouldBlockError("hydration", f"segment {sealed.segment_id} is being brought back to its file")
 
     def bring_back(self) -> None:
         """Bring back what was asked for; what fails is kept for whoever asks next."""
@@ -117,30 +117,30 @@ class Hydration:
         try:
             self.hydrate(segment_id)
         except (OSError, QuiverError) as error:
-            how = "unavailable" if isinstance(error, ObjectsUnavailable) else "failed"
+            how = "unavailable" if isinstance(error, ObjectsUnavailableError) else "failed"
             name = f"aof.tier1_hydration_retry_{how}"
             self._observer.event(name, level=logging.WARNING, segment=segment_id, problem=str(error))
             raise
         if segment_id in self._placement.away:
-            raise AtCapacity(f"no room to bring segment {segment_id} back; who waits for it reads it from memory")
+            raise CapacityError(f"no room to bring segment {segment_id} back; who waits for it reads it from memory")
 
     def hydrate(self, segment_id: int) -> None:
         """
         Bring a segment back to its file.
 
         Raises:
-            RecordUnknown: there is no such sealed segment.
-            Damaged, ObjectsUnavailable, OSError: as `view`.
+            UnknownRecordError: there is no such sealed segment.
+            CorruptionError, ObjectsUnavailableError, OSError: as `view`.
         """
         sealed = self._catalog.get(segment_id)
         if sealed is None or self.view(sealed) is None:
-            raise RecordUnknown(f"no sealed segment {segment_id}")
+            raise UnknownRecordError(f"no sealed segment {segment_id}")
 
     def restore(self, sealed: SealedSegment) -> memoryview | None:
         """Bring back a segment that has no file; as `view`, but it does not count as read."""
         with self._lock:
             if self.closed:
-                raise StoreClosed(f"segment {sealed.segment_id} has no file, and the log was closed")
+                raise StoreClosedError(f"segment {sealed.segment_id} has no file, and the log was closed")
             entry = self._placement.entries.get(sealed.segment_id)
             if self._fs.exists(sealed.path):  # another reader was quicker
                 return self._catalog.view(sealed)
@@ -151,7 +151,7 @@ class Hydration:
             try:
                 packed, entry = self._readable(entry)
                 view = self._write_file(sealed, packed)
-            except (Damaged, QuiverError):
+            except (CorruptionError, QuiverError):
                 self._counts.hydration_failures += 1
                 raise
             if view is not None:
@@ -174,20 +174,22 @@ class Hydration:
             if self._copies.warm_bytes(entry) == entry.warm_bytes:
                 try:
                     return self._copies.verified_warm(entry), entry
-                except Damaged as damaged:
+                except CorruptionError as damaged:
                     problem = damaged.reason
             entry = self._note_failed(replace(entry, has_warm=False), 1)
             self._failed("tier1_hydration_failed", entry, problem)
         if entry.remote is None:
             path = f"{self._copies.folder}/{entry.warm_name}"
-            raise Damaged(path, 0, "the only copy of a segment is not what was written")
+            raise CorruptionError(path, 0, "the only copy of a segment is not what was written")
         self._counts.downloads += 1
         try:
             self._copies.fetch(entry)
         except (OSError, QuiverError) as error:
             self._counts.download_failures += 1
             self._failed("tier2_fetch_failed", entry, str(error))
-            if isinstance(error, Damaged):  # readers are told, and so is who looks at the log, until a fetch succeeds
+            if isinstance(
+                error, CorruptionError
+            ):  # readers are told, and so is who looks at the log, until a fetch succeeds
                 self._note_failed(replace(entry, residency="needs_recovery"), 2)
             if not passes(error):
                 raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from quiver.aof.format.names import object_folder, object_key, parse_object_key
 from quiver.aof.format.tier_entry import TierEntry
 from quiver.aof.tiers.copies import Copies
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 
 __all__ = ["ListedObjects", "list_objects"]
 
@@ -28,7 +28,7 @@ class ListedObjects:
     """
 
     entries: dict[int, TierEntry] = field(default_factory=dict)
-    damaged: list[Damaged] = field(default_factory=list)
+    damaged: list[CorruptionError] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     highest_id: int = -1
 
@@ -63,7 +63,7 @@ def list_objects(
         wanted: says of a segment's id and an object's key whether it is looked at.
 
     Raises:
-        ObjectsUnavailable, AccessRefused: they cannot be read.
+        ObjectsUnavailableError, AccessDeniedError: they cannot be read.
     """
     found = ListedObjects()
     for info in copies.objects_below(f"{object_folder(stream_id)}/"):
@@ -76,6 +76,6 @@ def list_objects(
             continue
         try:
             found.add(copies.adopt_object(info, now_ms), info.key)
-        except Damaged as damaged:
+        except CorruptionError as damaged:
             found.damaged.append(damaged)
     return found

@@ -30,7 +30,7 @@ from quiver.aof.format.warm_file import (
     encode_seek_table,
     seek_table_bytes,
 )
-from quiver.errors import Damaged, QuiverError
+from quiver.errors import CorruptionError, QuiverError
 from quiver.primitives.checksum import crc64_nvme
 from quiver.primitives.disk.disk_full import require_room
 from quiver.primitives.disk.file_system import Buffer, FileSystem
@@ -58,7 +58,7 @@ def pack(segment: memoryview, end: int, footer: SegmentFooter, *, level: int, ve
     With *verify* each piece is unpacked and compared before it is given out.
 
     Raises:
-        Damaged: what comes out is not what was packed.
+        CorruptionError: what comes out is not what was packed.
     """
     codec = _codec(level)
     sizes: list[tuple[int, int]] = []
@@ -66,7 +66,7 @@ def pack(segment: memoryview, end: int, footer: SegmentFooter, *, level: int, ve
         plain = segment[start : min(start + FRAME_BYTES, end)]
         packed: bytes = codec.compress(plain, asbytes=True)
         if verify and codec.decompress(packed, decompressed_size=len(plain), asbytes=True) != plain:
-            raise Damaged(f"segment {footer.segment_index}", start, "what was packed is not what comes out")
+            raise CorruptionError(f"segment {footer.segment_index}", start, "what was packed is not what comes out")
         sizes.append((len(packed), len(plain)))
         yield packed
     packed = codec.compress(encode_footer(footer), asbytes=True)
@@ -86,7 +86,7 @@ class PackedSegment:
         known: header and footer of the segment where they are known, so that neither is read here.
 
     Raises:
-        Damaged: it is not what `pack` made.
+        CorruptionError: it is not what `pack` made.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class PackedSegment:
         self.header, self.footer = known or self._ends()
         wrong = agrees_with(self.footer, self.header)
         if wrong is not None or self.footer.durable_bytes - self.header.base_offset != self.end:
-            raise Damaged(name, 0, wrong or "its footer has another end than its frames")
+            raise CorruptionError(name, 0, wrong or "its footer has another end than its frames")
 
     def _ends(self) -> tuple[SegmentHeader, SegmentFooter]:
         header = decode_header(memoryview(self._frame(self.frames[0])))
         footer = decode_footer(memoryview(self._frame(self.frames[-1])))
         if not isinstance(header, Frame) or not isinstance(footer, Frame):
-            raise Damaged(self.name, 0, "it holds no header and footer of a segment")
+            raise CorruptionError(self.name, 0, "it holds no header and footer of a segment")
         return header.value, footer.value
 
     def _table(self) -> tuple[PackedFrame, ...]:
@@ -122,7 +122,7 @@ class PackedSegment:
             tail = self._read_at(max(0, self.size_bytes - size.value), size.value)
         answer = decode_seek_table(memoryview(tail), self.size_bytes)
         if not isinstance(answer, Frame):
-            raise Damaged(self.name, 0, getattr(answer, "reason", "it is cut short"))
+            raise CorruptionError(self.name, 0, getattr(answer, "reason", "it is cut short"))
         return answer.value
 
     def _frame(self, frame: PackedFrame, packed: bytes | memoryview | None = None) -> bytes:
@@ -130,9 +130,9 @@ class PackedSegment:
         try:
             plain: bytes = self._codec.decompress(data, decompressed_size=frame.size_bytes, asbytes=True)
         except _LIBRARY_ERRORS as error:
-            raise Damaged(self.name, frame.start, f"a frame cannot be unpacked: {error}") from error
+            raise CorruptionError(self.name, frame.start, f"a frame cannot be unpacked: {error}") from error
         if len(plain) != frame.size_bytes:
-            raise Damaged(self.name, frame.start, f"a frame holds {len(plain)} bytes, not {frame.size_bytes}")
+            raise CorruptionError(self.name, frame.start, f"a frame holds {len(plain)} bytes, not {frame.size_bytes}")
         return plain
 
     def plain(self) -> Iterator[bytes]:
@@ -140,7 +140,7 @@ class PackedSegment:
         Yield header and records, frame by frame, without the footer.
 
         Raises:
-            Damaged: a frame is not what was written.
+            CorruptionError: a frame is not what was written.
         """
         for batch in self._batches():
             yield from self._unpack(batch)
@@ -165,7 +165,7 @@ class PackedSegment:
             at = frame.start - start
             try:
                 yield self._frame(frame, data[at : at + frame.packed_bytes])
-            except Damaged:
+            except CorruptionError:
                 if not is_salvage:
                     raise
                 yield bytes(frame.size_bytes)
@@ -176,7 +176,7 @@ class PackedSegment:
         records; when something is, the checksum is of no use.
 
         Raises:
-            Damaged: a frame is not what was written.
+            CorruptionError: a frame is not what was written.
         """
         crc64 = 0
 
@@ -204,7 +204,7 @@ class PackedSegment:
         With *is_salvage* a frame that cannot be unpacked is all zeros.
 
         Raises:
-            Damaged: a frame is not what was written.
+            CorruptionError: a frame is not what was written.
         """
         end = min(end, self.end)
         if start >= end:
@@ -221,7 +221,7 @@ class PackedSegment:
         records is found here, before anybody makes room for it in memory.
 
         Raises:
-            Damaged: a frame is not what was written.
+            CorruptionError: a frame is not what was written.
         """
         offset = self.footer.last_record_id & 0xFFFF_FFFF
         behind = offset
@@ -263,7 +263,7 @@ def unpack_to(fs: FileSystem, path: str, packed: PackedSegment, *, max_size: int
     Write the file of a packed segment to *path*, *max_size* bytes; synced on return, and its records verified.
 
     Raises:
-        Damaged: they are not what was sealed; nothing is left at *path*.
+        CorruptionError: they are not what was sealed; nothing is left at *path*.
         OSError: no room, or the disk refused; nothing is left, as far as the disk allows.
     """
     file = fs.create_or_truncate(path)
@@ -285,4 +285,4 @@ def unpack_to(fs: FileSystem, path: str, packed: PackedSegment, *, max_size: int
     problem = records_problem(fs.map_read(path).view(), packed.header, packed.footer)
     if problem is not None:
         fs.remove(path)
-        raise Damaged(packed.name, 0, f"what is packed is not what was sealed: {problem}")
+        raise CorruptionError(packed.name, 0, f"what is packed is not what was sealed: {problem}")

@@ -24,7 +24,7 @@ from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.object_listing import ListedObjects, list_objects
 from quiver.aof.tiers.state import ALL_SEGMENTS, entry_record, key_record
 from quiver.clock import Clock
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably
 from quiver.primitives.disk.file_system import FileSystem
@@ -71,7 +71,7 @@ class Placement:
         Bring together what the manifest says and what the disk has. *below* is the first segment that is not sealed.
 
         Raises:
-            ObjectsUnavailable: the manifest was lost, and nobody knows which objects there are; try again.
+            ObjectsUnavailableError: the manifest was lost, and nobody knows which objects there are; try again.
             OSError: the disk refused.
         """
         for segment_id, entry in list(self.entries.items()):
@@ -102,7 +102,7 @@ class Placement:
         Take over objects that the manifest does not know, because it was lost or damaged.
 
         Raises:
-            ObjectsUnavailable: nobody knows which there are; try again.
+            ObjectsUnavailableError: nobody knows which there are; try again.
             OSError: the disk refused.
         """
         deletes, uploads = self.manifest.state.deletes, self.manifest.state.uploads
@@ -148,14 +148,14 @@ class Placement:
                 return
             try:
                 entry = self._copies.adopt(name)
-            except Damaged as error:
+            except CorruptionError as error:
                 self._tell_damaged(path, error)
                 return
             self._catalog.add(self._sealed(entry))
             self.away.add(entry.segment_id)
             self.note([], entry)
 
-    def _tell_damaged(self, path: str, error: Damaged) -> None:
+    def _tell_damaged(self, path: str, error: CorruptionError) -> None:
         self._observer.event("aof.tiers.damaged", level=logging.WARNING, path=path, problem=str(error))
 
     def _sealed(self, entry: TierEntry) -> SealedSegment:

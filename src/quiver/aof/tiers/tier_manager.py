@@ -47,13 +47,13 @@ from quiver.aof.tiers.state import entry_record, key_record
 from quiver.aof.tiers.uploads import Uploads, tell_move
 from quiver.clock import Clock
 from quiver.errors import (
-    Damaged,
-    ObjectsUnavailable,
+    CorruptionError,
+    ObjectsUnavailableError,
     QuiverError,
-    RecordUnknown,
-    SettingsInvalid,
-    StoreClosed,
-    WrongUse,
+    SettingsError,
+    StoreClosedError,
+    UnknownRecordError,
+    UsageError,
 )
 from quiver.objects import ObjectTier
 from quiver.observe import Observer, Value
@@ -71,14 +71,14 @@ def has_tiers(fs: FileSystem, config: AofConfig, stream_id: int) -> bool:
     Say whether a log has tiers: by its settings, or because it had some, and what left its file is still to be found.
 
     Raises:
-        SettingsInvalid: it has, and its retention would move files to the archive.
+        SettingsError: it has, and its retention would move files to the archive.
     """
     if config.tiered:
         return True
     if not fs.exists(f"{config.root_dir}/{stream_folder(stream_id)}"):
         return False
     if config.retires and config.retention.action != "expire":
-        raise SettingsInvalid(
+        raise SettingsError(
             f'{config.root_dir} has segments in tiers, which have no file to archive: retention needs action="expire"'
         )
     return True
@@ -193,7 +193,7 @@ class Tiers:
             self._observer.count("aof_tiers_failed_total")
             self._observer.event(f"aof.{event}", level=logging.WARNING, problem=str(error))
             self._again(_AGAIN_S)
-            if isinstance(error, ObjectsUnavailable):
+            if isinstance(error, ObjectsUnavailableError):
                 self._uploads.unreachable = True
             self._is_full = self._is_full or (isinstance(error, OSError) and is_full_disk(error))
             return False
@@ -235,7 +235,7 @@ class Tiers:
             attempts = self._attempt(Event.COMPRESSION_STARTED, sealed.segment_id)
             try:
                 entry = self._pack(sealed)
-            except (OSError, Damaged) as error:
+            except (OSError, CorruptionError) as error:
                 self.counts.compression_failures += 1
                 self._placement.failed(Event.COMPRESSION_FAILED, sealed, error)
                 raise
@@ -261,13 +261,13 @@ class Tiers:
         Return the bytes of a segment's file, all records verified: its copy may one day be all that is left.
 
         Raises:
-            Damaged: they are not what was sealed.
+            CorruptionError: they are not what was sealed.
             OSError: the disk cannot be read.
         """
         view = self._catalog.view(sealed)
         problem = records_problem(view, sealed.header, sealed.footer)
         if problem is not None:
-            raise Damaged(sealed.path, 0, f"it is not copied: {problem}")
+            raise CorruptionError(sealed.path, 0, f"it is not copied: {problem}")
         self._indexes.make(sealed, view)  # now, because later it would have to be unpacked
         return view
 
@@ -315,16 +315,16 @@ class Tiers:
         Remove the file of a sealed segment, once a copy of it is there. Its records are read as before.
 
         Raises:
-            RecordUnknown: there is no such sealed segment.
-            WrongUse: it is the newest sealed one, which keeps its file.
-            Damaged: the file is not what was sealed.
-            OSError, ObjectsUnavailable: no copy could be made, or looked at; the file is still there.
+            UnknownRecordError: there is no such sealed segment.
+            UsageError: it is the newest sealed one, which keeps its file.
+            CorruptionError: the file is not what was sealed.
+            OSError, ObjectsUnavailableError: no copy could be made, or looked at; the file is still there.
         """
         sealed = self._catalog.get(segment_id)
         if sealed is None:
-            raise RecordUnknown(f"no sealed segment {segment_id}")
+            raise UnknownRecordError(f"no sealed segment {segment_id}")
         if sealed not in self._movable():
-            raise WrongUse(f"segment {segment_id} is the newest sealed one: it keeps its file")
+            raise UsageError(f"segment {segment_id} is the newest sealed one: it keeps its file")
         try:
             entry = self._packed(sealed)
         except OSError as error:
@@ -353,7 +353,7 @@ class Tiers:
         Return where a segment's copy is that may become the only one, read once more; a new one is made if need be.
 
         Raises:
-            Damaged, ObjectsUnavailable, OSError: as `evict`.
+            CorruptionError, ObjectsUnavailableError, OSError: as `evict`.
         """
         problem = self._copies.warm_problem(entry)
         if problem is None:
@@ -362,7 +362,7 @@ class Tiers:
         if entry.remote is not None:
             try:
                 self._copies.check_object(entry)
-            except Damaged as damaged:
+            except CorruptionError as damaged:
                 entry = self._uploads.doubt(entry, damaged)
             else:
                 return entry
@@ -403,7 +403,7 @@ class Tiers:
         Return the bytes of a sealed segment, brought back to its file when it has none; None when it was retired.
 
         Raises:
-            WouldBlock, AtCapacity, Damaged, ObjectsUnavailable, OSError: as `Hydration.view`.
+            WouldBlockError, CapacityError, CorruptionError, ObjectsUnavailableError, OSError: as `Hydration.view`.
         """
         return self._hydration.view(sealed, wait=wait)
 
@@ -418,8 +418,8 @@ class Tiers:
         Bring a segment back to its file.
 
         Raises:
-            RecordUnknown: there is no such sealed segment.
-            Damaged, ObjectsUnavailable, OSError: as `view`.
+            UnknownRecordError: there is no such sealed segment.
+            CorruptionError, ObjectsUnavailableError, OSError: as `view`.
         """
         self._hydration.hydrate(segment_id)
 
@@ -428,20 +428,20 @@ class Tiers:
         Delete sealed segments with all their copies. They must be the oldest of the log: a log has no holes.
 
         Raises:
-            RecordUnknown: there is no such sealed segment; nothing was deleted.
-            WrongUse: an older one would stay, or it is the newest sealed one; nothing was deleted.
+            UnknownRecordError: there is no such sealed segment; nothing was deleted.
+            UsageError: an older one would stay, or it is the newest sealed one; nothing was deleted.
             OSError: the disk refused; those before it are gone.
         """
         wanted = set(segment_ids)
         known = {one.segment_id: one for one in self._catalog.all()}
         unknown = sorted(wanted - known.keys())
         if unknown:
-            raise RecordUnknown(f"no sealed segment {unknown[0]}")
+            raise UnknownRecordError(f"no sealed segment {unknown[0]}")
         if wanted - {one.segment_id for one in self._movable()}:
-            raise WrongUse(f"segment {max(wanted)} is the newest sealed one, which stays: the log goes on behind it")
+            raise UsageError(f"segment {max(wanted)} is the newest sealed one, which stays: the log goes on behind it")
         older = [one for one in known if wanted and one < max(wanted) and one not in wanted]
         if older:
-            raise WrongUse(f"segment {older[0]} is older and would leave a hole: name it, too")
+            raise UsageError(f"segment {older[0]} is older and would leave a hole: name it, too")
         with self._turn:
             for segment_id in sorted(wanted):
                 self._retire(known[segment_id])
@@ -453,14 +453,14 @@ class Tiers:
         It is history, for people and `quiver aof inspect`: it goes when its chunk goes, the second rotation from now.
 
         Raises:
-            WrongUse: *schema* is no number of 32 bits, *segment_id* none of 64, or *blob* is over 65,535 bytes.
+            UsageError: *schema* is no number of 32 bits, *segment_id* none of 64, or *blob* is over 65,535 bytes.
             OSError: the disk refused.
         """
         for name, number, bits in (("schema", schema, 32), ("segment_id", segment_id, 64)):
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << bits:
-                raise WrongUse(f"the {name} of an event is a whole number of {bits} bits, not {number!r}")
+                raise UsageError(f"the {name} of an event is a whole number of {bits} bits, not {number!r}")
         if not isinstance(blob, bytes) or len(blob) >= 1 << 16:
-            raise WrongUse("the blob of an event is bytes, up to 65,535 of them")
+            raise UsageError("the blob of an event is bytes, up to 65,535 of them")
         with self._lock:
             self._require_open()
             record = ManifestRecord(Event.CUSTOM_EVENT, segment_id, 0, self._manifest.now_ms, (schema, blob))
@@ -472,7 +472,7 @@ class Tiers:
         that no older one is needed. Return what was found of segments that had no copy.
 
         Raises:
-            ObjectsUnavailable, AccessRefused, OSError: try again; the older chunks count.
+            ObjectsUnavailableError, AccessDeniedError, OSError: try again; the older chunks count.
         """
         with self._lock:
             self._require_open()
@@ -482,7 +482,7 @@ class Tiers:
 
     def _require_open(self) -> None:
         if self._hydration.closed:
-            raise StoreClosed(f"{self._config.root_dir} was closed")
+            raise StoreClosedError(f"{self._config.root_dir} was closed")
 
     # ---- what it says of itself
 

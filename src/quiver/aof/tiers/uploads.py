@@ -24,7 +24,7 @@ from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.placement import Placement
 from quiver.aof.tiers.snapshot import TierCounts
 from quiver.aof.tiers.state import key_record
-from quiver.errors import Damaged, QuiverError
+from quiver.errors import CorruptionError, QuiverError
 from quiver.observe import Observer, Value
 from quiver.primitives.disk.disk_full import is_full_disk
 
@@ -85,7 +85,7 @@ class Uploads:
         self.unreachable = False
         self.stopping = False
         self.problem = ""
-        self.damaged: dict[int, Damaged] = {}
+        self.damaged: dict[int, CorruptionError] = {}
         self._placement = placement
         self._copies = copies
         self._catalog = catalog
@@ -224,7 +224,7 @@ class Uploads:
     def _verified_file(self, sealed: SealedSegment) -> memoryview:
         try:
             return self._verified(sealed)
-        except Damaged as damaged:
+        except CorruptionError as damaged:
             self.damaged[sealed.segment_id] = damaged
             self._uploaded()  # whoever waits for it must not wait for ever
             raise
@@ -237,7 +237,7 @@ class Uploads:
             if sealed is None:
                 return
             self._placement.failed(Event.UPLOAD_FAILED, sealed, error, key)
-            if entry is not None and isinstance(error, Damaged) and segment_id not in self._placement.away:
+            if entry is not None and isinstance(error, CorruptionError) and segment_id not in self._placement.away:
                 # The packed file is not what was written. The segment's own is: the next turn has something to upload.
                 self._sound(sealed, entry)
 
@@ -262,7 +262,7 @@ class Uploads:
     def _drop_warm(self, entry: TierEntry) -> None:
         try:
             self._copies.check_object(entry)  # without the lock, as above
-        except Damaged as damaged:
+        except CorruptionError as damaged:
             if self._copies.warm_problem(entry) is None:
                 with self._lock:
                     if self._placement.entries.get(entry.segment_id) == entry:
@@ -275,7 +275,7 @@ class Uploads:
             self._placement.note([evicted], replace(entry, has_warm=False))
             self._copies.remove_warm(entry)
 
-    def doubt(self, entry: TierEntry, damaged: Damaged) -> TierEntry:
+    def doubt(self, entry: TierEntry, damaged: CorruptionError) -> TierEntry:
         """
         Take an object out of account that is not what was uploaded, so that it is uploaded again; with the lock held.
 

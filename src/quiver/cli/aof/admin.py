@@ -12,7 +12,7 @@ import typer
 from quiver.cli.aof.logs import LogName, Logs, checked_logs, logs_of, one_log
 from quiver.cli.console.output import JsonFlag, human_bytes, print_json, print_table
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver.aof import Aof
@@ -107,7 +107,7 @@ def upload(
     """
     location = object_location(objects, option)
     if location is None:
-        raise WrongUse("say where the objects of the logs are: --objects URL")
+        raise UsageError("say where the objects of the logs are: --objects URL")
     rows = [_uploaded(root, name, location, timeout_s) for name in logs_of(root, log)]
     if as_json:
         print_json(rows)
@@ -118,7 +118,7 @@ def upload(
 
 
 def _uploaded(root: Path, name: str, location: ObjectLocation, timeout_s: float) -> dict[str, Any]:
-    from quiver.errors import WouldBlock  # noqa: PLC0415
+    from quiver.errors import WouldBlockError  # noqa: PLC0415
 
     with _opened(root, name, location) as opened:
         opened.adopt()
@@ -126,7 +126,7 @@ def _uploaded(root: Path, name: str, location: ObjectLocation, timeout_s: float)
         before = tiers.counts.uploads
         try:
             opened.force_rollover(timeout_s=_SEAL_S)
-        except WouldBlock:
+        except WouldBlockError:
             if opened.segment_snapshot()[-1].state != "sealed":  # else it is the next one that has no room on the disk
                 raise
         tiers.finish_uploads(timeout_s)
@@ -185,7 +185,7 @@ def delete_segments(
 ) -> None:
     """Delete the oldest segments with all their copies. Nobody may have the logs open; only `--force` does it."""
     if not force:
-        raise WrongUse("the records of these segments will be gone for good: say --force to delete them")
+        raise UsageError("the records of these segments will be gone for good: say --force to delete them")
     with _opened(root, log, object_location(objects, option), tiered=True) as opened:
         opened.tiers.delete_oldest(segment)
         name, deletes = opened.name, opened.tiers.snapshot().delete_queue_depth

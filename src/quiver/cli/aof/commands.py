@@ -19,7 +19,7 @@ from quiver.cli.aof.logs import LogName, Logs, checked_logs, one_log
 from quiver.cli.aof.restore import restore
 from quiver.cli.console.output import JsonFlag, exit_of_verify, human_age, human_bytes, print_json, print_table
 from quiver.cli.object_store import ObjectOptions, ObjectsUrl, object_location
-from quiver.errors import DataLoss, WrongUse
+from quiver.errors import DataLossError, UsageError
 
 if TYPE_CHECKING:
     from quiver.aof.reading.source import Record
@@ -59,7 +59,7 @@ def dump(
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     if (logs is None) == (root is None):
-        raise WrongUse("say once which logs: quiver aof dump aof/, or quiver aof dump --root aof/")
+        raise UsageError("say once which logs: quiver aof dump aof/, or quiver aof dump --root aof/")
     root = root or logs or Path()
     checked = checked_logs(root, log, read_records=False)
     now_ns = SYSTEM_CLOCK.now_ns()
@@ -97,7 +97,7 @@ def inspect(
     else:
         described = _described(path, rows)
         if described.kind == "unknown":
-            raise WrongUse(f"{path} is no file of an append-only log")
+            raise UsageError(f"{path} is no file of an append-only log")
         if as_json:
             print_json(described.as_dict())
         else:
@@ -155,7 +155,7 @@ def tail(
 
     _, directory = one_log(root, log)
     if start != "earliest" and not (start.isdecimal() and int(start) < 1 << 64):
-        raise WrongUse("--from takes earliest or a record id, which is a whole number of 64 bits")
+        raise UsageError("--from takes earliest or a record id, which is a whole number of 64 bits")
     source = LogFiles(directory, objects=object_location(objects, option))
     reader = Reader(source, int(start) if start.isdecimal() else 0, durable_only=durable)
     printed = losses = 0
@@ -167,7 +167,7 @@ def tail(
                 printed += 1
                 if printed == count:
                     break
-        except DataLoss as loss:
+        except DataLossError as loss:
             losses += 1
             typer.echo(f"quiver: {loss}", err=True)
             continue

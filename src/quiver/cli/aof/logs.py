@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver.aof.reading.check import CheckedLog
@@ -24,7 +24,7 @@ def logs_of(root: Path, log: str | None) -> dict[str, str]:
     Return the logs at *root*, or the one that is named: name → directory.
 
     Raises:
-        WrongUse: there is none, or none of that name.
+        UsageError: there is none, or none of that name.
     """
     from quiver.aof.reading.files import logs_below  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
@@ -33,7 +33,7 @@ def logs_of(root: Path, log: str | None) -> dict[str, str]:
     if log is None:
         return found
     if log not in found:
-        raise WrongUse(f"{root} has no log {log!r}; there are {', '.join(found)}")
+        raise UsageError(f"{root} has no log {log!r}; there are {', '.join(found)}")
     return {log: found[log]}
 
 
@@ -42,11 +42,11 @@ def one_log(root: Path, log: str | None) -> tuple[str, str]:
     Return name and directory of the only log at *root*, or of the one that is named.
 
     Raises:
-        WrongUse: there are several, or as `logs_of`.
+        UsageError: there are several, or as `logs_of`.
     """
     found = logs_of(root, log)
     if len(found) > 1:
-        raise WrongUse(f"{root} holds {', '.join(found)}: choose one with --log")
+        raise UsageError(f"{root} holds {', '.join(found)}: choose one with --log")
     return next(iter(found.items()))
 
 
@@ -57,8 +57,8 @@ def checked_logs(
     Look at the logs at *root*, changing nothing. Their *objects* are read, too, when it is said where they are.
 
     Raises:
-        WrongUse: as `logs_of`.
-        AccessRefused, ObjectsUnavailable: the objects cannot be read.
+        UsageError: as `logs_of`.
+        AccessDeniedError, ObjectsUnavailableError: the objects cannot be read.
     """
     from quiver.aof.reading.check import check_log_directory  # noqa: PLC0415
     from quiver.cli.console.progress import Progress  # noqa: PLC0415

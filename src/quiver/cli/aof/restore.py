@@ -10,7 +10,7 @@ import typer
 
 from quiver.cli.console.output import JsonFlag, print_json, print_table
 from quiver.cli.object_store import ObjectOptions, object_location
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver.aof.restore import RestoredLog
@@ -82,7 +82,7 @@ def _restored(
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     if name is not None and not is_stream_name(name):
-        raise WrongUse(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
+        raise UsageError(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
     is_log = is_log_directory(REAL_FILES, str(root))
     below = [root] if is_log else sorted(root.iterdir()) if root.is_dir() else []
     present = {LogFiles(str(path)).stream_id(): str(path) for path in below if is_log_directory(REAL_FILES, str(path))}
@@ -90,10 +90,10 @@ def _restored(
     if is_log:
         streams = [one for one in streams if one in present]
     if not streams:
-        raise WrongUse(f"{location} has no object of {'this' if is_log else 'a'} log")
+        raise UsageError(f"{location} has no object of {'this' if is_log else 'a'} log")
     if name is not None and len(streams) > 1:
         told = ", ".join(map(object_folder, streams))
-        raise WrongUse(f"{location} has objects of several logs: choose one of {told} with --stream")
+        raise UsageError(f"{location} has objects of several logs: choose one of {told} with --stream")
     observer = InMemoryObserver()
     restored = []
     for number in streams:
@@ -113,7 +113,7 @@ def _number(text: str) -> int:
     try:
         return int(text, 16)
     except ValueError:
-        raise WrongUse(f"--stream takes the hexadecimal digits that objects are below, not {text!r}") from None
+        raise UsageError(f"--stream takes the hexadecimal digits that objects are below, not {text!r}") from None
 
 
 def _row(one: RestoredLog) -> dict[str, Any]:

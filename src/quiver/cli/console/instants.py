@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 from quiver.settings import parse_duration_s
 
 __all__ = ["parse_instant", "parse_start"]
@@ -17,20 +17,20 @@ def parse_instant(text: str, *, option: str, now_ns: int) -> datetime:
     Return the time for ``2026-01-31T12:00:00Z``, or for a duration before now such as ``90m``.
 
     Raises:
-        WrongUse: neither of the two, or a time without its zone.
+        UsageError: neither of the two, or a time without its zone.
     """
     try:
         age_s = parse_duration_s(text, key=option)
-    except SettingsInvalid:
+    except SettingsError:
         age_s = None
     if age_s is not None:
         return datetime.fromtimestamp(now_ns / 1e9, tz=UTC) - timedelta(seconds=age_s)
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise WrongUse(f"{option} {text!r} is no time; {_FORMS}") from None
+        raise UsageError(f"{option} {text!r} is no time; {_FORMS}") from None
     if found.tzinfo is None:
-        raise WrongUse(f"{option} {text!r} has no time zone; append Z for UTC")
+        raise UsageError(f"{option} {text!r} has no time zone; append Z for UTC")
     return found
 
 
@@ -39,7 +39,7 @@ def parse_start(text: str, *, option: str, now_ns: int) -> str | int | datetime:
     Return what ``earliest``, ``latest``, a segment number or a time stands for.
 
     Raises:
-        WrongUse: none of them.
+        UsageError: none of them.
     """
     if text in {"earliest", "latest"}:
         return text

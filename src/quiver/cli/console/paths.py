@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,8 +57,8 @@ def pipeline_given(
     Return the pipeline of the file *source* and its run directory; None where *source* is no file.
 
     Raises:
-        PipelineInvalid: the file is not a valid pipeline.
-        WrongUse: options of a pipeline were given without a pipeline file.
+        PipelineError: the file is not a valid pipeline.
+        UsageError: options of a pipeline were given without a pipeline file.
     """
     import os  # noqa: PLC0415 - here only: the library reads no environment
 
@@ -67,7 +67,7 @@ def pipeline_given(
 
     if not source.is_file():
         if assignments or run_dir is not None:
-            raise WrongUse(f"--set and --run-dir go with a pipeline file, and {source} is not a file")
+            raise UsageError(f"--set and --run-dir go with a pipeline file, and {source} is not a file")
         return None
     pipeline = read_pipeline(source, assignments or [], os.environ)
     return pipeline, run_dir or default_run_dir(pipeline)
@@ -86,8 +86,8 @@ def path(text: str | Path) -> Path:
     Return *text* as a path. Its name is what help texts show.
 
     Raises:
-        WrongUse: it is empty.
+        UsageError: it is empty.
     """
     if text == "":
-        raise WrongUse("an empty path names nothing; write . for the directory that this runs in")
+        raise UsageError("an empty path names nothing; write . for the directory that this runs in")
     return Path(text)

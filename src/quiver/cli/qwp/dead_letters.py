@@ -14,7 +14,7 @@ import typer
 from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.cli.qwp.slots import NoServerReporter, names_of_slots
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,7 +104,7 @@ def _find(directory: str, wanted: list[str], table: str | None) -> tuple[_Found,
             found.append((one, tables))
     missing = [text for text in wanted if text not in ids]
     if missing:
-        raise WrongUse(f"{directory} has no dead letter {', '.join(missing)}")
+        raise UsageError(f"{directory} has no dead letter {', '.join(missing)}")
     return found, damage
 
 
@@ -200,15 +200,15 @@ def _export(found: _Found, to: Path | None, table: str | None, *, force: bool, a
     from quiver.store.segment.cast import conform  # noqa: PLC0415
 
     if to is None:
-        raise WrongUse("export where to? --to DIRECTORY, or --table NAME --to FILE.parquet")
+        raise UsageError("export where to? --to DIRECTORY, or --table NAME --to FILE.parquet")
     if to.suffix == ".parquet" and table is None:
-        raise WrongUse(f"{to}: a file has the rows of one table; name it with --table, or name a directory")
+        raise UsageError(f"{to}: a file has the rows of one table; name it with --table, or name a directory")
     files = dict(_files(to, _groups(found, table)))
     for path in files:
         if path.exists() and not force:
-            raise WrongUse(f"{path} exists; --force replaces it")
+            raise UsageError(f"{path} exists; --force replaces it")
         if to.suffix == ".parquet" and not path.parent.is_dir():
-            raise WrongUse(f"{path.parent}: there is no such directory")
+            raise UsageError(f"{path.parent}: there is no such directory")
     if files and to.suffix != ".parquet":
         to.mkdir(parents=True, exist_ok=True)
     written = []

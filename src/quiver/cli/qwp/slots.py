@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.observe import InMemoryObserver, Value
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def names_of_slots(root: Path, wanted: list[str] | None) -> list[str]:
     Return the slots below *root* that are *wanted*; None: all of them.
 
     Raises:
-        WrongUse: one is not there.
+        UsageError: one is not there.
     """
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.slots.inspection import slots_below  # noqa: PLC0415
@@ -50,7 +50,7 @@ def names_of_slots(root: Path, wanted: list[str] | None) -> list[str]:
     found = slots_below(REAL_FILES, str(root))
     for name in wanted or ():
         if name not in found:
-            raise WrongUse(f"{root} has no slot {name}; there are: {', '.join(found) or 'none'}")
+            raise UsageError(f"{root} has no slot {name}; there are: {', '.join(found) or 'none'}")
     return wanted or found
 
 

@@ -89,7 +89,7 @@ def collect_stats(
     Count what the store at *root*, or all its cores, hold. *on_progress* hears what is looked at.
 
     Raises:
-        WrongUse: *root* is not a store.
+        UsageError: *root* is not a store.
         OSError: a file could not be read.
     """
     cores: list[CoreStats] = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 
 if TYPE_CHECKING:
     from quiver.cli.stats.top_figures import Showing
@@ -51,15 +51,15 @@ def top(
 
     every_s = parse_duration_s(every, key="--every")
     if every_s <= 0:
-        raise WrongUse("--every must be longer than nothing")
+        raise UsageError("--every must be longer than nothing")
     if endpoint is not None:
         try:
             split_address(endpoint)
-        except SettingsInvalid:
-            raise WrongUse(f"--endpoint: {endpoint!r} is not host:port, for example 127.0.0.1:9464") from None
+        except SettingsError:
+            raise UsageError(f"--endpoint: {endpoint!r} is not host:port, for example 127.0.0.1:9464") from None
     notes = beside(directory, "run") if run_dir is None else run_dir
     if not directory.exists() and not notes.exists():
-        raise WrongUse(f"neither {directory} nor {notes} exists: name the store's directory of a pipeline")
+        raise UsageError(f"neither {directory} nor {notes} exists: name the store's directory of a pipeline")
     if looks is None and not as_json and not sys.stdout.isatty():
         looks = 1
     never = threading.Condition()

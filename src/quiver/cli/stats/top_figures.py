@@ -18,7 +18,7 @@ from quiver.cli.reports import Reported, reported
 from quiver.cli.stats.store import StoreStats, SubscriberStats, collect_stats
 from quiver.cli.stats.waiting import Waiting, waiting_of
 from quiver.delivery.dead_letters import count_letters
-from quiver.errors import RetryLater, WrongUse
+from quiver.errors import TransientError, UsageError
 from quiver.pipeline.companion_stores import stores_beside
 from quiver.primitives.disk.file_system import FileSystem
 
@@ -147,7 +147,7 @@ def parse_samples(text: str) -> tuple[Sample, ...]:
     Return the samples of Prometheus *text* that are the pipeline's own.
 
     Raises:
-        RetryLater: it is not Prometheus text.
+        TransientError: it is not Prometheus text.
         ModuleNotFoundError: the extra `metrics` is not installed.
     """
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - an extra
@@ -160,7 +160,7 @@ def parse_samples(text: str) -> tuple[Sample, ...]:
             if sample.name.startswith("quiver_")
         )
     except ValueError as error:
-        raise RetryLater(f"what answers there does not speak Prometheus: {error}") from error
+        raise TransientError(f"what answers there does not speak Prometheus: {error}") from error
 
 
 def fetch_samples(endpoint: str) -> tuple[Sample, ...]:
@@ -168,7 +168,7 @@ def fetch_samples(endpoint: str) -> tuple[Sample, ...]:
     Ask the metrics port at *endpoint*, ``host:port``.
 
     Raises:
-        RetryLater: nothing answers there, or something else does.
+        TransientError: nothing answers there, or something else does.
     """
     import http.client  # noqa: PLC0415 - for this alone
 
@@ -178,11 +178,11 @@ def fetch_samples(endpoint: str) -> tuple[Sample, ...]:
         answer = connection.getresponse()
         body = answer.read(ENDPOINT_BYTES_MAX)
     except (OSError, http.client.HTTPException) as error:
-        raise RetryLater(f"no metrics from {endpoint}: {error or type(error).__name__}") from error
+        raise TransientError(f"no metrics from {endpoint}: {error or type(error).__name__}") from error
     finally:
         connection.close()
     if answer.status != http.client.OK:
-        raise RetryLater(f"no metrics from {endpoint}: HTTP status {answer.status}")
+        raise TransientError(f"no metrics from {endpoint}: HTTP status {answer.status}")
     return parse_samples(body.decode(errors="replace"))
 
 
@@ -194,7 +194,7 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
     for address in _endpoints(state, endpoint):
         try:
             samples += fetch_samples(address)
-        except RetryLater as error:
+        except TransientError as error:
             problems.append(str(error))
     subscribers: tuple[SubscriberStats, ...] = ()
     waiting: dict[str, Waiting] = {}
@@ -204,7 +204,7 @@ def take_look(fs: FileSystem, directory: str, run_dir: str, endpoint: str | None
     for place in _places(fs, directory, state):
         try:
             found = collect_stats(fs, place, now_ns=now_ns)
-        except WrongUse as error:
+        except UsageError as error:
             if not state:
                 raise
             problems.append(f"not yet: {error}")  # a pipeline that has just begun

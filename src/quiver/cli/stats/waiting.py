@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quiver.cli.console.output import human_age
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.retry_set import RetryEntry
 from quiver.store.reading.retry_set import load_retry_set
@@ -48,7 +48,7 @@ def waiting_of(fs: FileSystem, roots: Sequence[str], subscriber: str, *, now_ns:
     for root in roots:
         try:
             entries += load_retry_set(fs, root, subscriber)
-        except Damaged as damage:
+        except CorruptionError as damage:
             problems.append(f"{damage}; quiver repair mends it, and so does its exporter")
     problem = "; ".join(problems) or None
     if not entries:

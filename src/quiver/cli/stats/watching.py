@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from quiver.clock import Clock
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = ["EveryOption", "LooksOption", "WatchOption", "check_watching", "watch"]
 
@@ -27,15 +27,15 @@ def check_watching(every: str, looks: int | None, *, is_watching: bool) -> float
     Return how many seconds are between two looks.
 
     Raises:
-        WrongUse: the options contradict each other.
+        UsageError: the options contradict each other.
     """
     from quiver.settings import parse_duration_s  # noqa: PLC0415 - keeps `--help` quick
 
     if looks is not None and not is_watching:
-        raise WrongUse("--looks needs --watch")
+        raise UsageError("--looks needs --watch")
     every_s = parse_duration_s(every, key="--every")
     if every_s <= 0:
-        raise WrongUse("--every must be longer than nothing")
+        raise UsageError("--every must be longer than nothing")
     return every_s
 
 

@@ -17,7 +17,7 @@ from quiver.cli.console.output import JsonFlag, print_json, print_table
 from quiver.cli.object_store import MetadataOptions, ObjectOptions, ObjectsUrl
 from quiver.cli.topic.objects import Namespace, RootPrefix, TierPlace
 from quiver.cli.topic.opening import FileName, MetadataUrl, Root, Topic, open_topics, tier_of
-from quiver.errors import DirectoryInUse
+from quiver.errors import DirectoryInUseError
 
 __all__ = ["add_admin_commands"]
 
@@ -217,19 +217,19 @@ def _start(text: str, option: str) -> str | int:
 def _administer(access: _Access, command: str, **arguments: Any) -> Mapping[str, Any]:
     """Do *command*, or let the process do it that has the topics open."""
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.errors import WrongUse  # noqa: PLC0415
+    from quiver.errors import UsageError  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.topics.format.request import Request  # noqa: PLC0415
     from quiver.topics.requests import ask, perform  # noqa: PLC0415
 
     if not access.root.is_dir():
-        raise WrongUse(f"there is no directory {access.root}")
+        raise UsageError(f"there is no directory {access.root}")
     request = Request(command, arguments)
     answer: Mapping[str, Any] | None = None
     while answer is None:
         try:
             store = open_topics(access.root, access.tier, access.file_name, wait_s=0.0)
-        except DirectoryInUse:
+        except DirectoryInUseError:
             answer = ask(REAL_FILES, str(access.root), request, wait_s=access.wait_s, clock=SYSTEM_CLOCK)
             continue
         with store as opened:

@@ -28,7 +28,7 @@ from quiver.cli.topic.objects import (
     rebuild_catalogue,
 )
 from quiver.cli.topic.opening import FileName, MetadataUrl, Root, Topic, Wait, open_topics, tier_of
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver.primitives.disk.file_system import FileSystem
@@ -218,7 +218,7 @@ def tail(
 
     source = TopicFiles(str(root), topic)
     if start not in {"earliest", "latest"} and not start.isdecimal():
-        raise WrongUse("--from takes earliest, latest or an offset")
+        raise UsageError("--from takes earliest, latest or an offset")
     at = int(start) if start.isdecimal() else 0 if start == "earliest" else source.next_offset()
     tier = tier_of(objects, option, metadata, metadata_option, namespace, root_prefix)
     messages = _messages(root, topic, source, at, tier)
@@ -287,7 +287,7 @@ def produce(
     for pair in attribute or ():
         name, equals, value = pair.partition("=")
         if not equals:
-            raise WrongUse(f"--attribute {pair!r}: write name=value")
+            raise UsageError(f"--attribute {pair!r}: write name=value")
         attributes[name] = value
     found: list[int] = []
     tier = tier_of(objects, option, metadata, metadata_option, namespace, root_prefix)
@@ -336,7 +336,7 @@ def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bo
         for topic in map(check_topic, topics):
             directory = root / topic
             if not directory.is_dir():
-                raise WrongUse(f"{directory} holds no topic")
+                raise UsageError(f"{directory} holds no topic")
             catalogue = None if store is None else ObjectCatalogue(store, root=tier.root, topic=topic)
             one = _check_while_files_go(progress.files(REAL_FILES), str(directory), catalogue)
             if reads_all:

@@ -17,7 +17,7 @@ import typer
 
 from quiver.cli.console.output import JsonFlag, print_json, print_table
 from quiver.cli.object_store import MetadataOptions, ObjectOptions, metadata_location, object_location
-from quiver.errors import DirectoryInUse, WrongUse
+from quiver.errors import DirectoryInUseError, UsageError
 
 if TYPE_CHECKING:
     from quiver.metadata import MetadataLocation
@@ -83,7 +83,7 @@ def metadata_of(root: Path, where: MetadataLocation | None) -> Iterator[Metadata
     Open what says what is in objects: *where*, or the file beside the topics; None where there is neither.
 
     Raises:
-        SettingsInvalid, MetadataUnavailable, Damaged: it cannot be opened.
+        SettingsError, MetadataUnavailableError, CorruptionError: it cannot be opened.
     """
     from quiver.metadata import open_metadata  # noqa: PLC0415
     from quiver.topics.format.names import METADATA_FILE  # noqa: PLC0415
@@ -105,7 +105,7 @@ def messages_of_objects(
     Yield the messages from *start* on and below *stop* that objects have; what is damaged is passed over.
 
     Raises:
-        ObjectsUnavailable, MetadataUnavailable, AccessRefused: they cannot be read.
+        ObjectsUnavailableError, MetadataUnavailableError, AccessDeniedError: they cannot be read.
     """
     from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.observe import InMemoryObserver  # noqa: PLC0415
@@ -136,8 +136,8 @@ def check_objects(
     Read every message that *catalogue* says is in objects; yield what is wrong with them, and what was not read.
 
     Raises:
-        WrongUse: it is said where objects are, and not what is in them.
-        ObjectsUnavailable, MetadataUnavailable, AccessRefused: they cannot be read.
+        UsageError: it is said where objects are, and not what is in them.
+        ObjectsUnavailableError, MetadataUnavailableError, AccessDeniedError: they cannot be read.
     """
     from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
@@ -146,7 +146,7 @@ def check_objects(
 
     if catalogue is None:
         if tier.objects is not None:
-            raise WrongUse("--objects says where objects are, not what is in them: name the metadata with --metadata")
+            raise UsageError("--objects says where objects are, not what is in them: name the metadata with --metadata")
         for path in tier_signs(REAL_FILES, str(root))[:1]:
             reason = "these topics have objects, and nothing says which messages: name the metadata with --metadata"
             yield Finding(path, 0, "not read", reason)
@@ -242,13 +242,13 @@ def _rebuild(tier: ObjectTier, store: MetadataStore, topic: str, root: str, wait
             store, owner_key(root, topic), owner=f"rebuild {secrets.token_hex(4)}", ttl_s=_TTL_S, clock=SYSTEM_CLOCK,
             patience_s=wait_s,
         )  # fmt: skip
-    except DirectoryInUse as error:
+    except DirectoryInUseError as error:
         if error.retry_after_s is None:
             raise
         # Each call of this command sees the owner for the first time: it has to watch for the whole of the lease.
         wait = math.ceil(round(error.retry_after_s + wait_s, 3)) + 1
         remedy = f"unload it there, or, when nobody has it open any more, take it with --wait {wait}, its lease"
-        raise DirectoryInUse(error.path, error.holder, remedy=remedy, retry_after_s=error.retry_after_s) from None
+        raise DirectoryInUseError(error.path, error.holder, remedy=remedy, retry_after_s=error.retry_after_s) from None
     try:
         return rebuild(tier, ObjectCatalogue(store, root=root, topic=topic, commits=ownership))
     finally:

@@ -48,7 +48,7 @@ def tier_of(
     Return the place that the options of a command describe.
 
     Raises:
-        SettingsInvalid, WrongUse: they describe none.
+        SettingsError, UsageError: they describe none.
     """
     where = metadata_location(metadata, metadata_option)
     return TierPlace(object_location(objects, option), where, namespace, root_prefix)
@@ -59,8 +59,8 @@ def open_topics(root: Path, tier: TierPlace, file_name: str | None, *, wait_s: f
     Open the topics below *root*, for as long as the command runs.
 
     Raises:
-        DirectoryInUse: another process has the directory, also after *wait_s*.
-        SettingsInvalid, WrongUse, AccessRefused, ObjectsUnavailable, MetadataUnavailable: as `TopicStore.open`.
+        DirectoryInUseError: another process has the directory, also after *wait_s*. SettingsError, UsageError,
+        AccessDeniedError, ObjectsUnavailableError, MetadataUnavailableError: as `TopicStore.open`.
     """
     from quiver.topics.settings import MetadataSettings, TopicSettings, UploaderSettings, WalSettings  # noqa: PLC0415
     from quiver.topics.store import TopicStore  # noqa: PLC0415 - keeps `--help` quick

@@ -159,7 +159,7 @@ def decode_status(data: bytes | memoryview) -> BatchStatus:
     Return the status that *data* encodes.
 
     Raises:
-        BundleInvalid: the bytes are not a `BatchStatus`, or are too long for one.
+        InvalidBundleError: the bytes are not a `BatchStatus`, or are too long for one.
     """
     return or_raise(try_decode_status(data))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.otap.conversion_errors import Refused, or_raise
+from quiver.otap.conversion_errors import ConversionError, or_raise
 from quiver.otap.stream.arrow_message import ArrowPayload, decode_records
 from quiver.otap.stream.dictionaries import StreamDictionaries
 from quiver.otap.stream.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, Piece, pieces_of
@@ -135,7 +135,7 @@ class StreamDecoder:
         limits: what the stream may ask for.
 
     Raises:
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
 
     def __init__(self, signal: str, limits: StreamLimits | None = None) -> None:
@@ -160,7 +160,7 @@ class StreamDecoder:
         After an error every further call raises the same one: end the stream.
 
         Raises:
-            BundleInvalid: the message is malformed, exceeds a limit, or does not fit the stream.
+            InvalidBundleError: the message is malformed, exceeds a limit, or does not fit the stream.
         """
         return or_raise(self.try_decode(message))
 
@@ -187,7 +187,7 @@ class StreamDecoder:
                 budget -= inflated
                 if batch.num_rows:
                     tables[payload.payload], decoded[payload.payload] = batch, columns
-        except Refused as refusal:
+        except ConversionError as refusal:
             self._gone = Damage(0, str(refusal))
         except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, StopIteration) as error:
             self._gone = Damage(0, f"Arrow refuses it: {str(error)[:300] or type(error).__name__}")
@@ -195,7 +195,7 @@ class StreamDecoder:
 
     def _table(self, payload: ArrowPayload, budget: int, decoded: Flat) -> tuple[pa.RecordBatch, int]:
         if payload.payload not in self._payloads:
-            raise Refused(f"payload type {payload.payload} does not belong to {self._signal}")
+            raise ConversionError(f"payload type {payload.payload} does not belong to {self._signal}")
         table = TABLES[payload.payload]
         reader = self._reader(payload)
         pieces = pieces_of(payload.record)
@@ -206,7 +206,7 @@ class StreamDecoder:
             _check_schema(reader.reader.schema, table.name)
         batch = reader.reader.read_next_batch()
         if not reader.feed.drained:
-            raise Refused(f"{table.name}: bytes behind the record batch")
+            raise ConversionError(f"{table.name}: bytes behind the record batch")
         if any(piece.kind == DICTIONARY and not piece.is_delta for piece in pieces):
             reader.dictionaries.begin_anew()
         batch = reader.dictionaries.sound(batch)
@@ -215,7 +215,7 @@ class StreamDecoder:
     def _reader(self, payload: ArrowPayload) -> _Reader:
         known = self._types.setdefault(payload.schema_id, payload.payload)
         if known != payload.payload:
-            raise Refused(f"schema id {payload.schema_id!r} was one of {TABLES[known].name}")
+            raise ConversionError(f"schema id {payload.schema_id!r} was one of {TABLES[known].name}")
         reader = self._readers.get(payload.payload)
         if reader is None or reader.schema_id != payload.schema_id:
             # The one before is never used again. Its id stays taken only as long as it is the newest of its type.
@@ -230,21 +230,23 @@ class StreamDecoder:
         head = [SCHEMA] if reader.reader is None else []
         middle = kinds[len(head) : -1]
         if kinds[: len(head)] != head or kinds[-1:] != [RECORD_BATCH] or any(kind != DICTIONARY for kind in middle):
-            raise Refused(f"{name}: not {'a schema, ' if head else ''}dictionaries, then one record batch: {kinds}")
+            expected = f"{'a schema, ' if head else ''}dictionaries, then one record batch"
+            raise ConversionError(f"{name}: not {expected}: {kinds}")
         inflated = sum(piece.bytes_inflated for piece in pieces)
         if inflated > budget:
-            raise Refused(f"the batch is too large: {name} takes {inflated} bytes when inflated, and {budget} are left")
+            sizes = f"{name} takes {inflated} bytes when inflated, and {budget} are left"
+            raise ConversionError(f"the batch is too large: {sizes}")
         if pieces[-1].rows > rows_max:
-            raise Refused(f"{name}: {pieces[-1].rows} rows; the most is {rows_max}")
+            raise ConversionError(f"{name}: {pieces[-1].rows} rows; the most is {rows_max}")
         for piece in pieces[len(head) : -1]:
             reader.count(piece)
             if reader.values[piece.dictionary] > self._limits.dictionary_values_max:
-                raise Refused(
+                raise ConversionError(
                     f"{name}: a dictionary of {reader.values[piece.dictionary]} values; "
                     f"the most is {self._limits.dictionary_values_max}"
                 )
         if self.dictionary_bytes > self._limits.dictionaries_bytes_max:
-            raise Refused(
+            raise ConversionError(
                 f"{name}: the dictionaries of the stream take {self.dictionary_bytes} bytes; "
                 f"the most is {self._limits.dictionaries_bytes_max}"
             )
@@ -253,24 +255,24 @@ class StreamDecoder:
 
 def _check_schema(schema: pa.Schema, name: str) -> None:
     if len(schema) > _COLUMNS_MAX:
-        raise Refused(f"{name}: {len(schema)} columns; the most is {_COLUMNS_MAX}")
+        raise ConversionError(f"{name}: {len(schema)} columns; the most is {_COLUMNS_MAX}")
     for column in schema:
         _check_type(column.type, name, column.name, 1)
 
 
 def _check_type(kind: pa.DataType, name: str, column: str, depth: int) -> None:
     if depth > _DEPTH_MAX:
-        raise Refused(f"{name}: column {column[:64]} nests too deep")
+        raise ConversionError(f"{name}: column {column[:64]} nests too deep")
     if pa.types.is_dictionary(kind):
         return _check_type(kind.value_type, name, column, depth + 1)
     if pa.types.is_struct(kind) or pa.types.is_list(kind):
         if kind.num_fields > _COLUMNS_MAX:
-            raise Refused(f"{name}: column {column[:64]} has {kind.num_fields} columns")
+            raise ConversionError(f"{name}: column {column[:64]} has {kind.num_fields} columns")
         for at in range(kind.num_fields):
             _check_type(kind.field(at).type, name, column, depth + 1)
         return None
     if kind.id not in _KINDS:
-        raise Refused(f"{name}: column {column[:64]} is {str(kind)[:64]}, which OTAP does not have")
+        raise ConversionError(f"{name}: column {column[:64]} is {str(kind)[:64]}, which OTAP does not have")
     return None
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from quiver.errors import WrongUse
-from quiver.otap.conversion_errors import Refused, or_raise
+from quiver.errors import UsageError
+from quiver.otap.conversion_errors import ConversionError, or_raise
 from quiver.otap.stream.arrow_message import ArrowPayload, encode_records
 from quiver.otap.stream.transport_order import Travelling, sorted_tables, travelling_rows
 from quiver.otap.tables.payload_arrays import INDEX_TYPES, PRESENCE, Flat, default_array
@@ -89,7 +89,7 @@ class StreamEncoder:
         message_bytes_max: no message gets longer; receivers refuse more than 4 MiB unless told otherwise.
 
     Raises:
-        WrongUse: no such signal, or a compression that is not known.
+        UsageError: no such signal, or a compression that is not known.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StreamEncoder:
         message_bytes_max: int = 4 * 1024 * 1024,
     ) -> None:
         if payload_compression not in COMPRESSIONS:
-            raise WrongUse(f"payload compression {payload_compression!r}: use one of {', '.join(COMPRESSIONS)}")
+            raise UsageError(f"payload compression {payload_compression!r}: use one of {', '.join(COMPRESSIONS)}")
         self._root = signal_named(signal).root
         self._signal = signal
         self._compression = None if payload_compression == "none" else payload_compression
@@ -119,7 +119,7 @@ class StreamEncoder:
         still be used after an error.
 
         Raises:
-            BundleInvalid: the tables are not those of this signal, or cannot be encoded.
+            InvalidBundleError: the tables are not those of this signal, or cannot be encoded.
         """
         return or_raise(self.try_encode(tables, headers))
 
@@ -142,7 +142,7 @@ class StreamEncoder:
             step = max(1, rows // (1 + 2 * size // self._message_bytes_max))
             for start in range(0, rows, step):
                 made += self._encode(found, start, min(start + step, rows), headers)
-        except (Refused, pa.ArrowException) as refusal:
+        except (ConversionError, pa.ArrowException) as refusal:
             self._batch_id = batch_id
             self._writers = {}
             return Damage(0, str(refusal))
@@ -174,7 +174,7 @@ class StreamEncoder:
         if len(message) > self._message_bytes_max:
             self._writers = {}  # the receiver will not see this message: begin anew
             if end - start == 1:
-                raise Refused(f"a record takes {len(message)} bytes; the most is {self._message_bytes_max}")
+                raise ConversionError(f"a record takes {len(message)} bytes; the most is {self._message_bytes_max}")
             middle = (start + end) // 2
             return [*self._encode(found, start, middle, headers), *self._encode(found, middle, end, headers)]
         self._batch_id += 1

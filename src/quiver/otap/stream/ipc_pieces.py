@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from quiver.otap.conversion_errors import Refused
+from quiver.otap.conversion_errors import ConversionError
 
 __all__ = ["DICTIONARY", "RECORD_BATCH", "SCHEMA", "Piece", "pieces_of"]
 
@@ -49,7 +49,7 @@ def pieces_of(data: bytes) -> list[Piece]:
     Return what a payload's record consists of, all lengths checked.
 
     Raises:
-        Refused: the bytes are not whole IPC messages, or are of a kind that no producer sends.
+        ConversionError: the bytes are not whole IPC messages, or are of a kind that no producer sends.
     """
     found = []
     at = 0
@@ -58,27 +58,27 @@ def pieces_of(data: bytes) -> list[Piece]:
             piece, at = _piece(data, at)
             found.append(piece)
     except struct.error:
-        raise Refused(f"IPC: the message at byte {at} ends too early") from None
+        raise ConversionError(f"IPC: the message at byte {at} ends too early") from None
     return found
 
 
 def _piece(data: bytes, start: int) -> tuple[Piece, int]:
     mark, size = struct.unpack_from("<II", data, start)
     if mark != _CONTINUATION:
-        raise Refused(f"IPC: no message starts at byte {start}")
+        raise ConversionError(f"IPC: no message starts at byte {start}")
     begin = start + 8
     if not 0 < size <= _METADATA_BYTES_MAX or begin + size > len(data):
-        raise Refused(f"IPC: the message at byte {start} has {size} bytes of metadata")
+        raise ConversionError(f"IPC: the message at byte {start} has {size} bytes of metadata")
     flat = _Flat(data[begin : begin + size])
     message = flat.root()
     kind = flat.scalar(message, 1, "B", 0)
     body_bytes = flat.scalar(message, 3, "q", 0)
     body = begin + size
     if not 0 <= body_bytes <= len(data) - body or body_bytes % _ALIGNMENT:
-        raise Refused(f"IPC: the message at byte {start} has a body of {body_bytes} bytes")
+        raise ConversionError(f"IPC: the message at byte {start} has a body of {body_bytes} bytes")
     header = flat.table(message, 2)
     if header is None:
-        raise Refused(f"IPC: the message at byte {start} has no header")
+        raise ConversionError(f"IPC: the message at byte {start} has no header")
     end = body + body_bytes
     if kind == SCHEMA:
         return Piece(SCHEMA), end
@@ -88,11 +88,11 @@ def _piece(data: bytes, start: int) -> tuple[Piece, int]:
     if kind == DICTIONARY:
         batch = flat.table(header, 1)
         if batch is None:
-            raise Refused(f"IPC: the dictionary at byte {start} has no values")
+            raise ConversionError(f"IPC: the dictionary at byte {start} has no values")
         rows, inflated = _batch(flat, batch, memoryview(data)[body:end])
         identity = flat.scalar(header, 0, "q", 0)
         return Piece(DICTIONARY, rows, inflated, identity, bool(flat.scalar(header, 2, "B", 0))), end
-    raise Refused(f"IPC: the message at byte {start} is of kind {kind}")
+    raise ConversionError(f"IPC: the message at byte {start} is of kind {kind}")
 
 
 def _batch(flat: _Flat, batch: int, body: memoryview) -> tuple[int, int]:
@@ -102,23 +102,23 @@ def _batch(flat: _Flat, batch: int, body: memoryview) -> tuple[int, int]:
     nodes, node_count = flat.vector(batch, 1, 16)
     buffers, buffer_count = flat.vector(batch, 2, 16)
     if rows < 0 or buffer_count > _BUFFERS_MAX or node_count > _BUFFERS_MAX:
-        raise Refused(f"IPC: a batch of {rows} rows, {node_count} columns and {buffer_count} buffers")
+        raise ConversionError(f"IPC: a batch of {rows} rows, {node_count} columns and {buffer_count} buffers")
     if flat.vector(batch, 4, 8)[1]:
-        raise Refused("IPC: a batch with view columns")
+        raise ConversionError("IPC: a batch with view columns")
     for length, nulls in struct.iter_unpack("<qq", flat.data[nodes : nodes + 16 * node_count]):
         if length < 0 or not 0 <= nulls <= length:
-            raise Refused(f"IPC: a column of {length} values, {nulls} of them null")
+            raise ConversionError(f"IPC: a column of {length} values, {nulls} of them null")
     inflated = 0
     for offset, length in struct.iter_unpack("<qq", flat.data[buffers : buffers + 16 * buffer_count]):
         if offset < 0 or length < 0 or offset + length > len(body):
-            raise Refused(f"IPC: a buffer of {length} bytes at {offset}, in a body of {len(body)}")
+            raise ConversionError(f"IPC: a buffer of {length} bytes at {offset}, in a body of {len(body)}")
         inflated += length
         if compression is not None and length:
             if length < 8:
-                raise Refused(f"IPC: a compressed buffer of {length} bytes")
+                raise ConversionError(f"IPC: a compressed buffer of {length} bytes")
             size = int(struct.unpack_from("<q", body, offset)[0])
             if size < _STORED_RAW:
-                raise Refused(f"IPC: a compressed buffer of {size} bytes")
+                raise ConversionError(f"IPC: a compressed buffer of {size} bytes")
             inflated += max(size, 0)
     return rows, inflated
 
@@ -137,14 +137,14 @@ class _Flat:
     def _at(self, place: int, base: int) -> int:
         target = base + int(struct.unpack_from("<I", self.data, place)[0])
         if not 0 <= target <= len(self.data) - 4:
-            raise Refused("IPC: metadata that points outside of itself")
+            raise ConversionError("IPC: metadata that points outside of itself")
         return target
 
     def field(self, table: int, slot: int) -> int | None:
         """Return where a table's field lies; None when it is left out."""
         vtable = table - int(struct.unpack_from("<i", self.data, table)[0])
         if not 0 <= vtable <= len(self.data) - 4:
-            raise Refused("IPC: metadata that points outside of itself")
+            raise ConversionError("IPC: metadata that points outside of itself")
         size = int(struct.unpack_from("<H", self.data, vtable)[0])
         if 4 + 2 * slot + 2 > size:
             return None
@@ -167,5 +167,5 @@ class _Flat:
         start = self._at(place, place)
         count = int(struct.unpack_from("<I", self.data, start)[0])
         if start + 4 + count * item_bytes > len(self.data):
-            raise Refused("IPC: metadata that points outside of itself")
+            raise ConversionError("IPC: metadata that points outside of itself")
         return start + 4, count

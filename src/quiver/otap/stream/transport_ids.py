@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quiver.otap.arrays import truths, validity
-from quiver.otap.conversion_errors import Refused
+from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.tables.payload_arrays import PLAIN, Flat, flat_columns, plain_values
 from quiver.otap.tables.payload_schema import ENCODING, TABLES, Column, Table
 
@@ -35,7 +35,7 @@ def plain_columns(payload: int, batch: pa.RecordBatch, decoded: Flat | None = No
         decoded: what `plain_ids` decoded when it made *batch*.
 
     Raises:
-        Refused: a column has a type that the table does not have, or is there twice; as `plain_ids`.
+        ConversionError: a column has a type that the table does not have, or is there twice; as `plain_ids`.
     """
     known: Flat = dict(decoded or {})
     return flat_columns(TABLES[payload], plain_ids(payload, batch, known), known)
@@ -48,7 +48,7 @@ def plain_ids(payload: int, batch: pa.RecordBatch, decoded: Flat | None = None) 
     *decoded* is where columns go that lose their dictionary on the way: ids, and what neighbours are compared by.
 
     Raises:
-        Refused: an encoding is not known, or an id column has another type than the table's.
+        ConversionError: an encoding is not known, or an id column has another type than the table's.
     """
     table = TABLES[payload]
     known: Flat = {} if decoded is None else decoded
@@ -74,7 +74,7 @@ def _in_struct(
     table: Table, column: Column, array: pa.Array, field: pa.Field, known: Flat
 ) -> tuple[pa.Array, pa.Field]:
     if not pa.types.is_struct(array.type):
-        raise Refused(f"{table.name}: column {column.struct} is {array.type}, not a struct")
+        raise ConversionError(f"{table.name}: column {column.struct} is {array.type}, not a struct")
     inner = array.type.get_field_index(column.leaf)
     if inner < 0:
         return array, field
@@ -101,7 +101,7 @@ def _decoded(
     elif said == b"quasidelta" and batch is not None and column.name == "parent_id":
         values = _quasi_decoded(values, equal_to_previous(table, batch, known))
     elif said != b"plain":
-        raise Refused(f"{table.name}: column {column.name} has the encoding {said[:40]!r}, which is not known")
+        raise ConversionError(f"{table.name}: column {column.name} has the encoding {said[:40]!r}, which is not known")
     known[column.name] = values
     if values is array:
         return array, field
@@ -142,7 +142,7 @@ def equal_to_previous(table: Table, batch: pa.RecordBatch, decoded: Flat | None 
     *decoded* is where the columns go that are compared, without their dictionaries.
 
     Raises:
-        Refused: a key column has a type that the table does not have.
+        ConversionError: a key column has a type that the table does not have.
     """
     rows = batch.num_rows
     equal = np.zeros(rows, np.bool_)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.otap.conversion_errors import Refused
+from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.stream.transport_ids import equal_to_previous, plain_columns
 from quiver.otap.tables.payload_arrays import COLUMN_BYTES_MAX, PRESENCE, Flat, default_array
 from quiver.otap.tables.payload_schema import CHILD_ROWS_MAX, SIGNALS, TABLES, Table
@@ -33,7 +33,7 @@ def sorted_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> Travelli
     Return the tables' columns with plain ids, no null where it means a default, records of a resource together.
 
     Raises:
-        Refused: a table is not what it should be.
+        ConversionError: a table is not what it should be.
     """
     found: Travelling = {}
     for payload, batch in tables.items():
@@ -95,7 +95,8 @@ def _repeated(attributes: Flat, old: Any) -> Flat:
     repeated = int((end - start).sum())
     size = sum(array.nbytes for array in attributes.values()) // max(len(parents), 1)
     if repeated > max(len(parents), CHILD_ROWS_MAX // 4) or repeated * size > 4 * COLUMN_BYTES_MAX:
-        raise Refused(f"resources and scopes share {len(parents)} attributes so often that they become {repeated}")
+        counts = f"{len(parents)} attributes so often that they become {repeated}"
+        raise ConversionError(f"resources and scopes share {counts}")
     rows = [order[first:last] for first, last in zip(start.tolist(), end.tolist(), strict=True)]
     taken = pa.array(np.concatenate(rows) if rows else np.zeros(0, np.int64), pa.int64())
     made = {name: array.take(taken) for name, array in attributes.items()}

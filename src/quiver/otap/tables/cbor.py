@@ -15,7 +15,7 @@ from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from quiver.otap.conversion_errors import Refused
+from quiver.otap.conversion_errors import ConversionError
 
 __all__ = ["ITEMS_MAX", "LEVELS_MAX", "decode_value", "encode_value", "encoded_head", "measure_value"]
 
@@ -102,12 +102,12 @@ def decode_value(data: bytes, value: Any, *, levels: int, items: int = ITEMS_MAX
     *levels* are what protobuf readers still follow below it.
 
     Raises:
-        Refused: these bytes are no such value.
+        ConversionError: these bytes are no such value.
     """
     reader = _Reader(data, items)
     reader.value(value, levels)
     if reader.at != len(data):
-        raise Refused(f"CBOR: {len(data) - reader.at} bytes behind the value, at byte {reader.at}")
+        raise ConversionError(f"CBOR: {len(data) - reader.at} bytes behind the value, at byte {reader.at}")
     return items - reader.items
 
 
@@ -116,11 +116,11 @@ def measure_value(data: bytes, *, levels: int, items: int = ITEMS_MAX) -> tuple[
     Return which arm `decode_value` would set, and how many values it would count, without making them.
 
     Raises:
-        Refused: as `decode_value`.
+        ConversionError: as `decode_value`.
     """
     try:
         at, left = _skip(data, 0, levels, items)
-    except (_Strange, IndexError, UnicodeDecodeError):
+    except (_StrangeCborError, IndexError, UnicodeDecodeError):
         at, left = -1, items
     arm = _ARMS.get(data[0] >> 5) if data else None
     if at == len(data) and arm is not None:
@@ -130,14 +130,14 @@ def measure_value(data: bytes, *, levels: int, items: int = ITEMS_MAX) -> tuple[
     return value.WhichOneof("value") or "", count
 
 
-class _Strange(Exception):
+class _StrangeCborError(Exception):
     """Not what encoders write."""
 
 
 def _skip(data: bytes, at: int, levels: int, items: int) -> tuple[int, int]:
     """Return where the value at *at* ends, and how many of *items* are left."""
     if not items:
-        raise _Strange
+        raise _StrangeCborError
     first = data[at]
     major, low = first >> 5, first & 31
     if major in {_ARRAY, _MAP}:
@@ -151,11 +151,11 @@ def _skip(data: bytes, at: int, levels: int, items: int) -> tuple[int, int]:
             data[end - number : end].decode()
     elif major == _OTHER:
         if not 20 <= low <= 27 or low == 24:
-            raise _Strange
+            raise _StrangeCborError
     elif major not in {_UNSIGNED, _NEGATIVE} or number >= _INT64_END:
-        raise _Strange
+        raise _StrangeCborError
     if length < 0 or end > len(data):
-        raise _Strange
+        raise _StrangeCborError
     return end, items - 1
 
 
@@ -163,13 +163,13 @@ def _skip_within(data: bytes, at: int, levels: int, items: int) -> tuple[int, in
     """The same for an array or a map: of indefinite length, or of one that its first byte says."""
     major, low = data[at] >> 5, data[at] & 31
     if levels < 0 or (low >= 24 and low != _INDEFINITE):
-        raise _Strange
+        raise _StrangeCborError
     at += 1
     done = 0
     while done != low if low != _INDEFINITE else data[at] != _BREAK:
         if major == _MAP:
             if data[at] >> 5 != _TEXT:
-                raise _Strange
+                raise _StrangeCborError
             at, _ = _skip(data, at, 0, 1)
         at, items = _skip(data, at, levels, items)
         done += 1
@@ -189,7 +189,7 @@ class _Reader:
     def take(self, length: int) -> bytes:
         end = self.at + length
         if end > len(self.data):
-            raise Refused(f"CBOR: {length} bytes wanted at byte {self.at}, {len(self.data) - self.at} are left")
+            raise ConversionError(f"CBOR: {length} bytes wanted at byte {self.at}, {len(self.data) - self.at} are left")
         taken = self.data[self.at : end]
         self.at = end
         return taken
@@ -204,17 +204,17 @@ class _Reader:
             return major, low, int.from_bytes(self.take(1 << (low - 24)), "big")
         if low == _INDEFINITE and major not in {_UNSIGNED, _NEGATIVE, _TAG}:
             return major, low, 0
-        raise Refused(f"CBOR: byte {first:#04x} at byte {self.at - 1} has no meaning")
+        raise ConversionError(f"CBOR: byte {first:#04x} at byte {self.at - 1} has no meaning")
 
     def value(self, value: Any, levels: int) -> None:
         start = self.at
         self.items -= 1
         if self.items < 0:
-            raise Refused("CBOR: too many values")
+            raise ConversionError("CBOR: too many values")
         major, low, number = self.head()
         if major in {_UNSIGNED, _NEGATIVE}:
             if number >= _INT64_END:
-                raise Refused(f"CBOR: the integer at byte {start} does not fit into 64 signed bits")
+                raise ConversionError(f"CBOR: the integer at byte {start} does not fit into 64 signed bits")
             value.int_value = number if major == _UNSIGNED else -1 - number
         elif major == _TEXT:
             value.string_value = self.text(low, number, start)
@@ -228,19 +228,19 @@ class _Reader:
         elif major == _OTHER:
             self.simple(value, low, number, start)
         else:
-            raise Refused(f"CBOR: a tag at byte {start}; none is expected")
+            raise ConversionError(f"CBOR: a tag at byte {start}; none is expected")
 
     def text(self, low: int, length: int, start: int) -> str:
         self.definite(low, start, _TEXT)
         try:
             return self.take(length).decode()
         except UnicodeDecodeError:
-            raise Refused(f"CBOR: the text at byte {start} is not UTF-8") from None
+            raise ConversionError(f"CBOR: the text at byte {start} is not UTF-8") from None
 
     @staticmethod
     def definite(low: int, start: int, major: int) -> None:
         if low == _INDEFINITE:
-            raise Refused(f"CBOR: the {_NAMES[major]} at byte {start} comes in chunks")
+            raise ConversionError(f"CBOR: the {_NAMES[major]} at byte {start} comes in chunks")
 
     def simple(self, value: Any, low: int, number: int, start: int) -> None:
         if low in {20, 21}:
@@ -248,7 +248,7 @@ class _Reader:
         elif low in {25, 26, 27}:
             value.double_value = _float(low, number)
         elif low not in {22, 23}:  # null and undefined stay unset
-            raise Refused(f"CBOR: byte {self.data[start]:#04x} at byte {start} is no value")
+            raise ConversionError(f"CBOR: byte {self.data[start]:#04x} at byte {start} is no value")
 
     def ended(self, low: int, number: int, done: int) -> bool:
         """Say whether an array or map of which *done* items were read is at its end; an end mark is passed over."""
@@ -261,9 +261,9 @@ class _Reader:
 
     def descend(self, low: int, number: int, levels: int, cost: int) -> int:
         if levels < cost:
-            raise Refused(f"CBOR: nested too deep at byte {self.at}; protobuf readers stop at 100 levels")
+            raise ConversionError(f"CBOR: nested too deep at byte {self.at}; protobuf readers stop at 100 levels")
         if low != _INDEFINITE and number > len(self.data) - self.at:
-            raise Refused(f"CBOR: {number} items at byte {self.at}, {len(self.data) - self.at} bytes are left")
+            raise ConversionError(f"CBOR: {number} items at byte {self.at}, {len(self.data) - self.at} bytes are left")
         return levels - cost
 
     def array(self, value: Any, low: int, number: int, levels: int) -> None:
@@ -281,7 +281,7 @@ class _Reader:
             start = self.at
             major, key_low, length = self.head()
             if major != _TEXT:
-                raise Refused(f"CBOR: the key at byte {start} is a {_NAMES[major]}, not text")
+                raise ConversionError(f"CBOR: the key at byte {start} is a {_NAMES[major]}, not text")
             pair = values.add()
             pair.key = self.text(key_low, length, start)
             pair.value.SetInParent()

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quiver.otap.any_values import Wire
-from quiver.otap.arrays import Odd, require_distinct
+from quiver.otap.arrays import FallbackNeededError, require_distinct
 from quiver.otap.nested_values import Notation
 
 __all__ = ["count_flat", "written_flat"]
@@ -76,7 +76,7 @@ def count_flat(values: pa.Array, are_maps: Any) -> Any:
     texts = found.where(found.heads >> 5 == _TEXT)
     try:
         wire.text(texts.begins, texts.ends)
-    except Odd:
+    except FallbackNeededError:
         counts[:] = 0
     return counts
 
@@ -86,7 +86,7 @@ def written_flat(values: pa.Array, notation: Notation) -> pa.Array:
     Return arrays and maps in *notation*; null where one is not flat, or not written in a usual way.
 
     Raises:
-        Odd: text is not UTF-8, or a map has a key twice where that matters.
+        FallbackNeededError: text is not UTF-8, or a map has a key twice where that matters.
     """
     wire = Wire(values)
     are_maps = (wire.raw.take(wire.starts) >> 5 == _MAP) & (wire.ends > wire.starts)

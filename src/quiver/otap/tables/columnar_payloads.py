@@ -1,10 +1,10 @@
 """
 An OTLP export request → OTAP tables with plain ids, without an object per record.
 
-The decoder of the views takes the request apart; what are its lists are here child tables, numbered through. The
-tables are those that `from_otlp.py` makes from protobuf objects, column by column. What cannot be said exactly
-is refused as `Odd`, and the objects do it: the same things that the views leave to them, ids of odd lengths, and
-more records than one set of tables has room for.
+The decoder of the views takes the request apart; what are its lists are here child tables, numbered through. The tables
+are those that `from_otlp.py` makes from protobuf objects, column by column. What cannot be said exactly is refused as
+`FallbackNeededError`, and the objects do it: the same things that the views leave to them, ids of odd lengths, and more
+records than one set of tables has room for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quiver.otap.any_values import AnyValues, key_values, lone_values
-from quiver.otap.arrays import Odd, counts_of, counts_of_binary, relist, repeated, require_one_arm
+from quiver.otap.arrays import FallbackNeededError, counts_of, counts_of_binary, relist, repeated, require_one_arm
 from quiver.otap.nested_cbor import cbor_values
 from quiver.otap.request_shapes import SHAPES
 from quiver.otap.tables.payload_arrays import PRESENCE, batch_of
@@ -39,14 +39,14 @@ def tables_of_columns(data: bytes, signal: str) -> tuple[Mapping[int, pa.RecordB
     Return the tables of a request that a shell parse has let pass, and how often what they cannot say was there.
 
     Raises:
-        Odd: it needs the careful conversion.
-        WrongUse: no such signal.
+        FallbackNeededError: it needs the careful conversion.
+        UsageError: no such signal.
     """
     view = view_name(signal)
     try:
         batch = narrow_handler(view).list_to_record_batch([data])
     except (ImportError, ValueError) as error:
-        raise Odd from error
+        raise FallbackNeededError from error
     shape = SHAPES[view]
     resources: Any = batch.column(shape.resources).values
     scope_lists = resources.field(shape.scopes)
@@ -54,7 +54,7 @@ def tables_of_columns(data: bytes, signal: str) -> tuple[Mapping[int, pa.RecordB
     item_lists = scopes.field(shape.items)
     items: Any = item_lists.values
     if len(items) > ROOT_ROWS_MAX:
-        raise Odd
+        raise FallbackNeededError
     per_scope = counts_of(item_lists)
     resource_of = repeated(counts_of(scope_lists))
     tables = _Tables("traces" if view == "spans" else view)
@@ -187,7 +187,7 @@ def _fixed(ids: pa.Array, payload: int, name: str) -> pa.Array:
     lengths = counts_of_binary(ids)
     there = lengths > 0
     if (lengths[there] != width).any():
-        raise Odd
+        raise FallbackNeededError
     data = ids.buffers()[2]
     raw = np.zeros((len(ids), width), np.uint8)
     if there.any():

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from blake3 import blake3
 
 from quiver.otap.arrays import truths, validity
-from quiver.otap.conversion_errors import Refused
+from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.stream.transport_ids import plain_columns
 from quiver.otap.tables.payload_arrays import PRESENCE, Flat, is_all_default
 from quiver.otap.tables.payload_schema import TABLES
@@ -31,7 +31,7 @@ def digest_of_tables(tables: Mapping[int, pa.RecordBatch]) -> bytes | Damage:
     """Return 128 bits of BLAKE3 over what tables say, or why they say nothing. Order of rows counts."""
     try:
         columns = {payload: plain_columns(payload, batch) for payload, batch in tables.items()}
-    except (Refused, KeyError) as refusal:
+    except (ConversionError, KeyError) as refusal:
         return Damage(0, f"not tables: {refusal}")
     return digest_of_columns(columns, {payload: batch.num_rows for payload, batch in tables.items()})
 

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from quiver.otap.arrays import Odd
-from quiver.otap.conversion_errors import Refused
+from quiver.otap.arrays import FallbackNeededError
+from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.request import measure_request, parse_request
 from quiver.otap.request_shapes import SHAPES
 from quiver.otap.tables.cbor import encode_value
@@ -65,7 +65,7 @@ def tables_of_request(data: bytes | memoryview, signal: str) -> Converted | Dama
     length that they have no room for, or its rows would take too much.
 
     Raises:
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     data = bytes(data)
     # Of packed numbers the columnar decoder would drop what is left over at their end: metrics are parsed first. So is
@@ -76,7 +76,7 @@ def tables_of_request(data: bytes | memoryview, signal: str) -> Converted | Dama
         return checked
     try:
         tables, left_out = tables_of_columns(data, signal)
-    except Odd:
+    except FallbackNeededError:
         return _tables_by_object(data, signal)
     if left_out and not is_parsed:
         checked = parse_request(data, signal)  # nobody has looked into what is left out
@@ -101,7 +101,7 @@ def tables_of_message(message: Any, signal: str) -> Converted | Damage:
     Return the tables of a parsed request, or why there are none: an id of a length that they have no room for.
 
     Raises:
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     view = view_name(signal)
     shape = SHAPES[view]
@@ -132,7 +132,7 @@ def tables_of_message(message: Any, signal: str) -> Converted | Damage:
                 write(rows, item)
     try:
         return Converted(tuple(made for rows in done if (made := rows.tables())), dict(+left_out))
-    except Refused as refusal:
+    except ConversionError as refusal:
         return Damage(0, str(refusal))
 
 

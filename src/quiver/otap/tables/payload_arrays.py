@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.otap.conversion_errors import Refused
+from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.tables.payload_schema import ENCODING, Column, Table
 
 __all__ = [
@@ -62,7 +62,7 @@ def build_batch(table: Table, lists: Mapping[str, list[Any]]) -> pa.RecordBatch 
     Columns of values, those with `kinds`, hold the values of the rows of these kinds and nothing for the others.
 
     Raises:
-        Refused: a value cannot be written: an id of a length that OTAP has no room for.
+        ConversionError: a value cannot be written: an id of a length that OTAP has no room for.
     """
     if not lists["parent_id" if "parent_id" in lists else "schema_url"]:
         return None
@@ -152,7 +152,7 @@ def array_of(column: Column, values: Sequence[Any]) -> pa.Array:
     Return the values as a plain array of the column's type.
 
     Raises:
-        Refused: a value does not fit the type.
+        ConversionError: a value does not fit the type.
     """
     kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
@@ -161,7 +161,7 @@ def array_of(column: Column, values: Sequence[Any]) -> pa.Array:
         width = kind.byte_width
         odd = next((value for value in values if value and len(value) != width), None)
         if odd is not None:
-            raise Refused(f"a {column.leaf} has {len(odd)} bytes; OTAP has room for {width}")
+            raise ConversionError(f"a {column.leaf} has {len(odd)} bytes; OTAP has room for {width}")
         unset = bytes(width) if column.required else None
         return pa.array([value or unset for value in values], kind)
     return pa.array(values, kind)
@@ -187,7 +187,7 @@ def lists_of(table: Table, batch: pa.RecordBatch) -> Lists:
     Nulls stay None where they mean unset. Unknown columns are passed over.
 
     Raises:
-        Refused: a column has a type that the table does not have, or is there twice.
+        ConversionError: a column has a type that the table does not have, or is there twice.
     """
     rows = batch.num_rows
     found = flat_columns(table, batch)
@@ -209,7 +209,7 @@ def flat_columns(table: Table, batch: pa.RecordBatch, decoded: Mapping[str, pa.A
     *decoded* already is taken from there.
 
     Raises:
-        Refused: a column has a type that the table does not have, or is there twice.
+        ConversionError: a column has a type that the table does not have, or is there twice.
     """
     top = _children(table, batch)
     structs: dict[str, dict[str, pa.Array]] = {"": top}
@@ -251,7 +251,7 @@ def _children(table: Table, holder: Any) -> dict[str, pa.Array]:
     else:
         names, arrays = [holder.type.field(at).name for at in range(holder.type.num_fields)], holder.flatten()
     if len(set(names)) != len(names):
-        raise Refused(f"{table.name}: a column is there twice: {', '.join(sorted(names))[:200]}")
+        raise ConversionError(f"{table.name}: a column is there twice: {', '.join(sorted(names))[:200]}")
     return dict(zip(names, arrays, strict=True))
 
 
@@ -260,7 +260,7 @@ def _struct(table: Table, name: str, columns: Mapping[str, pa.Array]) -> dict[st
     if array is None:
         return {}
     if not pa.types.is_struct(array.type):
-        raise Refused(f"{table.name}: column {name} is {array.type}, not a struct")
+        raise ConversionError(f"{table.name}: column {name} is {array.type}, not a struct")
     return _children(table, array)
 
 
@@ -303,15 +303,15 @@ def plain_values(table: Table, column: Column, array: pa.Array) -> pa.Array:
     Return the column without its dictionary.
 
     Raises:
-        Refused: its values are not of the column's type.
+        ConversionError: its values are not of the column's type.
     """
     if pa.types.is_dictionary(array.type):
         if pa.types.is_list(column.type) or not _same(array.type.value_type, column.type):
-            raise Refused(f"{table.name}: column {column.name} is {array.type}, not {column.type}")
+            raise ConversionError(f"{table.name}: column {column.name} is {array.type}, not {column.type}")
         _bound_decoded(table, column, array)
         return array.dictionary_decode()
     if not _same(array.type, column.type):
-        raise Refused(f"{table.name}: column {column.name} is {array.type}, not {column.type}")
+        raise ConversionError(f"{table.name}: column {column.name} is {array.type}, not {column.type}")
     return array
 
 
@@ -323,7 +323,7 @@ def _bound_decoded(table: Table, column: Column, array: pa.Array) -> None:
         return  # not even the longest value in every row
     size = pc.sum(pc.binary_length(array.dictionary).cast(pa.int64()).take(array.indices)).as_py() or 0
     if size > COLUMN_BYTES_MAX:
-        raise Refused(f"{table.name}: column {column.name} takes {size} bytes; the most is {COLUMN_BYTES_MAX}")
+        raise ConversionError(f"{table.name}: column {column.name} takes {size} bytes; the most is {COLUMN_BYTES_MAX}")
 
 
 def _same(found: pa.DataType, wanted: pa.DataType) -> bool:

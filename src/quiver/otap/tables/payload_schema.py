@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = [
     "ATTRIBUTES_OF",
@@ -304,11 +304,11 @@ def signal_named(name: str) -> Signal:
     Return what belongs to `logs`, `traces` or `metrics`.
 
     Raises:
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     found = SIGNALS.get(name)
     if found is None:
-        raise WrongUse(f"there is no signal named {name!r}; there are {', '.join(SIGNALS)}")
+        raise UsageError(f"there is no signal named {name!r}; there are {', '.join(SIGNALS)}")
     return found
 
 

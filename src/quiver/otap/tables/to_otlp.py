@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf.message import EncodeError
 
-from quiver.otap.conversion_errors import Refused
+from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.request_shapes import SHAPES
 from quiver.otap.stream.transport_ids import plain_ids
 from quiver.otap.tables.cbor import ITEMS_MAX, LEVELS_MAX, decode_value
@@ -64,7 +64,7 @@ def request_of_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> Rest
     Return the OTLP export request that tables hold, or why they are none.
 
     Raises:
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     read = message_of_tables(tables, signal)
     if isinstance(read, Damage):
@@ -81,7 +81,7 @@ def message_of_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> tupl
     Return the request as a protobuf object, and the rows left out for want of a parent; or why there is none.
 
     Raises:
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     view = view_name(signal)
     signal = "traces" if view == "spans" else view
@@ -91,7 +91,7 @@ def message_of_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> tupl
     try:
         reader = _Reader(tables, view)
         {"logs": reader.logs, "spans": reader.spans, "metrics": reader.metrics}[view]()
-    except Refused as refusal:
+    except ConversionError as refusal:
         return Damage(0, str(refusal))
     except (pa.ArrowException, UnicodeDecodeError) as error:
         return Damage(0, f"the tables cannot be read: {error}")
@@ -115,7 +115,7 @@ class _Reader:
             return {}, 0
         table = TABLES[payload]
         if batch.num_rows > table.rows_max:
-            raise Refused(f"{table.name} has {batch.num_rows} rows; the most is {table.rows_max}")
+            raise ConversionError(f"{table.name} has {batch.num_rows} rows; the most is {table.rows_max}")
         return lists_of(table, plain_ids(payload, batch)), batch.num_rows
 
     # -- roots ------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class _Reader:
             return {}
         found = {identity: [made[at]] for at, identity in enumerate(lists["id"]) if identity is not None}
         if len(found) < len(made) - lists["id"].count(None):
-            raise Refused(f"{TABLES[payload].name}: two rows have the same id")
+            raise ConversionError(f"{TABLES[payload].name}: two rows have the same id")
         return {identity: holders for identity, holders in found.items() if holders[0] is not None}
 
     # -- children ---------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class _Reader:
         """A resource that several groups share is written for each of them, with all that it says."""
         self._copies_left -= copies * (100 + len(key) + sum(len(value[at] or "") for at in (1, 5, 6)))
         if self._copies_left < 0:
-            raise Refused("resources and scopes are shared so often that the request would become too large")
+            raise ConversionError("resources and scopes are shared so often that the request would become too large")
 
     def _set_value(self, value: Any, columns: Sequence[Any], payload: int) -> None:
         """Set an `AnyValue` from the columns type, str, int, double, bool, bytes, ser."""
@@ -220,9 +220,9 @@ class _Reader:
             else:
                 getattr(value, arm).SetInParent()
             if value.WhichOneof("value") != arm:
-                raise Refused(f"{TABLES[payload].name}: a value of type {kind} holds another kind in its CBOR")
+                raise ConversionError(f"{TABLES[payload].name}: a value of type {kind} holds another kind in its CBOR")
         else:
-            raise Refused(f"{TABLES[payload].name}: value type {kind} is not known")
+            raise ConversionError(f"{TABLES[payload].name}: value type {kind} is not known")
 
     def children(self, payload: int, targets: Targets, field: str) -> tuple[Lists, list[Any], dict[int, list[Any]]]:
         """Return a child table's columns, a new message for each row (None for an orphan), and those with an id."""
@@ -272,7 +272,7 @@ class _Reader:
             if not kind:
                 continue
             if kind not in POINTS_OF_KIND:
-                raise Refused(f"UNIVARIATE_METRICS: metric type {kind} is not known")
+                raise ConversionError(f"UNIVARIATE_METRICS: metric type {kind} is not known")
             arm, payload, _ = POINTS_OF_KIND[kind]
             data = getattr(metric, arm)
             data.SetInParent()

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.otap.conversion_errors import Refused
+from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.request import ROWS_BYTES_MAX
 from quiver.otap.stream.transport_ids import plain_columns
 from quiver.otap.tables.cbor import ITEMS_MAX, measure_value
@@ -62,7 +62,7 @@ def check_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> Damage | 
     Return why no request, or no view, can be made of the tables; None when both can.
 
     Raises:
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     found = sound_tables(tables, signal)
     return found if isinstance(found, Damage) else None
@@ -80,7 +80,7 @@ def sound_tables(
         decoded: columns that are decoded already, as `ArrowBatch.decoded` has them.
 
     Raises:
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     known = signal_named(signal)
     strange = sorted(set(tables) - set(known.payloads))
@@ -96,7 +96,7 @@ def sound_tables(
             items -= _values(payload, columns[payload], items)
         rows = {payload: batch.num_rows for payload, batch in tables.items()}
         return SoundTables(columns, rows, _sizes(columns, rows, signal))
-    except Refused as refusal:
+    except ConversionError as refusal:
         return Damage(0, str(refusal))
     except (pa.ArrowException, UnicodeDecodeError) as error:
         return Damage(0, f"the tables cannot be read: {str(error)[:300]}")
@@ -105,11 +105,11 @@ def sound_tables(
 def _columns(table: Table, batch: pa.RecordBatch, decoded: Flat | None) -> Flat:
     """Return the columns without dictionaries; their types are the table's, and no id stands twice."""
     if batch.num_rows > table.rows_max:
-        raise Refused(f"{table.name} has {batch.num_rows} rows; the most is {table.rows_max}")
+        raise ConversionError(f"{table.name} has {batch.num_rows} rows; the most is {table.rows_max}")
     columns = plain_columns(table.payload, batch, decoded)
     ids = columns.get("id")
     if ids is not None and pc.count_distinct(ids, mode="only_valid").as_py() < len(ids) - ids.null_count:
-        raise Refused(f"{table.name}: two rows have the same id")
+        raise ConversionError(f"{table.name}: two rows have the same id")
     _at_most(table, columns, "metric_type", _METRIC_TYPE_MAX)
     _at_most(table, columns, "body.type" if table.payload == 30 else "type", _KIND_MAX)
     return columns
@@ -120,7 +120,7 @@ def _at_most(table: Table, columns: Flat, name: str, most: int) -> None:
     if values is not None and len(values):
         largest = pc.max(values).as_py()
         if largest is not None and largest > most:
-            raise Refused(f"{table.name}: {name} {largest} is not known")
+            raise ConversionError(f"{table.name}: {name} {largest} is not known")
 
 
 def _values(payload: int, columns: Flat, items: int) -> int:
@@ -147,9 +147,9 @@ def _values(payload: int, columns: Flat, items: int) -> int:
             held, count = measure_value(data, levels=levels, items=max(items - counted, 0))
             counted += times * count
             if held != arm:
-                raise Refused(f"{TABLES[payload].name}: a value of type {kind} holds another kind in its CBOR")
+                raise ConversionError(f"{TABLES[payload].name}: a value of type {kind} holds another kind in its CBOR")
     if counted > items:
-        raise Refused("CBOR: too many values")
+        raise ConversionError("CBOR: too many values")
     return counted
 
 
@@ -175,7 +175,8 @@ def _sizes(columns: Mapping[int, Flat], rows: Mapping[int, int], signal: str) ->
     wire = sum(1.3 * array.nbytes for flat in columns.values() for array in flat.values()) + 20 * sum(rows.values())
     total = int(wire + (times * (heads + _ROW_BYTES)).sum())
     if total > ROWS_BYTES_MAX:
-        raise Refused(f"its rows, with resource and scope on each, take {total} bytes; the most is {ROWS_BYTES_MAX}")
+        sizes = f"take {total} bytes; the most is {ROWS_BYTES_MAX}"
+        raise ConversionError(f"its rows, with resource and scope on each, {sizes}")
     return total
 
 
@@ -200,7 +201,7 @@ def _copies(columns: Mapping[int, Flat], root: Flat, count: int) -> None:
         holders = np.bincount(_ids(identity, groups.num_rows), minlength=_IDS)
         copied += (np.where(holders > 1, holders, 0) * _per_parent(columns[payload], _COPIED_ATTRIBUTE_BYTES)).sum()
     if copied > COLUMN_BYTES_MAX:
-        raise Refused("resources and scopes are shared so often that the request would become too large")
+        raise ConversionError("resources and scopes are shared so often that the request would become too large")
 
 
 def _ids(values: Any, count: int) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from quiver.otap.arrays import Odd, counts_of, repeated, texts, widened
+from quiver.otap.arrays import FallbackNeededError, counts_of, repeated, texts, widened
 from quiver.otap.request_shapes import SHAPES
 from quiver.otap.views.columnar_metrics import metric_arrays
 from quiver.otap.views.columnar_records import log_arrays, span_arrays
@@ -31,7 +31,7 @@ class ColumnarRequests:
 
     Attributes:
         per_request: how many rows each request gave.
-        makers: name → what makes that column; it may raise `Odd`.
+        makers: name → what makes that column; it may raise `FallbackNeededError`.
     """
 
     per_request: list[int]
@@ -43,13 +43,13 @@ def decode_columnar(requests: Sequence[bytes], view: str) -> ColumnarRequests:
     Decode requests that a shell parse has let pass.
 
     Raises:
-        Odd: they need the careful decoder; so does a column whose maker raises it.
+        FallbackNeededError: they need the careful decoder; so does a column whose maker raises it.
     """
     try:
         # Both a missing decoder and bytes it refuses: one bad request fails the whole list.
         batch = narrow_handler(view).list_to_record_batch(list(requests))
     except (ImportError, ValueError) as error:
-        raise Odd from error
+        raise FallbackNeededError from error
     shape = SHAPES[view]
     resource_lists = batch.column(shape.resources)
     resources: Any = resource_lists.values

@@ -92,7 +92,7 @@ def metric_arrays(metrics: Any) -> MetricArrays:
     Return the points of *metrics* and what makes their columns.
 
     Raises:
-        Odd: a metric was given two kinds.
+        FallbackNeededError: a metric was given two kinds.
     """
     points = _Points(metrics)
     makers = {**_head_columns(points), **_point_columns(points), **_histogram_columns(points)}

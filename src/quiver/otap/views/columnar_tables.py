@@ -1,8 +1,9 @@
 """
 OTAP tables → the columns of the views `logs` and `spans`, without the way through a request.
 
-Children are found by their parents' ids, whole columns at a time, and then handed, under the names that the decoder
-of requests gives them, to the same makers of columns. What these refuse as `Odd` goes through a request after all.
+Children are found by their parents' ids, whole columns at a time, and then handed, under the names that the decoder of
+requests gives them, to the same makers of columns. What these refuse as `FallbackNeededError` goes through a request
+after all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from quiver.otap.arrays import Odd, placed, texts, validity, widened
+from quiver.otap.arrays import FallbackNeededError, placed, texts, validity, widened
 from quiver.otap.tables.cbor import decode_value
 from quiver.otap.tables.cbor_columns import written_flat
 from quiver.otap.tables.payload_arrays import Flat, default_array
@@ -129,10 +130,11 @@ def decode_tables(sets: Sequence[SoundTables], view: str) -> ColumnarRequests:
     Decode sets of tables, a row for each of their roots', in their order.
 
     Raises:
-        Odd: they need the careful decoder; so does a column whose maker raises it. So does the view `metrics`.
+        FallbackNeededError: they need the careful decoder; so does a column whose maker raises it. So does the view
+        `metrics`.
     """
     if view == "metrics":
-        raise Odd
+        raise FallbackNeededError
     signal = "traces" if view == "spans" else view
     found = {payload: _Table(payload, sets) for payload in SIGNALS[signal].payloads}
     root = found[SIGNALS[signal].root]
@@ -228,7 +230,7 @@ def _json(cbor: pa.Array, kinds: Any, levels: int) -> pa.Array:
     distinct = encoded.dictionary
     try:
         flat = written_flat(distinct, JSON) if len(distinct) > _FEW else pa.nulls(len(distinct), pa.string())
-    except Odd:
+    except FallbackNeededError:
         flat = pa.nulls(len(distinct), pa.string())
     left = np.flatnonzero(~validity(flat))
     one_by_one: list[str | None] = []

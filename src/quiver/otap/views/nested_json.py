@@ -27,7 +27,7 @@ def json_values(values: Any) -> pa.Array:
     Return arrays and maps among *values* as JSON, null where a value is something else.
 
     Raises:
-        Odd: one does not parse, has a key twice, or nests very deep.
+        FallbackNeededError: one does not parse, has a key twice, or nests very deep.
     """
     return nested_column(values, JSON)
 

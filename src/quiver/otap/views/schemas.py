@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = ["TIME", "TYPED_VALUE", "VIEWS", "VIEW_SLOTS", "projected_schema", "view_name", "view_schema"]
 
@@ -176,11 +176,11 @@ def view_name(signal: str) -> str:
     Return the view for a view's name or for a signal's; `traces` are seen as `spans`.
 
     Raises:
-        WrongUse: no such view.
+        UsageError: no such view.
     """
     name = "spans" if signal == "traces" else signal
     if name not in _SCHEMAS:
-        raise WrongUse(f"there is no view named {signal!r}; there are {', '.join(VIEWS)}")
+        raise UsageError(f"there is no view named {signal!r}; there are {', '.join(VIEWS)}")
     return name
 
 
@@ -189,7 +189,7 @@ def view_schema(signal: str) -> pa.Schema:
     Return the columns of a view.
 
     Raises:
-        WrongUse: no such view.
+        UsageError: no such view.
     """
     return _SCHEMAS[view_name(signal)]
 
@@ -199,14 +199,14 @@ def projected_schema(signal: str, columns: tuple[str, ...] | list[str] | None) -
     Return the schema of the view with only *columns*, in the order given; None is all of them.
 
     Raises:
-        WrongUse: no such view, no such column, or a column twice.
+        UsageError: no such view, no such column, or a column twice.
     """
     schema = view_schema(signal)
     if columns is None:
         return schema
     unknown = [name for name in columns if name not in schema.names]
     if unknown:
-        raise WrongUse(f"view {view_name(signal)} has no column {unknown[0]!r}; it has {', '.join(schema.names)}")
+        raise UsageError(f"view {view_name(signal)} has no column {unknown[0]!r}; it has {', '.join(schema.names)}")
     if len(set(columns)) != len(columns):
-        raise WrongUse(f"a column of view {view_name(signal)} is asked for twice")
+        raise UsageError(f"a column of view {view_name(signal)} is asked for twice")
     return pa.schema([schema.field(name) for name in columns])

@@ -20,7 +20,7 @@ def typed_values(values: Any) -> pa.Array:
     Return values, as decoded or as serialised, as structs with one field per kind; all are null where none is set.
 
     Raises:
-        Odd: a value is not written as encoders write it, or a nested one does not parse.
+        FallbackNeededError: a value is not written as encoders write it, or a nested one does not parse.
     """
     found = lone_values(values) if isinstance(values, pa.Array) else values
     as_json = json_values(found) if isinstance(found, AnyValues) else found.field("json_value")
@@ -33,7 +33,7 @@ def maps(lists: pa.Array) -> pa.Array:
     Return lists of key and value as maps.
 
     Raises:
-        Odd: a map has one key twice, or a value is odd.
+        FallbackNeededError: a map has one key twice, or a value is odd.
     """
     entries: Any = lists.values
     keys, values = (

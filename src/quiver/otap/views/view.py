@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from quiver.bundle import Bundle
-from quiver.errors import BundleInvalid, WrongUse
-from quiver.otap.arrays import Odd
+from quiver.errors import InvalidBundleError, UsageError
+from quiver.otap.arrays import FallbackNeededError
 from quiver.otap.request import ROWS_BYTES_MAX, Measured, measure_request, parse_request
 from quiver.otap.request_shapes import SHAPES
 from quiver.otap.stored import StoredTables, stored_requests
@@ -105,14 +105,14 @@ def decode_requests(
     faster than one by one. With *columns* only these are made, in that order.
 
     Raises:
-        WrongUse: no such signal or column, or so many requests at once that their rows cannot be one batch.
+        UsageError: no such signal or column, or so many requests at once that their rows cannot be one batch.
     """
     schema = projected_schema(signal, None if columns is None else list(columns))
     group = _Group()
     for data in requests:
         group.add(data, measure_request(data, signal))
     if group.rows_bytes > ROWS_BYTES_MAX:
-        raise WrongUse(
+        raise UsageError(
             f"the rows of these {group.count} requests take about {group.rows_bytes} bytes; decode fewer at once"
         )
     return _decoded(group, signal, schema)
@@ -133,7 +133,7 @@ def decode_groups(
     `Damage` is told among the bad ones.
 
     Raises:
-        WrongUse: no such signal or column.
+        UsageError: no such signal or column.
     """
     schema = projected_schema(signal, None if columns is None else list(columns))
     group: _Group | _Run = _Group()
@@ -185,20 +185,20 @@ def view(source: Bundle | pa.RecordBatch, signal: str, *, columns: Sequence[str]
     A bundle may hold whole requests, OTAP tables, or both; one that does not hold the signal gives no rows.
 
     Raises:
-        WrongUse: no such signal or column, or the batch is not that of a raw OTLP slot.
-        BundleInvalid: one of the requests, or the tables, cannot be read.
+        UsageError: no such signal or column, or the batch is not that of a raw OTLP slot.
+        InvalidBundleError: one of the requests, or the tables, cannot be read.
     """
     view_of = view_name(signal)
     schema = projected_schema(view_of, None if columns is None else list(columns))
     raw = VIEW_SLOTS[view_of]
     batches: Mapping[int, pa.RecordBatch] = source.batches if isinstance(source, Bundle) else {raw: source}
     if raw in batches and not _is_raw(batches[raw].schema):
-        raise WrongUse("a raw OTLP slot has one binary column named data; this batch has none")
+        raise UsageError("a raw OTLP slot has one binary column named data; this batch has none")
     decoded = []
     for group in decode_groups(stored_requests(batches, view_of), view_of, columns=columns):
         if group.bad:
             index, reason = group.bad[0]
-            raise BundleInvalid(f"request {group.first + index} of the bundle: {reason}")
+            raise InvalidBundleError(f"request {group.first + index} of the bundle: {reason}")
         decoded.append(group.batch)
     return pa.Table.from_batches(decoded, schema)
 
@@ -213,7 +213,7 @@ def _decoded(group: _Group, signal: str, schema: pa.Schema) -> DecodedRequests:
         found = decode_columnar(group.requests, view_of)
         arrays = [found.makers[column.name]() for column in schema]
         counts, indexes, bad = found.per_request, group.indexes, group.bad
-    except Odd:
+    except FallbackNeededError:
         arrays, counts, indexes, bad = _decoded_by_object(group, view_of, schema)
     rows = [0] * group.count
     for index, count in zip(indexes, counts, strict=True):
@@ -232,7 +232,7 @@ def _decoded_tables(run: _Run, signal: str, schema: pa.Schema) -> DecodedRequest
     try:
         decoded = decode_tables(sound, view_name(signal))
         arrays = [decoded.makers[column.name]() for column in schema]
-    except Odd:
+    except FallbackNeededError:
         return None
     counts = iter(decoded.per_request)
     rows = tuple(0 if isinstance(found, Damage) else next(counts) for found in run.found)

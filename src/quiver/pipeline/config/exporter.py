@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from quiver.delivery.letter_policy import LetterPolicy, Replay
 from quiver.delivery.policy import OnExhausted, RetryPolicy
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, RequestSizes, shown
 from quiver.pipeline.config.formatting import duration_words, size_words
 from quiver.pipeline.config.values import Config, Duration, FileMode, Size, settings_config
@@ -126,7 +126,7 @@ class ExporterConfig(Config):
         try:
             policy = self.policy()
             self.letters()
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise ValueError(str(error).removeprefix("retry: ")) from error
         given = [key for key, value in self.dead_letters if value is not None]
         if given and policy.on_exhausted != "dead_letter":
@@ -138,7 +138,7 @@ class ExporterConfig(Config):
         Return how often and how long it tries, and what it does in the end.
 
         Raises:
-            SettingsInvalid: out of range.
+            SettingsError: out of range.
         """
         initial, most = (
             _first(self.initial_retry_interval, self.retry.initial_interval),
@@ -147,7 +147,7 @@ class ExporterConfig(Config):
         if initial is not None and most is not None and not 0 < initial <= most:
             first = "retry.initial_interval" if self.initial_retry_interval is None else "initial_retry_interval"
             last = "retry.max_interval" if self.max_retry_interval is None else "max_retry_interval"
-            raise SettingsInvalid(f"{first} must be above 0 and not above {last}")
+            raise SettingsError(f"{first} must be above 0 and not above {last}")
         given = {
             "initial_interval_s": initial,
             "max_interval_s": most,
@@ -164,7 +164,7 @@ class ExporterConfig(Config):
         Return how much room its dead letters have, how long they stay, and who replays them.
 
         Raises:
-            SettingsInvalid: out of range.
+            SettingsError: out of range.
         """
         given = {
             "size_cap_bytes": self.dead_letters.size_cap,
@@ -240,7 +240,7 @@ class OtlpExporterConfig(ExporterConfig):
         try:
             self.settings()
             self.sizes()
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise ValueError(str(error)) from error
 
     @property
@@ -269,7 +269,7 @@ class OtlpExporterConfig(ExporterConfig):
         Return the settings of the sender.
 
         Raises:
-            SettingsInvalid: one is out of range, or two contradict each other.
+            SettingsError: one is out of range, or two contradict each other.
         """
         return ExporterSettings(
             endpoint=self.destination,
@@ -291,7 +291,7 @@ class OtlpExporterConfig(ExporterConfig):
         Return how large requests are.
 
         Raises:
-            SettingsInvalid: one is out of range.
+            SettingsError: one is out of range.
         """
         sizes = RequestSizes(request_bytes_max=self.max_request_bytes, batch_bytes_min=self.min_batch)
         return sizes if self.max_delay is None else replace(sizes, batch_delay_s_max=self.max_delay)
@@ -331,7 +331,7 @@ class OtapExporterConfig(OtlpExporterConfig):
             raise ValueError("payload_compression and arrow.payload_compression both say the same; keep one")
         try:
             self.otap()
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise ValueError(str(error)) from error
 
     @property
@@ -358,7 +358,7 @@ class OtapExporterConfig(OtlpExporterConfig):
         Return what only OTAP has.
 
         Raises:
-            SettingsInvalid: out of range.
+            SettingsError: out of range.
         """
         return OtapSenderSettings(
             payload_compression=self.table_compression,
@@ -409,7 +409,7 @@ class ParquetExporterConfig(QueryExporterConfig):
         super().model_post_init(context)
         try:
             check_file_mode(self.file_mode)
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise ValueError(str(error)) from error
 
     @property

@@ -71,7 +71,7 @@ def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[Buffe
     Return the buffers of *nodes*, which feed each other in no circle, in the order of the flow.
 
     Raises:
-        PipelineInvalid: a node feeds what it cannot feed, or is reached in two ways.
+        PipelineError: a node feeds what it cannot feed, or is reached in two ways.
     """
     for node in nodes.values():
         _check_destinations(document, node, nodes)

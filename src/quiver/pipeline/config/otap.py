@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.pipeline.config.receiver import OtlpReceiverConfig
 from quiver.pipeline.config.receiver_place import Receiver
 from quiver.pipeline.config.values import Duration, Size
@@ -50,7 +50,7 @@ class OtapReceiverConfig(OtlpReceiverConfig):
             raise ValueError("OTAP is spoken over gRPC only; give listening_addr or protocols.grpc")
         try:
             self.otap()
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise ValueError(str(error)) from error
 
     def otap(self) -> OtapSettings:
@@ -58,7 +58,7 @@ class OtapReceiverConfig(OtlpReceiverConfig):
         Return the limits of streams.
 
         Raises:
-            SettingsInvalid: two of them contradict each other.
+            SettingsError: two of them contradict each other.
         """
         return OtapSettings(
             streams_max=self.max_streams,

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from quiver.errors import PipelineInvalid
+from quiver.errors import PipelineError
 
 __all__ = ["DOCUMENT_BYTES_MAX", "Document", "Path", "load_document", "nearest"]
 
@@ -58,9 +58,9 @@ class Document:
             path = path[:-1]
         return self._lines.get(path, 1)
 
-    def invalid(self, path: Path, reason: str) -> PipelineInvalid:
+    def invalid(self, path: Path, reason: str) -> PipelineError:
         """Return the error to raise for the value at *path*."""
-        return PipelineInvalid(self.source, self.line(path), reason)
+        return PipelineError(self.source, self.line(path), reason)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -77,25 +77,25 @@ def load_document(text: str, *, source: str, values: Mapping[str, str]) -> Docum
     Parse *text*, filling placeholders from *values*.
 
     Raises:
-        PipelineInvalid: not YAML, too large, a key twice, or a placeholder without a value.
+        PipelineError: not YAML, too large, a key twice, or a placeholder without a value.
     """
     if len(text.encode()) > DOCUMENT_BYTES_MAX:
-        raise PipelineInvalid(source, 1, f"the file is larger than {DOCUMENT_BYTES_MAX} bytes")
+        raise PipelineError(source, 1, f"the file is larger than {DOCUMENT_BYTES_MAX} bytes")
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if root is None:
-            raise PipelineInvalid(source, 1, "the file is empty; a pipeline has `nodes:`")
+            raise PipelineError(source, 1, "the file is empty; a pipeline has `nodes:`")
         reading = _Reading(source, loader, values)
         value = reading.read(root, ())
     except yaml.YAMLError as error:
         raise _syntax_error(source, text, error) from error
     except RecursionError as error:
-        raise PipelineInvalid(source, 1, "the file is nested deeper than any pipeline") from error
+        raise PipelineError(source, 1, "the file is nested deeper than any pipeline") from error
     return Document(source, value, frozenset(reading.placeholders), reading.lines)
 
 
-def _syntax_error(source: str, text: str, error: yaml.YAMLError) -> PipelineInvalid:
+def _syntax_error(source: str, text: str, error: yaml.YAMLError) -> PipelineError:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     # A character that no YAML has is told without a mark.
     at = error.position if isinstance(error, yaml.reader.ReaderError) else 0
@@ -104,7 +104,7 @@ def _syntax_error(source: str, text: str, error: yaml.YAMLError) -> PipelineInva
     lines = text.splitlines()
     there = lines[line - 1] if line <= len(lines) else ""
     hint = '; write quotes around a placeholder: "{{name}}"' if re.search(r":\s*\{\{", there) else ""
-    return PipelineInvalid(source, line, f"not valid YAML: {problem}{hint}")
+    return PipelineError(source, line, f"not valid YAML: {problem}{hint}")
 
 
 class _Reading:
@@ -160,6 +160,8 @@ class _Reading:
             raise self._invalid(node, "a value holds a zero byte, which nothing can be called by")
         try:
             return self.loader.construct_object(node)
+        except PipelineError:
+            raise
         except (ValueError, LookupError, AttributeError) as error:  # as PyYAML meets a text that is not of its tag
             kind = str(node.tag).rpartition(":")[2]
             raise self._invalid(node, f"not valid YAML: this is no {kind}; write quotes around a text") from error
@@ -178,5 +180,5 @@ class _Reading:
             raise self._invalid(node, reason)
         return value
 
-    def _invalid(self, node: yaml.Node, reason: str) -> PipelineInvalid:
-        return PipelineInvalid(self.source, node.start_mark.line + 1, reason)
+    def _invalid(self, node: yaml.Node, reason: str) -> PipelineError:
+        return PipelineError(self.source, node.start_mark.line + 1, reason)

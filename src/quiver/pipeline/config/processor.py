@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.pipeline.config.values import Config, Duration, Size, settings_config
 from quiver.settings import GIB, Settings
 from quiver.spark.processors.settings import (
@@ -90,7 +90,7 @@ class DurableBufferConfig(Config):
         Return what it stands for.
 
         Raises:
-            SettingsInvalid: one is out of range, or two contradict each other.
+            SettingsError: one is out of range, or two contradict each other.
         """
         settings = Settings.from_mapping(
             {
@@ -137,12 +137,12 @@ class UserProcessorConfig:
         Return the function from a DataFrame to a DataFrame that the entry point makes of the keys.
 
         Raises:
-            WrongUse: it cannot be loaded, or does not take these keys.
+            UsageError: it cannot be loaded, or does not take these keys.
         """
         try:
             return self.entry_point.load()(**self.arguments)
         except (ImportError, AttributeError, TypeError) as error:
-            raise WrongUse(f"the processor {self.entry_point.value} cannot be made: {error}") from error
+            raise UsageError(f"the processor {self.entry_point.value} cannot be made: {error}") from error
 
 
 def find_user_processor(urn: str) -> EntryPoint | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.pipeline.config.exporter import QueryExporterConfig
 from quiver.spark.questdb.export_settings import SYMBOL_COLUMNS, QuestdbSinkSettings
 
@@ -36,7 +36,7 @@ class QuestdbExporterConfig(QueryExporterConfig):
         super().model_post_init(context)
         try:
             self.settings()
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise ValueError(str(error)) from error
 
     @property
@@ -49,6 +49,6 @@ class QuestdbExporterConfig(QueryExporterConfig):
         Return the settings of the exporter.
 
         Raises:
-            SettingsInvalid: the connect string or the table's name is none.
+            SettingsError: the connect string or the table's name is none.
         """
         return QuestdbSinkSettings(self.conf, self.table, self.tables, self.symbols, self.at)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.pipeline.config.formatting import duration_words, size_words
 from quiver.pipeline.config.receiver import RECEIVING_BYTES_MIN, ReceiverConfig
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
@@ -73,7 +73,7 @@ class QwpReceiverConfig(ReceiverConfig):
         """Refuse what contradicts itself, and an address that strangers can reach."""
         try:
             self.settings(self.listening_addr)
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise ValueError(str(error)) from error
 
     @property
@@ -89,7 +89,7 @@ class QwpReceiverConfig(ReceiverConfig):
         them are to.
 
         Raises:
-            SettingsInvalid: two of the settings contradict each other.
+            SettingsError: two of the settings contradict each other.
         """
         if place.cores is not None and self.listening_cores == "first":
             if place.core != 0:
@@ -128,7 +128,7 @@ class QwpReceiverConfig(ReceiverConfig):
         Return the settings of the receiver that listens on *address*.
 
         Raises:
-            SettingsInvalid: two of the settings contradict each other.
+            SettingsError: two of the settings contradict each other.
         """
         return QwpSettings(
             listening_addr=address,

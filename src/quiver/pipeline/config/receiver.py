@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.pipeline.config.formatting import duration_words, size_words
 from quiver.pipeline.config.receiver_place import Receiver, ReceiverPlace
 from quiver.pipeline.config.values import Address, Config, Duration, Size
@@ -61,7 +61,7 @@ class _Auth(Config):
     def model_post_init(self, _context: Any, /) -> None:
         try:
             self.settings()
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise ValueError(str(error)) from error
 
     def settings(self) -> AuthSettings:
@@ -70,7 +70,7 @@ class _Auth(Config):
         users = dict(basic.users)
         if basic.username is not None and basic.password is not None:
             if basic.username in users:
-                raise SettingsInvalid(f"basic.username: the user {basic.username} is among basic.users, too; keep one")
+                raise SettingsError(f"basic.username: the user {basic.username} is among basic.users, too; keep one")
             users[basic.username] = basic.password
         tokens = bearer.tokens if bearer.token is None else (bearer.token, *bearer.tokens)
         return AuthSettings(tokens=tokens, token_file=bearer.file, users=users, user_file=basic.file)
@@ -139,7 +139,7 @@ class ReceiverConfig(SecuredConfig):
         Return the settings of the receiver that listens on *address*.
 
         Raises:
-            SettingsInvalid: two of the settings contradict each other.
+            SettingsError: two of the settings contradict each other.
         """
 
     def settings_at(self, place: ReceiverPlace) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class ReceiverConfig(SecuredConfig):
         Return the settings of each port as they are at *place*, by protocol.
 
         Raises:
-            SettingsInvalid: two of the settings contradict each other.
+            SettingsError: two of the settings contradict each other.
         """
         return {protocol: place.settled(self.settings(address)) for protocol, address in self.addresses.items()}
 
@@ -177,7 +177,7 @@ class MetricsConfig(Config):
         host = split_address(self.listen)[0]
         try:
             check_exposure(host, SecuritySettings(insecure=self.insecure))
-        except SettingsInvalid as error:
+        except SettingsError as error:
             reason = "metrics are told in plain text to anybody; listen on 127.0.0.1, or write insecure: true"
             raise ValueError(f"listen: others can reach {host}, and {reason}") from error
 
@@ -232,7 +232,7 @@ class OtlpReceiverConfig(ReceiverConfig):
             try:
                 if address is not None:
                     self.settings(address)
-            except SettingsInvalid as error:
+            except SettingsError as error:
                 raise ValueError(str(error).replace("listening_addr:", f"{key}:", 1)) from error
 
     def settings(self, address: str) -> OtlpSettings:
@@ -240,7 +240,7 @@ class OtlpReceiverConfig(ReceiverConfig):
         Return the settings of the receiver that listens on *address*.
 
         Raises:
-            SettingsInvalid: two of the settings contradict each other.
+            SettingsError: two of the settings contradict each other.
         """
         return OtlpSettings(
             listening_addr=address,

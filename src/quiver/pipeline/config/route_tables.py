@@ -29,7 +29,7 @@ def check_tables(document: Document, raw: Mapping[str, RawNode], pipeline: Pipel
     Refuse names of tables, and of columns, that are nowhere.
 
     Raises:
-        PipelineInvalid: with the line of the key.
+        PipelineError: with the line of the key.
     """
     there: dict[tuple[str, str], set[str]] = {}
     named: dict[tuple[str, str], Iterable[str]] = {}

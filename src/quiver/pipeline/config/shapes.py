@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.pipeline.config.parse import Document, Path, nearest
 from quiver.pipeline.plugins import Kind, Plugin, find_plugin, known_urns
 from quiver.store.format.names import check_subscriber_id
@@ -88,7 +88,7 @@ def read_nodes(document: Document) -> dict[str, RawNode]:
     Return the nodes of *document*, whichever shape it has.
 
     Raises:
-        PipelineInvalid: the first thing that is wrong, with its line and what to write instead.
+        PipelineError: the first thing that is wrong, with its line and what to write instead.
     """
     top = mapping(document, (), document.value, "the pipeline")
     if {"version", "groups", "pipeline_groups"} & top.keys():
@@ -113,7 +113,7 @@ def mapping(document: Document, path: Path, value: Any, what: str) -> dict[str, 
     Return *value* when it is a mapping.
 
     Raises:
-        PipelineInvalid: it is not; *what* says in the message what it should be.
+        PipelineError: it is not; *what* says in the message what it should be.
     """
     if not isinstance(value, dict):
         raise document.invalid(path, f"{what} must be a mapping of keys to values")
@@ -138,7 +138,7 @@ def _nodes(document: Document, path: Path, value: Any) -> dict[str, Any]:
 def _node(document: Document, name: str, path: Path, raw: Mapping[str, Any], plugin: Plugin) -> RawNode:
     try:
         check_subscriber_id(name)
-    except WrongUse as error:
+    except UsageError as error:
         raise document.invalid(path, f"a node cannot be named {name!r}: {error}") from error
     config = raw.get("config")
     inside = mapping(document, (*path, "config"), {} if config is None else config, "config")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.pipeline.config.formatting import duration_words
 from quiver.pipeline.config.polled import PolledReceiverConfig
 from quiver.pipeline.config.receiver_place import Receiver
@@ -40,7 +40,7 @@ class StoreReceiverConfig(PolledReceiverConfig):
         super().model_post_init(context)
         try:
             check_subscriber_id(self.subscriber)
-        except WrongUse as error:
+        except UsageError as error:
             raise ValueError(f"subscriber: {error}") from error
 
     @property

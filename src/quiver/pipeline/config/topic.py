@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 from quiver.metadata.location import MetadataLocation
 from quiver.objects.location import ObjectLocation
 from quiver.pipeline.config.exporter import QueryExporterConfig
@@ -60,7 +60,7 @@ class TopicExporterConfig(QueryExporterConfig):
         super().model_post_init(context)
         try:
             self.settings()
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise ValueError(str(error)) from error
 
     @property
@@ -73,7 +73,7 @@ class TopicExporterConfig(QueryExporterConfig):
         Return the settings of the exporter.
 
         Raises:
-            SettingsInvalid: no topic.
+            SettingsError: no topic.
         """
         return TopicSinkSettings(self.topics, self.topic, self.format, self.objects, self.metadata)
 
@@ -112,12 +112,12 @@ class TopicReceiverConfig(PolledReceiverConfig):
                 ObjectLocation.of(self.objects)
             if self.metadata is not None:
                 MetadataLocation.of(self.metadata)
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise ValueError(str(error)) from error
         for key, check in (("topic", check_topic), ("subscription", check_subscription)):
             try:
                 check(getattr(self, key))
-            except WrongUse as error:
+            except UsageError as error:
                 raise ValueError(f"{key}: {error}") from error
 
     @property

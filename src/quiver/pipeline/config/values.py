@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.receivers.settings import split_address
 from quiver.settings import parse_duration_s, parse_size_bytes
 
@@ -19,7 +19,7 @@ def _address(value: object) -> object:
     if isinstance(value, str):
         try:
             _, port = split_address(value)
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise ValueError(str(error)) from error
         if port == 0:
             raise ValueError("port 0 is any port; a restarted receiver must come back at the same one")
@@ -29,7 +29,7 @@ def _address(value: object) -> object:
 def _size(value: object) -> int:
     try:
         return parse_size_bytes(value)
-    except SettingsInvalid as error:
+    except SettingsError as error:
         raise ValueError(str(error).removeprefix("size: ")) from error
 
 
@@ -38,7 +38,7 @@ def _duration(value: object) -> float:
         return 0.0  # YAML reads a bare `off` as false
     try:
         return parse_duration_s(value)
-    except SettingsInvalid as error:
+    except SettingsError as error:
         raise ValueError(str(error).removeprefix("duration: ")) from error
 
 
@@ -74,7 +74,7 @@ class SettingsConfig(Config):
         super().model_post_init(context)
         try:
             self.settings()
-        except SettingsInvalid as error:
+        except SettingsError as error:
             raise ValueError(str(error)) from error
 
     def settings(self) -> Any:
@@ -82,7 +82,7 @@ class SettingsConfig(Config):
         Return the settings.
 
         Raises:
-            SettingsInvalid: they refuse themselves.
+            SettingsError: they refuse themselves.
         """
         return self.settings_type(**{name: _plain(getattr(self, name)) for name in self.settings_fields})
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quiver.errors import PipelineInvalid, QuiverError, WrongUse
+from quiver.errors import PipelineError, QuiverError, UsageError
 from quiver.pipeline.config.parse import DOCUMENT_BYTES_MAX
 from quiver.pipeline.graph import load_pipeline
 from quiver.pipeline.model import Pipeline
@@ -93,13 +93,13 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
     Return the ``name=value`` texts as a mapping.
 
     Raises:
-        WrongUse: one has no ``=`` or no name.
+        UsageError: one has no ``=`` or no name.
     """
     values: dict[str, str] = {}
     for text in assignments:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise WrongUse(f"--set {text}: write --set name=value")
+            raise UsageError(f"--set {text}: write --set name=value")
         values[name] = value
     return values
 
@@ -112,24 +112,24 @@ def read_pipeline(
     *source*, where that is not its own.
 
     Raises:
-        PipelineInvalid: the file is wrong.
-        WrongUse: there is no such file, or an assignment fits no placeholder.
+        PipelineError: the file is wrong.
+        UsageError: there is no such file, or an assignment fits no placeholder.
     """
     given = parse_assignments(assignments)
     try:
         with path.open("rb") as file:
             data = file.read(DOCUMENT_BYTES_MAX + 1)
         if len(data) > DOCUMENT_BYTES_MAX:
-            raise PipelineInvalid(str(path), 1, f"the file is larger than {DOCUMENT_BYTES_MAX} bytes")
+            raise PipelineError(str(path), 1, f"the file is larger than {DOCUMENT_BYTES_MAX} bytes")
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise WrongUse(f"cannot read {path}: {reason}") from error
+        raise UsageError(f"cannot read {path}: {reason}") from error
     pipeline, placeholders = load_pipeline(text, source=source or str(path), values=ChainMap(given, dict(environment)))
     for name in given:
         if name not in placeholders:
             known = ", ".join(sorted(placeholders)) or "none"
-            raise WrongUse(f"--set {name}: {path} has no placeholder of that name; it has {known}")
+            raise UsageError(f"--set {name}: {path} has no placeholder of that name; it has {known}")
     return pipeline
 
 
@@ -171,7 +171,7 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
         )
         set_log_level(context.pipeline)
         body(context)
-    except WrongUse as error:
+    except UsageError as error:
         _log.error("%s", error)
         return EXIT_WRONG_USE
     except ModuleNotFoundError as error:
@@ -193,7 +193,7 @@ def reload_log_level(context: ChildContext) -> None:
     try:
         if context.reread is not None:
             set_log_level(context.reread())
-    except WrongUse as error:
+    except UsageError as error:
         _log.error("not reloaded: %s", error)
 
 

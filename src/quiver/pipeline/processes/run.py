@@ -32,7 +32,7 @@ from random import Random
 from typing import Any
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import QuiverError, WrongUse
+from quiver.errors import QuiverError, UsageError
 from quiver.pipeline.companion_stores import beside
 from quiver.pipeline.model import Pipeline, memory_directory
 from quiver.pipeline.processes.child import DRAIN_S, NOTE_BYTES_MAX, has_closed
@@ -138,7 +138,7 @@ def run_pipeline(
         say: told in a line what happens.
 
     Raises:
-        DirectoryInUse: another `quiver run` uses the run directory.
+        DirectoryInUseError: another `quiver run` uses the run directory.
     """
     run_dir = options.run_dir.absolute()
     options = replace(options, run_dir=run_dir)
@@ -368,7 +368,7 @@ def _roots(directory: str) -> list[str]:
     """
     try:
         return instance_roots(REAL_FILES, directory)
-    except WrongUse:
+    except UsageError:
         return []
 
 

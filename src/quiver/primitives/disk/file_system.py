@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = [
     "Buffer",
@@ -21,7 +21,7 @@ __all__ = [
     "FileStat",
     "FileSystem",
     "Mapping",
-    "NotRegularFile",
+    "NotRegularFileError",
     "WriteMapping",
     "directory_name",
 ]
@@ -29,7 +29,7 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 
 
-class NotRegularFile(OSError):
+class NotRegularFileError(OSError):
     """
     The path names a pipe, a socket or a device where a file is expected. Nothing was read from it
     or written to it.
@@ -44,15 +44,15 @@ def directory_name(path: str | os.PathLike[str]) -> str:
     Return *path* as logs write it in front of a name: a string that no slash ends, but for the root's own.
 
     Raises:
-        WrongUse: it is empty, which would be the root of the machine, a URL, or no string.
+        UsageError: it is empty, which would be the root of the machine, a URL, or no string.
     """
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(name, str):
-        raise WrongUse(f"path={path!r}: a directory is named by a string or a path")
+        raise UsageError(f"path={path!r}: a directory is named by a string or a path")
     if not name:
-        raise WrongUse("an empty path names no directory")
+        raise UsageError("an empty path names no directory")
     if _URL.match(name):
-        raise WrongUse(
+        raise UsageError(
             f"{name.partition('?')[0]} is a URL: a log is written to a local directory. Give one, and name the object "
             "store as its tier (cold.objects of a store, objects= of topics and append-only logs)"
         )
@@ -161,7 +161,7 @@ class FileSystem(Protocol):
     The operations of one file system. Errors are `OSError` with `filename` set.
 
     Opening, mapping and locking never wait for another process: a pipe, a socket or a device is refused with
-    `NotRegularFile`.
+    `NotRegularFileError`.
     """
 
     def open_read(self, path: str) -> File:

@@ -6,7 +6,7 @@ There are no stale locks to break: what the file says is for people, only the ke
 
 from __future__ import annotations
 
-from quiver.errors import DirectoryInUse
+from quiver.errors import DirectoryInUseError
 from quiver.primitives.disk.file_system import FileSystem, Lock
 
 __all__ = ["hold", "holder_of", "is_held"]
@@ -21,12 +21,12 @@ def hold(fs: FileSystem, path: str, *, owner: str) -> Lock:
     Take the exclusive lock *path*, created when missing. *owner* says in a few words who holds it.
 
     Raises:
-        DirectoryInUse: another holds it; the message names its pid and owner.
+        DirectoryInUseError: another holds it; the message names its pid and owner.
         OSError: the lock file cannot be opened or written.
     """
     lock = fs.try_lock(path, note=owner)
     if lock is None:
-        raise DirectoryInUse(path, holder_of(fs, path) or "another process")
+        raise DirectoryInUseError(path, holder_of(fs, path) or "another process")
     return lock
 
 

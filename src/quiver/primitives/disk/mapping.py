@@ -15,7 +15,7 @@ import mmap
 import sys
 from collections.abc import Callable
 
-from quiver.errors import StoreClosed
+from quiver.errors import StoreClosedError
 from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["MappedForWriting", "ReadMapping", "let_pages_go", "map_descriptor", "map_descriptor_for_writing"]
@@ -37,10 +37,10 @@ class ReadMapping:
         Return the whole file as a read-only view, without copying. It outlives `close`.
 
         Raises:
-            StoreClosed: after `close`.
+            StoreClosedError: after `close`.
         """
         if self._pages is None:
-            raise StoreClosed("the mapping was closed")
+            raise StoreClosedError("the mapping was closed")
         return memoryview(self._pages)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class MappedForWriting:
 
     def _require(self) -> mmap.mmap | bytearray:
         if self._pages is None:
-            raise StoreClosed("the mapping was closed")
+            raise StoreClosedError("the mapping was closed")
         return self._pages
 
     def view(self) -> memoryview:
@@ -97,7 +97,7 @@ class MappedForWriting:
         Return the whole file as a writable view, without copying. It outlives `close`.
 
         Raises:
-            StoreClosed: after `close`.
+            StoreClosedError: after `close`.
         """
         return memoryview(self._require())
 
@@ -106,7 +106,7 @@ class MappedForWriting:
         Store *data* at *start*: as through the view, but many pages at once where that costs less.
 
         Raises:
-            StoreClosed: after `close`.
+            StoreClosedError: after `close`.
         """
         pages = self._require()
         if self._write is not None and len(data) >= _WRITE_BYTES:
@@ -121,7 +121,7 @@ class MappedForWriting:
         Write the bytes from *start* to *end* again as they are, so that the next `sync` takes them to the disk.
 
         Raises:
-            StoreClosed: after `close`.
+            StoreClosedError: after `close`.
         """
         pages = self._require()
         for at in range(start, end, _TOUCH_BYTES):
@@ -134,7 +134,7 @@ class MappedForWriting:
 
         Raises:
             OSError: the disk refused.
-            StoreClosed: after `close`.
+            StoreClosedError: after `close`.
         """
         self._sync(self._require())
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from quiver.primitives.disk.descriptors import KEPT_WITH_A_LOG, RESERVE
 from quiver.primitives.disk.disk_full import is_out_of_descriptors
-from quiver.primitives.disk.file_system import Buffer, FileStat, NotRegularFile
+from quiver.primitives.disk.file_system import Buffer, FileStat, NotRegularFileError
 from quiver.primitives.disk.mapping import MappedForWriting, ReadMapping, map_descriptor, map_descriptor_for_writing
 from quiver.primitives.disk.platform_files import PLATFORM, Platform, call_at_fork
 
@@ -272,8 +272,8 @@ call_at_fork(before=_held_guard.acquire, after_in_parent=_held_guard.release, af
 call_at_fork(after_in_child=_forget_inherited_locks)
 
 
-def _not_regular(path: str) -> NotRegularFile:
-    return NotRegularFile(errno.ENXIO, "not a regular file", path)
+def _not_regular(path: str) -> NotRegularFileError:
+    return NotRegularFileError(errno.ENXIO, "not a regular file", path)
 
 
 def _require_regular(found: os.stat_result, path: str) -> None:

@@ -21,7 +21,7 @@ import hashlib
 import hmac
 import struct
 
-from quiver.primitives.packing import Cursor, Shortage
+from quiver.primitives.packing import Cursor, ShortageError
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
 __all__ = ["JAVA_KEYSTORE_MAGIC", "decode_java_keystore"]
@@ -70,7 +70,7 @@ def decode_java_keystore(view: memoryview, password: str) -> Answer[list[bytes]]
                     _certificate(cursor, version)
             else:
                 return Damage(start, f"an entry with tag {tag}")
-    except Shortage as shortage:
+    except ShortageError as shortage:
         return Damage(shortage.offset, f"an entry ends {shortage.missing} bytes behind the entries")
     return Frame(trusted, len(view))
 

@@ -25,14 +25,14 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from quiver.clock import Clock
-from quiver.errors import QuiverError, SettingsInvalid
+from quiver.errors import QuiverError, SettingsError
 from quiver.primitives.certificates import pem_bytes
 from quiver.primitives.disk.file_system import Buffer
 from quiver.qwp.conf import Address
 from quiver.qwp.connection.session import WRITE_PATH, Accepted, Refused, judge_answer
 from quiver.qwp.connection.trust_store import trusted_certificates
 
-__all__ = ["Connection", "ConnectionLost", "HandshakeFailed", "WakeUp", "open_connection", "tls_context"]
+__all__ = ["Connection", "ConnectionLostError", "HandshakeError", "WakeUp", "open_connection", "tls_context"]
 
 _RECEIVE_BYTES = 64 * 1024
 _ANSWER_BYTES_MAX = 16 << 20
@@ -48,7 +48,7 @@ _GATHERED_MAX = 64
 _LIVENESS = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 
-class ConnectionLost(QuiverError):
+class ConnectionLostError(QuiverError):
     """The connection is over: `code` is 1006 when the server said nothing."""
 
     def __init__(self, code: int, reason: str) -> None:
@@ -57,7 +57,7 @@ class ConnectionLost(QuiverError):
         self.reason = reason
 
 
-class HandshakeFailed(QuiverError):
+class HandshakeError(QuiverError):
     """There is no connection; `refused` says why, and what to do."""
 
     def __init__(self, refused: Refused) -> None:
@@ -103,7 +103,7 @@ def tls_context(*, verify: bool, roots: str | None, roots_password: str | None =
     those in the trust store *roots*.
 
     Raises:
-        SettingsInvalid: the trust store cannot be opened with this password, or the PEM file is none or not there.
+        SettingsError: the trust store cannot be opened with this password, or the PEM file is none or not there.
         OSError: the trust store cannot be read.
     """
     if roots is not None and roots_password is not None:
@@ -114,7 +114,7 @@ def tls_context(*, verify: bool, roots: str | None, roots_password: str | None =
         try:
             context = ssl.create_default_context(cafile=roots)
         except OSError as error:  # which does not say of which file
-            raise SettingsInvalid(
+            raise SettingsError(
                 f"tls_roots: {roots} holds no certificates in PEM: {error} (a trust store needs tls_roots_password)"
             ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -137,7 +137,7 @@ def open_connection(
     Connect, encrypt, upgrade: all within *timeout_s*.
 
     Raises:
-        HandshakeFailed: the server answered, and not with what is needed.
+        HandshakeError: the server answered, and not with what is needed.
         OSError: it did not answer.
     """
     deadline = clock.monotonic() + timeout_s
@@ -195,11 +195,11 @@ def _judge(protocol: ClientProtocol, *, durable_ack: bool) -> Accepted:
         status = response.status_code
     if response is None:
         why = protocol.handshake_exc or "closed without an answer"
-        raise HandshakeFailed(Refused("transient", f"no WebSocket handshake: {why}"))
+        raise HandshakeError(Refused("transient", f"no WebSocket handshake: {why}"))
     known: Mapping[str, str] = {name.title(): value for name, value in response.headers.raw_items()}
     judged = judge_answer(status, _Titles(known), durable_ack=durable_ack)
     if isinstance(judged, Refused):
-        raise HandshakeFailed(judged)
+        raise HandshakeError(judged)
     return judged
 
 
@@ -229,7 +229,7 @@ class Connection:
         Queue one binary message.
 
         Raises:
-            ConnectionLost: the server has said goodbye.
+            ConnectionLostError: the server has said goodbye.
         """
         self._require_open()
         # As the protocol would write it, less one copy of the message.
@@ -297,7 +297,7 @@ class Connection:
         the messages that have arrived.
 
         Raises:
-            ConnectionLost: the connection is over, and every message before that was returned.
+            ConnectionLostError: the connection is over, and every message before that was returned.
         """
         pending = self._broken is not None or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0)
         if self._wake is not wake:
@@ -316,7 +316,7 @@ class Connection:
         self._collect()  # pongs, and the answer to a close
         if not messages and self._protocol.close_rcvd is not None:
             self.flush()
-            raise ConnectionLost(self._protocol.close_rcvd.code, self._protocol.close_rcvd.reason)
+            raise ConnectionLostError(self._protocol.close_rcvd.code, self._protocol.close_rcvd.reason)
         if not messages and self._broken is not None:
             self._raise_close(self._broken)
         return messages
@@ -327,7 +327,7 @@ class Connection:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             data = None
         except OSError as error:
-            raise ConnectionLost(_NO_WORD, str(error)) from error
+            raise ConnectionLostError(_NO_WORD, str(error)) from error
         if data is not None:
             if not data:
                 self._raise_close("the server is gone")
@@ -337,7 +337,7 @@ class Connection:
         ]
         broken = self._protocol.parser_exc
         if not messages and isinstance(broken, WebSocketException) and self._protocol.close_rcvd is None:
-            raise ConnectionLost(_NO_WORD, f"not WebSocket: {broken}") from broken
+            raise ConnectionLostError(_NO_WORD, f"not WebSocket: {broken}") from broken
         return messages
 
     def _message(self, event: Any) -> bytes | str | None:
@@ -357,8 +357,8 @@ class Connection:
     def _raise_close(self, reason: str) -> None:
         close = self._protocol.close_rcvd
         if close is not None:
-            raise ConnectionLost(close.code, close.reason)
-        raise ConnectionLost(_NO_WORD, reason)
+            raise ConnectionLostError(close.code, close.reason)
+        raise ConnectionLostError(_NO_WORD, reason)
 
     def close(self, *, orderly: bool) -> None:
         """Let go of the socket; *orderly* says goodbye first, as far as the socket takes it."""
@@ -367,7 +367,7 @@ class Connection:
                 self._protocol.send_close(1000)
                 self._collect()
                 self.flush()
-        except (ConnectionLost, WebSocketException):
+        except (ConnectionLostError, WebSocketException):
             pass
         finally:
             self._selector.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame
@@ -26,7 +26,7 @@ def trusted_certificates(path: str, password: str, *, fs: FileSystem = REAL_FILE
     Return the certificates that the trust store *path* trusts, in DER, one behind the other.
 
     Raises:
-        SettingsInvalid: it is no trust store, has no certificate, or another password; or it is a PKCS#12 file and the
+        SettingsError: it is no trust store, has no certificate, or another password; or it is a PKCS#12 file and the
             package `cryptography`, which can read those, is not there.
         OSError: it cannot be read.
     """
@@ -36,11 +36,11 @@ def trusted_certificates(path: str, password: str, *, fs: FileSystem = REAL_FILE
     elif data.startswith(_DER_SEQUENCE):
         found = _pkcs12(path, data, password)
     else:
-        raise SettingsInvalid(
+        raise SettingsError(
             f"tls_roots: {path} is neither a Java key store nor a PKCS#12 file; a PEM file has no tls_roots_password"
         )
     if not found:
-        raise SettingsInvalid(f"tls_roots: {path} has no trusted certificate")
+        raise SettingsError(f"tls_roots: {path} has no trusted certificate")
     return b"".join(found)
 
 
@@ -49,7 +49,7 @@ def _java(path: str, data: bytes, password: str) -> list[bytes]:
     if isinstance(answer, Frame):
         return answer.value
     reason = answer.reason if isinstance(answer, Damage) else f"{answer.missing} bytes are missing"
-    raise SettingsInvalid(f"tls_roots: {path}: {reason}")
+    raise SettingsError(f"tls_roots: {path}: {reason}")
 
 
 def _pkcs12(path: str, data: bytes, password: str) -> list[bytes]:
@@ -58,13 +58,13 @@ def _pkcs12(path: str, data: bytes, password: str) -> list[bytes]:
         pkcs12: Any = importlib.import_module("cryptography.hazmat.primitives.serialization.pkcs12")
         serialization: Any = importlib.import_module("cryptography.hazmat.primitives.serialization")
     except ImportError:
-        raise SettingsInvalid(
+        raise SettingsError(
             f"tls_roots: {path} is a PKCS#12 file, which the package `cryptography` reads: install it, or convert the "
             "file to PEM and leave out tls_roots_password"
         ) from None
     try:
         store = pkcs12.load_pkcs12(data, password.encode())
     except ValueError as error:
-        raise SettingsInvalid(f"tls_roots: {path}: {error}") from None
+        raise SettingsError(f"tls_roots: {path}: {error}") from None
     der = serialization.Encoding.DER
     return [one.certificate.public_bytes(der) for one in store.additional_certs]

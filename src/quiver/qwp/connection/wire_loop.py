@@ -20,11 +20,11 @@ from random import Random
 from typing import Any
 
 from quiver.clock import Clock
-from quiver.errors import StoreFailed
+from quiver.errors import StoreFailedError
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Frame
-from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.qwp.conf import Address
 from quiver.qwp.connection.failover import Backoff, HostTracker
 from quiver.qwp.connection.fitting import FrameFitter
@@ -44,8 +44,8 @@ from quiver.qwp.connection.session import (
 )
 from quiver.qwp.connection.transport import (
     Connection,
-    ConnectionLost,
-    HandshakeFailed,
+    ConnectionLostError,
+    HandshakeError,
     WakeUp,
     open_connection,
     tls_context,
@@ -217,7 +217,7 @@ class WireLoop:
                     self._connect(only_one_round=False)
                     continue
                 self._pump(self._connection)
-        except (StoreFailed, OSError) as error:
+        except (StoreFailedError, OSError) as error:
             # The disk: nothing that is read from it can be relied upon any more.
             span = (self._ring.acked_fsn + 1, self._ring.published_fsn)
             reason = f"the slot failed: {error}"
@@ -232,7 +232,7 @@ class WireLoop:
         self.run()
         return FINISHED
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         """Halt the sender: otherwise its producer would wait for ever."""
         span = (self._ring.acked_fsn + 1, self._ring.published_fsn)
         reason = f"a fault of the sender: {died.__cause__}"
@@ -284,7 +284,7 @@ class WireLoop:
             self._observer.count("quiver.qwp.connect_attempts_total")
             try:
                 connection, accepted = self._open(self._settings.addresses[index])
-            except HandshakeFailed as failure:
+            except HandshakeError as failure:
                 role_reject = failure.refused.kind in {"role", "topology"}
                 self._failed(index, str(failure))
                 if failure.refused.kind in {"auth", "durable"}:
@@ -310,7 +310,7 @@ class WireLoop:
         """Say why there is no connection. Where other loops have tried every host of this round, their reason."""
         return self._reason or self._tracker.last_failure or "every server of this round was asked already"
 
-    def _not_let_in(self, failure: HandshakeFailed) -> SenderError:
+    def _not_let_in(self, failure: HandshakeError) -> SenderError:
         published = self._ring.published_fsn
         if failure.refused.kind == "durable":
             return self._session.gave_up(str(failure), published_fsn=published).error
@@ -381,7 +381,7 @@ class WireLoop:
             more = self._send(connection)
             self._ring.upkeep(provision=not self._until_drained)
             messages = connection.receive(self._wake_up, self._wait_s(more=more))
-        except ConnectionLost as lost:
+        except ConnectionLostError as lost:
             action = self._session.closed(
                 lost.code, lost.reason, self._clock.monotonic(), published_fsn=self._ring.published_fsn
             )

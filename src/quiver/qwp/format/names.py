@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 
 __all__ = [
     "DEAD_LETTERS_LOCK_NAME",
@@ -110,9 +110,7 @@ def check_sender_id(sender_id: str) -> None:
     Refuse a sender id that is no name of a directory everywhere.
 
     Raises:
-        SettingsInvalid: it is empty, or has separators or other characters than ``A-Z a-z 0-9 _ - .``
+        SettingsError: it is empty, or has separators or other characters than ``A-Z a-z 0-9 _ - .``
     """
     if not is_sender_id(sender_id):
-        raise SettingsInvalid(
-            f"sender_id {sender_id!r}: 1 to 255 of A-Z a-z 0-9 _ - . are allowed; it names a directory"
-        )
+        raise SettingsError(f"sender_id {sender_id!r}: 1 to 255 of A-Z a-z 0-9 _ - . are allowed; it names a directory")

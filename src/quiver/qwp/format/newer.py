@@ -26,10 +26,10 @@ import struct
 from dataclasses import dataclass
 
 from quiver.primitives.checksum import crc32c
-from quiver.primitives.packing import Cursor, Shortage
+from quiver.primitives.packing import Cursor, ShortageError
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 from quiver.qwp.wire.message import SYMBOL_BYTES_MAX
-from quiver.qwp.wire.varint import VarintInvalid, take_varint
+from quiver.qwp.wire.varint import VarintError, take_varint
 
 __all__ = [
     "MANIFEST_MAGIC",
@@ -107,7 +107,7 @@ def decode_symbol_file(view: memoryview) -> Answer[tuple[str, ...]]:
     while cursor.remaining and len(symbols) < _SYMBOLS_MAX:
         try:
             symbols += _take_piece(cursor, view, version)
-        except (Shortage, VarintInvalid, UnicodeDecodeError):
+        except (ShortageError, VarintError, UnicodeDecodeError):
             break
         end = cursor.offset
     return Frame(tuple(symbols), end)
@@ -120,17 +120,17 @@ def _take_piece(cursor: Cursor, view: memoryview, version: int) -> list[str]:
         entries = Cursor(cursor.view(size))
         symbols = [_take_symbol(entries) for _ in range(min(count, entries.remaining))]
         if len(symbols) != count or entries.remaining:
-            raise Shortage(start, 1)
+            raise ShortageError(start, 1)
     else:
         symbols = [_take_symbol(cursor)]
     end = cursor.offset
     if cursor.take(_CRC)[0] != crc32c(view[start:end]):
-        raise Shortage(start, 1)
+        raise ShortageError(start, 1)
     return symbols
 
 
 def _take_symbol(cursor: Cursor) -> str:
     size = take_varint(cursor)
     if size > SYMBOL_BYTES_MAX:
-        raise Shortage(cursor.offset, 1)
+        raise ShortageError(cursor.offset, 1)
     return str(cursor.view(size), "utf-8")

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import RetryLater
+from quiver.errors import TransientError
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import File, FileSystem
@@ -359,13 +359,13 @@ def remove_dead_letters(
     Durable on return. A crash in between leaves a file as it was, or without its letters. May run beside a sender.
 
     Raises:
-        RetryLater: somebody else changed the letters all the time.
+        TransientError: somebody else changed the letters all the time.
         OSError: the disk refused; some letters may be gone.
     """
     removed = 0
     with _locked(fs, directory, clock) as is_held:
         if not is_held:
-            raise RetryLater(f"{directory}: the dead letters are being changed by another process; try again")
+            raise TransientError(f"{directory}: the dead letters are being changed by another process; try again")
         for number in _numbers(fs, directory):
             path = f"{directory}/{dead_letters_name(number)}"
             data = _read(fs, path)

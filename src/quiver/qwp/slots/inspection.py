@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileStat, FileSystem
 from quiver.primitives.disk.lock import is_held
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
@@ -165,7 +165,7 @@ def _look_once(fs: FileSystem, sf_dir: str, sender_id: str, known: dict[str, Kno
     report.damaged_copies = tuple(f"{directory}/{name}" for name in fs.list_dir(directory) if name.endswith(".damaged"))
     try:
         found = _segments_of(fs, directory, known)
-    except Damaged as damage:
+    except CorruptionError as damage:
         report.problem = str(damage)
         return report
     report.confirmed = read_watermark(fs, directory)
@@ -234,7 +234,7 @@ def frames_of_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> Iterator[Fram
     Yield every message of the slot in order, those that are confirmed included.
 
     Raises:
-        Damaged: a segment cannot be read.
+        CorruptionError: a segment cannot be read.
         OSError: the disk refused.
     """
     directory = f"{sf_dir}/{sender_id}"

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from quiver.errors import Damaged, FormatUnsupported
+from quiver.errors import CorruptionError, UnsupportedFormatError
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.copying import keep_damaged
@@ -120,8 +120,8 @@ def scan_slot(fs: FileSystem, directory: str) -> list[Scanned]:
     Read every segment in *directory*, touching nothing; in the order of their names.
 
     Raises:
-        FormatUnsupported: a segment of another version, or with unknown flags.
-        Damaged: a file that is no segment.
+        UnsupportedFormatError: a segment of another version, or with unknown flags.
+        CorruptionError: a file that is no segment.
         OSError: one cannot be read.
     """
     found = []
@@ -137,15 +137,15 @@ def scan_file(fs: FileSystem, path: str) -> Scanned:
     Read the segment at *path*, touching nothing.
 
     Raises:
-        FormatUnsupported: a segment of another version, or with unknown flags.
-        Damaged: it is no segment.
+        UnsupportedFormatError: a segment of another version, or with unknown flags.
+        CorruptionError: it is no segment.
         OSError: it cannot be read.
     """
     file = fs.open_read(path)
     try:
         size = file.size()
         if size > _SEGMENT_BYTES_MAX:
-            raise Damaged(path, 0, f"{size} bytes: no segment is larger than {_SEGMENT_BYTES_MAX}")
+            raise CorruptionError(path, 0, f"{size} bytes: no segment is larger than {_SEGMENT_BYTES_MAX}")
         view = memoryview(file.pread(size, 0))
     finally:
         file.close()
@@ -158,10 +158,10 @@ def scan_file(fs: FileSystem, path: str) -> Scanned:
         # have no numbers without it. That needs a segment that was not synced (durability `memory`).
         return Scanned(path, size, None, is_headless=not is_zero(view))
     if isinstance(answer, NeedMore):
-        raise Damaged(path, len(view), f"cut inside its header: {answer.missing} bytes are missing")
+        raise CorruptionError(path, len(view), f"cut inside its header: {answer.missing} bytes are missing")
     if "unsupported" in answer.reason:
-        raise FormatUnsupported(path, answer.offset, f"{answer.reason}; use the client that wrote it")
-    raise Damaged(path, answer.offset, answer.reason)
+        raise UnsupportedFormatError(path, answer.offset, f"{answer.reason}; use the client that wrote it")
+    raise CorruptionError(path, answer.offset, answer.reason)
 
 
 def recover_slot(fs: FileSystem, directory: str, *, observer: Observer) -> RecoveredSlot:
@@ -169,8 +169,8 @@ def recover_slot(fs: FileSystem, directory: str, *, observer: Observer) -> Recov
     Bring the slot *directory*, whose lock is held, into the state that a writer needs. See the module for the steps.
 
     Raises:
-        FormatUnsupported: something a newer version wrote. Nothing was touched.
-        Damaged: a gap between two segments, or symbols that are gone. Nothing was deleted.
+        UnsupportedFormatError: something a newer version wrote. Nothing was touched.
+        CorruptionError: a gap between two segments, or symbols that are gone. Nothing was deleted.
         OSError: the disk refused.
     """
     found = scan_slot(fs, directory)
@@ -189,7 +189,7 @@ def recover_slot(fs: FileSystem, directory: str, *, observer: Observer) -> Recov
     kept = [one for one, after in itertools.pairwise(filled) if after.base > done] + filled[-1:]
     for before, after in itertools.pairwise(kept):
         if before.next_fsn != after.base:
-            raise Damaged(
+            raise CorruptionError(
                 after.path,
                 8,
                 f"frames {before.next_fsn} to {after.base - 1} are missing between {before.path} and this segment; "
@@ -221,7 +221,7 @@ def _manifest_head(fs: FileSystem, directory: str) -> int:
     if isinstance(answer, Frame):
         return answer.value.first
     if isinstance(answer, Damage) and "unsupported" in answer.reason:
-        raise FormatUnsupported(path, answer.offset, f"{answer.reason}; use the client that wrote it")
+        raise UnsupportedFormatError(path, answer.offset, f"{answer.reason}; use the client that wrote it")
     return 0  # what it would say can be seen from the segments
 
 
@@ -262,7 +262,7 @@ def _symbols_of(fs: FileSystem, directory: str, kept: Sequence[Scanned]) -> Sequ
         for offset, delta in _deltas(fs, one):
             if delta.start > len(dictionary.entries):
                 reason = f"a frame needs symbol {delta.start - 1}, and {SYMBOLS_NAME} does not have it"
-                raise Damaged(one.path, offset, reason)
+                raise CorruptionError(one.path, offset, reason)
             # Only what goes beyond: frames of ours, which come last, count from 0 and mean nothing to the others.
             dictionary.entries.extend(delta.symbols[len(dictionary.entries) - delta.start :])
     return dictionary.entries
@@ -357,7 +357,7 @@ def _take_over(fs: FileSystem, directory: str, kept: Sequence[Scanned]) -> None:
 
 def _open(fs: FileSystem, one: Scanned) -> Segment:
     if one.scan is None:
-        raise Damaged(one.path, 0, "a segment without a header")
+        raise CorruptionError(one.path, 0, "a segment without a header")
     file = fs.open_write(one.path)
     try:
         file.sync_data()

@@ -82,7 +82,7 @@ def resend(
     size. May run beside the slot's sender.
 
     Raises:
-        RetryLater: somebody else changed the letters all the time.
+        TransientError: somebody else changed the letters all the time.
         OSError: the disk refused. Letters that were taken may still be there.
     """
     observer = InMemoryObserver() if observer is None else observer

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quiver.clock import Clock
-from quiver.errors import AtCapacity, StoreClosed, StoreFailed, WrongUse
+from quiver.errors import CapacityError, StoreClosedError, StoreFailedError, UsageError
 from quiver.observe import Observer
 from quiver.primitives.disk.disk_full import is_full_disk, is_out_of_descriptors, passes, what_is_short
 from quiver.primitives.disk.file_system import Buffer, File
@@ -174,14 +174,14 @@ class Ring:
         Add a frame; return its number. It survives the death of the process; with durability `append`, of the power.
 
         Raises:
-            AtCapacity: there was no room within the deadline, or the disk is full. Nothing was kept.
-            WrongUse: the frame is larger than a segment, or empty.
-            StoreFailed: a write or sync failed, now or earlier.
-            StoreClosed: the ring was closed.
+            CapacityError: there was no room within the deadline, or the disk is full. Nothing was kept.
+            UsageError: the frame is larger than a segment, or empty.
+            StoreFailedError: a write or sync failed, now or earlier.
+            StoreClosedError: the ring was closed.
         """
         size = memoryview(payload).nbytes
         if not 0 < size <= self.settings.payload_bytes_max:
-            raise WrongUse(f"a frame of {size} bytes; a segment has room for {self.settings.payload_bytes_max}")
+            raise UsageError(f"a frame of {size} bytes; a segment has room for {self.settings.payload_bytes_max}")
         head = encode_frame_head(payload)
         with self._appending:
             segment = self._with_room(size)
@@ -204,14 +204,14 @@ class Ring:
         Make every frame that was appended durable.
 
         Raises:
-            WrongUse: the durability is `memory`: full segments were never synced.
-            StoreFailed: that failed, now or earlier.
-            StoreClosed: the ring was closed.
+            UsageError: the durability is `memory`: full segments were never synced.
+            StoreFailedError: that failed, now or earlier.
+            StoreClosedError: the ring was closed.
         """
         with self._appending:
             self._require_usable()
             if self.settings.durability == "memory":
-                raise WrongUse("with the durability `memory` nothing is made durable")
+                raise UsageError("with the durability `memory` nothing is made durable")
             with self._changed:
                 segments = self._segments[-1:]
             for segment in segments:
@@ -223,27 +223,27 @@ class Ring:
         except OSError as error:
             raise self._fail(f"{segment.path}: sync failed: {error}") from error
 
-    def _undo(self, segment: Segment, size: int, error: OSError) -> AtCapacity | StoreFailed:
+    def _undo(self, segment: Segment, size: int, error: OSError) -> CapacityError | StoreFailedError:
         if not is_full_disk(error):
             return self._fail(f"{segment.path}: write failed: {error}")
         try:
             segment.erase(size)
         except OSError as second:
             return self._fail(f"{segment.path}: write failed: {second}")
-        return AtCapacity(f"the disk of {segment.path} is full")
+        return CapacityError(f"the disk of {segment.path} is full")
 
-    def _fail(self, reason: str) -> StoreFailed:
+    def _fail(self, reason: str) -> StoreFailedError:
         with self._changed:
             self._failed = self._failed or reason
             self._changed.notify_all()
         self._observer.event("qwp.slot_failed", level=logging.ERROR, reason=reason)
-        return StoreFailed(f"{reason}; close, open again")
+        return StoreFailedError(f"{reason}; close, open again")
 
     def _require_usable(self) -> None:
         if self._closed:
-            raise StoreClosed("the slot was closed")
+            raise StoreClosedError("the slot was closed")
         if self._failed is not None:
-            raise StoreFailed(f"{self._failed}; close, open again")
+            raise StoreFailedError(f"{self._failed}; close, open again")
 
     def _with_room(self, payload_bytes: int) -> Segment:
         with self._changed:
@@ -261,7 +261,7 @@ class Ring:
             with self._changed:
                 self._spare = fresh
             if is_full_disk(error):
-                raise AtCapacity(f"the disk of {fresh.path} is full") from error
+                raise CapacityError(f"the disk of {fresh.path} is full") from error
             raise self._fail(f"{fresh.path}: write failed: {error}") from error
         with self._changed:
             self._segments.append(fresh)
@@ -280,7 +280,7 @@ class Ring:
                 if not has_room:
                     left = deadline - self._clock.monotonic()
                     if left <= 0:
-                        raise AtCapacity(self._what_is_full())
+                        raise CapacityError(self._what_is_full())
                     if not stalled:
                         self.stalls += 1
                         stalled = True
@@ -307,7 +307,7 @@ class Ring:
             return self._storage.create(generation, header, self.settings.segment_bytes)
         except OSError as error:
             if passes(error):
-                raise AtCapacity(f"{what_is_short(error)}: no room for another segment") from error
+                raise CapacityError(f"{what_is_short(error)}: no room for another segment") from error
             raise self._fail(f"a segment could not be made: {error}") from error
 
     # ---- the other side
@@ -344,13 +344,13 @@ class Ring:
         its next `upkeep`.
 
         Raises:
-            WrongUse: there is no such frame.
+            UsageError: there is no such frame.
             OSError: the disk refused.
         """
         with self._changed:
             index = bisect.bisect_right(self._segments, fsn, key=lambda one: one.base) - 1
             if index < 0 or fsn > self._published:
-                raise WrongUse(f"there is no frame {fsn}")
+                raise UsageError(f"there is no frame {fsn}")
             segment = self._segments[index]
         return segment.read(fsn)
 
@@ -360,7 +360,7 @@ class Ring:
         the newest.
 
         Raises:
-            StoreFailed: the watermark could not be written.
+            StoreFailedError: the watermark could not be written.
         """
         with self._changed:
             fsn = min(fsn, self._published)
@@ -395,7 +395,7 @@ class Ring:
         at once: it will not be trimmed soon.
 
         Raises:
-            StoreFailed: the disk refused.
+            StoreFailedError: the disk refused.
         """
         now = self._clock.monotonic()
         with self._changed:
@@ -477,7 +477,7 @@ class Ring:
                 spare = self._create()
                 with self._changed:
                     self._spare = spare
-        except AtCapacity:
+        except CapacityError:
             self._observer.count("quiver.qwp.spares_missing_total")
         finally:
             self._appending.release()
@@ -491,7 +491,7 @@ class Ring:
         Idempotent. What was appended is made durable first, unless the durability is `memory`.
 
         Raises:
-            StoreFailed: that failed.
+            StoreFailedError: that failed.
         """
         if self._closed:
             return

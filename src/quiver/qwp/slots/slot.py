@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, SettingsInvalid
+from quiver.errors import CorruptionError, DirectoryInUseError, SettingsError, UnsupportedFormatError
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import File, FileSystem, Lock
@@ -110,7 +110,7 @@ class Slot:
         Let go: of everything when everything is confirmed, otherwise only of the lock and the descriptors. Idempotent.
 
         Raises:
-            StoreFailed: what was appended could not be made durable, or confirmed files could not be removed.
+            StoreFailedError: what was appended could not be made durable, or confirmed files could not be removed.
             OSError: the same, of the small files.
         """
         self._letters.close()
@@ -140,20 +140,20 @@ def open_slot(
     cannot be recovered is marked, so that nobody tries again.
 
     Raises:
-        SettingsInvalid: *sender_id* is no name of a directory.
-        DirectoryInUse: another process holds it; the message says which.
-        FormatUnsupported: it has files of a newer version. Nothing was touched.
-        Damaged: frames are missing in it. Nothing was deleted.
+        SettingsError: *sender_id* is no name of a directory.
+        DirectoryInUseError: another process holds it; the message says which.
+        UnsupportedFormatError: it has files of a newer version. Nothing was touched.
+        CorruptionError: frames are missing in it. Nothing was deleted.
         OSError: the disk refused.
     """
     check_sender_id(sender_id)
     if settings.bytes_max < 2 * settings.segment_bytes:
-        raise SettingsInvalid("sf_max_total_bytes must hold two segments of sf_max_bytes")
+        raise SettingsError("sf_max_total_bytes must hold two segments of sf_max_bytes")
     directory = f"{sf_dir.rstrip('/')}/{sender_id}"
     fs.make_dirs(directory, mode=0o755)
     lock = fs.try_lock(f"{directory}/{LOCK_NAME}", note="qwp sender")
     if lock is None:
-        raise DirectoryInUse(directory, f"process {holder_of_slot(fs, directory) or 'unknown'}")
+        raise DirectoryInUseError(directory, f"process {holder_of_slot(fs, directory) or 'unknown'}")
     try:
         _write_pid(fs, directory)
         found = recover_slot(fs, directory, observer=observer)
@@ -169,8 +169,8 @@ def open_slot(
             next_generation=found.next_generation,
             watermark=watermark,
         )
-    except Damaged as error:
-        if is_adopted and not isinstance(error, FormatUnsupported):
+    except CorruptionError as error:
+        if is_adopted and not isinstance(error, UnsupportedFormatError):
             # While the lock is held, so that no other drainer begins with it in between.
             mark_failed(fs, directory, str(error))
         lock.release()

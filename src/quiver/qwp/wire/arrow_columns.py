@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.qwp.wire.column_types import SENTINELS, ColumnType
 from quiver.qwp.wire.columns import (
     ColumnData,
@@ -85,7 +85,7 @@ def columns_of_batch(batch: Any, *, symbols: Collection[str] = (), at: str | Non
     Arrow's type `null` has no type to be sent with and is left out: over there it is null, too.
 
     Raises:
-        WrongUse: a type has no counterpart, a value does not fit, or no column is left.
+        UsageError: a type has no counterpart, a value does not fit, or no column is left.
     """
     first: list[ColumnData] = []
     others: list[ColumnData] = []
@@ -97,10 +97,10 @@ def columns_of_batch(batch: Any, *, symbols: Collection[str] = (), at: str | Non
         try:
             column = _designated(field, array) if is_at else _column(field, array, as_symbol=field.name in symbols)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError) as error:
-            raise WrongUse(f"column {field.name}: {error}") from error
+            raise UsageError(f"column {field.name}: {error}") from error
         (last if is_at else first if column.type is ColumnType.SYMBOL else others).append(column)
     if not (first or others or last):
-        raise WrongUse("every column is of the type null, so there is nothing to send; cast one first")
+        raise UsageError("every column is of the type null, so there is nothing to send; cast one first")
     return first + others + last
 
 
@@ -111,7 +111,7 @@ def _designated(field: Any, array: Any) -> ColumnData:
         return _fixed("", ColumnType.TIMESTAMP, array)
     if types.is_int64(array.type):
         return _fixed("", ColumnType.TIMESTAMP_NANOS, array)  # as in rows: a number is in nanoseconds
-    raise WrongUse(f"column {field.name}: {array.type} is no time, so it cannot be the designated timestamp")
+    raise UsageError(f"column {field.name}: {array.type} is no time, so it cannot be the designated timestamp")
 
 
 def _kind_of(field: Any, array: Any, *, as_symbol: bool) -> ColumnType | None:
@@ -136,7 +136,7 @@ def _column(field: Any, array: Any, *, as_symbol: bool) -> ColumnData:
     if kind in _FIXED:
         return _fixed(field.name, kind, array)
     if kind is not None and kind in _WHOLE and not _WHOLE[kind](array.type):
-        raise WrongUse(f"column {field.name}: {array.type}, and its metadata say that it is {kind.name}")
+        raise UsageError(f"column {field.name}: {array.type}, and its metadata say that it is {kind.name}")
     if kind is ColumnType.BOOLEAN:
         nulls = _nulls(array)
         return boolean_column(field.name, array.drop_null().to_numpy(zero_copy_only=False), nulls)
@@ -155,7 +155,7 @@ def _column(field: Any, array: Any, *, as_symbol: bool) -> ColumnData:
         or (types.is_fixed_size_list(array.type))
     ):
         return _arrays(field.name, array)
-    raise WrongUse(f"column {field.name}: {array.type} has no counterpart in QWP; cast it first")
+    raise UsageError(f"column {field.name}: {array.type} has no counterpart in QWP; cast it first")
 
 
 def _nulls(array: Any) -> Array | None:
@@ -274,10 +274,10 @@ def _arrays(name: str, array: Any) -> ColumnData:
         values_type = array.type
         while not types.is_primitive(values_type):
             if not hasattr(values_type, "value_type"):
-                raise WrongUse(f"column {name}: {array.type} has no counterpart in QWP")
+                raise UsageError(f"column {name}: {array.type} has no counterpart in QWP")
             values_type = values_type.value_type
         if not (types.is_integer(values_type) or types.is_floating(values_type)):
-            raise WrongUse(f"column {name}: {array.type} has no counterpart in QWP; arrays hold floats or integers")
+            raise UsageError(f"column {name}: {array.type} has no counterpart in QWP; arrays hold floats or integers")
         dtype = np.int64 if types.is_integer(values_type) else np.float64
         rows = [_nested(name, one, dtype) for one in present.to_pylist()]
     kind = ColumnType.LONG_ARRAY if types.is_integer(values_type) else ColumnType.DOUBLE_ARRAY
@@ -288,4 +288,4 @@ def _nested(name: str, values: list[Any], dtype: Any) -> Array:
     try:
         return np.array(values, dtype)
     except (ValueError, TypeError):
-        raise WrongUse(f"column {name}: an array with rows of different lengths, or with nulls") from None
+        raise UsageError(f"column {name}: an array with rows of different lengths, or with nulls") from None

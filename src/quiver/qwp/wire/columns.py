@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import Buffer
 from quiver.qwp.wire.column_types import DECIMAL_BYTES, FIXED_BYTES, SENTINELS, ColumnType
 from quiver.qwp.wire.varint import encode_varint, encode_varints
@@ -93,7 +93,7 @@ def _with_sentinels(kind: ColumnType, values: Array, nulls: Array) -> Array:
 def fixed_column(name: str, kind: ColumnType, values: Array, nulls: Array | None = None) -> ColumnData:
     """Return a column of values of one width; *values* has that item size, little-endian."""
     if values.dtype.itemsize != FIXED_BYTES[kind]:
-        raise WrongUse(f"{kind.name} has {FIXED_BYTES[kind]} bytes a value, not {values.dtype.itemsize}")
+        raise UsageError(f"{kind.name} has {FIXED_BYTES[kind]} bytes a value, not {values.dtype.itemsize}")
     rows = len(values) if nulls is None else len(nulls)
     if nulls is not None and kind in SENTINELS:
         values, nulls = _with_sentinels(kind, values, nulls), None
@@ -116,10 +116,10 @@ def bytes_column(name: str, kind: ColumnType, offsets: Array, data: Buffer, null
     Return a column of VARCHAR or BINARY: value *i* is ``data[offsets[i]:offsets[i + 1]]``, and the first offset is 0.
 
     Raises:
-        WrongUse: the values have more bytes than an offset can say.
+        UsageError: the values have more bytes than an offset can say.
     """
     if len(offsets) and int(offsets[-1]) > _TEXT_BYTES_MAX:
-        raise WrongUse(f"column {name}: {int(offsets[-1])} bytes do not fit into one message")
+        raise UsageError(f"column {name}: {int(offsets[-1])} bytes do not fit into one message")
     rows = len(offsets) - 1 if nulls is None else len(nulls)
     return ColumnData(name, kind, rows, (_null_header(nulls), _as_bytes(offsets.astype("<u4", copy=False)), data))
 
@@ -127,7 +127,7 @@ def bytes_column(name: str, kind: ColumnType, offsets: Array, data: Buffer, null
 def decimal_column(name: str, kind: ColumnType, scale: int, unscaled: Array, nulls: Array | None = None) -> ColumnData:
     """Return a column of decimals. *unscaled* are their bytes: two's complement, little-endian, one row each."""
     if not 0 <= scale <= 76:
-        raise WrongUse(f"column {name}: a decimal has a scale of 0 to 76, not {scale}")
+        raise UsageError(f"column {name}: a decimal has a scale of 0 to 76, not {scale}")
     width = DECIMAL_BYTES[kind]
     rows = len(unscaled) // width if nulls is None else len(nulls)
     return ColumnData(name, kind, rows, (_null_header(nulls), bytes([scale]), _as_bytes(unscaled)))
@@ -136,7 +136,7 @@ def decimal_column(name: str, kind: ColumnType, scale: int, unscaled: Array, nul
 def geohash_column(name: str, precision: int, values: Array, nulls: Array | None = None) -> ColumnData:
     """Return a column of geohashes of *precision* bits, 1 to 60."""
     if not 1 <= precision <= 60:
-        raise WrongUse(f"column {name}: a geohash has 1 to 60 bits, not {precision}")
+        raise UsageError(f"column {name}: a geohash has 1 to 60 bits, not {precision}")
     rows = len(values) if nulls is None else len(nulls)
     if nulls is None and precision % 8 == 0:
         # With whole bytes the highest geohash looks like the sentinel: say that none is null.
@@ -151,13 +151,13 @@ def array_column(name: str, kind: ColumnType, values: Sequence[Array], nulls: Ar
     Return a column of arrays of doubles or longs, each with its own shape, in row-major order.
 
     Raises:
-        WrongUse: an array has no dimension, or more than 32.
+        UsageError: an array has no dimension, or more than 32.
     """
     dtype = np.dtype("<f8" if kind is ColumnType.DOUBLE_ARRAY else "<i8")
     parts: list[Buffer] = [_null_header(nulls)]
     for value in values:
         if not 1 <= value.ndim <= _DIMENSIONS_MAX:
-            raise WrongUse(f"column {name}: an array has 1 to {_DIMENSIONS_MAX} dimensions, not {value.ndim}")
+            raise UsageError(f"column {name}: an array has 1 to {_DIMENSIONS_MAX} dimensions, not {value.ndim}")
         parts.append(bytes([value.ndim]) + np.array(value.shape, "<i4").tobytes())
         parts.append(np.ascontiguousarray(value, dtype).tobytes())
     rows = len(values) if nulls is None else len(nulls)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from quiver.primitives.packing import Cursor, Shortage
+from quiver.primitives.packing import Cursor, ShortageError
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 from quiver.qwp.wire.column_types import DECIMAL_BYTES, FIXED_BYTES, TIMESTAMPS, ColumnType
 from quiver.qwp.wire.decoded import Column, Table, fits_decimal
@@ -30,7 +30,7 @@ from quiver.qwp.wire.message import (
     Dialect,
     Flags,
 )
-from quiver.qwp.wire.varint import VarintInvalid, take_varint, take_varints
+from quiver.qwp.wire.varint import VarintError, take_varint, take_varints
 
 __all__ = [
     "MESSAGE_BYTES_MAX",
@@ -50,7 +50,7 @@ _DIMENSIONS_MAX = 32
 _TYPES = {int(kind): kind for kind in ColumnType}
 
 
-class _Unreadable(Shortage):
+class _UnreadableError(ShortageError):
     """Like a shortage, but with a reason of its own. Never leaves this module."""
 
     def __init__(self, offset: int, reason: str) -> None:
@@ -105,7 +105,7 @@ def decode_message(view: memoryview, dictionary: SymbolDictionary | None = None)
     for dialect in ("inline", "schema"):
         try:
             message = _decode_payload(payload, flags, table_count, known.entries, dialect)
-        except (Shortage, VarintInvalid) as error:
+        except (ShortageError, VarintError) as error:
             # Nothing in the message tells the dialects apart. What was first is what is told when neither fits.
             first = first or Damage(error.offset, getattr(error, "reason", "the message ends inside a field"))
             continue
@@ -132,7 +132,7 @@ def decode_symbol_delta(view: memoryview) -> Answer[SymbolDelta]:
     cursor = Cursor(view[: header.end], MESSAGE_HEADER.size)
     try:
         start, symbols = _take_symbols(cursor, SYMBOLS_MAX) if header.value[0] & Flags.DELTA_SYMBOLS else (0, ())
-    except (Shortage, VarintInvalid) as error:
+    except (ShortageError, VarintError) as error:
         return Damage(error.offset, getattr(error, "reason", "the message ends inside its symbols"))
     return Frame(SymbolDelta(start, symbols, cursor.offset), header.end)
 
@@ -166,9 +166,9 @@ def _decode_payload(view: memoryview, flags: int, table_count: int, known: Seque
     reader = _TableReader(cursor, flags, symbols, dialect)
     tables = tuple(reader.take_table() for _ in range(min(table_count, cursor.remaining)))
     if len(tables) < table_count:
-        raise Shortage(cursor.offset, 1)
+        raise ShortageError(cursor.offset, 1)
     if cursor.remaining:
-        raise _Unreadable(cursor.offset, f"{cursor.remaining} bytes behind the last table")
+        raise _UnreadableError(cursor.offset, f"{cursor.remaining} bytes behind the last table")
     return Message(flags, tables, start, brought, dialect)
 
 
@@ -176,7 +176,7 @@ def _take_count(cursor: Cursor, what: str, most: int) -> int:
     start = cursor.offset
     count = take_varint(cursor)
     if count > most:
-        raise _Unreadable(start, f"{count} {what}; {most} are allowed")
+        raise _UnreadableError(start, f"{count} {what}; {most} are allowed")
     return count
 
 
@@ -186,14 +186,14 @@ def _take_text(cursor: Cursor, what: str, bytes_max: int) -> str:
     try:
         return str(cursor.view(size), "utf-8")
     except UnicodeDecodeError:
-        raise _Unreadable(start, f"a {what} that is not UTF-8") from None
+        raise _UnreadableError(start, f"a {what} that is not UTF-8") from None
 
 
 def _take_symbols(cursor: Cursor, known: int) -> tuple[int, tuple[str, ...]]:
     at = cursor.offset
     start = take_varint(cursor)
     if start > known:
-        raise _Unreadable(at, f"symbols from id {start} on, but only {known} are known")
+        raise _UnreadableError(at, f"symbols from id {start} on, but only {known} are known")
     count = _take_count(cursor, "symbols", min(SYMBOLS_MAX - start, cursor.remaining))
     return start, tuple(_take_text(cursor, "symbol", SYMBOL_BYTES_MAX) for _ in range(count))
 
@@ -222,13 +222,13 @@ class _TableReader:
         start = cursor.offset
         name = _take_text(cursor, "table name", NAME_BYTES_MAX)
         if not name:
-            raise _Unreadable(start, "a table without a name")
+            raise _UnreadableError(start, "a table without a name")
         rows = _take_count(cursor, "rows", ROWS_MAX)
         columns = _take_count(cursor, "columns", COLUMNS_MAX)
         if self._schema_mode:
             at = cursor.offset
             if cursor.take(_BYTE)[0]:
-                raise _Unreadable(at, "a reference to a schema of another message")
+                raise _UnreadableError(at, "a reference to a schema of another message")
             take_varint(cursor)
         definitions = [self._take_definition() for _ in range(columns)]
         return Table(name, rows, tuple(self._take_column(*one, rows) for one in definitions))
@@ -238,9 +238,9 @@ class _TableReader:
         at = self._cursor.offset
         code = self._cursor.take(_BYTE)[0]
         if code not in _TYPES:
-            raise _Unreadable(at, f"unknown column type {code:#04x}")
+            raise _UnreadableError(at, f"unknown column type {code:#04x}")
         if not name and _TYPES[code] not in TIMESTAMPS:
-            raise _Unreadable(at, f"a designated timestamp of type {_TYPES[code].name}")
+            raise _UnreadableError(at, f"a designated timestamp of type {_TYPES[code].name}")
         return name, _TYPES[code]
 
     def _take_column(self, name: str, kind: ColumnType, rows: int) -> Column:
@@ -257,12 +257,12 @@ class _TableReader:
         if kind in DECIMAL_BYTES:
             scale = cursor.take(_BYTE)[0]
             if scale > 76:
-                raise _Unreadable(cursor.offset - 1, f"a decimal's scale of {scale}")
+                raise _UnreadableError(cursor.offset - 1, f"a decimal's scale of {scale}")
         elif kind is ColumnType.GEOHASH:
             at = cursor.offset
             scale = take_varint(cursor)
             if not 1 <= scale <= 60:
-                raise _Unreadable(at, f"a geohash of {scale} bits")
+                raise _UnreadableError(at, f"a geohash of {scale} bits")
         return Column(name, kind, rows, nulls, self._take_values(kind, present, scale), scale=scale)
 
     def _take_symbol_ids(self, present: int) -> np.ndarray[Any, Any]:
@@ -275,7 +275,7 @@ class _TableReader:
         start = cursor.offset
         ids = take_varints(cursor, present)
         if len(ids) and int(ids.max()) >= len(symbols):
-            raise _Unreadable(start, f"symbol {int(ids.max())}, but only {len(symbols)} are known")
+            raise _UnreadableError(start, f"symbol {int(ids.max())}, but only {len(symbols)} are known")
         return ids
 
     def _take_values(self, kind: ColumnType, present: int, scale: int) -> Any:
@@ -287,7 +287,7 @@ class _TableReader:
             at = cursor.offset
             encoding = cursor.take(_BYTE)[0]
             if encoding > 1:
-                raise _Unreadable(at, f"unknown encoding {encoding} of timestamps")
+                raise _UnreadableError(at, f"unknown encoding {encoding} of timestamps")
             if encoding:
                 return take_gorilla(cursor, present)
         if kind in {ColumnType.VARCHAR, ColumnType.BINARY}:
@@ -305,10 +305,10 @@ class _TableReader:
         at = cursor.offset
         offsets = np.frombuffer(cursor.view((present + 1) * 4), "<u4")
         if offsets[0] or (np.diff(offsets.astype(np.int64)) < 0).any():
-            raise _Unreadable(at, "offsets of texts that do not grow from 0")
+            raise _UnreadableError(at, "offsets of texts that do not grow from 0")
         data = cursor.view(int(offsets[-1]))
         if kind is ColumnType.VARCHAR and not _is_text(offsets, data):
-            raise _Unreadable(at, "a text that is not UTF-8")
+            raise _UnreadableError(at, "a text that is not UTF-8")
         return offsets, data
 
     def _take_decimals(self, kind: ColumnType, present: int, scale: int) -> np.ndarray[Any, Any]:
@@ -316,7 +316,7 @@ class _TableReader:
         width = DECIMAL_BYTES[kind]
         data = np.frombuffer(self._cursor.view(present * width), np.uint8).reshape(present, width)
         if not fits_decimal(kind, data, scale):
-            raise _Unreadable(at, f"a {kind.name} with more digits than it has")
+            raise _UnreadableError(at, f"a {kind.name} with more digits than it has")
         return data
 
     def _take_array(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -324,16 +324,16 @@ class _TableReader:
         at = cursor.offset
         dimensions = cursor.take(_BYTE)[0]
         if not 1 <= dimensions <= _DIMENSIONS_MAX:
-            raise _Unreadable(at, f"an array of {dimensions} dimensions")
+            raise _UnreadableError(at, f"an array of {dimensions} dimensions")
         shape = np.frombuffer(cursor.view(4 * dimensions), "<i4").tolist()
         size = 1
         for length in shape:
             size *= length
             if length < 0 or size * dtype.itemsize > cursor.remaining:
-                raise _Unreadable(at, f"an array of shape {shape}")
+                raise _UnreadableError(at, f"an array of shape {shape}")
         values = np.frombuffer(cursor.view(size * dtype.itemsize), dtype)
         try:
             return values.reshape(shape)
         except ValueError:
             # It holds nothing, so no byte is missing; its other dimensions are beyond what an array may have.
-            raise _Unreadable(at, f"an array of shape {shape}") from None
+            raise _UnreadableError(at, f"an array of shape {shape}") from None

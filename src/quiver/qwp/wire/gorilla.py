@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from quiver.primitives.packing import Cursor, Shortage
+from quiver.primitives.packing import Cursor, ShortageError
 
 __all__ = ["take_gorilla"]
 
@@ -38,7 +38,7 @@ class _Bits:
 
     def take(self, width: int) -> int:
         if width > self._end - self.taken:
-            raise Shortage(self.taken // 8, 1)
+            raise ShortageError(self.taken // 8, 1)
         first, shift = divmod(self.taken, 8)
         self.taken += width
         word = int.from_bytes(self._view[first : first + (shift + width + 7) // 8], "little")
@@ -61,12 +61,12 @@ def take_gorilla(cursor: Cursor, count: int) -> np.ndarray[Any, Any]:
     Return *count* timestamps and move behind them.
 
     Raises:
-        Shortage: the bytes end before the last of them.
+        ShortageError: the bytes end before the last of them.
     """
     values: list[int] = [cursor.take(_I64)[0] for _ in range(min(count, 2))]
     left = count - len(values)
     if left > cursor.remaining * 8:
-        raise Shortage(cursor.offset, 1)
+        raise ShortageError(cursor.offset, 1)
     if left:
         start = cursor.offset
         bits = _Bits(cursor.view(cursor.remaining))

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import Buffer
 from quiver.qwp.wire.columns import ColumnData, symbol_ids
 from quiver.qwp.wire.varint import encode_varint
@@ -100,22 +100,22 @@ def _text(text: str) -> bytes:
 def _checked_name(what: str, name: str) -> bytes:
     data = name.encode()
     if len(data) > NAME_BYTES_MAX:
-        raise WrongUse(f"{what} {name!r} has {len(data)} bytes; {NAME_BYTES_MAX} are allowed")
+        raise UsageError(f"{what} {name!r} has {len(data)} bytes; {NAME_BYTES_MAX} are allowed")
     return encode_varint(len(data)) + data
 
 
 def _encode_table(table: TableData, ids: dict[str, int], schemas: dict[bytes, int] | None, parts: list[Buffer]) -> int:
     """Add the table to *parts*; return the highest symbol id that it uses, -1 for none."""
     if not table.name:
-        raise WrongUse("a table needs a name")
+        raise UsageError("a table needs a name")
     if not 0 <= table.rows <= ROWS_MAX:
-        raise WrongUse(f"table {table.name}: a message holds at most {ROWS_MAX} rows of a table, not {table.rows}")
+        raise UsageError(f"table {table.name}: a message holds at most {ROWS_MAX} rows of a table, not {table.rows}")
     if len(table.columns) > COLUMNS_MAX:
-        raise WrongUse(f"table {table.name}: at most {COLUMNS_MAX} columns, not {len(table.columns)}")
+        raise UsageError(f"table {table.name}: at most {COLUMNS_MAX} columns, not {len(table.columns)}")
     definitions = bytearray()
     for column in table.columns:
         if column.rows != table.rows:
-            raise WrongUse(f"table {table.name}: column {column.name} has {column.rows} rows, not {table.rows}")
+            raise UsageError(f"table {table.name}: column {column.name} has {column.rows} rows, not {table.rows}")
         definitions += _checked_name("column", column.name)
         definitions.append(column.type)
     head = _checked_name("table", table.name) + encode_varint(table.rows) + encode_varint(len(table.columns))
@@ -153,7 +153,7 @@ class SymbolIds:
         Return the dictionary part of a message with the first *count* of *ids*.
 
         Raises:
-            WrongUse: one of them is too long.
+            UsageError: one of them is too long.
         """
         if ids is not self._ids:
             return _encode_symbols(0, list(itertools.islice(ids, count)))
@@ -229,14 +229,14 @@ def encode_message(
     there, and is valid until the next one is encoded into it.
 
     Raises:
-        WrongUse: a name, a count, a symbol or the schemas are beyond what a message can say.
+        UsageError: a name, a count, a symbol or the schemas are beyond what a message can say.
     """
     symbols = SymbolIds() if shared is None else shared
     ids = symbols.of_message()
     known = len(ids)
     try:
         parts = _encode_parts(tables, dialect, symbols, ids, schemas_max)
-    except WrongUse:
+    except UsageError:
         symbols.keep(ids, known, is_sent=False)
         raise
     symbols.keep(ids, known, is_sent=True)
@@ -247,18 +247,18 @@ def _encode_parts(
     tables: Sequence[TableData], dialect: Dialect, shared: SymbolIds, ids: dict[str, int], schemas_max: int
 ) -> list[Buffer]:
     if len(tables) > TABLES_MAX:
-        raise WrongUse(f"a message holds at most {TABLES_MAX} tables, not {len(tables)}")
+        raise UsageError(f"a message holds at most {TABLES_MAX} tables, not {len(tables)}")
     schemas: dict[bytes, int] | None = {} if dialect == "schema" else None
     body: list[Buffer] = []
     highest = -1
     for table in tables:
         highest = max(highest, _encode_table(table, ids, schemas, body))
     if schemas is not None and len(schemas) > schemas_max:
-        raise WrongUse(f"a message with {len(schemas)} schemas; max_schemas_per_connection allows {schemas_max}")
+        raise UsageError(f"a message with {len(schemas)} schemas; max_schemas_per_connection allows {schemas_max}")
     symbols = shared.encode(ids, highest + 1)
     payload_bytes = len(symbols) + sum(memoryview(part).nbytes for part in body)
     if payload_bytes > 0xFFFFFFFF:
-        raise WrongUse(f"a message holds at most 4 GiB, not {payload_bytes} bytes")
+        raise UsageError(f"a message holds at most 4 GiB, not {payload_bytes} bytes")
     header = MESSAGE_HEADER.pack(MESSAGE_MAGIC, MESSAGE_VERSION, Flags.DELTA_SYMBOLS, len(tables), payload_bytes)
     return [header, symbols, *body]
 
@@ -270,7 +270,7 @@ def _encode_symbols(start: int, symbols: Sequence[str]) -> bytes:
 def _encode_symbol(symbol: str) -> bytes:
     data = symbol.encode()
     if len(data) > SYMBOL_BYTES_MAX:
-        raise WrongUse(f"a symbol of {len(data)} bytes; {SYMBOL_BYTES_MAX} are allowed")
+        raise UsageError(f"a symbol of {len(data)} bytes; {SYMBOL_BYTES_MAX} are allowed")
     return encode_varint(len(data)) + data
 
 

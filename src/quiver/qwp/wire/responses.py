@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from quiver.primitives.packing import Cursor, Shortage
+from quiver.primitives.packing import Cursor, ShortageError
 from quiver.primitives.scan import Answer, Damage, Frame
 
 __all__ = [
@@ -93,7 +93,7 @@ def decode_response(view: memoryview) -> Answer[Response]:
     cursor = Cursor(view)
     try:
         response = _take_response(cursor)
-    except Shortage as shortage:
+    except ShortageError as shortage:
         return Damage(shortage.offset, "the answer ends inside a field")
     except UnicodeDecodeError:
         return Damage(cursor.offset, "a text that is not UTF-8")

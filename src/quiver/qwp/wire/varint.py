@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from quiver.errors import WrongUse
-from quiver.primitives.packing import Cursor, Shortage
+from quiver.errors import UsageError
+from quiver.primitives.packing import Cursor, ShortageError
 
-__all__ = ["VarintInvalid", "encode_varint", "encode_varints", "take_varint", "take_varints"]
+__all__ = ["VarintError", "encode_varint", "encode_varints", "take_varint", "take_varints"]
 
 _BYTE = struct.Struct("<B")
 _BYTES_MAX = 10
@@ -22,7 +22,7 @@ _ID_BYTES_MAX = 5
 _ONE_BYTE = tuple(bytes([value]) for value in range(0x80))
 
 
-class VarintInvalid(WrongUse):
+class VarintError(UsageError):
     """
     No further byte can make a 64-bit number of these; `offset` is where it began. Decoders turn it into their
     damage.
@@ -69,8 +69,8 @@ def take_varint(cursor: Cursor) -> int:
     Return the number at the cursor and move behind it.
 
     Raises:
-        Shortage: the bytes end inside it.
-        VarintInvalid: it has more than 64 bits.
+        ShortageError: the bytes end inside it.
+        VarintError: it has more than 64 bits.
     """
     start = cursor.offset
     value = 0
@@ -81,7 +81,7 @@ def take_varint(cursor: Cursor) -> int:
             if value >> 64:
                 break
             return value
-    raise VarintInvalid(start, "a number has more than 64 bits")
+    raise VarintError(start, "a number has more than 64 bits")
 
 
 def take_varints(cursor: Cursor, count: int) -> np.ndarray[Any, Any]:
@@ -89,11 +89,11 @@ def take_varints(cursor: Cursor, count: int) -> np.ndarray[Any, Any]:
     Return *count* numbers, each of at most five bytes, and move behind them.
 
     Raises:
-        Shortage: the bytes end before the last of them.
-        VarintInvalid: one is longer.
+        ShortageError: the bytes end before the last of them.
+        VarintError: one is longer.
     """
     if count > cursor.remaining:
-        raise Shortage(cursor.offset, count - cursor.remaining)
+        raise ShortageError(cursor.offset, count - cursor.remaining)
     start = cursor.offset
     view = Cursor.view(cursor, min(count * _ID_BYTES_MAX, cursor.remaining))
     cursor.offset = start
@@ -104,14 +104,14 @@ def take_varints(cursor: Cursor, count: int) -> np.ndarray[Any, Any]:
     ends = np.flatnonzero(data < 0x80)[:count]
     if len(ends) < count:
         if len(data) == count * _ID_BYTES_MAX:
-            raise VarintInvalid(start, "an id has more than five bytes")
-        raise Shortage(start, count - len(ends))
+            raise VarintError(start, "an id has more than five bytes")
+        raise ShortageError(start, count - len(ends))
     starts = np.empty(count, np.int64)
     starts[0] = 0
     starts[1:] = ends[:-1] + 1
     lengths = ends - starts + 1
     if int(lengths.max()) > _ID_BYTES_MAX:
-        raise VarintInvalid(start, "an id has more than five bytes")
+        raise VarintError(start, "an id has more than five bytes")
     values = np.zeros(count, np.int64)
     for group in range(int(lengths.max())):
         has = lengths > group

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from quiver.bundle import Bundle
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity, BundleInvalid, QuiverError, WrongUse
+from quiver.errors import CapacityError, InvalidBundleError, QuiverError, UsageError
 from quiver.observe import Observer
 from quiver.otap import BatchStatus, StatusCode, StreamDecoder, StreamLimits
 from quiver.otap.tables.digest import digest_of_columns, digest_of_tables
@@ -98,7 +98,7 @@ class OtapIntake:
         Return the state of a new stream that came with *headers*; whoever has it calls its `close`.
 
         Raises:
-            WrongUse: no such signal.
+            UsageError: no such signal.
         """
         stream = OtapStream(self, signal, StreamDecoder(signal, self._limits), tuple(headers) if self._captured else ())
         with self._lock:
@@ -175,7 +175,7 @@ class OtapIntake:
         try:
             if not window.begin(digest):
                 return StatusCode.OK, "", "duplicate"
-        except AtCapacity as full:
+        except CapacityError as full:
             return StatusCode.UNAVAILABLE, f"{full}; send it again in {full.retry_after_s:g} s", "full"
         except QuiverError as error:
             return StatusCode.UNAVAILABLE, str(error), "unavailable"
@@ -192,13 +192,13 @@ class OtapIntake:
         size = bundle.nbytes
         try:
             self._budget.reserve(size)
-        except (AtCapacity, WrongUse) as full:
+        except (CapacityError, UsageError) as full:
             return StatusCode.UNAVAILABLE, str(full), "full", None
         try:
             receipt = self._store.ingest(bundle)
-        except AtCapacity as full:
+        except CapacityError as full:
             return StatusCode.UNAVAILABLE, f"{full}; send it again in {full.retry_after_s:g} s", "full", None
-        except BundleInvalid as invalid:
+        except InvalidBundleError as invalid:
             return StatusCode.INVALID_ARGUMENT, str(invalid), "invalid", None
         except (QuiverError, OSError) as error:
             # Failed or closed: nothing of it is known to be kept, so the client must keep it.

@@ -51,8 +51,8 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         problems: as for OTLP.
 
     Raises:
-        StoreFailed: the store could not be synced after the dedupe window was rebuilt.
-        SettingsInvalid: certificates or credentials cannot be read.
+        StoreFailedError: the store could not be synced after the dedupe window was rebuilt.
+        SettingsError: certificates or credentials cannot be read.
     """
 
     def __init__(

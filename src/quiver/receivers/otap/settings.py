@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.primitives.numeric_fields import require_numbers
 from quiver.settings import MIB
 
@@ -28,7 +28,7 @@ class OtapSettings:
         stream_dictionaries_bytes_max: what the dictionaries of one stream take.
 
     Raises:
-        SettingsInvalid: out of range, or two settings contradict each other.
+        SettingsError: out of range, or two settings contradict each other.
     """
 
     streams_max: int = 256
@@ -43,10 +43,10 @@ class OtapSettings:
     def __post_init__(self) -> None:
         require_numbers(self)
         if self.streams_max < 1 or self.batches_in_flight_max < 1:
-            raise SettingsInvalid("streams_max and batches_in_flight_max must be at least 1")
+            raise SettingsError("streams_max and batches_in_flight_max must be at least 1")
         if self.stream_idle_s <= 0:
-            raise SettingsInvalid("stream_idle must be positive")
+            raise SettingsError("stream_idle must be positive")
         if self.dictionaries_bytes_max < self.stream_dictionaries_bytes_max:
-            raise SettingsInvalid("max_dictionary_bytes must hold the dictionaries of one stream")
+            raise SettingsError("max_dictionary_bytes must hold the dictionaries of one stream")
         if self.tables_bytes_max < self.inflated_bytes_max:
-            raise SettingsInvalid("max_table_bytes must hold one decoded batch")
+            raise SettingsError("max_table_bytes must hold one decoded batch")

@@ -103,8 +103,8 @@ class OtlpGrpcReceiver(PortReceiver):
         problems: returns why the receiver is not ready; the health service reports SERVING while there are none.
 
     Raises:
-        StoreFailed: the store could not be synced after the dedupe window was rebuilt.
-        SettingsInvalid: certificates or credentials cannot be read.
+        StoreFailedError: the store could not be synced after the dedupe window was rebuilt.
+        SettingsError: certificates or credentials cannot be read.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity, StoreClosed
+from quiver.errors import CapacityError, StoreClosedError
 from quiver.observe import Observer
 from quiver.receivers.intake import Encoding, IntakeStore, OtlpIntake, Verdict
 from quiver.receivers.otlp.http_listener import ConnectionLimits, HttpListener
@@ -137,8 +137,8 @@ class OtlpHttpReceiver(PortReceiver):
         intake: share another receiver's intake, and so its window, instead of making one.
 
     Raises:
-        StoreFailed: the store could not be synced after the dedupe window was rebuilt.
-        SettingsInvalid: certificates or credentials cannot be read.
+        StoreFailedError: the store could not be synced after the dedupe window was rebuilt.
+        SettingsError: certificates or credentials cannot be read.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class OtlpHttpReceiver(PortReceiver):
         )
         await runner.setup()
         if runner.server is None:
-            raise StoreClosed("the server was closed while it started")
+            raise StoreClosedError("the server was closed while it started")
         settings = self.settings
         limits = ConnectionLimits(
             connections_max=settings.connections_max,
@@ -259,7 +259,7 @@ class OtlpHttpReceiver(PortReceiver):
             data = await self._read(request, body)
         except TimeoutError:
             return _closing(reply.refusal(408, "the request did not arrive in time"))
-        except AtCapacity as crowded:
+        except CapacityError as crowded:
             return _closing(reply.refusal(503, str(crowded), retry_after_s=crowded.retry_after_s))
         except _BROKEN_OFF as error:
             return _closing(reply.refusal(400, f"the request broke off: {error}"))
@@ -288,7 +288,7 @@ class OtlpHttpReceiver(PortReceiver):
         A body takes a place once its first bytes are here. It must arrive at a minimum rate, and within the timeout.
 
         Raises:
-            AtCapacity: all bodies that are arriving take too much together, or there is no place for one more.
+            CapacityError: all bodies that are arriving take too much together, or there is no place for one more.
             TimeoutError: it is too slow.
         """
         if request.content_length is not None and request.content_length > self.settings.max_request_bytes:
@@ -300,14 +300,14 @@ class OtlpHttpReceiver(PortReceiver):
                 first = await request.content.readany()
                 with self._reading.take(network_of(request.remote or "")) as place:
                     if place is None:
-                        raise AtCapacity(_ARRIVING, retry_after_s=_BUSY_RETRY_S)
+                        raise CapacityError(_ARRIVING, retry_after_s=_BUSY_RETRY_S)
                     with place.waiting(timer):
                         return await self._read_on(
                             request, body, first, partial(self._extend, place, timer, began, body)
                         )
         except TimeoutError:
             if place is not None and place.is_evicted:
-                raise AtCapacity(_ARRIVING, retry_after_s=_BUSY_RETRY_S) from None
+                raise CapacityError(_ARRIVING, retry_after_s=_BUSY_RETRY_S) from None
             raise
 
     @property
@@ -332,7 +332,7 @@ class OtlpHttpReceiver(PortReceiver):
             if body.size > size_max:
                 return None
             if self._receiving_bytes > self.settings.receiving_bytes_max:
-                raise AtCapacity(_ARRIVING, retry_after_s=_BUSY_RETRY_S)
+                raise CapacityError(_ARRIVING, retry_after_s=_BUSY_RETRY_S)
             parts.append(part)
             extend()
             part = await request.content.readany()

@@ -50,7 +50,7 @@ def request_from_json(data: bytes, signal: str) -> bytes | Damage:
     Return an export request that is written in JSON as protobuf, or what is wrong with it.
 
     Raises:
-        WrongUse: no such signal.
+        UsageError: no such signal.
     """
     kind = SHAPES[view_name(signal)].request
     name = kind.DESCRIPTOR.name

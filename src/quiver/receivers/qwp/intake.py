@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from quiver.bundle import QWP_SLOT, Bundle
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity, BundleInvalid, QuiverError, SettingsInvalid
+from quiver.errors import CapacityError, InvalidBundleError, QuiverError, SettingsError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.scan import Frame
 from quiver.qwp.wire.column_types import DECIMAL_BYTES, FIXED_BYTES, ColumnType
@@ -31,7 +31,7 @@ from quiver.qwp.wire.message import Flags
 from quiver.qwp.wire.responses import Status
 from quiver.receivers.intake import IntakeStore
 from quiver.receivers.qwp.ledger import LEDGER_NAME, Stored
-from quiver.receivers.qwp.replay import Replaced, ReplayIndex, Unproven, is_stamped, table_digest
+from quiver.receivers.qwp.replay import ReplacedError, ReplayIndex, UnprovenError, is_stamped, table_digest
 from quiver.receivers.qwp.settings import QwpSettings
 
 __all__ = ["Progress", "QwpClient", "QwpIntake", "QwpStore"]
@@ -107,7 +107,7 @@ class _Opened:
     digest: bytes | None = None
 
 
-class _Ended(Exception):
+class _EndedError(Exception):
     """The connection was closed while its tables were being stored."""
 
 
@@ -122,8 +122,8 @@ class QwpIntake:
         observer: counts messages by outcome, and rows.
 
     Raises:
-        SettingsInvalid: durable acknowledgements are to wait for an object tier, and the store has none.
-        StoreFailed: the store could not be synced after the window was rebuilt.
+        SettingsError: durable acknowledgements are to wait for an object tier, and the store has none.
+        StoreFailedError: the store could not be synced after the window was rebuilt.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class QwpIntake:
         self._durable = -1
         self._newest = -1
         if settings.durable == "tier" and store.settings.cold_objects is None:
-            raise SettingsInvalid("durable: tier needs a store with an object tier: set cold.objects")
+            raise SettingsError("durable: tier needs a store with an object tier: set cold.objects")
         self.replay: ReplayIndex | None = None
         if settings.dedupe_window_s != 0:
             self.replay = ReplayIndex(
@@ -394,18 +394,18 @@ class QwpClient:
             return
         try:
             self._keep(opened, progress)
-        except AtCapacity as full:
+        except CapacityError as full:
             self._waiting = opened
             progress.outcome, progress.message, progress.retry_after_s = "full", str(full), full.retry_after_s
-        except Unproven as unproven:
+        except UnprovenError as unproven:
             self._waiting = opened
             progress.outcome, progress.asked, progress.retry_after_s = "unproven", unproven.lives, _PROOF_WAIT_S
             return
-        except _Ended:
+        except _EndedError:
             progress.outcome, progress.message = "unavailable", _ENDED
-        except Replaced:
+        except ReplacedError:
             progress.outcome, progress.message = "replaced", "the client has come back on another connection"
-        except BundleInvalid as invalid:
+        except InvalidBundleError as invalid:
             progress.outcome, progress.message, progress.status = "refused", str(invalid), Status.SCHEMA_MISMATCH
         except (QuiverError, OSError) as error:
             self._fail(progress, error)
@@ -471,7 +471,7 @@ class QwpClient:
         intake = self._intake
         for name, batch in opened.batches[opened.stored :]:
             if self._is_closed:
-                raise _Ended
+                raise _EndedError
             sequence = self._once(opened, batch)
             progress.tables[name] = max(sequence, progress.tables.get(name, sequence))
             self._sequence = max(sequence, self._sequence)

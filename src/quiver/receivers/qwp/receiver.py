@@ -44,8 +44,8 @@ class QwpReceiver(PortReceiver):
         observer: handed to the intake; told when the port is open to others, and who was not let in.
 
     Raises:
-        StoreFailed: the store could not be synced after the window was rebuilt.
-        SettingsInvalid: certificates or credentials cannot be read; the store has no object tier to wait for.
+        StoreFailedError: the store could not be synced after the window was rebuilt.
+        SettingsError: certificates or credentials cannot be read; the store has no object tier to wait for.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ A connection that ends in order, after its client answered a ping that went out 
 leaves nothing to be sent again. It is forgotten.
 
 A connection that broke is not always seen to. So where two connections of the same sender bring the same table, the
-older one is pinged first (`Unproven`): an answer proves two clients, the end of the connection proves one.
+older one is pinged first (`UnprovenError`): an answer proves two clients, the end of the connection proves one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quiver.observe import Observer
 from quiver.qwp.wire.decoded import TABLE_KEY
 from quiver.receivers.qwp.ledger import ReplayLedger, Stored
 
-__all__ = ["Life", "Replaced", "ReplayIndex", "Unproven", "is_stamped", "sender_key", "table_digest"]
+__all__ = ["Life", "ReplacedError", "ReplayIndex", "UnprovenError", "is_stamped", "sender_key", "table_digest"]
 
 _DIGEST_BYTES = 16
 _DESIGNATED_KEY = b"qwp.designated"
@@ -70,7 +70,7 @@ def sender_key(client_id: str | None, host: str, authorization: Sequence[str]) -
     return digest.digest(length=_DIGEST_BYTES)
 
 
-class Unproven(Exception):
+class UnprovenError(Exception):
     """
     The table is a repetition if these connections are over and are not if they are alive: ping them, then ask
     again.
@@ -81,7 +81,7 @@ class Unproven(Exception):
         self.lives = lives
 
 
-class Replaced(Exception):
+class ReplacedError(Exception):
     """What this connection brought is stored by a later one of the same client."""
 
 
@@ -237,14 +237,14 @@ class ReplayIndex:
         Waits while a connection that is over has it stored.
 
         Raises:
-            Unproven: it depends on whether other connections are over.
+            UnprovenError: it depends on whether other connections are over.
         """
         with self._changed:
             while True:
                 self._settle()
                 doubted = [one for one in self._lives.values() if _may_be_former(one, life) and self._has(one, digest)]
                 if doubted:
-                    raise Unproven(frozenset(one.number for one in doubted))
+                    raise UnprovenError(frozenset(one.number for one in doubted))
                 found = self._ledger.find_repeated(
                     life.number, digest, sender=life.sender, opened_at=life.opened_at, since_ns=self._since_ns()
                 )
@@ -266,8 +266,8 @@ class ReplayIndex:
         Say that the next table of *life* is being stored; the caller must call `finish`, whatever happens.
 
         Raises:
-            Replaced: it is not to be stored. The client has come back on another connection, and sends it there.
-            Unproven: it depends on whether this connection is over.
+            ReplacedError: it is not to be stored. The client has come back on another connection, and sends it there.
+            UnprovenError: it depends on whether this connection is over.
         """
         with self._changed:
             self._settle()
@@ -275,10 +275,10 @@ class ReplayIndex:
                 later = (one for one in self._lives.values() if _may_be_former(life, one, even_over=True))
                 if any(self._has(one, digest) for one in later):
                     if not life.is_over:
-                        raise Unproven(frozenset({life.number}))
+                        raise UnprovenError(frozenset({life.number}))
                     life.is_replaced = True
             if life.is_replaced:
-                raise Replaced
+                raise ReplacedError
             life.storing = digest
 
     def finish(self, life: Life, stored: Stored | None) -> None:

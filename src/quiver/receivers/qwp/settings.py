@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.primitives.numeric_fields import require_numbers
 from quiver.receivers.security import SecuritySettings, check_exposure
 from quiver.receivers.settings import Ack, KeepaliveSettings, split_address
@@ -49,7 +49,7 @@ class QwpSettings:
         share_port: other processes may listen on the same port.
 
     Raises:
-        SettingsInvalid: out of range, or two settings contradict each other.
+        SettingsError: out of range, or two settings contradict each other.
     """
 
     listening_addr: str = QWP_ADDRESS
@@ -80,14 +80,14 @@ class QwpSettings:
         )  # fmt: skip
         for name in counts:
             if getattr(self, name) < 1:
-                raise SettingsInvalid(f"{name} must be at least 1")
+                raise SettingsError(f"{name} must be at least 1")
         if self.tables_bytes_max < self.max_request_bytes:
-            raise SettingsInvalid("tables_bytes_max must not be below max_request_bytes")
+            raise SettingsError("tables_bytes_max must not be below max_request_bytes")
         if self.receiving_bytes_max < self.max_request_bytes:
-            raise SettingsInvalid("receiving_bytes_max must hold one message of max_request_bytes")
+            raise SettingsError("receiving_bytes_max must hold one message of max_request_bytes")
         if self.ack not in {"synced", "logged"}:
-            raise SettingsInvalid(f"ack: {self.ack!r} is not synced or logged")
+            raise SettingsError(f"ack: {self.ack!r} is not synced or logged")
         if self.durable not in get_args(Durable):
-            raise SettingsInvalid(f"durable: {self.durable!r} is not {' or '.join(get_args(Durable))}")
+            raise SettingsError(f"durable: {self.durable!r} is not {' or '.join(get_args(Durable))}")
         if (self.dedupe_window_s or 0) < 0 or min(self.body_timeout_s, self.head_timeout_s, self.durable_wait_s) <= 0:
-            raise SettingsInvalid("dedupe_window_s must not be negative; the times to wait must be positive")
+            raise SettingsError("dedupe_window_s must not be negative; the times to wait must be positive")

@@ -35,7 +35,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quiver.aof.reading.position import RECORD_ID_MAX, AofBound
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.instant import parse_timestamp
 from quiver.option_values import bytes_option, count_option, switch_option
 
@@ -78,7 +78,7 @@ def parse_aof_options(options: Mapping[str, str]) -> AofOptions:
     Read the options of one load. Keys may come in any case; Spark hands them over in lower case.
 
     Raises:
-        WrongUse: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
+        UsageError: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
     """
     known = {name.lower(): name for name in _NAMES}
     given = {key.lower(): str(value) for key, value in options.items()}
@@ -86,12 +86,12 @@ def parse_aof_options(options: Mapping[str, str]) -> AofOptions:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
-            raise WrongUse(f"unknown option {key} of the quiver-aof source; {hint}")
+            raise UsageError(f"unknown option {key} of the quiver-aof source; {hint}")
     path = given.get("path", "").removeprefix("file://").rstrip("/")
     if not path:
-        raise WrongUse('the quiver-aof source needs the directory of a log: .option("path", "aof/orders")')
+        raise UsageError('the quiver-aof source needs the directory of a log: .option("path", "aof/orders")')
     if "/" in given.get("log", ""):
-        raise WrongUse(f"log: {given['log']!r} is the name of no log")
+        raise UsageError(f"log: {given['log']!r} is the name of no log")
     return AofOptions(
         path=f"{path}/{given['log']}" if given.get("log") else path,
         objects=_location(given.get("objects")),
@@ -112,7 +112,7 @@ def _location(text: str | None) -> str | Mapping[str, object] | None:
     try:
         found = json.loads(text)
     except ValueError:
-        raise WrongUse("objects: neither a URL nor JSON") from None
+        raise UsageError("objects: neither a URL nor JSON") from None
     return dict(found)
 
 
@@ -122,7 +122,7 @@ def _columns(text: str | None) -> tuple[str, ...]:
     names = tuple(word.strip() for word in text.split(","))
     for name in names:
         if name not in AOF_COLUMNS or names.count(name) > 1:
-            raise WrongUse(f"columns: there is no column {name!r}, or it is there twice; {', '.join(AOF_COLUMNS)}")
+            raise UsageError(f"columns: there is no column {name!r}, or it is there twice; {', '.join(AOF_COLUMNS)}")
     return names
 
 
@@ -130,7 +130,7 @@ def _bound(given: Mapping[str, str], which: str, default: AofBound) -> AofBound:
     timestamp, offsets = given.get(f"{which}timestamp"), given.get(f"{which}offsets")
     if timestamp is not None:
         if offsets is not None:
-            raise WrongUse(f"{which}Offsets and {which}Timestamp contradict each other: give one of them")
+            raise UsageError(f"{which}Offsets and {which}Timestamp contradict each other: give one of them")
         return parse_timestamp(timestamp, option=f"{which}Timestamp")
     if offsets is None:
         return default
@@ -139,4 +139,4 @@ def _bound(given: Mapping[str, str], which: str, default: AofBound) -> AofBound:
         return "earliest" if word == "earliest" else "latest"
     if word.isascii() and word.isdecimal() and int(word) <= RECORD_ID_MAX:
         return int(word)
-    raise WrongUse(f"{which}Offsets: {offsets!r} is not earliest, latest or a record id")
+    raise UsageError(f"{which}Offsets: {offsets!r} is not earliest, latest or a record id")

@@ -20,7 +20,7 @@ from quiver.aof.format.record import RECORD_HEAD, checksum_of
 from quiver.aof.format.sink_batch import PART_NAME, BatchCommit, StagedPart, encode_commit
 from quiver.aof.manager import AofManager
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import DirectoryInUse, WrongUse
+from quiver.errors import DirectoryInUseError, UsageError
 from quiver.primitives.batch_notes import commit_name, part_directory
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
@@ -64,16 +64,16 @@ def records_of(batches: Iterable[pa.RecordBatch], options: AofSinkOptions) -> It
     Yield the records that rows are: payload and ext_id.
 
     Raises:
-        WrongUse: a row has no payload, or one that is empty or too large.
+        UsageError: a row has no payload, or one that is empty or too large.
     """
     for batch in batches:
         payloads = batch.column("payload").cast(pa.binary()).to_pylist()
         marks = batch.column("ext_id").to_pylist() if "ext_id" in batch.schema.names else [0] * len(payloads)
         for payload, mark in zip(payloads, marks, strict=True):
             if not payload:
-                raise WrongUse("a row has no payload: payload is null or empty, and a record needs at least one byte")
+                raise UsageError("a row has no payload: payload is null or empty, and a record needs at least one byte")
             if len(payload) > options.record_bytes_max:
-                raise WrongUse(f"a payload of {len(payload)} bytes is more than maxRecordSize")
+                raise UsageError(f"a payload of {len(payload)} bytes is more than maxRecordSize")
             # Spark has no unsigned numbers: a read shows the upper half of them below zero.
             yield payload, (mark or 0) & _EXT_ID_MASK
 
@@ -179,7 +179,7 @@ def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
         try:
             lock = hold(files, f"{root}/{INCOMING}/{_SINK_LOCK}", owner="quiver-aof sink")
             break
-        except DirectoryInUse:
+        except DirectoryInUseError:
             if clock.monotonic() >= deadline:
                 return  # it appends a great deal; the next one takes ours
             with condition:
@@ -188,7 +188,7 @@ def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
     try:
         with AofManager.open(parent or "/", files=files, clock=clock, background=False) as manager:
             manager.log(name)  # opening appends it
-    except DirectoryInUse:
+    except DirectoryInUseError:
         return  # whoever it is does it by itself: at the latest when it closes
     finally:
         lock.release()

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quiver.aof.format.names import is_stream_name
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.option_values import bytes_option, transaction_option
 from quiver.primitives.batch_notes import BATCH_MAX, ONCE_PREFIX, is_writer
 from quiver.settings import MIB
@@ -53,7 +53,7 @@ def parse_aof_sink_options(options: Mapping[str, str]) -> AofSinkOptions:
     Read the options of one write. Keys may come in any case.
 
     Raises:
-        WrongUse: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
+        UsageError: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
     """
     known = {name.lower(): name for name in _NAMES}
     # Spark hands the checkpoint's place over, too.
@@ -62,18 +62,18 @@ def parse_aof_sink_options(options: Mapping[str, str]) -> AofSinkOptions:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
-            raise WrongUse(f"unknown option {key} of the quiver-aof sink; {hint}")
+            raise UsageError(f"unknown option {key} of the quiver-aof sink; {hint}")
     path = given.get("path", "").removeprefix("file://").rstrip("/")
     if not path:
-        raise WrongUse('the quiver-aof sink needs the directory of a log: .option("path", "aof/orders")')
+        raise UsageError('the quiver-aof sink needs the directory of a log: .option("path", "aof/orders")')
     if given.get("log"):
         path = f"{path}/{given['log']}"
     name = given.get("log") or path.rpartition("/")[2]
     if not is_stream_name(name):
-        raise WrongUse(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
+        raise UsageError(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
     size_max = bytes_option(given, "maxRecordSize", _RECORD_BYTES_DEFAULT)
     if size_max > _RECORD_BYTES_MAX:
-        raise WrongUse(f"maxRecordSize: no segment of a log has room for {size_max} bytes")
+        raise UsageError(f"maxRecordSize: no segment of a log has room for {size_max} bytes")
     return AofSinkOptions(
         path=path,
         record_bytes_max=size_max,
@@ -86,14 +86,14 @@ def check_record_columns(columns: Mapping[str, str]) -> None:
     Refuse rows that are no records. *columns* is name → Spark's word for its type.
 
     Raises:
-        WrongUse: a column is missing, unknown, or of another type.
+        UsageError: a column is missing, unknown, or of another type.
     """
     for name, kind in columns.items():
         if name in _PASSED_OVER:
             continue
         if name not in _LAWFUL:
-            raise WrongUse(f"column {name} is none of a record; there are {', '.join(_LAWFUL)}")
+            raise UsageError(f"column {name} is none of a record; there are {', '.join(_LAWFUL)}")
         if kind not in _LAWFUL[name]:
-            raise WrongUse(f"column {name} is {kind} where {' or '.join(_LAWFUL[name])} belongs")
+            raise UsageError(f"column {name} is {kind} where {' or '.join(_LAWFUL[name])} belongs")
     if "payload" not in columns:
-        raise WrongUse("a record needs a column payload")
+        raise UsageError("a record needs a column payload")

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from quiver.aof.reading.files import LogFiles
 from quiver.aof.reading.position import AofPosition, position_from_json
 from quiver.aof.reading.view import AOF_SCHEMA, METADATA_SCHEMA, LogView, Piece, read_piece
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.option_values import refuse_ending, refuse_stream_options
 from quiver.spark.aof.options import STREAM_OPTIONS, AofOptions, parse_aof_options
 from quiver.spark.aof.sink import AofSink
@@ -103,7 +103,7 @@ class AofDataSource(DataSource):
         Return the batch writer.
 
         Raises:
-            WrongUse: an option or a column is unknown, missing or contradicts another, or a log is to be overwritten.
+            UsageError: an option or a column is unknown, missing or contradicts another, or a log is to be overwritten.
         """
         refuse_write_without_options(self._given, self.name())
         return BatchWriter(AofSink(_sink_options(self._given, schema, overwrite=overwrite)))
@@ -113,14 +113,14 @@ class AofDataSource(DataSource):
         Return the streaming writer.
 
         Raises:
-            WrongUse: as `writer`.
+            UsageError: as `writer`.
         """
         return StreamWriter(AofSink(_sink_options(self._given, schema, overwrite=overwrite)))
 
 
 def _sink_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> AofSinkOptions:
     if overwrite:
-        raise WrongUse('a log only grows: write with mode("append"), a stream with outputMode("append")')
+        raise UsageError('a log only grows: write with mode("append"), a stream with outputMode("append")')
     options = parse_aof_sink_options(given)
     check_record_columns({field.name: field.dataType.simpleString() for field in schema.fields})
     return replace(options, path=os.path.abspath(options.path))  # noqa: PTH100 - kept as text
@@ -157,8 +157,8 @@ class AofBatchReader(DataSourceReader):
         Return one partition per task.
 
         Raises:
-            WrongUse: there is no log at the path.
-            DataLoss: records that were asked for are gone.
+            UsageError: there is no log at the path.
+            DataLossError: records that were asked for are gone.
         """
         view = _view(self._options)
         start, stop = view.resolve(self._options.starting), view.resolve(self._options.ending)
@@ -174,7 +174,7 @@ class AofStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: AofOptions, schema: StructType) -> None:
         if options.starting == "latest":
-            raise WrongUse(
+            raise UsageError(
                 "a stream cannot begin at latest: a query that dies in its first batch would ask again, and miss what "
                 "came meanwhile; give startingTimestamp, or a record id"
             )
@@ -202,7 +202,7 @@ class AofStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Return where the next batch ends.
 
         Raises:
-            DataLoss: records behind *start* are gone, or another log is here.
+            DataLossError: records behind *start* are gone, or another log is here.
         """
         began = self._position(start)
         end = self._view.end()

@@ -24,10 +24,10 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.batches import BatchDelivery
 from quiver.delivery.policy import Outcome, RetryPolicy
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import DeliveryHalted, ObjectsUnavailable, StoreFailed
+from quiver.errors import DeliveryHaltedError, ObjectsUnavailableError, StoreFailedError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.spark.bundle_query import start_bundle_query
 from quiver.spark.exporters.retry_queue import LettersOf, unresolved_bundles
 from quiver.store.reading.retry_set import RetrySet
@@ -65,8 +65,8 @@ class BundleDelivery:
         observer: takes counts and events.
 
     Raises:
-        WrongUse: the policy is to keep dead letters, and there is no place for them.
-        DirectoryInUse: another process delivers for this subscriber.
+        UsageError: the policy is to keep dead letters, and there is no place for them.
+        DirectoryInUseError: another process delivers for this subscriber.
         OSError: the disk refused.
     """
 
@@ -89,8 +89,8 @@ class BundleDelivery:
         self._in_flight_max = in_flight_max
         self._clock = clock
         self._observer = observer
-        self._halted: DeliveryHalted | None = None
-        self._failed: StoreFailed | None = None
+        self._halted: DeliveryHaltedError | None = None
+        self._failed: StoreFailedError | None = None
         self._stores: dict[str, BatchDelivery] = {}
         self._identities: dict[str, str] = {}
         # A daemon: it is in the middle of nothing that a crash could not interrupt.
@@ -134,9 +134,9 @@ class BundleDelivery:
         Try every bundle of a batch once; on return the batch may be committed.
 
         Raises:
-            DeliveryHalted: the policy says to stop at a bundle.
-            StoreFailed: the thread that tries bundles again has died.
-            AtCapacity: so many bundles wait already that this one may not be passed over.
+            DeliveryHaltedError: the policy says to stop at a bundle.
+            StoreFailedError: the thread that tries bundles again has died.
+            CapacityError: so many bundles wait already that this one may not be passed over.
             OSError: the disk refused.
         """
         self.deliver(
@@ -176,16 +176,16 @@ class BundleDelivery:
         for store in list(self._stores.values()):
             try:
                 store.drain()
-            except DeliveryHalted as halted:
+            except DeliveryHaltedError as halted:
                 self._halted = halted
                 return FINISHED
-            except (OSError, ObjectsUnavailable) as error:
+            except (OSError, ObjectsUnavailableError) as error:
                 _log.warning("quiver.spark.drain_failed subscriber=%s error=%s", self._subscriber, error)
         return None
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         """Let the next batch fail: nothing that failed before would be tried again."""
-        self._failed = StoreFailed(f"exporter {self._subscriber}: {died}; start the query again")
+        self._failed = StoreFailedError(f"exporter {self._subscriber}: {died}; start the query again")
 
     def close(self) -> None:
         """Stop draining, and let go of the retry sets and dead letters. Idempotent. Stop the query first."""

@@ -41,20 +41,23 @@ _WIDTH = 8
 _NAME = re.compile(r"(?:[A-Za-z_$][\w$]*\.)*([A-Za-z_$][\w$]*)(?=:|$)")
 
 _TYPES: tuple[tuple[FailureType, re.Pattern[str]], ...] = (
-    ("data", re.compile(r"Damaged|DataLoss|BundleInvalid|BundleUnavailable|FormatUnsupported")),
+    (
+        "data",
+        re.compile(r"CorruptionError|DataLossError|InvalidBundleError|BundleUnavailableError|UnsupportedFormatError"),
+    ),
     ("denied", re.compile(r"AccessControlException|\w*AuthenticationException|\w*AuthorizationException")),
     (
         "unavailable",
         re.compile(
-            r"Connection\w*Error|BrokenPipeError|TimeoutError|RetryLater|AtCapacity|ObjectsUnavailable|"
+            r"Connection\w*Error|BrokenPipeError|TimeoutError|TransientError|CapacityError|ObjectsUnavailableError|"
             r"\w*Connect\w*Exception|\w*Timeout\w*|UnknownHostException|\w*SocketException|\w*NoRouteToHost\w*"
         ),
     ),
     (
         "storage",
         re.compile(
-            r"OSError|PermissionError|File\w*Error|IsADirectoryError|NotADirectoryError|BlockingIOError|NotRegularFile|"
-            r"DirectoryInUse|StoreFailed|\w*IOException|\w*File\w*Exception|FileSystemException|AccessDeniedException"
+            r"OSError|PermissionError|File\w*Error|IsADirectoryError|NotADirectoryError|BlockingIOError|NotRegularFileError|"
+            r"DirectoryInUseError|StoreFailedError|\w*IOException|\w*File\w*Exception|FileSystemException|AccessDeniedException"
         ),
     ),
 )

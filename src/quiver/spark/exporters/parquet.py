@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef, batch_bytes, schema_fingerprint
-from quiver.errors import Damaged, WrongUse
+from quiver.errors import CorruptionError, UsageError
 from quiver.otap import VIEWS, decode_groups, view_schema
 from quiver.otap.stored import split_stored
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -145,8 +145,8 @@ class PartWriter:
         Write the bundles that *descriptors* describe; yield what was written. The files are synced by then.
 
         Raises:
-            DataLoss: a segment is gone.
-            Damaged: a segment or a request cannot be read.
+            DataLossError: a segment is gone.
+            CorruptionError: a segment or a request cannot be read.
         """
         task = _task_name()
         tables: dict[tuple[str, bytes], _Table] = {}
@@ -187,7 +187,7 @@ class PartWriter:
             table = self._table(tables, task, view, view_schema(view))
             for group in decode_groups(waiting, view):
                 for index, reason in group.bad:
-                    problem = Damaged(
+                    problem = CorruptionError(
                         self._output, 0, f"request {group.first + index} for {view} cannot be decoded: {reason}"
                     )
                     if not self._skip_undecodable:
@@ -254,7 +254,7 @@ class ParquetExporter:
         stats: takes what was delivered.
 
     Raises:
-        WrongUse: an unknown compression, or a mode with which files could not be written.
+        UsageError: an unknown compression, or a mode with which files could not be written.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class ParquetExporter:
         check_file_mode(file_mode)
         self._file_mode = file_mode
         if compression not in {"zstd", "snappy", "none"}:
-            raise WrongUse(f"compression: {compression!r} is not one of zstd, snappy, none")
+            raise UsageError(f"compression: {compression!r} is not one of zstd, snappy, none")
         self._store_path = str(Path(store_path).absolute())
         self._subscriber = subscriber
         self._output = str(Path(output).absolute())
@@ -289,7 +289,7 @@ class ParquetExporter:
         Export one batch; on return its files are visible and durable. A batch that is replayed is not repeated.
 
         Raises:
-            Damaged: a commit record or a bundle is not what was written.
+            CorruptionError: a commit record or a bundle is not what was written.
             OSError: the disk refused; the query fails and goes on from here when it is started again.
         """
         spark = batch.sparkSession
@@ -301,7 +301,7 @@ class ParquetExporter:
         Export one batch of the query *query_id*; return the files it became, relative to the output.
 
         Raises:
-            Damaged: a commit record or a bundle is not what was written.
+            CorruptionError: a commit record or a bundle is not what was written.
             OSError: the disk refused.
         """
         self._stores = store_identities(REAL_FILES, self._store_path)
@@ -342,7 +342,7 @@ class ParquetExporter:
             name: `quiver.spark.exporters.parquet_commit.apart_id` of the bundle.
 
         Raises:
-            Damaged: a commit record or the bundle is not what was written.
+            CorruptionError: a commit record or the bundle is not what was written.
             OSError: the disk refused.
         """
         self._stores = store_identities(REAL_FILES, self._store_path)
@@ -426,7 +426,7 @@ def run_exporter(
             a bundle that cannot be decoded fails the query.
 
     Raises:
-        WrongUse: an option or the compression is unknown.
+        UsageError: an option or the compression is unknown.
     """
     chosen = dict(options or {})
     fail_on_data_loss = fails_on_data_loss(chosen)

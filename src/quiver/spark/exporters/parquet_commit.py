@@ -31,7 +31,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
@@ -120,16 +120,18 @@ class ExportRecord:
         Read a record back.
 
         Raises:
-            Damaged: these are not the bytes that were written, or a newer version's.
+            CorruptionError: these are not the bytes that were written, or a newer version's.
         """
         try:
             value = json.loads(data)
             body = value["record"]
             if value["crc32"] != _checksum(body):
-                raise Damaged(path, 0, "the commit record does not match its checksum")
+                raise CorruptionError(path, 0, "the commit record does not match its checksum")
             version = body["v"]
             if version not in {_ONE_STORE_VERSION, RECORD_VERSION}:
-                raise Damaged(path, 0, f"the commit record has version {version}; this release reads {RECORD_VERSION}")
+                raise CorruptionError(
+                    path, 0, f"the commit record has version {version}; this release reads {RECORD_VERSION}"
+                )
             files = tuple(
                 (Part(entry["table"], entry["part"], entry["rows"], entry["bytes"]), str(entry["file"]))
                 for entry in body["files"]
@@ -138,7 +140,7 @@ class ExportRecord:
             through = {str(store): Position(place["seq"], place["idx"]) for store, place in reached.items()}
             return cls(body["batch"], body["subscriber"], through, files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Damaged(path, 0, "the file is not a commit record") from error
+            raise CorruptionError(path, 0, "the file is not a commit record") from error
 
 
 def apart_id(subscriber: str, bundle: str) -> str:
@@ -210,7 +212,7 @@ class ExportCommitter:
         Finish what was committed and remove what was not. Once, before the first batch; durable on return.
 
         Raises:
-            Damaged: a commit record is not what was written.
+            CorruptionError: a commit record is not what was written.
         """
         self._files.make_dirs(self._records)
         root = f"{self._output}/{RECORDS_DIR}"
@@ -273,7 +275,7 @@ class ExportCommitter:
         Say whether *batch* has its record; then its files are in place, durably, on return.
 
         Raises:
-            Damaged: the record is not what was written.
+            CorruptionError: the record is not what was written.
         """
         path = self._record_path(batch)
         if not self._files.exists(path):

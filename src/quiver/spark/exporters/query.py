@@ -79,7 +79,7 @@ class TableBatches:
         Export one batch. What the exporter has already is not computed again.
 
         Raises:
-            Damaged: a bundle, or what the exporter noted, is not what was written.
+            CorruptionError: a bundle, or what the exporter noted, is not what was written.
             OSError: the disk refused; the query fails and goes on from here when it is started again.
         """
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
@@ -90,7 +90,7 @@ class TableBatches:
         Export one batch of *query*.
 
         Raises:
-            Damaged: a bundle, or what the exporter noted, is not what was written.
+            CorruptionError: a bundle, or what the exporter noted, is not what was written.
             OSError: the disk refused.
         """
         identities = store_identities(REAL_FILES, self._store_path)
@@ -197,7 +197,7 @@ def start_export(
             a bundle that cannot be decoded fails the query.
 
     Raises:
-        WrongUse: an option is unknown.
+        UsageError: an option is unknown.
     """
     chosen = dict(options or {})
     if chain and around is not None:

@@ -27,12 +27,19 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.batches import read_stored
 from quiver.delivery.policy import GiveUp, Permanent, RetryPolicy, Transient, outcome_of_error
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import BundleInvalid, BundleUnavailable, Damaged, DeliveryHalted, QuiverError, StoreFailed
+from quiver.errors import (
+    BundleUnavailableError,
+    CorruptionError,
+    DeliveryHaltedError,
+    InvalidBundleError,
+    QuiverError,
+    StoreFailedError,
+)
 from quiver.observe import InMemoryObserver, Observer
 from quiver.otap import VIEWS, decode_groups
 from quiver.otap.stored import stored_requests
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.spark.exporters.exported import failure_type
 from quiver.spark.exporters.parquet_commit import apart_id
 from quiver.spark.tables import Descriptors
@@ -232,8 +239,8 @@ class HeldExports:
     ) -> None:
         self._stats = stats
         self.busy = threading.Lock()
-        self.halted: DeliveryHalted | None = None
-        self.failed: StoreFailed | None = None
+        self.halted: DeliveryHaltedError | None = None
+        self.failed: StoreFailedError | None = None
         self.session: SparkSession | None = None
         self._subscriber = subscriber
         self._policy = policy
@@ -257,12 +264,12 @@ class HeldExports:
         Go on with what an earlier life held of the store at *root*.
 
         Raises:
-            DirectoryInUse: another life goes on with it.
+            DirectoryInUseError: another life goes on with it.
             OSError: the disk refused.
         """
         try:
             there_is = bool(load_retry_set(REAL_FILES, root, self._subscriber))
-        except Damaged:
+        except CorruptionError:
             there_is = True
         if there_is:
             self._of(root)
@@ -310,8 +317,8 @@ class HeldExports:
         Hold the bundles of a batch that *failed*, by store and place, or give them up. Durable on return.
 
         Raises:
-            DeliveryHalted: the policy says to stop at one of them.
-            AtCapacity: so much is held that the batch must not pass these; it is to be tried again.
+            DeliveryHaltedError: the policy says to stop at one of them.
+            CapacityError: so much is held that the batch must not pass these; it is to be tried again.
             OSError: the disk refused; the same holds.
         """
         try:
@@ -330,7 +337,7 @@ class HeldExports:
         verdict = undelivered.failed(ref, outcome, content=lambda: _content(root, ref), save=save)
         if isinstance(verdict, GiveUp):
             if verdict.how == "halt":
-                raise DeliveryHalted(self._subscriber, str(ref), verdict.reason)
+                raise DeliveryHaltedError(self._subscriber, str(ref), verdict.reason)
             undelivered.resolved(ref)
 
     def _save(self) -> None:
@@ -346,7 +353,7 @@ class HeldExports:
     def _turn(self) -> Finished | None:
         try:
             self.drain()
-        except DeliveryHalted as halted:
+        except DeliveryHaltedError as halted:
             self.halted = halted
             return FINISHED
         except (QuiverError, OSError) as error:
@@ -356,16 +363,16 @@ class HeldExports:
                 self._let_go()
         return None
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         """Let the next batch fail: nothing that is held would be tried again."""
-        self.failed = StoreFailed(f"exporter {self._subscriber}: {died}; start the query again")
+        self.failed = StoreFailedError(f"exporter {self._subscriber}: {died}; start the query again")
 
     def drain(self) -> int:
         """
         Try every bundle whose time has come once more, by itself; return how many left.
 
         Raises:
-            DeliveryHalted: the policy says to stop at one of them.
+            DeliveryHaltedError: the policy says to stop at one of them.
             OSError: the disk refused; nothing is lost.
         """
         left = 0
@@ -391,10 +398,10 @@ class HeldExports:
     def _again(self, spark: SparkSession, root: str, ref: BundleRef) -> None:
         try:
             bundle = read_stored(REAL_FILES, root, ref)
-        except BundleUnavailable:
+        except BundleUnavailableError:
             self._of(root).resolved(ref)  # gone, by policy
             return
-        except Damaged as error:
+        except CorruptionError as error:
             self._failed(root, ref, outcome_of_error(error), save=True)
             return
         reason = undecodable(bundle)
@@ -465,5 +472,5 @@ class HeldExports:
 def _content(root: str, ref: BundleRef) -> Bundle | None:
     try:
         return read_stored(REAL_FILES, root, ref)
-    except (Damaged, BundleUnavailable, BundleInvalid):
+    except (CorruptionError, BundleUnavailableError, InvalidBundleError):
         return None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
 from quiver.spark.topics.export_settings import TopicSinkSettings
 
@@ -48,10 +48,10 @@ def check_file_mode(mode: int | None) -> None:
     Return when files can have the permission bits *mode*, or it is None.
 
     Raises:
-        SettingsInvalid: it is out of range, or lacks what the exporter itself needs.
+        SettingsError: it is out of range, or lacks what the exporter itself needs.
     """
     if mode is not None and (mode & ~0o666 or mode & 0o600 != 0o600):
-        raise SettingsInvalid(f"file_mode must be 0600 to 0666, without bits to execute, not {mode:04o}")
+        raise SettingsError(f"file_mode must be 0600 to 0666, without bits to execute, not {mode:04o}")
 
 
 def directory_mode(file_mode: int | None) -> int:
@@ -70,7 +70,7 @@ class ConsoleSettings:
         format: `table` or `jsonl`, one object a line.
 
     Raises:
-        SettingsInvalid: out of range.
+        SettingsError: out of range.
     """
 
     rows_max: int = 20
@@ -79,11 +79,11 @@ class ConsoleSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows_max <= 10_000:
-            raise SettingsInvalid(f"rows_max must be 1 to 10000, not {self.rows_max}")
+            raise SettingsError(f"rows_max must be 1 to 10000, not {self.rows_max}")
         if not 0 <= self.truncate <= 1_000_000:
-            raise SettingsInvalid(f"truncate must be 0 to 1000000, not {self.truncate}")
+            raise SettingsError(f"truncate must be 0 to 1000000, not {self.truncate}")
         if self.format not in {"table", "jsonl"}:
-            raise SettingsInvalid(f"format: {self.format!r} is not table or jsonl")
+            raise SettingsError(f"format: {self.format!r} is not table or jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class FileSettings:
         file_mode: permission bits of the files, such as 0o640; None leaves them to the umask of the process.
 
     Raises:
-        SettingsInvalid: a word that is none of those, or a mode with which the files could not be written.
+        SettingsError: a word that is none of those, or a mode with which the files could not be written.
     """
 
     path: str
@@ -108,14 +108,14 @@ class FileSettings:
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise SettingsInvalid("path must name a directory")
+            raise SettingsError("path must name a directory")
         check_file_mode(self.file_mode)
         for name, word, known in (
             ("format", self.format, FileFormat),
             ("compression", self.compression, FileCompression),
         ):
             if word not in get_args(known):
-                raise SettingsInvalid(f"{name}: {word!r} is not {' or '.join(get_args(known))}")
+                raise SettingsError(f"{name}: {word!r} is not {' or '.join(get_args(known))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class SparkSinkSettings:
         tables: which are written; all when empty.
 
     Raises:
-        SettingsInvalid: an unknown placeholder, or overwriting without telling queries, batches and tables apart.
+        SettingsError: an unknown placeholder, or overwriting without telling queries, batches and tables apart.
     """
 
     format: str
@@ -148,20 +148,20 @@ class SparkSinkSettings:
 
     def __post_init__(self) -> None:
         if not self.format:
-            raise SettingsInvalid("format: name one, such as kafka")
+            raise SettingsError("format: name one, such as kafka")
         if self.mode not in {"append", "overwrite"}:
-            raise SettingsInvalid(f"mode: {self.mode!r} is not append or overwrite")
+            raise SettingsError(f"mode: {self.mode!r} is not append or overwrite")
         used = set()
         for name, text in (("path", self.path or ""), *self.options.items()):
             for word in _PLACEHOLDER.findall(str(text)):
                 if word not in OPTION_NAMES:
                     known = ", ".join(f"{{{known}}}" for known in OPTION_NAMES)
-                    raise SettingsInvalid(f"{name}: {{{word}}} is not known; there are {known}")
+                    raise SettingsError(f"{name}: {{{word}}} is not known; there are {known}")
                 used.add(word)
         apart = ("query", "batch") if len(self.tables) == 1 else ("query", "batch", "table")
         missing = [f"{{{word}}}" for word in apart if word not in used]
         if self.mode == "overwrite" and missing:
-            raise SettingsInvalid(
+            raise SettingsError(
                 f"mode: overwrite without {' and '.join(missing)} in the path would replace what others wrote"
             )
         object.__setattr__(self, "options", MappingProxyType({key: str(text) for key, text in self.options.items()}))
@@ -189,7 +189,7 @@ class QuiverSinkSettings:
         slot: for tables of another shape; number or name. Without it such a table is refused.
 
     Raises:
-        SettingsInvalid: no path.
+        SettingsError: no path.
     """
 
     path: str
@@ -197,7 +197,7 @@ class QuiverSinkSettings:
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise SettingsInvalid("path must name a directory")
+            raise SettingsError("path must name a directory")
 
 
 SparkExporterSettings = (

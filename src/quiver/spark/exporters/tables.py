@@ -29,7 +29,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives 
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from quiver.bundle import OTAP
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.exported import Exported, Observed, exported_parts
 from quiver.spark.exporters.output_files import begin_file, synced_bytes
@@ -174,8 +174,8 @@ class QuiverExporter:
         Stage every table in the tasks, and commit them together. Durable on return.
 
         Raises:
-            WrongUse: a table is no view, and there is no slot for it.
-            AtCapacity: the store has no room: it did not take over the batch before this one.
+            UsageError: a table is no view, and there is no slot for it.
+            CapacityError: the store has no room: it did not take over the batch before this one.
         """
         await_room(REAL_FILES, self._root, writer=batch.query)
         staged: list[Staged] = []
@@ -192,7 +192,7 @@ class QuiverExporter:
         if is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
             return replace(base, view=name)
         if self._slot is None:
-            raise WrongUse(
+            raise UsageError(
                 f"table {name} has other columns than the view {name}: say which slot it belongs in, or leave the "
                 "columns as they are"
             )
@@ -280,7 +280,7 @@ class FileExporter:
         Write hidden files in the tasks, and let them appear together. Durable on return.
 
         Raises:
-            WrongUse: a table is no view, and is to become OTLP.
+            UsageError: a table is no view, and is to become OTLP.
         """
         self._attempts += 1
         committer = self._committer(batch)
@@ -300,7 +300,7 @@ class FileExporter:
             file_mode=self._settings.file_mode,
         )
         if task.format == "otlp" and not is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
-            raise WrongUse(f"table {name} has other columns than the view {name}: it cannot become OTLP; use jsonl")
+            raise UsageError(f"table {name} has other columns than the view {name}: it cannot become OTLP; use jsonl")
         wanted = _lines(frame) if task.format == "jsonl" else frame
         rows = wanted.mapInArrow(task, "part string, rows bigint, bytes bigint").toArrow().to_pylist()
         return [Part(name, row["part"], row["rows"], row["bytes"]) for row in rows]

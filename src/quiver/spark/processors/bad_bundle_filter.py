@@ -25,7 +25,7 @@ import pyarrow as pa
 from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient
-from quiver.errors import DeliveryHalted, RetryLater, StoreFailed
+from quiver.errors import DeliveryHaltedError, StoreFailedError, TransientError
 from quiver.observe import Observer
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundles import open_bundles_at
@@ -71,8 +71,8 @@ def bad_bundles(descriptors: Iterable[pa.RecordBatch], *, fail_on_data_loss: boo
         fail_on_data_loss: False passes over what is gone or damaged, as the export does then.
 
     Raises:
-        DataLoss: a segment is gone.
-        Damaged: a segment is not what was written, which is not the bundle's fault.
+        DataLossError: a segment is gone.
+        CorruptionError: a segment is not what was written, which is not the bundle's fault.
     """
     for path, ref, bundle in open_bundles_at(descriptors, fail_on_data_loss=fail_on_data_loss):
         reason = undecodable(bundle)
@@ -104,8 +104,8 @@ class PoisonSieve:
         stats: takes the failures of bundles; those of the query its caller sees.
 
     Raises:
-        DirectoryInUse: another one holds bundles for this exporter.
-        WrongUse: there is no store, or the policy is to keep dead letters and there is no place for them.
+        DirectoryInUseError: another one holds bundles for this exporter.
+        UsageError: there is no store, or the policy is to keep dead letters and there is no place for them.
         OSError: the disk refused.
     """
 
@@ -149,12 +149,12 @@ class PoisonSieve:
             raise
 
     @property
-    def halted(self) -> DeliveryHalted | None:
+    def halted(self) -> DeliveryHaltedError | None:
         """Why no batch is taken any more, where the policy says to stop at a bundle and one was tried in vain."""
         return self._held.halted
 
     @property
-    def failed(self) -> StoreFailed | None:
+    def failed(self) -> StoreFailedError | None:
         """
         Why no batch is taken any more, when the thread that tries bundles again has died: the query must start
         again.
@@ -166,9 +166,9 @@ class PoisonSieve:
         Export one batch, or what is good of it; what is not is set aside, durably, before the rest is exported.
 
         Raises:
-            DeliveryHalted: the policy says to stop at a bundle.
-            StoreFailed: the thread that tries bundles again has died.
-            AtCapacity: so much is held that this batch may not be passed: it is tried again.
+            DeliveryHaltedError: the policy says to stop at a bundle.
+            StoreFailedError: the thread that tries bundles again has died.
+            CapacityError: so much is held that this batch may not be passed: it is tried again.
             OSError: the disk refused: the batch is tried again.
         """
         if self._held.halted is not None:
@@ -179,7 +179,7 @@ class PoisonSieve:
             with self._held.busy:
                 self._held.session = batch.sparkSession
                 self._one(batch, batch_id)
-        except DeliveryHalted as halted:
+        except DeliveryHaltedError as halted:
             self._held.halted = halted
             self.close()
             raise
@@ -188,7 +188,7 @@ class PoisonSieve:
         wanted = self._wanted(batch)
         try:
             self._export(wanted, batch_id)
-        except RetryLater:
+        except TransientError:
             raise  # the exporter says itself that it is not a bundle's fault
         except Exception as failure:
             failed = self._failed(wanted, failure)
@@ -238,7 +238,7 @@ class PoisonSieve:
         Try what is held and due once more, now; return how many bundles are held no more.
 
         Raises:
-            DeliveryHalted: the policy says to stop at one of them.
+            DeliveryHaltedError: the policy says to stop at one of them.
             OSError: the disk refused; nothing is lost.
         """
         return self._held.drain()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
 from pyspark.sql.pandas.types import from_arrow_type
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.otap import TYPED_VALUE
 from quiver.spark.processors.redaction import Redaction
 from quiver.spark.processors.settings import (
@@ -78,7 +78,7 @@ def build(settings: ProcessorSettings) -> FrameFunction:
     A query runs in the frame's session, in which the view that it names is made anew.
 
     Raises:
-        WrongUse: a query over several views, which needs several frames: see `process`.
+        UsageError: a query over several views, which needs several frames: see `process`.
     """
     if isinstance(settings, SqlSettings):
         return _sql(settings)
@@ -115,7 +115,7 @@ def process(tables: Mapping[str, DataFrame], chain: Sequence[Step]) -> dict[str,
 
 def _sql(settings: SqlSettings) -> FrameFunction:
     if len(settings.reads) > 1:
-        raise WrongUse(f"the query reads {' and '.join(settings.reads)}: give it all of them, with process()")
+        raise UsageError(f"the query reads {' and '.join(settings.reads)}: give it all of them, with process()")
     name = settings.reads[0]
     return lambda frame: _run(settings.query, {name: frame})
 
@@ -125,7 +125,9 @@ def _query(tables: dict[str, DataFrame], settings: SqlSettings) -> dict[str, Dat
     if len(missing) == len(settings.reads):
         return tables
     if missing:
-        raise WrongUse(f"the query reads {' and '.join(settings.reads)}, but there is no table {' or '.join(missing)}")
+        raise UsageError(
+            f"the query reads {' and '.join(settings.reads)}, but there is no table {' or '.join(missing)}"
+        )
     result = _run(settings.query, {name: tables[name] for name in settings.reads})
     if settings.output is not None:
         return {**tables, settings.output: result}
@@ -162,7 +164,7 @@ def _attributes(settings: AttributesSettings) -> FrameFunction:
         for scope in settings.apply_to:
             column = ATTRIBUTE_COLUMNS[scope]
             if column not in frame.columns:
-                raise WrongUse(f"attributes: the table has no column {column}; there are {', '.join(frame.columns)}")
+                raise UsageError(f"attributes: the table has no column {column}; there are {', '.join(frame.columns)}")
             for action in settings.actions:
                 # A column for each action: as one expression it would grow with a power of their number.
                 frame = frame.withColumn(column, _changed(F.col(column), action, settings.hash_salt))

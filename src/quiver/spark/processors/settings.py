@@ -19,7 +19,7 @@ from typing import Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.errors import SettingsInvalid
+from quiver.errors import SettingsError
 
 __all__ = [
     "ATTRIBUTE_COLUMNS",
@@ -84,7 +84,7 @@ class SqlSettings:
         signals: for a query over ``input``: which tables it is for.
 
     Raises:
-        SettingsInvalid: the query reads neither ``input`` nor a view, or several views and *output* is missing.
+        SettingsError: the query reads neither ``input`` nor a view, or several views and *output* is missing.
     """
 
     query: str
@@ -94,17 +94,17 @@ class SqlSettings:
     def __post_init__(self) -> None:
         named = tables_named(self.query)
         if INPUT in named and len(named) > 1:
-            raise SettingsInvalid(f"query: {INPUT} is each table in turn, which cannot be joined with a view by name")
+            raise SettingsError(f"query: {INPUT} is each table in turn, which cannot be joined with a view by name")
         if not named:
-            raise SettingsInvalid(f"query: it reads none of {INPUT}, {', '.join(SIGNALS)}")
+            raise SettingsError(f"query: it reads none of {INPUT}, {', '.join(SIGNALS)}")
         if len(named) > 1 and self.output is None:
-            raise SettingsInvalid(f"output: the query reads {' and '.join(named)}; say what its result is called")
+            raise SettingsError(f"output: the query reads {' and '.join(named)}; say what its result is called")
         if INPUT in named and self.output is not None:
-            raise SettingsInvalid(f"output: a query over {INPUT} replaces each table under its own name")
+            raise SettingsError(f"output: a query over {INPUT} replaces each table under its own name")
         if INPUT not in named and self.signals:
-            raise SettingsInvalid("signals: the query names its views; signals belong to a query over input")
+            raise SettingsError("signals: the query names its views; signals belong to a query over input")
         if self.output is not None and not _TABLE_NAME.fullmatch(self.output):
-            raise SettingsInvalid(f"output: {self.output!r} is no table name: letters, digits, underscores, at most 64")
+            raise SettingsError(f"output: {self.output!r} is no table name: letters, digits, underscores, at most 64")
         _check_tables(self.signals)
 
     @property
@@ -132,7 +132,7 @@ class FilterSettings:
         signals: the tables it is for; all when empty.
 
     Raises:
-        SettingsInvalid: both conditions or none.
+        SettingsError: both conditions or none.
     """
 
     keep: str | None = None
@@ -142,7 +142,7 @@ class FilterSettings:
     def __post_init__(self) -> None:
         given = [text for text in (self.keep, self.drop) if text is not None]
         if len(given) != 1 or not given[0].strip():
-            raise SettingsInvalid("filter: give keep or drop, one of them")
+            raise SettingsError("filter: give keep or drop, one of them")
         _check_tables(self.signals)
 
 
@@ -159,7 +159,7 @@ class AttributeAction:
         new_key: for rename; an attribute of that name is replaced.
 
     Raises:
-        SettingsInvalid: something the action needs is missing, or it has no use for something.
+        SettingsError: something the action needs is missing, or it has no use for something.
     """
 
     action: AttributeActionKind
@@ -171,20 +171,20 @@ class AttributeAction:
     def __post_init__(self) -> None:
         kinds = get_args(AttributeActionKind)
         if self.action not in kinds:
-            raise SettingsInvalid(f"action: {self.action!r} is none of {', '.join(kinds)}")
+            raise SettingsError(f"action: {self.action!r} is none of {', '.join(kinds)}")
         if not self.key and self.action in {"insert", "upsert"}:
-            raise SettingsInvalid(f"key: {self.action} would make an attribute without a name")
+            raise SettingsError(f"key: {self.action} would make an attribute without a name")
         sources = (self.value is not None) + (self.from_attribute is not None)
         wanted = 1 if self.action in {"insert", "update", "upsert"} else 0
         if sources != wanted:
             needed = "value or from_attribute, one of them" if wanted else "neither value nor from_attribute"
-            raise SettingsInvalid(f"action {self.action} of {self.key} needs {needed}")
+            raise SettingsError(f"action {self.action} of {self.key} needs {needed}")
         if (self.action == "rename") != bool(self.new_key):
-            raise SettingsInvalid(f"action {self.action} of {self.key}: new_key belongs to rename, and only there")
+            raise SettingsError(f"action {self.action} of {self.key}: new_key belongs to rename, and only there")
         if self.new_key == self.key:
-            raise SettingsInvalid(f"action rename of {self.key}: the new name is the old one")
+            raise SettingsError(f"action rename of {self.key}: the new name is the old one")
         if isinstance(self.value, int) and not -(2**63) <= self.value < 2**63:
-            raise SettingsInvalid(f"value of {self.key}: {self.value} is beyond 64 bits")
+            raise SettingsError(f"value of {self.key}: {self.value} is beyond 64 bits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class AttributesSettings:
         hash_salt: mixed into every hash, so that a list of likely values does not undo it.
 
     Raises:
-        SettingsInvalid: no action, or nowhere to apply it.
+        SettingsError: no action, or nowhere to apply it.
     """
 
     actions: tuple[AttributeAction, ...]
@@ -209,7 +209,7 @@ class AttributesSettings:
 
     def __post_init__(self) -> None:
         if not self.actions:
-            raise SettingsInvalid("actions: at least one")
+            raise SettingsError("actions: at least one")
         _check_scopes(self.apply_to)
         _check_tables(self.signals)
 
@@ -227,7 +227,7 @@ class SampleSettings:
         signals: the tables it is for. Points of metrics are left alone unless named: sums of a sample are wrong.
 
     Raises:
-        SettingsInvalid: out of range.
+        SettingsError: out of range.
     """
 
     ratio: float
@@ -235,9 +235,9 @@ class SampleSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
-            raise SettingsInvalid(f"ratio must be above 0 and at most 1, not {self.ratio}")
+            raise SettingsError(f"ratio must be above 0 and at most 1, not {self.ratio}")
         if not self.signals:
-            raise SettingsInvalid("signals: name the tables that are sampled")
+            raise SettingsError("signals: name the tables that are sampled")
         _check_tables(self.signals)
 
 
@@ -255,7 +255,7 @@ class RedactSettings:
         signals: the tables it is for; all when empty.
 
     Raises:
-        SettingsInvalid: nothing to look for, or a pattern that is none.
+        SettingsError: nothing to look for, or a pattern that is none.
     """
 
     keys: tuple[str, ...] = ()
@@ -266,14 +266,14 @@ class RedactSettings:
 
     def __post_init__(self) -> None:
         if not self.keys and not self.value_patterns:
-            raise SettingsInvalid("redact: give keys, value_patterns, or both")
+            raise SettingsError("redact: give keys, value_patterns, or both")
         if self.columns and not self.value_patterns:
-            raise SettingsInvalid("columns: they are searched for value_patterns, of which there are none")
+            raise SettingsError("columns: they are searched for value_patterns, of which there are none")
         for name, patterns in (("keys", self.keys), ("value_patterns", self.value_patterns)):
             for pattern in patterns:
                 _check_pattern(name, pattern)
         if "\\" in self.replacement:
-            raise SettingsInvalid("replacement: a plain text, without backslashes")
+            raise SettingsError("replacement: a plain text, without backslashes")
         _check_tables(self.signals)
 
 
@@ -283,23 +283,23 @@ ProcessorSettings = SqlSettings | FilterSettings | AttributesSettings | SampleSe
 def _check_tables(names: tuple[str, ...]) -> None:
     for name in names:
         if not _TABLE_NAME.fullmatch(name):
-            raise SettingsInvalid(f"signals: {name!r} is no table; there are {', '.join(SIGNALS)}")
+            raise SettingsError(f"signals: {name!r} is no table; there are {', '.join(SIGNALS)}")
 
 
 def _check_scopes(scopes: tuple[Scope, ...]) -> None:
     if not scopes:
-        raise SettingsInvalid(f"apply_to: name at least one of {', '.join(ATTRIBUTE_COLUMNS)}")
+        raise SettingsError(f"apply_to: name at least one of {', '.join(ATTRIBUTE_COLUMNS)}")
     for scope in scopes:
         if scope not in ATTRIBUTE_COLUMNS:
-            raise SettingsInvalid(f"apply_to: {scope!r} is none of {', '.join(ATTRIBUTE_COLUMNS)}")
+            raise SettingsError(f"apply_to: {scope!r} is none of {', '.join(ATTRIBUTE_COLUMNS)}")
 
 
 def _check_pattern(name: str, pattern: str) -> None:
     if not pattern or len(pattern) > _PATTERN_CHARS_MAX:
-        raise SettingsInvalid(f"{name}: a pattern has 1 to {_PATTERN_CHARS_MAX} characters")
+        raise SettingsError(f"{name}: a pattern has 1 to {_PATTERN_CHARS_MAX} characters")
     try:
         matches_empty = pc.match_substring_regex(pa.array([""]), pattern)[0].as_py()
     except pa.ArrowInvalid as error:
-        raise SettingsInvalid(f"{name}: {pattern!r} is no pattern (RE2): {error}") from error
+        raise SettingsError(f"{name}: {pattern!r} is no pattern (RE2): {error}") from error
     if matches_empty and name == "value_patterns":
-        raise SettingsInvalid(f"{name}: {pattern!r} matches where there is nothing")
+        raise SettingsError(f"{name}: {pattern!r} matches where there is nothing")

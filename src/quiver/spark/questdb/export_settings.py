@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from importlib import import_module
 
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 
 __all__ = ["SYMBOL_COLUMNS", "QuestdbSinkSettings"]
 
@@ -35,7 +35,7 @@ class QuestdbSinkSettings:
         addresses: of the servers, as `conf` says.
 
     Raises:
-        SettingsInvalid: the connect string is wrong or without ``sf_dir``, or a table cannot be called so.
+        SettingsError: the connect string is wrong or without ``sf_dir``, or a table cannot be called so.
         ModuleNotFoundError: the extra `qwp` is not installed.
     """
 
@@ -52,18 +52,18 @@ class QuestdbSinkSettings:
         from_conf = import_module("quiver.qwp.settings").SenderSettings.from_conf
         try:
             sender = from_conf(self.conf)
-        except SettingsInvalid as error:
-            raise SettingsInvalid(f"conf: {error}") from error
+        except SettingsError as error:
+            raise SettingsError(f"conf: {error}") from error
         if sender.sf_dir is None:
-            raise SettingsInvalid("conf: sf_dir is missing; what the server has not confirmed is kept below it")
+            raise SettingsError("conf: sf_dir is missing; what the server has not confirmed is kept below it")
         object.__setattr__(self, "addresses", tuple(map(str, sender.addresses)))
         unknown = [word for word in _PLACEHOLDER.findall(self.table) if word != "table"]
         if not self.table or unknown:
-            raise SettingsInvalid("table: a name, in which {table} may stand for the name here")
+            raise SettingsError("table: a name, in which {table} may stand for the name here")
         try:
             check_name("table", self.table_of("logs"), sender.name_bytes_max)
-        except WrongUse as error:
-            raise SettingsInvalid(f"table: {error}") from error
+        except UsageError as error:
+            raise SettingsError(f"table: {error}") from error
 
     def table_of(self, name: str) -> str:
         """Return what the table *name* is called over there."""

@@ -22,7 +22,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = ["QuestdbOptions", "parse_questdb_options"]
 
@@ -53,21 +53,21 @@ def parse_questdb_options(options: Mapping[str, str]) -> QuestdbOptions:
     Read the options of one write. Keys may come in any case.
 
     Raises:
-        WrongUse: an option is unknown (the nearest known one is named), missing, or has a bad value.
+        UsageError: an option is unknown (the nearest known one is named), missing, or has a bad value.
     """
     given = {key.lower(): str(value) for key, value in options.items() if key.lower() not in _OF_SPARK}
     for key in given:
         if key not in _KNOWN:
             near = difflib.get_close_matches(key, _KNOWN, n=1)
             hint = f"did you mean {_KNOWN[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
-            raise WrongUse(f"unknown option {key} of the questdb sink; {hint}")
+            raise UsageError(f"unknown option {key} of the questdb sink; {hint}")
     if not given.get("conf"):
-        raise WrongUse('the questdb sink needs a connect string: .option("conf", "ws::addr=host:9000;sf_dir=sf;")')
+        raise UsageError('the questdb sink needs a connect string: .option("conf", "ws::addr=host:9000;sf_dir=sf;")')
     if not given.get("table"):
-        raise WrongUse('the questdb sink needs a table: .option("table", "trades")')
+        raise UsageError('the questdb sink needs a table: .option("table", "trades")')
     symbols = tuple(name.strip() for name in given["symbols"].split(",")) if given.get("symbols") else ()
     if "" in symbols or len(set(symbols)) != len(symbols):
-        raise WrongUse("symbols is a comma-separated list of different names")
+        raise UsageError("symbols is a comma-separated list of different names")
     return QuestdbOptions(given["conf"], given["table"], symbols, given.get("at") or None, _transaction(given))
 
 
@@ -76,7 +76,7 @@ def _transaction(given: Mapping[str, str]) -> tuple[str, int] | None:
     if writer is None and version is None:
         return None
     if not writer or version is None:
-        raise WrongUse("txnAppId and txnVersion belong together: who writes, and which of his writes this is")
+        raise UsageError("txnAppId and txnVersion belong together: who writes, and which of his writes this is")
     if not version.isdecimal():
-        raise WrongUse(f"txnVersion: {version!r} is not a whole number from 0 on")
+        raise UsageError(f"txnVersion: {version!r} is not a whole number from 0 on")
     return writer, int(version)

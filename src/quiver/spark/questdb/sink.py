@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.spark.questdb.options import QuestdbOptions, parse_questdb_options
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class QuestdbDataSource(DataSource):
         Return the batch writer.
 
         Raises:
-            WrongUse: an option is wrong, a column of it is not there, or what is there is to be overwritten.
-            SettingsInvalid: the connect string is wrong.
+            UsageError: an option is wrong, a column of it is not there, or what is there is to be overwritten.
+            SettingsError: the connect string is wrong.
         """
         return QuestdbBatchWriter(self._checked(schema, overwrite=overwrite))
 
@@ -63,17 +63,17 @@ class QuestdbDataSource(DataSource):
         Return the streaming writer.
 
         Raises:
-            WrongUse: an option is wrong, a column of it is not there, or the output mode is not append.
-            SettingsInvalid: the connect string is wrong.
+            UsageError: an option is wrong, a column of it is not there, or the output mode is not append.
+            SettingsError: the connect string is wrong.
         """
         options = self._checked(schema, overwrite=overwrite)
         if options.transaction is not None:
-            raise WrongUse("txnAppId and txnVersion are for batch writes; a streaming query has an id of its own")
+            raise UsageError("txnAppId and txnVersion are for batch writes; a streaming query has an id of its own")
         return QuestdbStreamWriter(options)
 
     def _checked(self, schema: StructType, *, overwrite: bool) -> QuestdbOptions:
         if overwrite:
-            raise WrongUse('rows are only ever added: write with mode("append"), a stream with outputMode("append")')
+            raise UsageError('rows are only ever added: write with mode("append"), a stream with outputMode("append")')
         options = parse_questdb_options(self._given)
         sf_dir = _task().check_write(options, schema.names)
         return replace(options, sf_dir=os.path.abspath(sf_dir))  # noqa: PTH100 - kept as text

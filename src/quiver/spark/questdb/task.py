@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.qwp.conf import parse_conf
 from quiver.qwp.groups import Group, GroupSent, message_bytes_max, send_group
 from quiver.qwp.rows import check_name
@@ -26,8 +26,8 @@ def check_write(options: QuestdbOptions, names: Sequence[str]) -> str:
     Refuse, before there is any task, what each task would refuse; return where slots lie, as the connect string says.
 
     Raises:
-        WrongUse: there is no ``sf_dir``; the table or one of the columns *names* cannot be called so.
-        SettingsInvalid: the connect string is wrong.
+        UsageError: there is no ``sf_dir``; the table or one of the columns *names* cannot be called so.
+        SettingsError: the connect string is wrong.
     """
     settings = settings_of(options, "check", 0)
     check_name("table", options.table, settings.name_bytes_max)
@@ -40,12 +40,12 @@ def settings_of(options: QuestdbOptions, slots: str, partition: int) -> SenderSe
     Return what the sender of one partition is told; *slots* is common to the slots of all partitions.
 
     Raises:
-        WrongUse: there is no ``sf_dir``.
-        SettingsInvalid: the connect string is wrong.
+        UsageError: there is no ``sf_dir``.
+        SettingsError: the connect string is wrong.
     """
     settings = SenderSettings.from_conf(options.conf)
     if settings.sf_dir is None:
-        raise WrongUse("conf: sf_dir is missing; what the server has not confirmed is kept below it")
+        raise UsageError("conf: sf_dir is missing; what the server has not confirmed is kept below it")
     keys = {key for key, _ in parse_conf(options.conf)[1]}
     base = settings.sender_id if "sender_id" in keys else "spark"
     return replace(

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from quiver.bundle import BundleRef
-from quiver.errors import Damaged, DataLoss
+from quiver.errors import CorruptionError, DataLossError
 from quiver.otap import decode_groups, slots_of_view, view_schema
 from quiver.otap.stored import StoredTables, stored_requests
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -92,13 +92,13 @@ def open_checked(path: str, *, fail_on_data_loss: bool) -> SegmentReader | None:
     The checksum of a file is computed once per process.
 
     Raises:
-        DataLoss: the file is gone.
-        Damaged: the file is not what was written.
+        DataLossError: the file is gone.
+        CorruptionError: the file is not what was written.
     """
     try:
         return _reader(path)
     except FileNotFoundError as error:
-        problem: Damaged = DataLoss(
+        problem: CorruptionError = DataLossError(
             path,
             0,
             "the segment was deleted before it was read: a batch read holds no position in the store, "
@@ -106,7 +106,7 @@ def open_checked(path: str, *, fail_on_data_loss: bool) -> SegmentReader | None:
         )
         if fail_on_data_loss:
             raise problem from error
-    except Damaged as damage:
+    except CorruptionError as damage:
         if fail_on_data_loss:
             raise
         problem = damage
@@ -204,9 +204,9 @@ class PartitionReader:
         Yield the batches of *spans*, in order.
 
         Raises:
-            DataLoss: a segment is gone.
-            Damaged: a segment or a request in it cannot be read.
-            WrongUse: a stored column does not fit the declared schema.
+            DataLossError: a segment is gone.
+            CorruptionError: a segment or a request in it cannot be read.
+            UsageError: a stored column does not fit the declared schema.
         """
         if self.mode == "bundles":
             yield from self._descriptors(spans)
@@ -254,7 +254,9 @@ class PartitionReader:
                 yield request
 
     def _refuse(self, bundle: StoredBundle, reason: str) -> None:
-        problem = Damaged(bundle.reader.path, 0, f"a request of bundle {bundle.ref} cannot be decoded: {reason}")
+        problem = CorruptionError(
+            bundle.reader.path, 0, f"a request of bundle {bundle.ref} cannot be decoded: {reason}"
+        )
         if self.fail_on_data_loss:
             raise problem
         _log.warning("quiver.spark.request_skipped reason=%s", problem)

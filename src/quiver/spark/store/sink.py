@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.batch_notes import ONCE_PREFIX
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
     ``df.writeStream``. Batches are counted per query, whose id its checkpoint keeps.
 
     Raises:
-        WrongUse: the program gave the write a number of its own.
+        UsageError: the program gave the write a number of its own.
     """
 
     def __init__(self, sink: Sink) -> None:
         if sink.transaction is not None:
-            raise WrongUse("txnAppId and txnVersion are for batch writes; a streaming query has an id of its own")
+            raise UsageError("txnAppId and txnVersion are for batch writes; a streaming query has an id of its own")
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:

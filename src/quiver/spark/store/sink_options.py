@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from quiver.bundle import OTAP
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 from quiver.option_values import bytes_option, count_option, transaction_option
 from quiver.primitives.batch_notes import BATCH_MAX, is_writer
 from quiver.settings import Compression, parse_duration_s
@@ -64,7 +64,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     Read the options of one write. Keys may come in any case.
 
     Raises:
-        WrongUse: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
+        UsageError: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
     """
     given = {key.lower(): str(value) for key, value in options.items()}
     given.pop("checkpointlocation", None)  # Spark hands its own over, too
@@ -72,21 +72,21 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         if key not in _KNOWN:
             near = difflib.get_close_matches(key, _KNOWN, n=1)
             hint = f"did you mean {_KNOWN[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
-            raise WrongUse(f"unknown option {key} of the quiver sink; {hint}")
+            raise UsageError(f"unknown option {key} of the quiver sink; {hint}")
     path = given.get("path", "").removeprefix("file://")
     if not path:
-        raise WrongUse('the quiver sink needs the directory of a store: .option("path", "buffer/")')
+        raise UsageError('the quiver sink needs the directory of a store: .option("path", "buffer/")')
     mode = given.get("mode", "rows").lower()
     view = given.get("view")
     if mode not in {"rows", "ipc"}:
-        raise WrongUse(f"mode: {mode!r} is not one of rows, ipc")
+        raise UsageError(f"mode: {mode!r} is not one of rows, ipc")
     if view is not None and view not in VIEWS:
-        raise WrongUse(f"view: {view!r} is not one of {', '.join(VIEWS)}")
+        raise UsageError(f"view: {view!r} is not one of {', '.join(VIEWS)}")
     if (mode == "rows") != ((view is None) != ("slot" not in given)):
-        raise WrongUse("mode rows needs either slot (a number or a name) or view; mode ipc has its own slots")
+        raise UsageError("mode rows needs either slot (a number or a name) or view; mode ipc has its own slots")
     compression = given.get("compression", "none").lower()
     if compression not in get_args(Compression):
-        raise WrongUse(f"compression: {compression!r} is not one of {', '.join(get_args(Compression))}")
+        raise UsageError(f"compression: {compression!r} is not one of {', '.join(get_args(Compression))}")
     slot = given.get("slot")
     return SinkOptions(
         path=path.rstrip("/") or "/",
@@ -104,5 +104,5 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
 def _timeout_s(text: str) -> float:
     try:
         return parse_duration_s(text, key="timeout")
-    except SettingsInvalid as error:
-        raise WrongUse(str(error)) from error
+    except SettingsError as error:
+        raise UsageError(str(error)) from error

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity
+from quiver.errors import CapacityError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.limits.disk_reports import ask_for_room, find_room
 
@@ -59,7 +59,7 @@ class SinkRoom:
         Return when a segment of *nbytes* may be staged.
 
         Raises:
-            AtCapacity: there was no room in time.
+            CapacityError: there was no room in time.
             OSError: the directory cannot be read.
         """
         if not wait_until(lambda: self._has(nbytes), self.timeout_s, self.clock):
@@ -67,7 +67,7 @@ class SinkRoom:
             how = "" if found is None else f": {found.used_bytes} of {found.cap_bytes} bytes are used"
             if found is not None and nbytes > found.cap_bytes:
                 how = f": its cap is {found.cap_bytes} bytes, so limit the batches of the query at their source"
-            raise AtCapacity(f"the store {self.root} has no room for {nbytes} bytes more{how}")
+            raise CapacityError(f"the store {self.root} has no room for {nbytes} bytes more{how}")
 
     def _has(self, nbytes: int) -> bool:
         found = find_room(self.files, self.root)

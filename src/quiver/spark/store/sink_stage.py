@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import AtCapacity, DirectoryInUse, WrongUse
+from quiver.errors import CapacityError, DirectoryInUseError, UsageError
 from quiver.otap import VIEW_SLOTS
 from quiver.primitives.batch_notes import commit_name, parse_part_directory, part_directory
 from quiver.primitives.disk.atomic import replace_file
@@ -88,14 +88,14 @@ def sink_root(files: FileSystem, path: str) -> str:
     Return where a sink with the option *path* writes: that of its first core where a store has several.
 
     Raises:
-        WrongUse: a snapshot lies there.
+        UsageError: a snapshot lies there.
     """
     root = os.path.abspath(path)  # noqa: PTH100 - kept as text
     if not files.exists(root):
         return root
     names = files.list_dir(root)
     if SNAPSHOT_LIST in names:
-        raise WrongUse(f"{root} is a snapshot; make a store of it first")
+        raise UsageError(f"{root} is a snapshot; make a store of it first")
     cores = [core for core in map(parse_core_directory, names) if core is not None]
     return f"{root}/{core_directory(min(cores))}" if cores else root
 
@@ -105,7 +105,7 @@ def bundles_of(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> Itera
     Yield the bundles that *batches* become, as slot → batch.
 
     Raises:
-        WrongUse: the rows are not of the view, or not those of mode ipc.
+        UsageError: the rows are not of the view, or not those of mode ipc.
     """
     if options.mode == "ipc":
         for _, _, slots in unpacked(batches):
@@ -147,8 +147,8 @@ def stage(
     fails nothing of it stays.
 
     Raises:
-        AtCapacity: the store had no room in time.
-        BundleInvalid: a bundle cannot be stored as it is.
+        CapacityError: the store had no room in time.
+        InvalidBundleError: a bundle cannot be stored as it is.
         OSError: the disk refused.
     """
     directory = part_directory(batch, partition, attempt)
@@ -216,7 +216,7 @@ def commit_batch(
     maintenance.
 
     Raises:
-        Damaged: a commit, a staged segment or the directory is not what was written.
+        CorruptionError: a commit, a staged segment or the directory is not what was written.
         OSError: the disk refused; the same batch may be tried again.
     """
     directory = f"{root}/{INCOMING_DIR}/{writer}"
@@ -239,8 +239,8 @@ def await_room(
     takes nothing over, and what waits for it is on the disk, too.
 
     Raises:
-        AtCapacity: some of it is not, for so long.
-        Damaged: as `commit_batch`, where no store is open.
+        CapacityError: some of it is not, for so long.
+        CorruptionError: as `commit_batch`, where no store is open.
         OSError: the disk refused.
     """
 
@@ -251,7 +251,7 @@ def await_room(
         return not awaits_adoption(files, root, writer=writer)
 
     if not wait_until(is_taken_over, timeout_s, clock):
-        raise AtCapacity(f"the store {root} takes over nothing more", retry_after_s=ROOM_PATIENCE_S)
+        raise CapacityError(f"the store {root} takes over nothing more", retry_after_s=ROOM_PATIENCE_S)
 
 
 def is_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
@@ -280,7 +280,7 @@ def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
         try:
             lock = hold(files, f"{root}/{STORE_LOCK}", owner=_OWNER)
             break
-        except DirectoryInUse as held:
+        except DirectoryInUseError as held:
             # A store does it by itself. Another sink may have looked before our commit was there: it is soon done.
             if _OWNER not in str(held) or clock.monotonic() >= deadline:
                 return
@@ -359,6 +359,6 @@ def store_sink(options: SinkOptions) -> StoreSink:
     Return the sink that *options* describe; of a store of several cores it writes into the first.
 
     Raises:
-        WrongUse: a snapshot lies there.
+        UsageError: a snapshot lies there.
     """
     return StoreSink(options, sink_root(REAL_FILES, options.path))

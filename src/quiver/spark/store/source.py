@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from quiver.bundle import OTAP
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.instant import IngestedAt
 from quiver.option_values import refuse_ending, refuse_stream_options
 from quiver.otap import slots_of_view, view_schema
@@ -99,7 +99,7 @@ class QuiverDataSource(DataSource):
         looked at.
 
         Raises:
-            WrongUse: no segment has the slot, a column is unknown, or its types do not go together.
+            UsageError: no segment has the slot, a column is unknown, or its types do not go together.
         """
         options = self._parsed
         if options.mode == "bundles":
@@ -136,7 +136,7 @@ class QuiverDataSource(DataSource):
         Return the batch writer.
 
         Raises:
-            WrongUse: an option is unknown, missing or contradicts another, or what is there is to be overwritten.
+            UsageError: an option is unknown, missing or contradicts another, or what is there is to be overwritten.
         """
         refuse_write_without_options(self._given, self.name())
         return BatchWriter(store_sink(_append_options(self._given, overwrite=overwrite)))
@@ -146,7 +146,7 @@ class QuiverDataSource(DataSource):
         Return the streaming writer.
 
         Raises:
-            WrongUse: an option is unknown, missing or contradicts another, or the output mode is not append.
+            UsageError: an option is unknown, missing or contradicts another, or the output mode is not append.
         """
         return StreamWriter(store_sink(_append_options(self._given, overwrite=overwrite)))
 
@@ -163,13 +163,13 @@ class BatchReader(DataSourceReader):
         Return one partition per task.
 
         Raises:
-            WrongUse: there is no store at the path.
-            Damaged: a segment cannot be read.
+            UsageError: there is no store at the path.
+            CorruptionError: a segment cannot be read.
         """
         options = self._options
         roots = store_roots(REAL_FILES, options.path)
         if len(roots) > 1 and any(isinstance(bound, Position) for bound in (options.starting, options.ending)):
-            raise WrongUse(
+            raise UsageError(
                 f"{options.path} holds {len(roots)} cores, each with positions of its own: read one of them, such as "
                 f"{next(iter(roots.values()))}, or give a time: startingTimestamp, endingTimestamp"
             )
@@ -257,7 +257,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _append_options(given: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     if overwrite:
-        raise WrongUse('a store only grows: write with mode("append"), a stream with outputMode("append")')
+        raise UsageError('a store only grows: write with mode("append"), a stream with outputMode("append")')
     return parse_sink_options(given)
 
 
@@ -275,7 +275,7 @@ def _check_columns(columns: Iterable[str] | None, names: list[str]) -> None:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-            raise WrongUse(f"columns: there is no column {name!r}; {hint}")
+            raise UsageError(f"columns: there is no column {name!r}; {hint}")
 
 
 def _slot_schema(options: SourceOptions) -> pa.Schema:
@@ -292,13 +292,13 @@ def _slot_schema(options: SourceOptions) -> pa.Schema:
         if options.table is None or is_of_table(schema, options.table)
     ]
     if not schemas and options.table is not None:
-        raise WrongUse(
+        raise UsageError(
             f"no sealed segment of {options.path} holds rows of a table {options.table!r}; "
             "read again when there is data, or give a schema: .schema(...)"
         )
     if not schemas:
         slot = OTAP.slots.get(options.slot or 0, "")
-        raise WrongUse(
+        raise UsageError(
             f"no sealed segment of {options.path} holds slot {options.slot} {slot}; "
             "read again when there is data, or give a schema: .schema(...)"
         )

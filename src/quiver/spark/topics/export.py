@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives 
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.otap import VIEW_SLOTS
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.exported import Exported
@@ -72,14 +72,16 @@ class TopicExporter:
         Stage every table in the tasks, and commit them together. Durable on return.
 
         Raises:
-            WrongUse: a table is no view, and is to become OTLP.
+            UsageError: a table is no view, and is to become OTLP.
         """
         staged: list[StagedParts] = []
         exported = Exported()
         for name, frame in tables.items():
             json = self._settings.format == "json"
             if not json and not is_view(to_arrow_schema(frame.schema, timezone="UTC"), name):
-                raise WrongUse(f"table {name} has other columns than the view {name}: it cannot become OTLP; use json")
+                raise UsageError(
+                    f"table {name} has other columns than the view {name}: it cannot become OTLP; use json"
+                )
             wanted = _lines(frame) if json else frame
             task = _MessageTask(self._place.root or "", self._topic, name, json, batch.query, batch.number)
             rows = wanted.mapInArrow(task, _STAGED).toArrow().to_pylist()

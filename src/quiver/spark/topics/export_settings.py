@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 from quiver.metadata.location import MetadataLocation
 from quiver.objects.location import ObjectLocation
 from quiver.topics.format.names import check_topic
@@ -34,7 +34,7 @@ class TopicSinkSettings:
             default a file beside the topics.
 
     Raises:
-        SettingsInvalid: no directory, no name of a topic, no such format, or metadata without objects.
+        SettingsError: no directory, no name of a topic, no such format, or metadata without objects.
     """
 
     topics: str
@@ -45,16 +45,16 @@ class TopicSinkSettings:
 
     def __post_init__(self) -> None:
         if not self.topics:
-            raise SettingsInvalid("topics must name a directory")
+            raise SettingsError("topics must name a directory")
         if self.format not in {"otlp", "json"}:
-            raise SettingsInvalid(f"format: {self.format!r} is not otlp or json")
+            raise SettingsError(f"format: {self.format!r} is not otlp or json")
         if self.metadata is not None and self.objects is None:
-            raise SettingsInvalid("metadata says what is in the object store: it needs objects, too")
+            raise SettingsError("metadata says what is in the object store: it needs objects, too")
         if self.objects is not None:
             ObjectLocation.of(self.objects)
         if self.metadata is not None:
             MetadataLocation.of(self.metadata)
         try:
             check_topic(self.topic)
-        except WrongUse as error:
-            raise SettingsInvalid(f"topic: {error}") from error
+        except UsageError as error:
+            raise SettingsError(f"topic: {error}") from error

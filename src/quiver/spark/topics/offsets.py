@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.instant import IngestedAt
 from quiver.topics.format.names import check_topic
 
@@ -42,17 +42,17 @@ def offsets_from_json(value: object) -> dict[str, int]:
     Read offsets back from a checkpoint.
 
     Raises:
-        WrongUse: these are no offsets of this source, or of a newer version.
+        UsageError: these are no offsets of this source, or of a newer version.
     """
     if not isinstance(value, Mapping) or "v" not in value:
-        raise WrongUse(f"{_shown(value)} is no offset of the quiver-topic source; is this its checkpoint?")
+        raise UsageError(f"{_shown(value)} is no offset of the quiver-topic source; is this its checkpoint?")
     if value["v"] != TOPIC_OFFSET_VERSION:
-        raise WrongUse(
+        raise UsageError(
             f"the checkpoint holds offsets of version {value['v']!r}; this release reads {TOPIC_OFFSET_VERSION}"
         )
     topics = value.get("topics")
     if not isinstance(topics, Mapping) or not all(_is_offset(one, BEGINNING) for one in topics.values()):
-        raise WrongUse(f"{_shown(value)} is no offset of the quiver-topic source; is this its checkpoint?")
+        raise UsageError(f"{_shown(value)} is no offset of the quiver-topic source; is this its checkpoint?")
     return {check_topic(str(topic)): offset for topic, offset in topics.items()}
 
 
@@ -61,7 +61,7 @@ def parse_bound(text: str, *, option: str) -> Bound:
     Return what ``earliest``, ``latest``, ``1200`` or ``{"default/orders": 1200}`` says.
 
     Raises:
-        WrongUse: none of the four.
+        UsageError: none of the four.
     """
     word = text.strip()
     if word.lower() == "earliest":
@@ -76,7 +76,7 @@ def parse_bound(text: str, *, option: str) -> Bound:
         return value
     if isinstance(value, Mapping) and all(_is_offset(one, 0) for one in value.values()):
         return {check_topic(topic): offset for topic, offset in value.items()}
-    raise WrongUse(
+    raise UsageError(
         f'{option}: {text!r} is not "earliest", "latest", an offset, or offsets by topic as {{"default/orders": 1200}}'
     )
 

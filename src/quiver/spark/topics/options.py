@@ -36,7 +36,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.instant import parse_timestamp
 from quiver.metadata.location import MetadataLocation
 from quiver.option_values import bytes_option, count_option, switch_option
@@ -93,7 +93,7 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicOptions:
     Read the options of one load. Keys may come in any case; Spark hands them over in lower case.
 
     Raises:
-        WrongUse: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
+        UsageError: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
     """
     given = check_known(options, _NAMES, "source")
     place = parse_place(given)
@@ -102,9 +102,9 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicOptions:
     if subscription is not None:
         check_subscription(subscription)
         if place.root is None:
-            raise WrongUse("subscription is kept beside the topics: it needs path")
+            raise UsageError("subscription is kept beside the topics: it needs path")
     if pattern is not None and place.root is None:
-        raise WrongUse(f"topic: the pattern {pattern!r} is looked up in the directory of the topics: it needs path")
+        raise UsageError(f"topic: the pattern {pattern!r} is looked up in the directory of the topics: it needs path")
     return TopicOptions(
         place=place,
         topics=topics,
@@ -128,7 +128,7 @@ def _bound(given: Mapping[str, str], which: str, default: str) -> Bound:
     if timestamp is None:
         return parse_bound(default if offsets is None else offsets, option=f"{which}Offsets")
     if offsets is not None:
-        raise WrongUse(f"{which}Offsets and {which}Timestamp contradict each other: give one of them")
+        raise UsageError(f"{which}Offsets and {which}Timestamp contradict each other: give one of them")
     return parse_timestamp(timestamp, option=f"{which}Timestamp")
 
 
@@ -138,7 +138,7 @@ def _columns(text: str | None) -> tuple[str, ...]:
     names = tuple(word.strip() for word in text.split(","))
     for name in names:
         if name not in TOPIC_COLUMNS or names.count(name) > 1:
-            raise WrongUse(f"columns: there is no column {name!r}, or it is there twice; {', '.join(TOPIC_COLUMNS)}")
+            raise UsageError(f"columns: there is no column {name!r}, or it is there twice; {', '.join(TOPIC_COLUMNS)}")
     return names
 
 
@@ -147,7 +147,7 @@ def check_known(options: Mapping[str, str], names: tuple[str, ...], what: str) -
     Return *options* by their names in lower case.
 
     Raises:
-        WrongUse: one is none of *names*; the nearest known one is named.
+        UsageError: one is none of *names*; the nearest known one is named.
     """
     known = {name.lower(): name for name in names}
     given = {key.lower(): str(value) for key, value in options.items()}
@@ -155,7 +155,7 @@ def check_known(options: Mapping[str, str], names: tuple[str, ...], what: str) -
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(names)}"
-            raise WrongUse(f"unknown option {key} of the quiver-topic {what}; {hint}")
+            raise UsageError(f"unknown option {key} of the quiver-topic {what}; {hint}")
     return given
 
 
@@ -164,17 +164,17 @@ def parse_place(given: Mapping[str, str]) -> TopicPlace:
     Return where *given*, whose keys are in lower case, says that topics are.
 
     Raises:
-        WrongUse: nowhere, or a name is none.
+        UsageError: nowhere, or a name is none.
     """
     root = given.get("path", "").removeprefix("file://")
     objects, metadata = given.get("objects"), given.get("metadata")
     if not root and (objects is None or metadata is None):
-        raise WrongUse(
+        raise UsageError(
             'quiver-topic needs the directory of the topics: .option("path", "topics/"); or objects and metadata, to '
             "read objects alone"
         )
     if metadata is not None and objects is None:
-        raise WrongUse("metadata says what is in the object store: it needs objects, too")
+        raise UsageError("metadata says what is in the object store: it needs objects, too")
     if metadata is not None:
         MetadataLocation.of(metadata)
     prefix = given.get("rootprefix", "/danube").rstrip("/")
@@ -190,12 +190,12 @@ def parse_place(given: Mapping[str, str]) -> TopicPlace:
 def _topics(text: str) -> tuple[tuple[str, ...], str | None]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise WrongUse('quiver-topic needs a topic: .option("topic", "default/orders")')
+        raise UsageError('quiver-topic needs a topic: .option("topic", "default/orders")')
     if _WILD & set(text):
         if len(words) > 1 or words[0].count("/") != 1:
-            raise WrongUse(f"topic: {text!r} is no pattern: write a single one, as default/*")
+            raise UsageError(f"topic: {text!r} is no pattern: write a single one, as default/*")
         return (), words[0].removeprefix("/")
     topics = tuple(check_topic(word) for word in words)
     if len(set(topics)) < len(topics):
-        raise WrongUse(f"topic: {text!r} names one twice")
+        raise UsageError(f"topic: {text!r} names one twice")
     return topics, None

@@ -65,8 +65,8 @@ class TopicRows:
         Yield the messages of *stretches*, in order.
 
         Raises:
-            DataLoss: some are gone or damaged.
-            OSError, ObjectsUnavailable, MetadataUnavailable: as they say; the task may be tried again.
+            DataLossError: some are gone or damaged.
+            OSError, ObjectsUnavailableError, MetadataUnavailableError: as they say; the task may be tried again.
         """
         for one in stretches:
             messages: list[Message] = []

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import DirectoryInUse, WrongUse
+from quiver.errors import DirectoryInUseError, UsageError
 from quiver.primitives.batch_notes import commit_name, part_directory
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import File, FileSystem, Lock
@@ -139,7 +139,7 @@ def messages_of(
     Yield the messages that rows are, each with its topic.
 
     Raises:
-        WrongUse: a row has no payload or no topic, or is too large.
+        UsageError: a row has no payload or no topic, or is too large.
     """
     now_ms = clock.now_ns() // NS_PER_MS
     checked: dict[str, str] = {}
@@ -151,17 +151,17 @@ def messages_of(
             topic = checked.get(named) if named is not None else None
             if topic is None:
                 if named is None:
-                    raise WrongUse("a row names no topic: topic is null")
+                    raise UsageError("a row names no topic: topic is null")
                 topic = checked[named] = check_topic(named)
             if payload is None:
-                raise WrongUse("a row has no payload: payload is null")
+                raise UsageError("a row has no payload: payload is null")
             if len(payload) > options.message_bytes_max:
-                raise WrongUse(f"{topic}: {len(payload)} bytes are more than maxMessageSize")
+                raise UsageError(f"{topic}: {len(payload)} bytes are more than maxMessageSize")
             tail = plain
             if key is not None or attributes:
                 tail = tail_of(_merged(attributes, key, topic))
                 if len(tail) > MESSAGE_OVERHEAD_BYTES // 2:
-                    raise WrongUse(f"attributes of {topic} take {len(tail)} bytes")
+                    raise UsageError(f"attributes of {topic} take {len(tail)} bytes")
             time_ms = now_ms if time_us is None else max(0, time_us // 1000)
             yield topic, StagedMessage(payload, time_ms, tail)
 
@@ -172,7 +172,7 @@ def _merged(attributes: Any, key: str | None, topic: str) -> dict[str, str]:
     if key is not None:
         merged[KEY_ATTRIBUTE] = key
     if len(merged) > ATTRIBUTES_MAX or None in merged.values():
-        raise WrongUse(f"attributes of {topic} are at most {ATTRIBUTES_MAX} texts by name, none of them null")
+        raise UsageError(f"attributes of {topic} are at most {ATTRIBUTES_MAX} texts by name, none of them null")
     return merged
 
 
@@ -215,7 +215,7 @@ def commit_messages(
     Durable on return. In the topics, too, unless another process has them open: that one appends it within a second.
 
     Raises:
-        WrongUse: a topic there has log files of another name.
+        UsageError: a topic there has log files of another name.
         OSError: the disk refused; the same batch may be tried again.
     """
     root = place.root or ""
@@ -248,7 +248,7 @@ def _check_file_name(files: FileSystem, directory: str, file_name: str) -> None:
     with suppress(FileNotFoundError):
         names = files.list_dir(directory)
     if WAL_CHECKPOINT in names and not any(parse_wal_file_name(name, file_name) is not None for name in names):
-        raise WrongUse(f"the log files of {directory} are not called {file_name}: say how, with fileName")
+        raise UsageError(f"the log files of {directory} are not called {file_name}: say how, with fileName")
 
 
 def _take_over(files: FileSystem, place: TopicPlace, clock: Clock) -> None:
@@ -271,7 +271,7 @@ def _take_over(files: FileSystem, place: TopicPlace, clock: Clock) -> None:
             root, settings=settings, objects=place.objects, metadata=place.metadata, files=files, clock=clock,
             background=False,
         ).close()  # fmt: skip
-    except DirectoryInUse:
+    except DirectoryInUseError:
         return  # whoever it is does it by itself: at the latest when it closes
     finally:
         lock.release()
@@ -284,7 +284,7 @@ def _hold_sink_lock(files: FileSystem, path: str, clock: Clock) -> Lock | None:
     while True:
         try:
             return hold(files, path, owner="quiver-topic sink")
-        except DirectoryInUse:
+        except DirectoryInUseError:
             if clock.monotonic() >= deadline:
                 return None  # it appends a great deal; the next one takes ours
             with condition:

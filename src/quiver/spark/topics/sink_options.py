@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quiver.errors import QuiverError, WrongUse
+from quiver.errors import QuiverError, UsageError
 from quiver.option_values import transaction_option
 from quiver.primitives.batch_notes import BATCH_MAX, ONCE_PREFIX, is_writer
 from quiver.settings import parse_size_bytes
@@ -64,19 +64,19 @@ def parse_topic_sink_options(options: Mapping[str, str]) -> TopicSinkOptions:
     Read the options of one write. Keys may come in any case.
 
     Raises:
-        WrongUse: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
+        UsageError: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
     """
     own = {key: value for key, value in options.items() if key.lower() != "checkpointlocation"}  # Spark hands it over
     given = check_known(own, _NAMES, "sink")
     if not given.get("path"):
-        raise WrongUse('the quiver-topic sink needs the directory of the topics: .option("path", "topics/")')
+        raise UsageError('the quiver-topic sink needs the directory of the topics: .option("path", "topics/")')
     topic = given.get("topic")
     size = given.get("maxmessagesize")
     try:
         size_max = _MESSAGE_BYTES_MAX if size is None else parse_size_bytes(size, key="maxMessageSize")
         WalSettings(max_message_size=size_max)
     except QuiverError as error:
-        raise WrongUse(f"maxMessageSize: {error}") from error
+        raise UsageError(f"maxMessageSize: {error}") from error
     return TopicSinkOptions(
         place=parse_place(given),
         topic=None if topic is None else check_topic(topic),
@@ -90,7 +90,7 @@ def check_columns(columns: Mapping[str, str], options: TopicSinkOptions) -> None
     Refuse rows that are no messages. *columns* is name → Spark's word for its type.
 
     Raises:
-        WrongUse: a column is missing, unknown, or of another type.
+        UsageError: a column is missing, unknown, or of another type.
     """
     lawful = {
         "payload": ("binary", "string"), "key": ("string", "binary"), "attributes": ("map<string,string>",),
@@ -100,10 +100,10 @@ def check_columns(columns: Mapping[str, str], options: TopicSinkOptions) -> None
         if name in _PASSED_OVER:
             continue
         if name not in lawful:
-            raise WrongUse(f"column {name} is none of a message; there are {', '.join(_COLUMNS)}")
+            raise UsageError(f"column {name} is none of a message; there are {', '.join(_COLUMNS)}")
         if kind not in lawful[name]:
-            raise WrongUse(f"column {name} is {kind} where {' or '.join(lawful[name])} belongs")
+            raise UsageError(f"column {name} is {kind} where {' or '.join(lawful[name])} belongs")
     if "payload" not in columns:
-        raise WrongUse("a message needs a column payload")
+        raise UsageError("a message needs a column payload")
     if options.topic is None and "topic" not in columns:
-        raise WrongUse("name the topic: as an option, or in a column topic")
+        raise UsageError("name the topic: as an option, or in a column topic")

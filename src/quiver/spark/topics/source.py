@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
-from quiver.errors import DataLoss, WrongUse
+from quiver.errors import DataLossError, UsageError
 from quiver.instant import IngestedAt
 from quiver.option_values import refuse_ending, refuse_stream_options
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -112,7 +112,8 @@ class TopicDataSource(DataSource):
         Return the batch writer.
 
         Raises:
-            WrongUse: an option or a column is unknown, missing or contradicts another, or a topic is to be overwritten.
+            UsageError: an option or a column is unknown, missing or contradicts another, or a topic is to be
+            overwritten.
         """
         refuse_write_without_options(self._given, self.name())
         return BatchWriter(TopicSink(_sink_options(self._given, schema, overwrite=overwrite)))
@@ -122,7 +123,7 @@ class TopicDataSource(DataSource):
         Return the streaming writer.
 
         Raises:
-            WrongUse: an option or a column is unknown, missing or contradicts another, or the mode is not append.
+            UsageError: an option or a column is unknown, missing or contradicts another, or the mode is not append.
         """
         return StreamWriter(TopicSink(_sink_options(self._given, schema, overwrite=overwrite)))
 
@@ -139,8 +140,8 @@ class TopicBatchReader(DataSourceReader):
         Return one partition per task.
 
         Raises:
-            WrongUse: there is no such topic.
-            OSError, MetadataUnavailable: as they say.
+            UsageError: there is no such topic.
+            OSError, MetadataUnavailableError: as they say.
         """
         options = self._options
         stretches: list[Stretch] = []
@@ -164,7 +165,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: TopicOptions, schema: StructType) -> None:
         if options.starting == "latest" and options.subscription is None:
-            raise WrongUse(
+            raise UsageError(
                 "startingOffsets=latest needs a subscription, which remembers where that was: a query that dies in its "
                 "first batch asks again"
             )
@@ -275,7 +276,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tip = view.next_offset(durable=True)
         if start > tip:
             reason = f"the checkpoint asks for message {start}, but the topic ends before {tip}: it is another one now"
-            problem = DataLoss(view.directory or topic, 0, f"{reason}; start with a new checkpoint")
+            problem = DataLossError(view.directory or topic, 0, f"{reason}; start with a new checkpoint")
             if self._options.fail_on_data_loss:
                 raise problem
             _log.warning("quiver.spark.topic_behind reason=%s", problem)
@@ -312,7 +313,7 @@ def topics_of(options: TopicOptions) -> list[str]:
 
 def _sink_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> TopicSinkOptions:
     if overwrite:
-        raise WrongUse('a topic only grows: write with mode("append"), a stream with outputMode("append")')
+        raise UsageError('a topic only grows: write with mode("append"), a stream with outputMode("append")')
     options = parse_topic_sink_options(given)
     check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options)
     return replace(options, place=absolute(options.place))
@@ -321,7 +322,7 @@ def _sink_options(given: Mapping[str, str], schema: StructType, *, overwrite: bo
 def _is_topic(place: TopicPlace, name: str) -> bool:
     try:
         names = REAL_FILES.list_dir(f"{place.root}/{check_topic(name)}")
-    except (WrongUse, NotADirectoryError, FileNotFoundError):
+    except (UsageError, NotADirectoryError, FileNotFoundError):
         return False
     return any(parse_wal_file_name(one, place.file_name) is not None for one in names)
 

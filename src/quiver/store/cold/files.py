@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from quiver.errors import Damaged, ObjectMissing, ObjectsUnavailable, WrongUse
+from quiver.errors import CorruptionError, ObjectNotFoundError, ObjectsUnavailableError, UsageError
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
@@ -64,8 +64,8 @@ def read_cold_list(fs: FileSystem, directory: str) -> ColdListing | None:
     Return the cold list in *directory*, where the segments are; None when there is none.
 
     Raises:
-        Damaged: it cannot be read, or was lost.
-        SettingsInvalid: another version wrote it.
+        CorruptionError: it cannot be read, or was lost.
+        SettingsError: another version wrote it.
         OSError: the disk says so.
     """
     path = f"{directory}/{COLD_LIST}"
@@ -78,11 +78,13 @@ def read_cold_list(fs: FileSystem, directory: str) -> ColdListing | None:
         try:
             data = _read_list(fs, path)
         except FileNotFoundError:
-            raise Damaged(path, 0, "the list is gone: which segments the object tier has is not known") from None
+            raise CorruptionError(
+                path, 0, "the list is gone: which segments the object tier has is not known"
+            ) from None
     answer = decode_cold_list(memoryview(data))
     if not isinstance(answer, Frame):
         offset, reason = (answer.offset, answer.reason) if isinstance(answer, Damage) else (len(data), "cut short")
-        raise Damaged(path, offset, f"{reason}: which segments the object tier has is not known")
+        raise CorruptionError(path, offset, f"{reason}: which segments the object tier has is not known")
     location, folder = location_from_list(answer.value.location)
     verified = {entry.seq: entry for entry in answer.value.entries if entry.state == "verified"}
     return ColdListing(location, folder, verified)
@@ -92,11 +94,11 @@ def _read_list(fs: FileSystem, path: str) -> bytes:
     try:
         return fs.read_all(path, size_max=COLD_LIST_BYTES_MAX)
     except NO_FILE_ERRORS as error:
-        raise Damaged(path, 0, no_file_reason(error)) from None
+        raise CorruptionError(path, 0, no_file_reason(error)) from None
     except OSError as error:
         if error.errno != errno.EFBIG:
             raise
-        raise Damaged(path, 0, f"{error.strerror}, which no list is") from None
+        raise CorruptionError(path, 0, f"{error.strerror}, which no list is") from None
 
 
 def require_place(tier: ObjectTier, missing: str) -> None:
@@ -106,12 +108,12 @@ def require_place(tier: ObjectTier, missing: str) -> None:
     An empty directory where a disk should be mounted, or another bucket, looks as if all of them were.
 
     Raises:
-        ObjectsUnavailable: there is none.
+        ObjectsUnavailableError: there is none.
     """
     folder = missing.rpartition("/")[0]
     if next(iter(tier.list_below(f"{folder}/")), None) is None:
         reason = "nothing of this store is there: is it the right place, and is it mounted?"
-        raise ObjectsUnavailable("get", missing, reason)
+        raise ObjectsUnavailableError("get", missing, reason)
 
 
 def fetch_segment(tier: ObjectTier, key: str, entry: ColdSegment) -> bytes:
@@ -119,18 +121,18 @@ def fetch_segment(tier: ObjectTier, key: str, entry: ColdSegment) -> bytes:
     Return the whole segment, every byte as it was written.
 
     Raises:
-        Damaged: the object is another one, or is gone; names its key.
-        ObjectsUnavailable: nobody answers, or nothing of this store is there.
+        CorruptionError: the object is another one, or is gone; names its key.
+        ObjectsUnavailableError: nobody answers, or nothing of this store is there.
     """
     reason = ""
     for _ in range(_TRIES):
         try:
             data = tier.get(key, size_max=entry.size_bytes)
-        except ObjectMissing:
+        except ObjectNotFoundError:
             require_place(tier, key)
-            raise Damaged(key, 0, "the object is gone from the tier") from None
-        except WrongUse as error:
-            raise Damaged(key, 0, str(error)) from error
+            raise CorruptionError(key, 0, "the object is gone from the tier") from None
+        except UsageError as error:
+            raise CorruptionError(key, 0, str(error)) from error
         if len(data) != entry.size_bytes:
             reason = f"{len(data)} bytes came, the segment has {entry.size_bytes}"
         elif crc32(memoryview(data)[:-_CRC_BYTES]) != entry.crc32 or data[-_CRC_BYTES:] != entry.crc32.to_bytes(
@@ -139,7 +141,7 @@ def fetch_segment(tier: ObjectTier, key: str, entry: ColdSegment) -> bytes:
             reason = f"the object's checksum is not {entry.crc32:08x}"
         else:
             return data
-    raise Damaged(key, 0, reason)
+    raise CorruptionError(key, 0, reason)
 
 
 def object_problem(tier: ObjectTier, key: str, entry: ColdSegment) -> str | None:
@@ -147,7 +149,7 @@ def object_problem(tier: ObjectTier, key: str, entry: ColdSegment) -> str | None
     Return why the object is not the segment, byte for byte; None when it is. No more than a piece of it is in memory.
 
     Raises:
-        ObjectsUnavailable: nobody answers, or nothing of this store is there.
+        ObjectsUnavailableError: nobody answers, or nothing of this store is there.
     """
     reason = ""
     for _ in range(_TRIES):
@@ -166,7 +168,7 @@ def object_problem(tier: ObjectTier, key: str, entry: ColdSegment) -> str | None
                 if len(piece) < wanted:
                     computed = ~entry.crc32  # it ends before it should
                     break
-        except ObjectMissing:
+        except ObjectNotFoundError:
             require_place(tier, key)
             return "the object is gone from the tier"
         if computed == entry.crc32:
@@ -191,11 +193,11 @@ class _ColdFile:
             return b""
         try:
             data = self._tier.get_range(self._key, offset, length)
-        except ObjectMissing:
+        except ObjectNotFoundError:
             require_place(self._tier, self._key)
-            raise Damaged(self._key, offset, "the object is gone from the tier") from None
+            raise CorruptionError(self._key, offset, "the object is gone from the tier") from None
         if len(data) != length:
-            raise ObjectsUnavailable("get_range", self._key, f"{len(data)} bytes came instead of {length}")
+            raise ObjectsUnavailableError("get_range", self._key, f"{len(data)} bytes came instead of {length}")
         return data
 
     def size(self) -> int:
@@ -255,7 +257,7 @@ class ColdFiles:
         files: FileSystem,
         *,
         open_tier: OpenTier | None = None,
-        on_damage: Callable[[Damaged], None] | None = None,
+        on_damage: Callable[[CorruptionError], None] | None = None,
     ) -> None:
         self._files = files
         self._open_tier = open_tier or (lambda location: open_objects(location, writable=False, fs=files))
@@ -286,7 +288,7 @@ class ColdFiles:
             return known[1]
         try:
             found = read_cold_list(self._files, directory)
-        except Damaged as damage:
+        except CorruptionError as damage:
             if self._on_damage is None:
                 raise
             self._on_damage(damage)
@@ -325,8 +327,8 @@ class ColdFiles:
         Map a file, or hold a segment of the tier in memory, its checksum verified.
 
         Raises:
-            Damaged: the object is not what was sent; names its key.
-            ObjectsUnavailable: nobody answers.
+            CorruptionError: the object is not what was sent; names its key.
+            ObjectsUnavailableError: nobody answers.
         """
         try:
             return self._files.map_read(path)
@@ -337,7 +339,7 @@ class ColdFiles:
             listing, entry = found
             try:
                 return ReadMapping(fetch_segment(self._tier(listing), object_key(listing.folder, entry), entry))
-            except Damaged:
+            except CorruptionError:
                 again = self._find(path)
                 if again is None or again[1] != entry:
                     raise missing from None  # deleted since the list was read: that is no damage

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from quiver.clock import Clock
-from quiver.errors import SettingsInvalid, StoreClosed
+from quiver.errors import SettingsError, StoreClosedError
 from quiver.objects.location import Backend, ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
@@ -65,7 +65,7 @@ def location_from_list(kept: Mapping[str, Any]) -> tuple[ObjectLocation, str]:
     Return location and folder as the cold list has them.
 
     Raises:
-        SettingsInvalid: they are none: another version wrote them.
+        SettingsError: they are none: another version wrote them.
     """
     backend: Backend | None = next((known for known in get_args(Backend) if known == kept.get("backend")), None)
     options = kept.get("options", {})
@@ -76,7 +76,7 @@ def location_from_list(kept: Mapping[str, Any]) -> tuple[ObjectLocation, str]:
         or not all(isinstance(text, str) for text in texts)
         or not texts[2]
     ):
-        raise SettingsInvalid("the cold list says nothing of where the objects are that this version understands")
+        raise SettingsError("the cold list says nothing of where the objects are that this version understands")
     return ObjectLocation(backend, texts[0], texts[1], options), texts[2]
 
 
@@ -117,10 +117,10 @@ class TierWhenNeeded:
         Return the tier.
 
         Raises:
-            AccessRefused: the credentials do not allow it.
-            ObjectsUnavailable: nobody answers.
-            StoreClosed: it was closed.
-            SettingsInvalid: there is no such place, or none is set.
+            AccessDeniedError: the credentials do not allow it.
+            ObjectsUnavailableError: nobody answers.
+            StoreClosedError: it was closed.
+            SettingsError: there is no such place, or none is set.
             OSError: the directory cannot be used.
         """
         if self._given is not None:
@@ -128,9 +128,9 @@ class TierWhenNeeded:
         with self._lock:
             if self._own is None:
                 if self._closed:
-                    raise StoreClosed("the store that this tier belongs to is closed")
+                    raise StoreClosedError("the store that this tier belongs to is closed")
                 if self._location is None:
-                    raise SettingsInvalid("cold.objects is not set: there is no object tier")
+                    raise SettingsError("cold.objects is not set: there is no object tier")
                 self._own = open_objects(self._location, fs=self._files, clock=self._clock, observer=self._observer)
             return self._own
 

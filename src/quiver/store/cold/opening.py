@@ -9,7 +9,7 @@ import os.path
 from collections.abc import Iterator, Mapping
 
 from quiver.clock import Clock
-from quiver.errors import Damaged, WrongUse
+from quiver.errors import CorruptionError, UsageError
 from quiver.objects.location import ObjectLocation
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
@@ -57,7 +57,7 @@ class ColdSide:
         Return the tier, wherever the list says it is: this store knows better, with its credentials.
 
         Raises:
-            ObjectsUnavailable: nobody answers.
+            ObjectsUnavailableError: nobody answers.
         """
         return self.tier.get()
 
@@ -132,10 +132,10 @@ def open_cold_side(
         objects: the tier, open; by default it is opened when it is needed.
 
     Raises:
-        Damaged: the list cannot be read or was lost, and there are no objects to make it anew from.
-        ObjectsUnavailable: it cannot be read, and nobody answers where the objects are.
-        SettingsInvalid: there are objects elsewhere.
-        WrongUse: a tier without `cold.objects`: nobody could find the objects again.
+        CorruptionError: the list cannot be read or was lost, and there are no objects to make it anew from.
+        ObjectsUnavailableError: it cannot be read, and nobody answers where the objects are.
+        SettingsError: there are objects elsewhere.
+        UsageError: a tier without `cold.objects`: nobody could find the objects again.
         OSError: the disk says so.
     """
     location = settings.cold_objects
@@ -143,7 +143,7 @@ def open_cold_side(
         # The list is read by programs that were started elsewhere.
         location = dataclasses.replace(location, prefix=os.path.abspath(location.prefix))  # noqa: PTH100
     if location is None and objects is not None:
-        raise WrongUse("objects needs cold.objects, too: the cold list says by it where the objects are")
+        raise UsageError("objects needs cold.objects, too: the cold list says by it where the objects are")
     wanted = None
     if location is not None:
         identity = files.read_all(f"{root}/{STORE_ID}", size_max=_ID_BYTES_MAX).decode("ascii", "replace").strip()
@@ -151,7 +151,7 @@ def open_cold_side(
     directory = f"{root}/{SEGMENTS_DIR}"
     try:
         register = ColdRegister.load(files, directory, wanted)
-    except Damaged as damage:
+    except CorruptionError as damage:
         if wanted is None:
             raise
         tier = TierWhenNeeded(location, objects, files=files, clock=clock, observer=observer)

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.objects.port import ObjectTier
 from quiver.primitives.disk.copying import keep_damaged
 from quiver.primitives.disk.file_system import FileSystem
@@ -42,7 +42,7 @@ class _Shown(ColdFiles):
 
 
 def rebuild_cold_list(
-    files: FileSystem, root: str, directory: str, location: Mapping[str, Any], tier: ObjectTier, damage: Damaged
+    files: FileSystem, root: str, directory: str, location: Mapping[str, Any], tier: ObjectTier, damage: CorruptionError
 ) -> ColdRegister:
     """
     Replace the damaged or lost list in *directory* by what the objects say. Durable on return; damaged bytes are kept.
@@ -56,8 +56,8 @@ def rebuild_cold_list(
         damage: what is wrong with the list.
 
     Raises:
-        Damaged: *damage*, when there is no object there: then it was another place, and nothing was changed.
-        ObjectsUnavailable: nobody answers; nothing was changed.
+        CorruptionError: *damage*, when there is no object there: then it was another place, and nothing was changed.
+        ObjectsUnavailableError: nobody answers; nothing was changed.
         OSError: the disk says so.
     """
     found = list_tier(files, location, tier)
@@ -81,7 +81,7 @@ def list_tier(files: FileSystem, location: Mapping[str, Any], tier: ObjectTier) 
         tier: the objects.
 
     Raises:
-        ObjectsUnavailable: nobody answers.
+        ObjectsUnavailableError: nobody answers.
     """
     where, folder = location_from_list(location)
     found: dict[int, ColdSegment] = {}
@@ -116,6 +116,6 @@ def _entry_of(shown: FileSystem, tier: ObjectTier, key: str, entry: ColdSegment)
         return dataclasses.replace(entry, state="damaged")
     try:
         info = read_info(shown, f"{_NOWHERE}/{segment_name(entry.seq)}")
-    except Damaged:
+    except CorruptionError:
         return dataclasses.replace(entry, state="damaged")
     return cold_segment(info, entry.crc32, "verified")

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quiver.errors import Damaged, SettingsInvalid
+from quiver.errors import CorruptionError, SettingsError
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage, Frame
@@ -112,9 +112,10 @@ class ColdRegister:
             location: where objects are to be; None as the list says.
 
         Raises:
-            Damaged: it cannot be read, or was lost. Segments may lie in the tier that nobody knows of: nothing may be
+            CorruptionError: it cannot be read, or was lost. Segments may lie in the tier that nobody knows of: nothing
+            may be
                 opened.
-            SettingsInvalid: its objects lie elsewhere than *location*.
+            SettingsError: its objects lie elsewhere than *location*.
             OSError: the disk says so.
         """
         path = f"{directory}/{COLD_LIST}"
@@ -122,18 +123,18 @@ class ColdRegister:
             data = files.read_all(path, size_max=COLD_LIST_BYTES_MAX)
         except FileNotFoundError:
             if files.exists(mark_path(directory)):
-                raise Damaged(path, 0, f"the list is gone; {_WHAT_TO_DO}") from None
+                raise CorruptionError(path, 0, f"the list is gone; {_WHAT_TO_DO}") from None
             return cls(files, directory, location or {})
         answer = decode_cold_list(memoryview(data))
         if not isinstance(answer, Frame):
             offset, reason = (answer.offset, answer.reason) if isinstance(answer, Damage) else (len(data), "cut short")
-            raise Damaged(path, offset, f"{reason}; {_WHAT_TO_DO}")
+            raise CorruptionError(path, offset, f"{reason}; {_WHAT_TO_DO}")
         found = answer.value
         before, folder = location_from_list(found.location)
         if location is not None and found.entries:
             wanted, folder_wanted = location_from_list(location)
             if (str(before), folder) != (str(wanted), folder_wanted):
-                raise SettingsInvalid(
+                raise SettingsError(
                     f"cold.objects is {wanted}, but objects of this store are in {before} below {folder}: "
                     "give that location until they are gone"
                 )

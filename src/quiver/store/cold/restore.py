@@ -17,7 +17,7 @@ import posixpath
 from dataclasses import dataclass, field
 
 from quiver.clock import Clock
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.objects.location import ObjectLocation
 from quiver.objects.port import ObjectTier
 from quiver.primitives.disk.atomic import replace_file
@@ -69,7 +69,7 @@ def stores_in_tier(tier: ObjectTier) -> list[str]:
     Return the identities of the stores, or cores of stores, that have segments in the tier.
 
     Raises:
-        ObjectsUnavailable, AccessRefused: they cannot be listed.
+        ObjectsUnavailableError, AccessDeniedError: they cannot be listed.
     """
     found = set()
     for info in tier.list_below(posixpath.dirname(folder_of("x"))):
@@ -103,8 +103,8 @@ def restore_from_tier(
         dry_run: look, and write nothing.
 
     Raises:
-        WrongUse: *target* exists, or a store has no object that is a segment. There is no *target*.
-        ObjectsUnavailable: nobody answers. There is no *target*.
+        UsageError: *target* exists, or a store has no object that is a segment. There is no *target*.
+        ObjectsUnavailableError: nobody answers. There is no *target*.
         OSError: the disk refused; there is no *target*.
     """
     if location.backend == "fs":
@@ -131,7 +131,7 @@ def _look(fs: FileSystem, one: RestoredStore, tier: ObjectTier, location: Object
         else:
             one.damaged.append(object_key(folder, entry))
     if not one.segments:
-        raise WrongUse(f"{location}: no object below {folder}/ is a segment of a store")
+        raise UsageError(f"{location}: no object below {folder}/ is a segment of a store")
     return one
 
 

@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from quiver.errors import Damaged, ObjectMissing, ObjectsUnavailable, QuiverError
+from quiver.errors import CorruptionError, ObjectNotFoundError, ObjectsUnavailableError, QuiverError
 from quiver.objects.port import ObjectTier
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import File
-from quiver.primitives.worker import Worker, WorkerDied
+from quiver.primitives.worker import Worker, WorkerDiedError
 from quiver.store.cold.files import require_place
 from quiver.store.cold.location import location_from_list, object_key, quarantine_key
 from quiver.store.cold.register import cold_segment
@@ -58,7 +58,7 @@ class ColdTier:
         parts: Parts,
         open_tier: Callable[[], ObjectTier],
         *,
-        on_damage: Callable[[SegmentInfo, Damaged], None],
+        on_damage: Callable[[SegmentInfo, CorruptionError], None],
         is_sending: bool,
     ) -> None:
         self._parts = parts
@@ -152,7 +152,7 @@ class ColdTier:
             key = object_key(self._folder, verified)
             try:
                 tier.head(key)
-            except ObjectMissing:
+            except ObjectNotFoundError:
                 require_place(tier, key)
 
     def _send(self, tier: ObjectTier, info: SegmentInfo) -> int:
@@ -168,10 +168,10 @@ class ColdTier:
             if before != entry or not self._is_there(tier, key, entry):
                 damage = _upload(tier, key, source, entry)
                 if damage is not None:
-                    self._on_damage(info, Damaged(info.path, *damage))
+                    self._on_damage(info, CorruptionError(info.path, *damage))
                     return 0
                 if not self._is_there(tier, key, entry):
-                    raise ObjectsUnavailable("verify", key, "what came back is not what was sent")
+                    raise ObjectsUnavailableError("verify", key, "what came back is not what was sent")
         with self._parts.maintenance:
             if self._stopping.is_set() or info.seq not in self._parts.catalog:
                 return 0  # finished meanwhile: the next pass removes the object
@@ -215,7 +215,7 @@ class ColdTier:
                 offset += length
                 # The last four bytes are the checksum, and not in it.
                 crc, tail = crc32(memoryview(piece)[:-_CRC_BYTES], crc), piece[-_CRC_BYTES:]
-        except ObjectMissing:
+        except ObjectNotFoundError:
             return False
         return crc == entry.crc32 and int.from_bytes(tail, "little") == crc
 
@@ -229,7 +229,7 @@ class ColdTier:
         for entry in leaving:
             if entry.state == "damaged":
                 key = object_key(self._folder, entry)
-                with contextlib.suppress(ObjectMissing):
+                with contextlib.suppress(ObjectNotFoundError):
                     tier.copy(key, quarantine_key(self._folder, entry))
         if leaving:
             tier.delete([object_key(self._folder, entry) for entry in leaving])
@@ -261,7 +261,7 @@ class ColdTier:
     def _turn(self) -> None:
         self.run()
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         """Let the store refuse: it would fill up with segments that nothing sends."""
         self.failure = str(died)
         self._parts.wal.poison(died)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Literal, TypeVar
 
-from quiver.errors import QuiverError, StoreClosed, SubscriberUnknown
+from quiver.errors import QuiverError, StoreClosedError, UnknownSubscriberError
 from quiver.store.cores.subscriber import require_no_place
 from quiver.store.store import Store
 from quiver.store.subscribers.records import SubscriberStatus
@@ -55,10 +55,10 @@ class ShardedSubscriberCalls(abc.ABC):
         Remove an orphan for good from every core, durably; return how many bundles it had not resolved.
 
         Raises:
-            WrongUse: it is registered, or the registration phase has not ended.
-            SubscriberUnknown: there is no such subscriber.
-            DirectoryInUse: another process works for it in a core; those before it are done.
-            StoreClosed: the store was closed.
+            UsageError: it is registered, or the registration phase has not ended.
+            UnknownSubscriberError: there is no such subscriber.
+            DirectoryInUseError: another process works for it in a core; those before it are done.
+            StoreClosedError: the store was closed.
         """
         return sum(self._of_each(subscriber_id, lambda store: store.drop_orphan(subscriber_id)).values())
 
@@ -70,10 +70,10 @@ class ShardedSubscriberCalls(abc.ABC):
             Per core what came back.
 
         Raises:
-            WrongUse: *to* is neither "earliest" nor an aware datetime.
-            SubscriberUnknown: there is no such subscriber.
-            DirectoryInUse: another process works for it in a core; those before it are rewound.
-            StoreClosed: the store was closed.
+            UsageError: *to* is neither "earliest" nor an aware datetime.
+            UnknownSubscriberError: there is no such subscriber.
+            DirectoryInUseError: another process works for it in a core; those before it are rewound.
+            StoreClosedError: the store was closed.
             OSError: it could not be written; those before it are rewound.
         """
         require_no_place(to)
@@ -84,8 +84,8 @@ class ShardedSubscriberCalls(abc.ABC):
         Return how many bundles a subscriber has not resolved.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
-            StoreClosed: the store was closed.
+            UnknownSubscriberError: there is no such subscriber.
+            StoreClosedError: the store was closed.
         """
         return sum(self._of_each(subscriber_id, lambda store: store.pending_bundle_count(subscriber_id)).values())
 
@@ -94,7 +94,7 @@ class ShardedSubscriberCalls(abc.ABC):
         Say whether every subscriber, orphans included, has resolved all bundles.
 
         Raises:
-            StoreClosed: the store was closed.
+            StoreClosedError: the store was closed.
         """
         return all(store.all_subscribers_drained() for store in self._stores())
 
@@ -114,14 +114,14 @@ class ShardedSubscriberCalls(abc.ABC):
                 found[core] = ask(store)
             except unless:
                 continue
-            except StoreClosed:
+            except StoreClosedError:
                 self._require_open()
         return found
 
     def _of_each(self, subscriber_id: str, ask: Callable[[Store], _Told]) -> dict[int, _Told]:
-        found = self._each(ask, unless=(SubscriberUnknown,))
+        found = self._each(ask, unless=(UnknownSubscriberError,))
         if not found:
-            raise SubscriberUnknown(f"there is no subscriber {subscriber_id!r} in any core of {self.path}")
+            raise UnknownSubscriberError(f"there is no subscriber {subscriber_id!r} in any core of {self.path}")
         return found
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quiver.clock import Clock
-from quiver.errors import DirectoryInUse
+from quiver.errors import DirectoryInUseError
 from quiver.primitives.disk.file_system import File, FileSystem, Lock
 from quiver.primitives.disk.lock import holder_of
 from quiver.primitives.scan import Frame
@@ -236,7 +236,7 @@ class SharedCapacity:
         Take the lock that deleting in this core's directory needs; see `Capacity.keep_others_out`.
 
         Raises:
-            DirectoryInUse: another core has it, for longer than deleting takes.
+            DirectoryInUseError: another core has it, for longer than deleting takes.
             OSError: the disk refused.
         """
         directory = f"{self._root}/{core_directory(self.core)}"
@@ -245,7 +245,7 @@ class SharedCapacity:
         while (lock := take_claim(self._fs, directory, who="its owner")) is None:
             if self._clock.monotonic() >= deadline:
                 path = f"{directory}/{EVICT_LOCK}"
-                raise DirectoryInUse(path, holder_of(self._fs, path) or "another core")
+                raise DirectoryInUseError(path, holder_of(self._fs, path) or "another core")
             with condition:
                 self._clock.wait(condition, _LOCK_RETRY_S)
         return lock

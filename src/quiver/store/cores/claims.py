@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 from quiver.bundle import BundleRef
 from quiver.clock import Clock
-from quiver.errors import Damaged, SettingsInvalid
+from quiver.errors import CorruptionError, SettingsError
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.copying import keep_damaged
@@ -213,7 +213,7 @@ class Evictor:
     def _copied(self, core: int, gone: set[tuple[int, int]]) -> Iterator[_Victim]:
         try:
             listing = read_cold_list(self._fs, f"{self._directory(core)}/{SEGMENTS_DIR}")
-        except (Damaged, SettingsInvalid):
+        except (CorruptionError, SettingsError):
             return  # its owner reports it
         verified = {} if listing is None else listing.verified
         for seq in self._numbers(core):
@@ -247,7 +247,7 @@ class Evictor:
         for subscriber in find_subscribers(self._fs, directory):
             try:
                 progress = load_progress(self._fs, directory, subscriber)
-            except Damaged:
+            except CorruptionError:
                 return []  # its owner reports it
             if progress is not None:
                 states.append(SubscriberState.from_progress(progress))
@@ -274,7 +274,7 @@ class Evictor:
         """Read what a segment says of itself; None when it is none that may go."""
         try:
             info = read_info(self._fs, self._path(victim.core, victim.seq))
-        except (Damaged, FileNotFoundError):
+        except (CorruptionError, FileNotFoundError):
             return None  # its owner puts it aside
         # The log would bring back what its cursor has not passed.
         return info if (info.wal_position_end or 0) <= self._cursor(victim.core) else None

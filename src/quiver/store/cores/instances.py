@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import SEGMENTS_DIR, STORE_LOCK, WAL_DIR
@@ -20,15 +20,15 @@ def instance_roots(fs: FileSystem, root: str) -> list[str]:
     Return the stores of *root*: ``core_<n>`` directories by number, behind *root* itself where it is one, too.
 
     Raises:
-        WrongUse: *root* does not exist or holds nothing of a store.
+        UsageError: *root* does not exist or holds nothing of a store.
     """
     if not fs.exists(root):
-        raise WrongUse(f"{root}: there is no such directory")
+        raise UsageError(f"{root}: there is no such directory")
     found_cores = (parse_core_directory(name) for name in fs.list_dir(root))
     candidates = [root, *(f"{root}/{core_directory(core)}" for core in sorted(c for c in found_cores if c is not None))]
     found = [one for one in candidates if is_store(fs, one)]
     if not found:
-        raise WrongUse(
+        raise UsageError(
             f"{root} is not a store: it has neither {WAL_DIR}/ nor {SEGMENTS_DIR}/; for topics there is "
             "`quiver topic`, for logs in the AOF2 format `quiver aof`"
         )

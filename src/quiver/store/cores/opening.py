@@ -8,7 +8,7 @@ from typing import overload
 
 from quiver.bundle import OTAP, Adapter
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import Damaged, SettingsInvalid, WrongUse
+from quiver.errors import CorruptionError, SettingsError, UsageError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.file_system import FileSystem, directory_name
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -98,11 +98,10 @@ def open_path(
         share: of a budget over several directories, under which this one is, too.
 
     Raises:
-        DirectoryInUse: another process, or this one, has it open.
-        FormatUnsupported: it was written by a newer version or under another adapter.
-        SettingsInvalid: the size cap is too small for so many cores.
-        WrongUse: *cores* or *core* is out of range, or the directory was made with cores and is opened without, or
-            the other way round.
+        DirectoryInUseError: another process, or this one, has it open.
+        UnsupportedFormatError: it was written by a newer version or under another adapter.
+        SettingsError: the size cap is too small for so many cores.
+        UsageError: *cores* or *core* is out of range, or only one of directory and call has cores.
     """
     root = directory_name(path)
     settings = _checked(settings)
@@ -110,9 +109,9 @@ def open_path(
     found = find_cores(files, root) if files.exists(root) else []
     if cores is None:
         if core is not None:
-            raise WrongUse(f"core={core} needs cores, too: how many cores share the directory")
+            raise UsageError(f"core={core} needs cores, too: how many cores share the directory")
         if found:
-            raise WrongUse(f"{root} holds {len(found)} cores; open it with cores={max(found) + 1}, or any other number")
+            raise UsageError(f"{root} holds {len(found)} cores; open it with cores={max(found) + 1}, or another number")
         return _Place(root, settings, 1, True, files, clock, observer, adapter, background, share).open_single()
     _check_cores(files, root, cores, core)
     one = _settings_of_one(settings, cores, len({*found, *range(cores)}), share_cap=share_cap)
@@ -139,7 +138,7 @@ def _checked(settings: Settings | None) -> Settings:
     if settings is None:
         return Settings()
     if not isinstance(settings, Settings):
-        raise WrongUse(f"settings is a {type(settings).__name__}: write quiver.Settings.from_mapping({{…}})")
+        raise UsageError(f"settings is a {type(settings).__name__}: write quiver.Settings.from_mapping({{…}})")
     return settings
 
 
@@ -194,7 +193,7 @@ class _Place:
         except BaseException as error:
             store.close()
             if isinstance(error, NO_FILE_ERRORS):
-                raise Damaged(error.filename or store.path, 0, no_file_reason(error)) from error
+                raise CorruptionError(error.filename or store.path, 0, no_file_reason(error)) from error
             raise
         return Shard(core, store, capacity, evictor)
 
@@ -264,12 +263,12 @@ class _Place:
 
 def _check_cores(files: FileSystem, root: str, cores: int, core: int | None) -> None:
     if not isinstance(cores, int) or not 1 <= cores <= CORE_MAX + 1:
-        raise WrongUse(f"cores={cores!r} is not 1 to {CORE_MAX + 1}")
+        raise UsageError(f"cores={cores!r} is not 1 to {CORE_MAX + 1}")
     if core is not None and not (isinstance(core, int) and 0 <= core < cores):
-        raise WrongUse(f"core={core!r} is not 0 to {cores - 1}")
+        raise UsageError(f"core={core!r} is not 0 to {cores - 1}")
     refuse_snapshot(files, root)
     if files.exists(f"{root}/{WAL_DIR}") or files.exists(f"{root}/{SEGMENTS_DIR}"):
-        raise WrongUse(
+        raise UsageError(
             f"{root} holds a single store. To go on with cores, close it and move all that is in it into "
             f"{root}/{core_directory(0)}/; what it holds is then core 0's"
         )
@@ -283,8 +282,8 @@ def _settings_of_one(settings: Settings, cores: int, directories: int, *, share_
     try:
         replace(settings, size_cap_bytes=cap // cores)
         divided = replace(settings, size_cap_bytes=cap // directories)
-    except SettingsInvalid as error:
-        raise SettingsInvalid(
+    except SettingsError as error:
+        raise SettingsError(
             f"retention.size_cap ({cap} bytes) over {directories} cores leaves each {cap // directories} bytes: {error}"
         ) from error
     return settings if share_cap else divided

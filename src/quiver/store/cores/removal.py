@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 
-from quiver.errors import DirectoryInUse, QuiverError
+from quiver.errors import DirectoryInUseError, QuiverError
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.lock import hold
@@ -46,7 +46,7 @@ def remove_drained(fs: FileSystem, directory: str) -> bool:
         try:
             for one in (directory, *boxes):
                 held.callback(hold(fs, f"{one}/{STORE_LOCK}", owner="removal of a drained core").release)
-        except DirectoryInUse:
+        except DirectoryInUseError:
             return False
         if _must_stay(fs, directory) or any(_must_stay(fs, box) or _has_logged(fs, box) for box in boxes):
             return False

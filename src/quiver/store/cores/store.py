@@ -20,10 +20,17 @@ from typing import Any, NamedTuple, Self
 
 from quiver.bundle import Adapter, Bundle
 from quiver.clock import Clock
-from quiver.errors import AtCapacity, DirectoryInUse, QuiverError, StoreClosed, SubscriberUnknown, WrongUse
+from quiver.errors import (
+    CapacityError,
+    DirectoryInUseError,
+    QuiverError,
+    StoreClosedError,
+    UnknownSubscriberError,
+    UsageError,
+)
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.worker import WorkerDied
+from quiver.primitives.worker import WorkerDiedError
 from quiver.settings import Settings
 from quiver.store.background import Background
 from quiver.store.cores.calls import ShardedSubscriberCalls
@@ -107,8 +114,8 @@ class ShardedStore(ShardedSubscriberCalls):
         background: run a thread for what the cores share.
 
     Raises:
-        DirectoryInUse: a core that is to be opened is open elsewhere.
-        FormatUnsupported: a core was written by a newer version or under another adapter.
+        DirectoryInUseError: a core that is to be opened is open elsewhere.
+        UnsupportedFormatError: a core was written by a newer version or under another adapter.
     """
 
     def __init__(
@@ -185,11 +192,11 @@ class ShardedStore(ShardedSubscriberCalls):
             timeout: seconds to wait for room when full; None and 0 raise at once.
 
         Raises:
-            AtCapacity: no core has room, also after *timeout*; nothing was kept.
-            WrongUse: this process has no such core open to take bundles.
-            BundleInvalid: it cannot be stored as it is; nothing was kept.
-            StoreFailed: a write or sync failed in that core, now or earlier; reopen to recover.
-            StoreClosed: the store was closed.
+            CapacityError: no core has room, also after *timeout*; nothing was kept.
+            UsageError: this process has no such core open to take bundles.
+            InvalidBundleError: it cannot be stored as it is; nothing was kept.
+            StoreFailedError: a write or sync failed in that core, now or earlier; reopen to recover.
+            StoreClosedError: the store was closed.
         """
         if core is not None:
             receipt = self.core(core).ingest(bundle, durable=durable, timeout=timeout)
@@ -202,7 +209,7 @@ class ShardedStore(ShardedSubscriberCalls):
             for number in order:
                 try:
                     receipt = self._shards[number].store.ingest(bundle, durable=durable, timeout=wait_s)
-                except AtCapacity:
+                except CapacityError:
                     if number == order[-1] and deadline - self._clock.monotonic() < _MOMENT_S:
                         raise
                 else:
@@ -214,11 +221,11 @@ class ShardedStore(ShardedSubscriberCalls):
         Return the store of one core that takes bundles.
 
         Raises:
-            WrongUse: this process has no such core open.
+            UsageError: this process has no such core open.
         """
         if core not in self.cores:
             known = ", ".join(map(str, self.cores))
-            raise WrongUse(f"core={core}: this process has open core {known} of {self.core_count}")
+            raise UsageError(f"core={core}: this process has open core {known} of {self.core_count}")
         return self._shards[core].store
 
     def open_stores(self) -> dict[int, Store]:
@@ -237,11 +244,11 @@ class ShardedStore(ShardedSubscriberCalls):
             order: that within each core: "oldest" or "newest" first, or "round_robin".
 
         Raises:
-            WrongUse: the id, the start or the order is not lawful.
-            StoreClosed: the store was closed.
+            UsageError: the id, the start or the order is not lawful.
+            StoreClosedError: the store was closed.
         """
         if isinstance(start, int):
-            raise WrongUse(f"start={start}: each core counts its own segments; give a time, or register with core(n)")
+            raise UsageError(f"start={start}: each core counts its own segments; give a time, or register with core(n)")
         with self._upkeep:
             self._require_open()
             known = self._registered.get(subscriber_id) or _Registered(ShardedSubscriber(subscriber_id, self._clock))
@@ -257,17 +264,17 @@ class ShardedStore(ShardedSubscriberCalls):
         resolved. They count as dropped for it.
 
         Raises:
-            SubscriberUnknown: registered in none of them.
+            UnknownSubscriberError: registered in none of them.
         """
         with self._upkeep:
             self._require_open()
             lost: list[int] = []
             for shard in self._shards.values():
-                with contextlib.suppress(SubscriberUnknown):
+                with contextlib.suppress(UnknownSubscriberError):
                     lost.append(shard.store.unregister(subscriber_id))
             self._registered.pop(subscriber_id, None)
             if not lost:
-                raise SubscriberUnknown(f"there is no subscriber {subscriber_id!r} in any core of {self.path}")
+                raise UnknownSubscriberError(f"there is no subscriber {subscriber_id!r} in any core of {self.path}")
             return sum(lost)
 
     def activate(self) -> None:
@@ -275,7 +282,7 @@ class ShardedStore(ShardedSubscriberCalls):
         End the registration phase in every core.
 
         Raises:
-            StoreClosed: the store was closed.
+            StoreClosedError: the store was closed.
         """
         self._each(Store.activate)
 
@@ -286,8 +293,8 @@ class ShardedStore(ShardedSubscriberCalls):
         Make everything ingested so far durable, in every core.
 
         Raises:
-            StoreFailed: a sync failed, now or earlier.
-            StoreClosed: the store was closed.
+            StoreFailedError: a sync failed, now or earlier.
+            StoreClosedError: the store was closed.
         """
         self._each(Store.sync)
 
@@ -296,9 +303,9 @@ class ShardedStore(ShardedSubscriberCalls):
         Seal the open segment of every core.
 
         Raises:
-            AtCapacity: the disk has no room for a segment; it is kept and tried again.
-            StoreFailed: the disk failed; reopen to recover.
-            StoreClosed: the store was closed.
+            CapacityError: the disk has no room for a segment; it is kept and tried again.
+            StoreFailedError: the disk failed; reopen to recover.
+            StoreClosedError: the store was closed.
         """
         self._each(Store.flush)
 
@@ -307,8 +314,8 @@ class ShardedStore(ShardedSubscriberCalls):
         One maintenance pass of every core, and of what they share. Returns the sums. Never waits.
 
         Raises:
-            StoreFailed: the disk failed under a core; the others were maintained. Reopen to recover.
-            StoreClosed: the store was closed.
+            StoreFailedError: the disk failed under a core; the others were maintained. Reopen to recover.
+            StoreClosedError: the store was closed.
         """
         self._require_open()
         reports: list[MaintenanceReport] = []
@@ -317,7 +324,7 @@ class ShardedStore(ShardedSubscriberCalls):
         for shard in self._open_shards():
             try:
                 reports.append(shard.store.maintain())
-            except StoreClosed:
+            except StoreClosedError:
                 continue  # drained and removed meanwhile
             except QuiverError as error:
                 failure = failure or error
@@ -344,7 +351,7 @@ class ShardedStore(ShardedSubscriberCalls):
                 except (QuiverError, OSError) as error:
                     self._report(None, error)
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         """
         Let every core of this process refuse: the others no longer see what these claim, nor take over what they
         leave.
@@ -390,10 +397,10 @@ class ShardedStore(ShardedSubscriberCalls):
                 continue
             try:
                 shard = self._open(number)
-            except DirectoryInUse:
+            except DirectoryInUseError:
                 continue  # a process that still counts it among its cores
             # What is only in its log can be delivered once it is sealed; nothing else will come to fill the segment.
-            with contextlib.suppress(AtCapacity):  # the next ticks try again
+            with contextlib.suppress(CapacityError):  # the next ticks try again
                 shard.store.flush()
             for known in self._registered.values():
                 part = shard.store.register(known.subscriber.id, known.start, order=known.order)
@@ -485,15 +492,15 @@ class ShardedStore(ShardedSubscriberCalls):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise StoreClosed(f"{self.path} is closed")
+            raise StoreClosedError(f"{self.path} is closed")
 
     def close(self) -> None:
         """
         Close every core; see `Store.close`. Idempotent. A core that cannot be closed cleanly does not stop the others.
 
         Raises:
-            AtCapacity: a `segment_only` core could not seal its open segment, which is lost.
-            StoreFailed: the disk failed, now or earlier; what was synced is safe.
+            CapacityError: a `segment_only` core could not seal its open segment, which is lost.
+            StoreFailedError: the disk failed, now or earlier; what was synced is safe.
         """
         with self._lock:
             if self._closed:

@@ -13,7 +13,7 @@ from typing import Literal, Self
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import Clock
-from quiver.errors import BundleUnavailable, StoreClosed, SubscriberUnknown, WrongUse
+from quiver.errors import BundleUnavailableError, StoreClosedError, UnknownSubscriberError, UsageError
 from quiver.store.subscribers.handle import BundleHandle, Subscriber
 from quiver.store.subscribers.rewinding import Rewound
 
@@ -51,8 +51,8 @@ class CoreHandle:
         The bundle, read when first asked for; see `BundleHandle.bundle`.
 
         Raises:
-            Damaged: the bytes on disk are not what was written.
-            BundleUnavailable: the segment is not on disk any more.
+            CorruptionError: the bytes on disk are not what was written.
+            BundleUnavailableError: the segment is not on disk any more.
             OSError: the disk could not be read.
         """
         return self.handle.bundle
@@ -62,8 +62,8 @@ class CoreHandle:
         Say that the bundle was processed; see `BundleHandle.ack`.
 
         Raises:
-            BundleUnavailable: the handle was rejected, deferred or given back before.
-            StoreClosed: the store is closed; the bundle will be delivered again.
+            BundleUnavailableError: the handle was rejected, deferred or given back before.
+            StoreClosedError: the store is closed; the bundle will be delivered again.
         """
         self.handle.ack()
 
@@ -72,9 +72,9 @@ class CoreHandle:
         Say that the bundle can never be processed, and *why*; see `BundleHandle.reject`.
 
         Raises:
-            BundleUnavailable: the handle was acknowledged, deferred or given back before.
-            WrongUse: *why* is no text; nothing was decided.
-            StoreClosed: the store is closed; the bundle will be delivered again.
+            BundleUnavailableError: the handle was acknowledged, deferred or given back before.
+            UsageError: *why* is no text; nothing was decided.
+            StoreClosedError: the store is closed; the bundle will be delivered again.
         """
         self.handle.reject(why)
 
@@ -83,8 +83,8 @@ class CoreHandle:
         Give the bundle back, to be delivered again after *seconds*.
 
         Raises:
-            BundleUnavailable: the handle was acknowledged, rejected, deferred or given back before.
-            WrongUse: *seconds* is negative or not a number.
+            BundleUnavailableError: the handle was acknowledged, rejected, deferred or given back before.
+            UsageError: *seconds* is negative or not a number.
         """
         self.handle.defer(seconds)
 
@@ -133,9 +133,9 @@ class ShardedSubscriber:
             The handle, or None when the time has passed.
 
         Raises:
-            DirectoryInUse: another process works for this subscriber in one of the cores.
-            SubscriberUnknown: it was unregistered.
-            StoreClosed: the store was closed, also while waiting.
+            DirectoryInUseError: another process works for this subscriber in one of the cores.
+            UnknownSubscriberError: it was unregistered.
+            StoreClosedError: the store was closed, also while waiting.
         """
         handles = self._next(1, timeout)
         return handles[0] if handles else None
@@ -148,10 +148,10 @@ class ShardedSubscriber:
             The handles; empty when the time has passed.
 
         Raises:
-            WrongUse: *count* is below 1.
-            DirectoryInUse: another process works for this subscriber in one of the cores.
-            SubscriberUnknown: it was unregistered.
-            StoreClosed: the store was closed, also while waiting.
+            UsageError: *count* is below 1.
+            DirectoryInUseError: another process works for this subscriber in one of the cores.
+            UnknownSubscriberError: it was unregistered.
+            StoreClosedError: the store was closed, also while waiting.
         """
         return self._next(count, timeout)
 
@@ -160,7 +160,7 @@ class ShardedSubscriber:
         while True:
             parts = list(self._parts.items())
             if not parts:
-                raise SubscriberUnknown(f"there is no subscriber {self.id!r} in any core")
+                raise UnknownSubscriberError(f"there is no subscriber {self.id!r} in any core")
             turn = next(self._turn) % len(parts)
             for core, part in parts[turn:] + parts[:turn]:
                 handles = self._take(core, part, count, 0.0)
@@ -185,7 +185,7 @@ class ShardedSubscriber:
         """Pass over a core that was drained and is gone: the others go on."""
         try:
             yield
-        except StoreClosed:
+        except StoreClosedError:
             if self._parts.get(core) is part:
                 raise
 
@@ -194,18 +194,18 @@ class ShardedSubscriber:
         Say of all *handles*, which this subscriber gave out, what `CoreHandle.ack` says of one.
 
         Raises:
-            BundleUnavailable: one of them was rejected, deferred or given back before; all others are acknowledged.
-            SubscriberUnknown: it was unregistered.
-            StoreClosed: the store is closed; the bundles will be delivered again.
+            BundleUnavailableError: one of them was rejected, deferred or given back before; all others are
+            acknowledged. UnknownSubscriberError: it was unregistered. StoreClosedError: the store is closed; the
+            bundles will be delivered again.
         """
         by_core: dict[int, list[BundleHandle]] = {}
         for handle in handles:
             by_core.setdefault(handle.core, []).append(handle.handle)
-        refused: BundleUnavailable | None = None
+        refused: BundleUnavailableError | None = None
         for core, of_core in by_core.items():
             try:
                 self.part(core).ack_all(of_core)
-            except BundleUnavailable as error:
+            except BundleUnavailableError as error:
                 refused = refused or error
         if refused is not None:
             raise refused
@@ -215,10 +215,10 @@ class ShardedSubscriber:
         Claim one bundle of *core* by name, whatever its turn.
 
         Raises:
-            BundleUnavailable: there is no such bundle, or it is resolved or claimed.
-            DirectoryInUse: another process works for this subscriber.
-            SubscriberUnknown: it was unregistered, or this process has no such core open.
-            StoreClosed: the store was closed.
+            BundleUnavailableError: there is no such bundle, or it is resolved or claimed.
+            DirectoryInUseError: another process works for this subscriber.
+            UnknownSubscriberError: it was unregistered, or this process has no such core open.
+            StoreClosedError: the store was closed.
         """
         return CoreHandle(core, self.part(core).claim(ref))
 
@@ -232,9 +232,9 @@ class ShardedSubscriber:
             A function that ends it. A call that runs at that moment is not waited for.
 
         Raises:
-            DirectoryInUse: another process works for this subscriber in one of the cores; nothing is called.
-            SubscriberUnknown: it was unregistered.
-            StoreClosed: the store was closed.
+            DirectoryInUseError: another process works for this subscriber in one of the cores; nothing is called.
+            UnknownSubscriberError: it was unregistered.
+            StoreClosedError: the store was closed.
         """
         turn = threading.Lock()
 
@@ -258,11 +258,10 @@ class ShardedSubscriber:
             Per core what came back.
 
         Raises:
-            WrongUse: *to* is neither "earliest" nor an aware datetime.
-            DirectoryInUse: another process works for this subscriber in one of the cores; those before it are rewound.
-            SubscriberUnknown: it was unregistered.
-            StoreClosed: the store was closed.
-            OSError: as for `Subscriber.rewind`; those before it are rewound.
+            UsageError: *to* is neither "earliest" nor an aware datetime.
+            DirectoryInUseError: another process works for this subscriber in one of the cores; those before it are
+            rewound. UnknownSubscriberError: it was unregistered. StoreClosedError: the store was closed. OSError: as
+            for `Subscriber.rewind`; those before it are rewound.
         """
         require_no_place(to)
         done: dict[int, Rewound] = {}
@@ -276,11 +275,11 @@ class ShardedSubscriber:
         Return the subscriber of one core, which can do more: rewind to a bundle, look at segments.
 
         Raises:
-            SubscriberUnknown: this process has no such core open.
+            UnknownSubscriberError: this process has no such core open.
         """
         part = self._parts.get(core)
         if part is None:
-            raise SubscriberUnknown(f"subscriber {self.id!r} is not registered in core {core} by this process")
+            raise UnknownSubscriberError(f"subscriber {self.id!r} is not registered in core {core} by this process")
         return part
 
     def pending_bundle_count(self) -> int:
@@ -310,7 +309,7 @@ def require_no_place(to: object) -> None:
     Return when *to* means something in every core: "earliest" or a time.
 
     Raises:
-        WrongUse: it does not.
+        UsageError: it does not.
     """
     if to != "earliest" and not isinstance(to, datetime):
-        raise WrongUse(f'{to!r} names a place in one core; part(core).rewind does that. Here: "earliest" or a time')
+        raise UsageError(f'{to!r} names a place in one core; part(core).rewind does that. Here: "earliest" or a time')

@@ -42,7 +42,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 from quiver.store.format.names import U64_MAX, parse_segment_name, segment_name
@@ -142,15 +142,15 @@ def encode_cold_list(found: ColdList) -> bytes:
     Return the whole file.
 
     Raises:
-        WrongUse: more than 1,000,000 entries, one segment twice, or a location that takes more than 16 KiB. Such a
+        UsageError: more than 1,000,000 entries, one segment twice, or a location that takes more than 16 KiB. Such a
             file could not be read again.
     """
     ordered = sorted(found.entries, key=lambda entry: entry.seq)
     if len(ordered) > COLD_ENTRIES_MAX or len({entry.seq for entry in ordered}) < len(ordered):
-        raise WrongUse(f"{len(ordered)} cold segments: at most {COLD_ENTRIES_MAX}, each once")
+        raise UsageError(f"{len(ordered)} cold segments: at most {COLD_ENTRIES_MAX}, each once")
     location = json.dumps(dict(found.location), sort_keys=True, separators=(",", ":")).encode()
     if len(location) > COLD_LOCATION_BYTES_MAX:
-        raise WrongUse(f"the location of the object tier takes {len(location)} bytes; {COLD_LOCATION_BYTES_MAX} fit")
+        raise UsageError(f"the location of the object tier takes {len(location)} bytes; {COLD_LOCATION_BYTES_MAX} fit")
     header = COLD_HEADER.pack(COLD_MAGIC, COLD_VERSION, COLD_HEADER.size, COLD_ENTRY.size, len(location), len(ordered))
     body = b"".join((header, location, *map(_encode_entry, ordered)))
     return body + _CRC.pack(crc32(body))

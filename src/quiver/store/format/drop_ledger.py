@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
@@ -97,11 +97,11 @@ def encode_drop_ledger(entries: Sequence[DroppedSegment]) -> bytes:
     Return the whole file.
 
     Raises:
-        WrongUse: more than 65,536 entries, or one segment twice. Such a file could not be read again.
+        UsageError: more than 65,536 entries, or one segment twice. Such a file could not be read again.
     """
     ordered = sorted(entries, key=lambda entry: entry.seq)
     if len(ordered) > DROP_ENTRIES_MAX or len({entry.seq for entry in ordered}) < len(ordered):
-        raise WrongUse(f"{len(ordered)} dropped segments: at most {DROP_ENTRIES_MAX}, each once")
+        raise UsageError(f"{len(ordered)} dropped segments: at most {DROP_ENTRIES_MAX}, each once")
     body = DROP_HEADER.pack(DROP_MAGIC, DROP_VERSION, DROP_HEADER.size, DROP_ENTRY.size, len(ordered)) + b"".join(
         DROP_ENTRY.pack(
             entry.seq,

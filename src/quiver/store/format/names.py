@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = [
     "AUDIT_PREVIOUS",
@@ -113,7 +113,7 @@ def progress_name(subscriber: str) -> str:
     Return the name of the progress file of *subscriber*, in the root of the store.
 
     Raises:
-        WrongUse: *subscriber* is not a valid id.
+        UsageError: *subscriber* is not a valid id.
     """
     check_subscriber_id(subscriber)
     return f"{_PROGRESS_PREFIX}{subscriber}"
@@ -133,7 +133,7 @@ def progress_backup_name(subscriber: str) -> str:
     Return the name of the previous generation of *subscriber*'s progress file, where one is kept.
 
     Raises:
-        WrongUse: *subscriber* is not a valid id.
+        UsageError: *subscriber* is not a valid id.
     """
     return f"{progress_name(subscriber)}.bak"
 
@@ -143,7 +143,7 @@ def subscriber_lock_name(subscriber: str) -> str:
     Return the name of the lock file that the one live owner of *subscriber* holds.
 
     Raises:
-        WrongUse: *subscriber* is not a valid id.
+        UsageError: *subscriber* is not a valid id.
     """
     return f"{progress_name(subscriber)}.lock"
 
@@ -153,7 +153,7 @@ def retry_set_name(subscriber: str) -> str:
     Return the name of the file with what *subscriber* could not deliver yet, in the root of the store.
 
     Raises:
-        WrongUse: *subscriber* is not a valid id.
+        UsageError: *subscriber* is not a valid id.
     """
     check_subscriber_id(subscriber)
     return f"{_RETRY_PREFIX}{subscriber}"
@@ -170,7 +170,7 @@ def report_name(exporter: str) -> str:
     Return the name of the file with how the last attempts of *exporter* ended, in the root of the store.
 
     Raises:
-        WrongUse: *exporter* is not a valid id.
+        UsageError: *exporter* is not a valid id.
     """
     check_subscriber_id(exporter)
     return f"{_REPORT_PREFIX}{exporter}"
@@ -187,7 +187,7 @@ def skip_ledger_name(subscriber: str) -> str:
     Return the name of the file with what was skipped for *subscriber*, in the root of the store.
 
     Raises:
-        WrongUse: *subscriber* is not a valid id.
+        UsageError: *subscriber* is not a valid id.
     """
     check_subscriber_id(subscriber)
     return f"{DROP_LEDGER}.{subscriber}"
@@ -204,7 +204,7 @@ def retry_lock_name(subscriber: str) -> str:
     Return the name of the lock file that whoever changes *subscriber*'s retry set holds.
 
     Raises:
-        WrongUse: *subscriber* is not a valid id.
+        UsageError: *subscriber* is not a valid id.
     """
     return f"{retry_set_name(subscriber)}.lock"
 
@@ -214,16 +214,16 @@ def check_subscriber_id(subscriber: str) -> None:
     Return when *subscriber* can be part of a file name on every platform.
 
     Raises:
-        WrongUse: it is empty, too long, has other characters than ``A-Za-z0-9_-``, or is a device name.
+        UsageError: it is empty, too long, has other characters than ``A-Za-z0-9_-``, or is a device name.
     """
     if not subscriber:
-        raise WrongUse("a subscriber id must have at least one character")
+        raise UsageError("a subscriber id must have at least one character")
     if len(subscriber) > SUBSCRIBER_ID_LENGTH_MAX:
-        raise WrongUse(f"subscriber id {subscriber[:16]!r}… is longer than {SUBSCRIBER_ID_LENGTH_MAX} characters")
+        raise UsageError(f"subscriber id {subscriber[:16]!r}… is longer than {SUBSCRIBER_ID_LENGTH_MAX} characters")
     if not _SUBSCRIBER_ID.fullmatch(subscriber):
-        raise WrongUse(f"subscriber id {subscriber!r} may only have letters, digits, - and _")
+        raise UsageError(f"subscriber id {subscriber!r} may only have letters, digits, - and _")
     if _RESERVED.fullmatch(subscriber):
-        raise WrongUse(f"subscriber id {subscriber!r} is a device name on Windows; choose another")
+        raise UsageError(f"subscriber id {subscriber!r} is a device name on Windows; choose another")
 
 
 def _is_subscriber_id(subscriber: str) -> bool:

@@ -28,7 +28,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.checksum import crc32, crc32c
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
@@ -89,11 +89,11 @@ def encode_progress(progress: Progress, *, profile: Literal["spec", "otap"]) -> 
     Return the whole file; *profile* chooses the checksum.
 
     Raises:
-        WrongUse: a segment has more than 65,536 bundles or bits beyond its last bundle, or there are more
+        UsageError: a segment has more than 65,536 bundles or bits beyond its last bundle, or there are more
             than 1,000,000 entries. Such a file could not be read again.
     """
     if len(progress.entries) > PROGRESS_ENTRIES_MAX:
-        raise WrongUse(f"{len(progress.entries)} segments are above the limit of {PROGRESS_ENTRIES_MAX}")
+        raise UsageError(f"{len(progress.entries)} segments are above the limit of {PROGRESS_ENTRIES_MAX}")
     parts = [
         PROGRESS_HEADER.pack(
             PROGRESS_MAGIC,
@@ -107,7 +107,7 @@ def encode_progress(progress: Progress, *, profile: Literal["spec", "otap"]) -> 
     for seq, entry in sorted(progress.entries.items()):
         words = _words(entry.bundle_count)
         if words > BITMAP_WORDS_MAX or entry.bitmap >> entry.bundle_count:
-            raise WrongUse(f"segment {seq}: {entry.bundle_count} bundles, or bits beyond them, cannot be kept")
+            raise UsageError(f"segment {seq}: {entry.bundle_count} bundles, or bits beyond them, cannot be kept")
         parts.append(PROGRESS_ENTRY.pack(seq, entry.bundle_count, words))
         parts.append(entry.bitmap.to_bytes(words * _WORD_BYTES, "little"))
     body = b"".join(parts)

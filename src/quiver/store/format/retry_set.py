@@ -35,9 +35,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quiver.bundle import BundleRef
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.checksum import crc32
-from quiver.primitives.packing import Cursor, Shortage
+from quiver.primitives.packing import Cursor, ShortageError
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
 __all__ = [
@@ -99,11 +99,11 @@ def encode_retry_set(entries: Iterable[RetryEntry]) -> bytes:
     Return the whole file. Numbers that are too large become the largest, and long reasons are cut.
 
     Raises:
-        WrongUse: more than 65,536 entries, or one bundle twice. Such a file could not be read again.
+        UsageError: more than 65,536 entries, or one bundle twice. Such a file could not be read again.
     """
     ordered = sorted(entries, key=lambda entry: entry.ref)
     if len(ordered) > RETRY_ENTRIES_MAX or len({entry.ref for entry in ordered}) < len(ordered):
-        raise WrongUse(f"{len(ordered)} bundles to retry: at most {RETRY_ENTRIES_MAX}, each once")
+        raise UsageError(f"{len(ordered)} bundles to retry: at most {RETRY_ENTRIES_MAX}, each once")
     body = bytearray(RETRY_HEADER.pack(RETRY_MAGIC, RETRY_VERSION, RETRY_HEADER.size, RETRY_ENTRY.size, len(ordered)))
     for entry in ordered:
         reason = _cut(entry.reason)
@@ -148,7 +148,7 @@ def decode_retry_set(view: memoryview) -> Answer[tuple[RetryEntry, ...]]:
         entries = _decode_entries(cursor, entry_size, count)
         end = cursor.offset
         (found,) = cursor.take(_CRC)
-    except Shortage as shortage:
+    except ShortageError as shortage:
         return NeedMore(shortage.missing)
     if isinstance(entries, Damage):
         return entries

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from quiver.errors import BundleInvalid
+from quiver.errors import InvalidBundleError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
@@ -115,7 +115,7 @@ def encode_entry(entry: WalEntry) -> bytes:
     Return the whole entry, length to checksum, its slots in ascending order.
 
     Raises:
-        BundleInvalid: a slot is out of range or given twice, a fingerprint has not 32 bytes, or the entry
+        InvalidBundleError: a slot is out of range or given twice, a fingerprint has not 32 bytes, or the entry
             is larger than `ENTRY_BYTES_MAX`.
     """
     slots = sorted(entry.slots, key=lambda slot: slot.slot)
@@ -123,13 +123,13 @@ def encode_entry(entry: WalEntry) -> bytes:
     body_bytes = _BODY_BYTES_MIN
     for slot in slots:
         if not 0 <= slot.slot < SLOTS_MAX or bitmap >> slot.slot & 1:
-            raise BundleInvalid(f"slot {slot.slot} is out of range or given twice")
+            raise InvalidBundleError(f"slot {slot.slot} is out of range or given twice")
         if len(slot.fingerprint) != FINGERPRINT_BYTES:
-            raise BundleInvalid(f"slot {slot.slot}: a fingerprint has {FINGERPRINT_BYTES} bytes")
+            raise InvalidBundleError(f"slot {slot.slot}: a fingerprint has {FINGERPRINT_BYTES} bytes")
         bitmap |= 1 << slot.slot
         body_bytes += SLOT_HEAD.size + len(slot.payload)
     if body_bytes > ENTRY_BYTES_MAX:
-        raise BundleInvalid(f"an entry of {body_bytes} bytes is above the limit of {ENTRY_BYTES_MAX}")
+        raise InvalidBundleError(f"an entry of {body_bytes} bytes is above the limit of {ENTRY_BYTES_MAX}")
     parts: list[bytes | memoryview] = [
         ENTRY_HEAD.pack(body_bytes, entry.entry_type, entry.ingested_at_ns, entry.sequence, bitmap)
     ]

@@ -24,7 +24,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from quiver.errors import AtCapacity, BundleTooLarge, StoreClosed
+from quiver.errors import BundleTooLargeError, CapacityError, StoreClosedError
 from quiver.primitives.disk.disk_full import is_full_disk, is_out_of_descriptors
 from quiver.store.context import Parts
 from quiver.store.limits.capacity import BUDGET_CAP, Capacity, DiskRoom
@@ -212,10 +212,10 @@ class Admission:
         Return when a bundle of *nbytes* fits, with the lock held; it is let go while waiting.
 
         Raises:
-            AtCapacity: it does not fit at *deadline*, in monotonic seconds.
-            BundleTooLarge: it can never fit.
-            StoreFailed: the disk failed.
-            StoreClosed: the store was closed.
+            CapacityError: it does not fit at *deadline*, in monotonic seconds.
+            BundleTooLargeError: it can never fit.
+            StoreFailedError: the disk failed.
+            StoreClosedError: the store was closed.
         """
         parts = self._parts
         self._refuse_what_never_fits(nbytes)
@@ -253,14 +253,14 @@ class Admission:
         if spare is not None and self._logging:
             self._parts.wal.grant(nbytes + min(max(0, spare), self._parts.settings.segment_bytes_max) // GRANT_SHARE)
 
-    def wait_for_disk(self, refused: AtCapacity, nbytes: int, deadline: float) -> None:
+    def wait_for_disk(self, refused: CapacityError, nbytes: int, deadline: float) -> None:
         """
         Return when an append that found the disk full may be tried again, with the lock held.
 
         Raises:
-            AtCapacity: nothing was freed until *deadline*.
-            StoreFailed: the disk failed.
-            StoreClosed: the store was closed.
+            CapacityError: nothing was freed until *deadline*.
+            StoreFailedError: the disk failed.
+            StoreClosedError: the store was closed.
         """
         parts = self._parts
         full = Full(refused.what, "descriptors" if is_out_of_descriptors(refused.__cause__) else "disk")
@@ -274,20 +274,22 @@ class Admission:
 
     def _require_open(self) -> None:
         if self.is_closed:
-            raise StoreClosed(f"{self._parts.path} is closed")
+            raise StoreClosedError(f"{self._parts.path} is closed")
         # What failed makes no room any more: waiting for it would have no end.
         self._parts.wal.require_sound()
 
     def _refuse_what_never_fits(self, nbytes: int) -> None:
         settings = self._parts.settings
         if self._logging and nbytes + ENTRY_MARGIN_BYTES > settings.wal_bytes_max:
-            raise BundleTooLarge(f"the bundle is too large: it takes {nbytes} bytes in the log; wal.max_size is less")
+            raise BundleTooLargeError(
+                f"the bundle is too large: it takes {nbytes} bytes in the log; wal.max_size is less"
+            )
         cap = self._capacity.largest_bytes
         if cap is not None and nbytes * (2 if self._logging else 1) + ENTRY_MARGIN_BYTES > cap:
             twice = " twice, in the log and in a segment," if self._logging else ""
             name = self._capacity.cap_name
             takes = f"it takes {nbytes} bytes{twice} and {name} leaves {cap} at most"
-            raise BundleTooLarge(f"the bundle is too large: {takes}")
+            raise BundleTooLargeError(f"the bundle is too large: {takes}")
 
     def _is_being_written(self) -> bool:
         return self._parts.sealing.pending is not None and self._parts.sealing.failure is None
@@ -400,9 +402,9 @@ class Admission:
                 return
             try:
                 parts.wal.retire_covered()
-            except AtCapacity:  # the next file needs a little room first
+            except CapacityError:  # the next file needs a little room first
                 if self._cleanup.reserve.spend():
-                    with contextlib.suppress(AtCapacity):
+                    with contextlib.suppress(CapacityError):
                         parts.wal.retire_covered()
         self._sealer.forget_log(0)
 
@@ -417,4 +419,4 @@ class Admission:
         holder = parts.registry.slowest()
         if holder is None and not parts.registry.statuses():
             what = f"{what}; no subscriber is registered, so nothing is ever finished"
-        raise AtCapacity(what, held_by=holder)
+        raise CapacityError(what, held_by=holder)

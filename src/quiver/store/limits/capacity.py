@@ -55,7 +55,7 @@ class Capacity(Protocol):
         Called without the locks of the store. May wait a moment.
 
         Raises:
-            DirectoryInUse: somebody deletes there for longer than that should take.
+            DirectoryInUseError: somebody deletes there for longer than that should take.
             OSError: the disk refused.
         """
 

@@ -37,7 +37,7 @@ def held_closed(fs: FileSystem, root: str, *, owner: str) -> Iterator[None]:
     Keep everybody else from writing to the store at *root*; *owner* says who does.
 
     Raises:
-        DirectoryInUse: a process has it open; or, for one core of several, another core is freeing space in it.
+        DirectoryInUseError: a process has it open; or, for one core of several, another core is freeing space in it.
         OSError: a lock cannot be taken.
     """
     with ExitStack() as held:
@@ -52,7 +52,7 @@ def require_closed(fs: FileSystem, roots: Sequence[str], *, owner: str) -> None:
     Return when nobody has one of *roots* open: what is done to all cores of a store begins with none of them otherwise.
 
     Raises:
-        DirectoryInUse, OSError: as `held_closed`.
+        DirectoryInUseError, OSError: as `held_closed`.
     """
     for root in roots:
         with held_closed(fs, root, owner=owner):
@@ -66,8 +66,8 @@ def drain(fs: FileSystem, root: str, *, clock: Clock) -> None:
     On return the log holds nothing that no segment holds, and of its files only the active one is left.
 
     Raises:
-        DirectoryInUse: a process has it open.
-        FormatUnsupported: a newer version wrote the log.
+        DirectoryInUseError: a process has it open.
+        UnsupportedFormatError: a newer version wrote the log.
         QuiverError: it cannot be recovered, in the words of the store.
         OSError: the disk refused.
     """

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH, Adapter
 from quiver.clock import Clock
-from quiver.errors import Damaged, StoreFailed, WrongUse
+from quiver.errors import CorruptionError, StoreFailedError, UsageError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
@@ -100,9 +100,9 @@ def migrate(fs: FileSystem, root: str, *, profile: Profile, adapter: Adapter | N
         clock: for the store that is opened to seal its log.
 
     Raises:
-        DirectoryInUse: a process has the store open, or works for one of its subscribers.
-        Damaged: something is not as it was written: `quiver repair` first.
-        WrongUse: *root* is not a store, or is a snapshot, or has segments in an object tier.
+        DirectoryInUseError: a process has the store open, or works for one of its subscribers.
+        CorruptionError: something is not as it was written: `quiver repair` first.
+        UsageError: *root* is not a store, or is a snapshot, or has segments in an object tier.
         OSError: the disk refused; call it again.
     """
     with ExitStack() as held:
@@ -125,7 +125,7 @@ def require_migratable(fs: FileSystem, root: str) -> None:
     first of them is migrated: with one of them left behind, neither profile opens it.
 
     Raises:
-        DirectoryInUse, Damaged, WrongUse, OSError: as `migrate`.
+        DirectoryInUseError, CorruptionError, UsageError, OSError: as `migrate`.
     """
     with ExitStack() as held:
         _begin(fs, root, held)
@@ -137,7 +137,7 @@ def _begin(fs: FileSystem, root: str, held: ExitStack) -> None:
     require_store(fs, root)
     refuse_snapshot(fs, root)
     if read_cold_list(fs, f"{root}/{SEGMENTS_DIR}") is not None:
-        raise WrongUse(
+        raise UsageError(
             f"{root} has segments in an object tier, which would stay as they are: take a snapshot, which has them, "
             "restore it to a new directory, and migrate that"
         )
@@ -150,7 +150,7 @@ def _begin(fs: FileSystem, root: str, held: ExitStack) -> None:
 def _require_sound(fs: FileSystem, root: str) -> None:
     for finding in check_store(fs, root).findings:
         if finding.damaged:
-            raise Damaged(finding.path, finding.offset, f"{finding.reason}; run quiver repair first")
+            raise CorruptionError(finding.path, finding.offset, f"{finding.reason}; run quiver repair first")
 
 
 def _bundle_count(fs: FileSystem, root: str) -> int:
@@ -184,16 +184,18 @@ def _rewrite_segment(fs: FileSystem, path: str) -> bool:
     mapping.close()
     answer = decode_segment_footer(view)
     if not isinstance(answer, Frame):
-        raise Damaged(path, len(view), "its footer cannot be read any more")
+        raise CorruptionError(path, len(view), "its footer cannot be read any more")
     footer = answer.value
     at, end = footer.manifest_offset, footer.manifest_offset + footer.manifest_length
     table = decode_table(view[at:end], what="batch manifest", at=at)
     if isinstance(table, Damage):
-        raise Damaged(path, table.offset, table.reason)
+        raise CorruptionError(path, table.offset, table.reason)
     if _EXTRA_COLUMN not in table.schema.names:
         return False
     if end != len(view) - (len(encode_segment_footer(footer)) + len(encode_segment_trailer(0))):
-        raise Damaged(path, end, "something follows its manifest that this version does not know; it stays as it is")
+        raise CorruptionError(
+            path, end, "something follows its manifest that this version does not know; it stays as it is"
+        )
     _write_segment(fs, path, view[:at], footer, table)
     return True
 
@@ -239,7 +241,7 @@ def _require_same(fs: FileSystem, path: str, temporary: str) -> None:
     old.close()
     new.close()
     if not same:
-        raise StoreFailed(f"{temporary} does not say what {path} says; nothing was replaced")
+        raise StoreFailedError(f"{temporary} does not say what {path} says; nothing was replaced")
 
 
 # 3. The log.
@@ -260,7 +262,7 @@ def _replace_log(fs: FileSystem, root: str, config_hash: bytes) -> bool:
         scan = scan_file(fs, file.path)
         needed = [one for one in scan.entries if one.entry.entry_type == ENTRY_TYPE_BUNDLE and one.end > cursor]
         if needed or scan.damage:
-            raise StoreFailed(f"{file.path} still holds bundles that no segment has; call it again")
+            raise StoreFailedError(f"{file.path} still holds bundles that no segment has; call it again")
         end = max(end, scan.position_end)
     # The retired ones first: until the active file is replaced, all files that are there have one and the same hash.
     remove_durably(fs, [file.path for file in files if file.number is not None])
@@ -304,4 +306,4 @@ def _rewrite_progress(fs: FileSystem, root: str, subscriber: str, profile: Profi
 def _require_same_progress(old: SubscriberState, new: SubscriberState, refs: Sequence[SegmentRef]) -> None:
     pending = [Counter({ref.seq: state.pending_count(Segments([ref])) for ref in refs}) for state in (old, new)]
     if pending[0] != pending[1]:
-        raise WrongUse("progress with a segment of more bundles than a progress file can track cannot be written")
+        raise UsageError("progress with a segment of more bundles than a progress file can track cannot be written")

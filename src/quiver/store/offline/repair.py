@@ -22,7 +22,7 @@ from typing import Any
 
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH, BundleRef
 from quiver.clock import Clock
-from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, WrongUse
+from quiver.errors import CorruptionError, DirectoryInUseError, UnsupportedFormatError, UsageError
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.disk.copying import damaged_copy, keep_damaged, link_or_copy
 from quiver.primitives.disk.file_system import FileSystem
@@ -93,9 +93,9 @@ def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) ->
         dry_run: change nothing but the lock file; the report says what would be done.
 
     Raises:
-        DirectoryInUse: a process has the store open.
-        FormatUnsupported: a newer version wrote the log or a progress file: nothing was done to it.
-        WrongUse: *root* is not a store, or is a snapshot, or a directory lies where a file belongs.
+        DirectoryInUseError: a process has the store open.
+        UnsupportedFormatError: a newer version wrote the log or a progress file: nothing was done to it.
+        UsageError: *root* is not a store, or is a snapshot, or a directory lies where a file belongs.
         OSError: the disk refused; run it again.
     """
     require_store(fs, root)
@@ -108,7 +108,7 @@ def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) ->
         before = _findings(fs, root)
         for finding in before:
             if finding.reason in NO_FILE_REASONS:
-                raise WrongUse(f"{finding.path}: {finding.reason}; then repair again")
+                raise UsageError(f"{finding.path}: {finding.reason}; then repair again")
         work = _Work(fs, root, dry_run=dry_run)
         for step in _STEPS:
             report.mends.extend(step(work))
@@ -202,7 +202,7 @@ def _leftovers(work: _Work) -> Iterator[Mend]:
 def _is_free(work: _Work, subscriber: str) -> bool:
     try:
         lock_subscriber(work.fs, work.root, subscriber).release()
-    except DirectoryInUse:
+    except DirectoryInUseError:
         return False
     return True
 
@@ -257,9 +257,9 @@ def _progress(work: _Work) -> Iterator[Mend]:
         try:
             load_progress(work.fs, work.root, subscriber)
             continue
-        except FormatUnsupported:
+        except UnsupportedFormatError:
             raise
-        except Damaged as damage:
+        except CorruptionError as damage:
             problem = f"damaged at byte {damage.offset}: {damage.reason}"
         gave_up = f"what {subscriber} has resolved: everything that still exists is delivered to it once more"
         if work.dry_run:
@@ -267,7 +267,7 @@ def _progress(work: _Work) -> Iterator[Mend]:
             continue
         try:
             lock = lock_subscriber(work.fs, work.root, subscriber)
-        except DirectoryInUse as error:
+        except DirectoryInUseError as error:
             yield Mend(path, problem, f"left as it is: {error}")
             continue
         try:
@@ -298,7 +298,7 @@ def _floor(work: _Work) -> Iterator[Mend]:
     for subscriber in find_subscribers(work.fs, work.root):
         try:
             progress = load_progress(work.fs, work.root, subscriber)
-        except Damaged:
+        except CorruptionError:
             continue
         if progress is not None:
             floor = max(floor, SubscriberState.from_progress(progress).named_max + 1)
@@ -316,7 +316,7 @@ def _segments(work: _Work) -> Iterator[Mend]:
     for seq in sorted(number for number in numbers if number is not None):
         try:
             found = examine(work.fs, work.root, seq)
-        except FormatUnsupported:
+        except UnsupportedFormatError:
             continue
         if isinstance(found, SegmentInfo):
             work.sound.append(found)
@@ -396,7 +396,7 @@ def _loss(work: _Work, damaged: DamagedSegment, have: int) -> str:
     for subscriber in find_subscribers(work.fs, work.root):
         try:
             progress = load_progress(work.fs, work.root, subscriber)
-        except Damaged:
+        except CorruptionError:
             continue
         if progress is not None:
             state = SubscriberState.from_progress(progress)
@@ -428,7 +428,7 @@ def _mend_retry_set(work: _Work, path: str, subscriber: str, data: bytes, proble
         return Mend(path, problem, f"left as it is: {subscriber} has more bundles to come than a retry set holds")
     try:
         lock = hold(work.fs, f"{work.root}/{retry_lock_name(subscriber)}", owner="quiver repair")
-    except DirectoryInUse as error:
+    except DirectoryInUseError as error:
         return Mend(path, problem, f"left as it is: {error}")
     try:
         copy = work.keep(path, data)
@@ -442,7 +442,7 @@ def _mend_retry_set(work: _Work, path: str, subscriber: str, data: bytes, proble
 def _unresolved(work: _Work, subscriber: str) -> list[BundleRef]:
     try:
         progress = load_progress(work.fs, work.root, subscriber)
-    except Damaged:  # and not mended: a dry run, or somebody holds it
+    except CorruptionError:  # and not mended: a dry run, or somebody holds it
         progress = Progress(0, {})
     if progress is None:
         return []

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from quiver.errors import BundleInvalid, Damaged
+from quiver.errors import CorruptionError, InvalidBundleError
 from quiver.primitives.disk.copying import keep_as
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Profile
@@ -62,7 +62,7 @@ def examine(fs: FileSystem, root: str, seq: int) -> DamagedSegment | SegmentInfo
     Read segment *seq* to its last byte; return what it is, sound or damaged.
 
     Raises:
-        FormatUnsupported: a sound segment of a newer version.
+        UnsupportedFormatError: a sound segment of a newer version.
         OSError: it cannot be read.
     """
     path = f"{root}/{SEGMENTS_DIR}/{segment_name(seq)}"
@@ -70,7 +70,7 @@ def examine(fs: FileSystem, root: str, seq: int) -> DamagedSegment | SegmentInfo
     try:
         reader = SegmentReader.open(fs, path)
         reader.verify()
-    except Damaged as damage:
+    except CorruptionError as damage:
         if reader is None and damage.reason.startswith("unsupported version"):
             raise
         return DamagedSegment(seq, path, damage.offset, damage.reason, None if reader is None else reader.info)
@@ -142,7 +142,7 @@ def rewrite(
         try:
             batches = decode_slots(entry, path=segment_name(seq), position=scanned.start)
             encoded = encoder.encode(batches, {slot.slot: slot.fingerprint for slot in entry.slots})
-        except (Damaged, BundleInvalid):
+        except (CorruptionError, InvalidBundleError):
             skipped += 1
             continue
         write_slots(encoded.slots, memoryview(bytearray(encoded.nbytes)).cast("b"), 0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from quiver.bundle import OTAP, OTAP_CONFIG_HASH
-from quiver.errors import AccessRefused, Damaged, ObjectsUnavailable, SettingsInvalid, WrongUse
+from quiver.errors import AccessDeniedError, CorruptionError, ObjectsUnavailableError, SettingsError, UsageError
 from quiver.objects.port import ObjectTier
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import NO_FILE_ERRORS, Finding, Kind, no_file_reason
@@ -116,12 +116,12 @@ def require_store(fs: FileSystem, root: str) -> None:
     Return when *root* looks like a store's directory.
 
     Raises:
-        WrongUse: it does not exist or holds nothing of a store.
+        UsageError: it does not exist or holds nothing of a store.
     """
     if not fs.exists(root):
-        raise WrongUse(f"{root}: there is no such directory")
+        raise UsageError(f"{root}: there is no such directory")
     if not is_store(fs, root):
-        raise WrongUse(f"{root} is not a store: it has neither {WAL_DIR}/ nor {SEGMENTS_DIR}/")
+        raise UsageError(f"{root} is not a store: it has neither {WAL_DIR}/ nor {SEGMENTS_DIR}/")
 
 
 def refuse_snapshot(fs: FileSystem, root: str) -> None:
@@ -129,10 +129,10 @@ def refuse_snapshot(fs: FileSystem, root: str) -> None:
     Return when *root* is no snapshot: whatever changed one would make it useless.
 
     Raises:
-        WrongUse: it is one.
+        UsageError: it is one.
     """
     if fs.exists(f"{root}/{SNAPSHOT_LIST}"):
-        raise WrongUse(f"{root} is a snapshot and stays as it is; make a store of it: quiver restore {root} NEW")
+        raise UsageError(f"{root} is a snapshot and stays as it is; make a store of it: quiver restore {root} NEW")
 
 
 def check_store(
@@ -153,7 +153,7 @@ def check_store(
             those are read that the disk has no file of.
 
     Raises:
-        WrongUse: *root* is not a store.
+        UsageError: *root* is not a store.
         OSError: a file could not be read.
     """
     require_store(fs, root)
@@ -431,11 +431,11 @@ def _check_segment(fs: FileSystem, report: StoreReport, path: str) -> SegmentRea
         reader.verify()
     except FileNotFoundError:
         return None
-    except Damaged as damage:
+    except CorruptionError as damage:
         report.files += 1
         report.findings.append(Finding(damage.path, damage.offset, "damaged", damage.reason))
         return None
-    except (ObjectsUnavailable, AccessRefused, SettingsInvalid) as error:
+    except (ObjectsUnavailableError, AccessDeniedError, SettingsError) as error:
         report.findings.append(Finding(path, 0, "not reached", f"only the object tier has it: {error}"))
         return "not reached"
     except OSError as error:  # of this one file: the others are looked at all the same
@@ -473,7 +473,7 @@ def _check_staged(fs: FileSystem, report: StoreReport, on_progress: Callable[[st
 def _cold_listing(fs: FileSystem, directory: str) -> ColdListing | None:
     try:
         return read_cold_list(fs, directory)
-    except (Damaged, SettingsInvalid):
+    except (CorruptionError, SettingsError):
         return None  # the list is a file of its own here
 
 
@@ -485,7 +485,7 @@ def _check_objects(fs: FileSystem, report: StoreReport, listing: ColdListing, ob
         key = object_key(listing.folder, entry)
         try:
             problem = object_problem(objects, key, entry)
-        except (ObjectsUnavailable, AccessRefused) as error:
+        except (ObjectsUnavailableError, AccessDeniedError) as error:
             report.findings.append(Finding(key, 0, "not reached", f"the object tier does not answer: {error}"))
             continue
         if problem is not None and _listed_now(fs, report.root, seq) == entry:
@@ -501,7 +501,7 @@ def _check_unlisted(fs: FileSystem, report: StoreReport, folder: str, objects: O
         found = _segments_there(objects, folder) - _known_segments(fs, report.root)
         if found:  # or they are finished, and went meanwhile
             found &= _segments_there(objects, folder) - _known_segments(fs, report.root)
-    except (ObjectsUnavailable, AccessRefused) as error:
+    except (ObjectsUnavailableError, AccessDeniedError) as error:
         report.findings.append(
             Finding(f"{folder}/segments", 0, "not reached", f"the object tier does not answer: {error}")
         )

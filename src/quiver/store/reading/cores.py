@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quiver.errors import DataLoss
+from quiver.errors import DataLossError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.reading.offsets import STORE_UNKNOWN, CoresOffset, StreamOffset
 from quiver.store.reading.partitions import Span, pack
@@ -52,7 +52,7 @@ class CoresSubscription:
         Return where a query without a checkpoint starts; the subscriber exists durably in every core on return.
 
         Raises:
-            DirectoryInUse: another query is this subscriber.
+            DirectoryInUseError: another query is this subscriber.
         """
         cores = {core: StreamOffset.from_json(one.initial()) for core, one in self._live().items()}
         return CoresOffset(cores).to_json()
@@ -64,8 +64,8 @@ class CoresSubscription:
         The limits are shared evenly between the cores that have something.
 
         Raises:
-            DataLoss: the checkpoint is older than what was acked, or belongs to another store.
-            DirectoryInUse: another query is this subscriber.
+            DataLossError: the checkpoint is older than what was acked, or belongs to another store.
+            DirectoryInUseError: another query is this subscriber.
         """
         self._has_begun = True
         live = self._live()
@@ -87,7 +87,7 @@ class CoresSubscription:
         Ack everything before *end*, durably.
 
         Raises:
-            DataLoss: the offset belongs to another store, or lies before what was acked.
+            DataLossError: the offset belongs to another store, or lies before what was acked.
         """
         live = self._live()
         for core, offset in self._parse(end, live).cores.items():
@@ -99,7 +99,7 @@ class CoresSubscription:
         Return the partitions of one batch. The same offsets give the same bundles, however often.
 
         Raises:
-            DataLoss: some of the bundles are gone.
+            DataLossError: some of the bundles are gone.
         """
         live = self._live()
         first, last = self._parse(start, live), self._parse(end, live)
@@ -110,7 +110,7 @@ class CoresSubscription:
             if core in live and _is_of(offset, live[core]):
                 spans += live[core].spans(self._begin(first, core, live[core]), offset.to_json())
             elif self._options.fail_on_data_loss:
-                raise DataLoss(
+                raise DataLossError(
                     f"{self._options.path}/core_{core}",
                     0,
                     f"the batch needs what lies before {offset.position} of store {offset.store}, which is gone; "

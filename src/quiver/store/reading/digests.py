@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from quiver.bundle import schema_fingerprint
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.store.format.segment.event_times import EventColumn
 from quiver.store.format.segment.file import StreamEntry
 from quiver.store.reading.directory import StoreDirectory
@@ -101,7 +101,7 @@ class SegmentDigests:
                 for stream_id, stream in reader.streams.items()
                 if stream.chunk_count
             }
-        except Damaged as damage:
+        except CorruptionError as damage:
             self.directory.report(damage)
             return None
         finally:

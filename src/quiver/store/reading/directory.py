@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.cold.files import ColdFiles, OpenTier
@@ -61,22 +61,22 @@ class StoreDirectory:
         *,
         fs: FileSystem,
         strict: bool,
-        problems: list[Damaged] | None = None,
+        problems: list[CorruptionError] | None = None,
         verified: VerifiedSegments | None = None,
         open_tier: OpenTier | None = None,
     ) -> None:
         self.path = root
-        self.problems: list[Damaged] = [] if problems is None else problems
+        self.problems: list[CorruptionError] = [] if problems is None else problems
         self._verified = VerifiedSegments() if verified is None else verified
         self._fs: FileSystem = ColdFiles(fs, open_tier=open_tier, on_damage=self.report)
         self._strict = strict
 
-    def report(self, damage: Damaged) -> None:
+    def report(self, damage: CorruptionError) -> None:
         """
         Take note of damage.
 
         Raises:
-            Damaged: that one, when the reader is strict.
+            CorruptionError: that one, when the reader is strict.
         """
         if self._strict:
             raise damage
@@ -97,7 +97,7 @@ class StoreDirectory:
             return SegmentReader.open(self._fs, self._segment_path(seq), verified=self._verified)
         except FileNotFoundError:
             return None
-        except Damaged as damage:
+        except CorruptionError as damage:
             self.report(damage)
             return None
 
@@ -105,7 +105,7 @@ class StoreDirectory:
         """Return the end of segment *seq*; None when it is gone, or so odd that `open_segment` must say what it is."""
         try:
             return read_tail(self._fs, self._segment_path(seq))
-        except (FileNotFoundError, Damaged):
+        except (FileNotFoundError, CorruptionError):
             return None
 
     def forget(self, seq: int) -> None:
@@ -160,5 +160,5 @@ class StoreDirectory:
         if isinstance(answer, Frame):
             return int(answer.value)
         offset, reason = getattr(answer, "offset", len(view)), getattr(answer, "reason", "the file is cut short")
-        self.report(Damaged(f"{self.path}/{name}", offset, reason))
+        self.report(CorruptionError(f"{self.path}/{name}", offset, reason))
         return 0

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from quiver.clock import Clock
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import Settings
 
@@ -113,11 +113,11 @@ def diagnose(
         on_progress: hears what is being tried.
 
     Raises:
-        WrongUse: there is no such directory.
+        UsageError: there is no such directory.
         OSError: nothing can be written there.
     """
     if not fs.exists(directory):
-        raise WrongUse(f"{directory}: there is no such directory")
+        raise UsageError(f"{directory}: there is no such directory")
     fs.list_dir(directory)  # a file is refused by name
     kind = _kind_of(fs, directory)
     free = fs.free_bytes(directory)

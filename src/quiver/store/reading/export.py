@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from quiver.bundle import batch_bytes
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX
 from quiver.primitives.disk.file_system import File, FileSystem
 
@@ -49,12 +49,12 @@ def format_of(path: str) -> ExportFormat:
     Return the format that the suffix of *path* asks for.
 
     Raises:
-        WrongUse: none that is known.
+        UsageError: none that is known.
     """
     suffix = posixpath.splitext(path)[1].removeprefix(".").lower()
     found: ExportFormat | None = next((known for known in get_args(ExportFormat) if known == suffix), None)
     if found is None:
-        raise WrongUse(f"{path}: the suffix says the format: .parquet, .arrow or .jsonl")
+        raise UsageError(f"{path}: the suffix says the format: .parquet, .arrow or .jsonl")
     return found
 
 
@@ -96,7 +96,7 @@ def export(
     permission bits *file_mode*, or without one 0640 less what the umask takes away.
 
     Raises:
-        WrongUse: a type that the format does not have.
+        UsageError: a type that the format does not have.
         OSError: the disk refused; *path* is what it was.
     """
     temporary = path + TEMPORARY_SUFFIX
@@ -110,7 +110,7 @@ def export(
         file.sync()
         written = True
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-        raise WrongUse(f"{kind} cannot hold this: {error}") from error
+        raise UsageError(f"{kind} cannot hold this: {error}") from error
     finally:
         file.close()
         if not written:  # it may be what fills the disk

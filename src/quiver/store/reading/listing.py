@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import Damaged, SettingsInvalid, SubscriberUnknown
+from quiver.errors import CorruptionError, SettingsError, UnknownSubscriberError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.lock import holder_of, is_held
 from quiver.settings import Profile
@@ -115,7 +115,7 @@ def find_segments(fs: FileSystem, root: str) -> SealedSegments:
             reader = SegmentReader.open(fs, f"{directory}/{name}")
         except FileNotFoundError:
             continue
-        except Damaged as damage:
+        except CorruptionError as damage:
             unreadable.append(str(damage))
             continue
         infos.append(reader.info)
@@ -124,7 +124,7 @@ def find_segments(fs: FileSystem, root: str) -> SealedSegments:
     try:
         # After the files: what goes to the tier in between is on the list.
         listing = read_cold_list(fs, directory)
-    except (Damaged, SettingsInvalid) as problem:
+    except (CorruptionError, SettingsError) as problem:
         unreadable.append(str(problem))
     else:
         local = {info.seq for info in infos}
@@ -154,7 +154,7 @@ def standings(fs: FileSystem, root: str, *, now_ns: int) -> list[Standing]:
 def _load(fs: FileSystem, root: str, subscriber: str) -> Progress | str | None:
     try:
         return load_progress(fs, root, subscriber)
-    except Damaged as damage:
+    except CorruptionError as damage:
         return f"{damage.path} is damaged: {damage.reason}; run quiver repair"
 
 
@@ -198,9 +198,9 @@ def drop(fs: FileSystem, root: str, subscriber: str) -> int | None:
     A live store notices at its next maintenance pass and lets its data go.
 
     Raises:
-        DirectoryInUse: somebody works for it: stop that first.
-        SubscriberUnknown: there is no such subscriber.
-        WrongUse: not a valid id.
+        DirectoryInUseError: somebody works for it: stop that first.
+        UnknownSubscriberError: there is no such subscriber.
+        UsageError: not a valid id.
         OSError: the files could not be removed.
     """
     _require(fs, root, subscriber)
@@ -232,10 +232,10 @@ def rewind(fs: FileSystem, root: str, subscriber: str, to: Start, *, clock: Cloc
         clock: says when something was skipped.
 
     Raises:
-        DirectoryInUse: somebody works for it: stop that first.
-        SubscriberUnknown: there is no such subscriber.
-        Damaged: its progress file, or its drop ledger, is not what was written: `quiver repair`.
-        WrongUse: not a valid id, or *to* names nothing.
+        DirectoryInUseError: somebody works for it: stop that first.
+        UnknownSubscriberError: there is no such subscriber.
+        CorruptionError: its progress file, or its drop ledger, is not what was written: `quiver repair`.
+        UsageError: not a valid id, or *to* names nothing.
         OSError: the progress could not be written; it is what it was.
     """
     _require(fs, root, subscriber)
@@ -243,7 +243,7 @@ def rewind(fs: FileSystem, root: str, subscriber: str, to: Start, *, clock: Cloc
     try:
         progress = load_progress(fs, root, subscriber)
         if progress is None:
-            raise SubscriberUnknown(f"there is no subscriber {subscriber!r} in {root}")
+            raise UnknownSubscriberError(f"there is no subscriber {subscriber!r} in {root}")
         infos = find_segments(fs, root).infos
         refs = [SegmentRef(info.seq, info.bundle_count, info.ingested_max_ns) for info in infos]
         state = SubscriberState.from_progress(progress)
@@ -297,7 +297,7 @@ def _require(fs: FileSystem, root: str, subscriber: str) -> None:
     if fs.exists(progress_path(root, subscriber)):
         return
     known = ", ".join(find_subscribers(fs, root)) or "none"
-    raise SubscriberUnknown(f"there is no subscriber {subscriber!r} in {root}; there are: {known}")
+    raise UnknownSubscriberError(f"there is no subscriber {subscriber!r} in {root}; there are: {known}")
 
 
 def _profile(fs: FileSystem, root: str, subscriber: str) -> Profile:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.names import WAL_ACTIVE, wal_rotated_name
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE
@@ -67,7 +67,9 @@ def snapshot_log(directory: StoreDirectory, *, sequence_sealed: int) -> list[Log
         if scan is not None:
             files.append(_log_file(directory, scan, sequence_sealed))
             if scan.tail == "torn":
-                directory.report(Damaged(scan.path, scan.tail_offset, "the end of a retired file is not an entry"))
+                directory.report(
+                    CorruptionError(scan.path, scan.tail_offset, "the end of a retired file is not an entry")
+                )
     if active is not None and _position_start(active) not in {file.start for file in files} - {None}:
         files.append(_log_file(directory, active, sequence_sealed))
     # The one read first may have been retired, purged and followed by others since. Sequences are checksummed,

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
-from quiver.errors import DataLoss, WrongUse
+from quiver.errors import DataLossError, UsageError
 from quiver.instant import IngestedAt
 
 __all__ = [
@@ -82,17 +82,17 @@ class StreamOffset:
         Read an offset back from a checkpoint.
 
         Raises:
-            WrongUse: not an offset of this source, or one of a newer version.
+            UsageError: not an offset of this source, or one of a newer version.
         """
         if not isinstance(value, Mapping) or "v" not in value:
-            raise WrongUse(f"{_shown(value)} is not an offset of the quiver source; is this its checkpoint?")
+            raise UsageError(f"{_shown(value)} is not an offset of the quiver source; is this its checkpoint?")
         if value["v"] != OFFSET_VERSION:
-            raise WrongUse(
+            raise UsageError(
                 f"the checkpoint holds offsets of version {value['v']!r}; this release reads {OFFSET_VERSION}"
             )
         store = value.get("store")
         if not isinstance(store, str):
-            raise WrongUse(f"{_shown(value)} names no store; is this a checkpoint of the quiver source?")
+            raise UsageError(f"{_shown(value)} names no store; is this a checkpoint of the quiver source?")
         return cls(store, _position(value))
 
     def check_store(self, store: str, path: str) -> None:
@@ -100,11 +100,11 @@ class StreamOffset:
         Refuse a checkpoint that was made against another store.
 
         Raises:
-            DataLoss: the store below *path* is not the one this offset counts in.
+            DataLossError: the store below *path* is not the one this offset counts in.
         """
         if STORE_UNKNOWN in {self.store, store} or self.store == store:
             return
-        raise DataLoss(
+        raise DataLossError(
             path,
             0,
             f"the checkpoint belongs to store {self.store}, but {store} is here; "
@@ -135,15 +135,15 @@ class CoresOffset:
         made and its directory was moved.
 
         Raises:
-            WrongUse: not an offset of this source, or one of a newer version.
-            DataLoss: it counts in a single store, which is none of the cores.
+            UsageError: not an offset of this source, or one of a newer version.
+            DataLossError: it counts in a single store, which is none of the cores.
         """
         if isinstance(value, Mapping) and value.get("v") == OFFSET_VERSION:
             single = StreamOffset.from_json(value)
             for core, store in identities.items():
                 if store == single.store:
                     return cls({core: single})
-            raise DataLoss(
+            raise DataLossError(
                 "the checkpoint",
                 0,
                 f"it belongs to store {single.store}, which is none of the cores that are here; "
@@ -153,11 +153,11 @@ class CoresOffset:
             StreamOffset.from_json(value)  # says what is wrong with it
         found = value.get("cores") if isinstance(value, Mapping) else None
         if not isinstance(found, Mapping):
-            raise WrongUse(f"{_shown(value)} names no cores; is this a checkpoint of the quiver source?")
+            raise UsageError(f"{_shown(value)} names no cores; is this a checkpoint of the quiver source?")
         cores = {}
         for core, offset in found.items():
             if not str(core).isdecimal() or not isinstance(offset, Mapping):
-                raise WrongUse(f"{_shown(value)} is not an offset of the quiver source; is this its checkpoint?")
+                raise UsageError(f"{_shown(value)} is not an offset of the quiver source; is this its checkpoint?")
             cores[int(core)] = StreamOffset.from_json({"v": OFFSET_VERSION, **offset})
         return cls(cores)
 
@@ -167,7 +167,7 @@ def parse_starting(text: str, *, option: str = "startingOffsets") -> StartingOff
     Return what ``earliest``, ``latest`` or ``{"seq": 12, "idx": 3}`` says.
 
     Raises:
-        WrongUse: none of the three.
+        UsageError: none of the three.
     """
     word = text.strip()
     if word.lower() == "earliest":
@@ -179,14 +179,14 @@ def parse_starting(text: str, *, option: str = "startingOffsets") -> StartingOff
     except ValueError:
         value = None
     if not isinstance(value, Mapping):
-        raise WrongUse(f'{option}: {text!r} is not "earliest", "latest" or {{"seq":12,"idx":3}}')
+        raise UsageError(f'{option}: {text!r} is not "earliest", "latest" or {{"seq":12,"idx":3}}')
     return _position(value, option=option)
 
 
 def _position(value: Mapping[str, Any], *, option: str = "offset") -> Position:
     segment, index = value.get("seq"), value.get("idx", 0)
     if not _is_count(segment) or not _is_count(index):
-        raise WrongUse(f"{option}: {_shown(value)} needs whole numbers seq and idx, both at least 0")
+        raise UsageError(f"{option}: {_shown(value)} needs whole numbers seq and idx, both at least 0")
     return Position(segment, index)
 
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from quiver.bundle import QWP_SLOT, QWP_TABLE_KEY
-from quiver.errors import Damaged, WrongUse
+from quiver.errors import CorruptionError, UsageError
 from quiver.store.format.wal_entry import WalEntry
 from quiver.store.reading.digests import SegmentDigest, SegmentDigests
 from quiver.store.reading.log_tail import snapshot_log, uncovered
@@ -116,9 +116,9 @@ class Scan:
         table: str | None = None,
     ) -> None:
         if by not in {"ingested", "event"}:
-            raise WrongUse(f"by={by!r} is neither ingested nor event")
+            raise UsageError(f"by={by!r} is neither ingested nor event")
         if isinstance(columns, str):
-            raise WrongUse(f"columns={columns!r} is one text: write a list, columns=[{columns!r}]")
+            raise UsageError(f"columns={columns!r} is one text: write a list, columns=[{columns!r}]")
         if table is not None:
             _check_table(table, slot)
         self._slot = slot
@@ -142,15 +142,15 @@ class Scan:
         Yield the rows in the order of their bundles: those of sealed segments, then those only the log has.
 
         Raises:
-            WrongUse: a value does not fit the schema, as a time too far away to be counted in nanoseconds.
-            Damaged: something is damaged, and the reader is strict.
+            UsageError: a value does not fit the schema, as a time too far away to be counted in nanoseconds.
+            CorruptionError: something is damaged, and the reader is strict.
         """
         # Batches of one stream share their dictionaries; others may not fit together under one key type.
         is_plain = not has_dictionaries(self.schema)
         return coalesce((None if is_plain else group, batch) for group, batch in self._batches())
 
     @property
-    def problems(self) -> list[Damaged]:
+    def problems(self) -> list[CorruptionError]:
         """The damage met so far where this reads, each with path, offset and reason. Everything undamaged comes out."""
         found = {id(damage): damage for part in self._parts for damage in part.digests.directory.problems}
         return list(found.values())
@@ -164,8 +164,8 @@ class Scan:
         Return all rows as a table.
 
         Raises:
-            WrongUse: as iteration.
-            Damaged: as iteration.
+            UsageError: as iteration.
+            CorruptionError: as iteration.
         """
         return pa.Table.from_batches(iter(self), self.schema)
 
@@ -201,13 +201,13 @@ class Scan:
             for stream_id, chunk, limits in self._chunks(reader):
                 try:
                     batch = reader.batch(stream_id, chunk, names)
-                except Damaged as damage:
+                except CorruptionError as damage:
                     part.digests.directory.report(damage)
                     continue
                 found = self._finish(batch, limits)
                 if found is not None:
                     yield stream_id, found
-        except Damaged as damage:
+        except CorruptionError as damage:
             part.digests.directory.report(damage)
         finally:
             reader.close()
@@ -296,9 +296,9 @@ def table_names(sources: Sequence[SegmentDigests]) -> list[str]:
 
 def _check_table(table: object, slot: int) -> None:
     if not isinstance(table, str) or not table:
-        raise WrongUse(f"table={table!r} is no name of a table")
+        raise UsageError(f"table={table!r} is no name of a table")
     if slot != QWP_SLOT:
-        raise WrongUse(f"table={table!r} picks rows that came over QWP, which are in slot {QWP_SLOT}, not in {slot}")
+        raise UsageError(f"table={table!r} picks rows that came over QWP, which are in slot {QWP_SLOT}, not in {slot}")
 
 
 def _take_schemas(part: _Part, slot: int, table: str | None) -> list[pa.Schema]:
@@ -329,7 +329,7 @@ def _is_sound(digests: SegmentDigests, seq: int) -> bool:
         return False
     try:
         reader.verify()
-    except Damaged as damage:
+    except CorruptionError as damage:
         digests.directory.report(damage)
         return False
     finally:
@@ -351,7 +351,7 @@ def _entry_batch(digests: SegmentDigests, path: str, scanned: ScannedEntry, slot
     only: WalEntry = scanned.entry._replace(slots=tuple(found for found in scanned.entry.slots if found.slot == slot))
     try:
         return decode_slots(only, path=path, position=scanned.start)[slot]
-    except Damaged as damage:
+    except CorruptionError as damage:
         digests.directory.report(damage)
         return None
 
@@ -362,11 +362,11 @@ def _event_column(schemas: list[pa.Schema], slot: int) -> str:
         if any(is_event_type(field.name, field.type) for schema in schemas for field in schema if field.name == name):
             try:
                 fields.append(representative(schemas, [name]).field(0))
-            except WrongUse:
+            except UsageError:
                 continue  # a time here, something else there: no column of times
     found = event_field(pa.schema(fields))
     if found is None:
-        raise WrongUse(f"slot {slot} has no column of event times; choose a range with by='ingested'")
+        raise UsageError(f"slot {slot} has no column of event times; choose a range with by='ingested'")
     return found
 
 
@@ -374,8 +374,8 @@ def _moment_ns(moment: Moment | None, what: str) -> int | None:
     if moment is None or (isinstance(moment, int) and not isinstance(moment, bool)):
         return moment
     if not isinstance(moment, datetime):
-        raise WrongUse(f"{what}={moment!r} is neither a datetime nor nanoseconds since the epoch")
+        raise UsageError(f"{what}={moment!r} is neither a datetime nor nanoseconds since the epoch")
     if moment.tzinfo is None or moment.utcoffset() is None:
-        raise WrongUse(f"{what}={moment.isoformat()} has no time zone; write for example datetime.now(timezone.utc)")
+        raise UsageError(f"{what}={moment.isoformat()} has no time zone; write for example datetime.now(timezone.utc)")
     passed = moment - _EPOCH
     return (passed.days * 86_400 + passed.seconds) * 1_000_000_000 + passed.microseconds * 1_000

@@ -26,7 +26,7 @@ from typing import Self
 import pyarrow as pa
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
-from quiver.errors import Damaged, WrongUse
+from quiver.errors import CorruptionError, UsageError
 from quiver.objects.location import ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
@@ -68,7 +68,7 @@ def read(
             where, and credentials are looked for where the provider's own client does.
 
     Raises:
-        WrongUse: the directory holds no store.
+        UsageError: the directory holds no store.
         OSError: it cannot be read.
     """
     root = directory_name(path)
@@ -81,7 +81,9 @@ def read(
         open_tier = lambda _: tier  # noqa: E731
     reader = StoreReader(root, fs=fs, adapter=adapter, strict=strict, open_tier=open_tier)
     if not reader.directories():
-        raise WrongUse(f"{root} holds no store: it has neither {SEGMENTS_DIR}/ nor {WAL_DIR}/, nor a core's directory")
+        raise UsageError(
+            f"{root} holds no store: it has neither {SEGMENTS_DIR}/ nor {WAL_DIR}/, nor a core's directory"
+        )
     return reader
 
 
@@ -111,7 +113,7 @@ class StoreReader:
         self._open_tier = open_tier
         self._lock = threading.Lock()
         self._known: dict[str, SegmentDigests] = {}
-        self.problems: list[Damaged] = []
+        self.problems: list[CorruptionError] = []
 
     def directories(self) -> list[str]:
         """Return the stores that there are: the directory itself, those of its cores, or both."""
@@ -145,7 +147,7 @@ class StoreReader:
         Their streams are not read.
 
         Raises:
-            Damaged: a segment is damaged, and the reader is strict.
+            CorruptionError: a segment is damaged, and the reader is strict.
         """
         return [reader.info for _, reader in self._segment_readers()]
 
@@ -156,13 +158,13 @@ class StoreReader:
         Their data is not read.
 
         Raises:
-            Damaged: a segment is damaged, and the reader is strict.
+            CorruptionError: a segment is damaged, and the reader is strict.
         """
         found = []
         for directory, reader in self._segment_readers():
             try:
                 found.append(reader.statistics())
-            except Damaged as damage:
+            except CorruptionError as damage:
                 directory.report(damage)
         return found
 
@@ -185,8 +187,8 @@ class StoreReader:
             slots: ids or names; bundles come with these slots only, and those with none of them are left out.
 
         Raises:
-            BundleInvalid: no such slot.
-            Damaged: something is damaged, and the reader is strict.
+            InvalidBundleError: no such slot.
+            CorruptionError: something is damaged, and the reader is strict.
         """
         wanted = None if slots is None else frozenset(self._adapter.slot(slot) for slot in slots)
         passes = (_Pass(digests.directory, self._adapter, wanted).run() for digests in self._stores())
@@ -197,7 +199,7 @@ class StoreReader:
         Return the names of the tables that came over QWP, as `scan` takes them.
 
         Raises:
-            Damaged: something is damaged, and the reader is strict.
+            CorruptionError: something is damaged, and the reader is strict.
         """
         return table_names(self._stores())
 
@@ -206,8 +208,8 @@ class StoreReader:
         Return the schema that `scan` has: every column of *slot*, under the widest type that some bundle has it in.
 
         Raises:
-            WrongUse: as `scan`.
-            Damaged: something is damaged, and the reader is strict.
+            UsageError: as `scan`.
+            CorruptionError: something is damaged, and the reader is strict.
         """
         return self.scan(slot, columns).schema
 
@@ -238,10 +240,10 @@ class StoreReader:
                 a schema of their own.
 
         Raises:
-            BundleInvalid: no such slot.
-            WrongUse: a column that no bundle has, or in types that nothing holds together; a time without a zone;
+            InvalidBundleError: no such slot.
+            UsageError: a column that no bundle has, or in types that nothing holds together; a time without a zone;
                 event times where the slot has none; a table where the slot has none.
-            Damaged: something is damaged, and the reader is strict.
+            CorruptionError: something is damaged, and the reader is strict.
         """
         return Scan(self._stores(), self._adapter.slot(slot), columns, start=start, end=end, by=by, table=table)
 
@@ -285,7 +287,7 @@ class _Pass:
             return
         try:
             source.verify()
-        except Damaged as damage:
+        except CorruptionError as damage:
             self._directory.report(damage)
             return
         self._sequence_sealed = max(
@@ -295,7 +297,7 @@ class _Pass:
             for index in range(source.bundle_count):
                 try:
                     batches = source.bundle(index, self._slots)
-                except Damaged as damage:
+                except CorruptionError as damage:
                     self._directory.report(damage)
                     continue
                 if batches or self._slots is None:
@@ -317,7 +319,7 @@ class _Pass:
     def _decode(self, scanned: ScannedEntry, path: str) -> dict[int, pa.RecordBatch] | None:
         try:
             batches = decode_slots(scanned.entry, path=path, position=scanned.start)
-        except Damaged as damage:
+        except CorruptionError as damage:
             self._directory.report(damage)
             return None
         return {slot: batch for slot, batch in batches.items() if self._slots is None or slot in self._slots}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.names import WAL_ACTIVE, WAL_DIR
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, WalEntry
@@ -51,7 +51,7 @@ def recent_data(
                     continue
                 try:
                     batches = reader.bundle(index)
-                except Damaged:
+                except CorruptionError:
                     continue
                 yield since_ns if at_ns is None else at_ns, dict(batches)
         reader.close()

@@ -23,7 +23,7 @@ from typing import Self
 
 from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock, SteadyTime
-from quiver.errors import AtCapacity, Damaged
+from quiver.errors import CapacityError, CorruptionError
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.copying import keep_damaged
 from quiver.primitives.disk.file_system import FileSystem, Lock
@@ -54,8 +54,8 @@ def load_retry_set(fs: FileSystem, root: str, subscriber_id: str) -> tuple[Retry
     Return what the retry set of *subscriber_id* says, ascending; nothing when there is no such file. Takes no lock.
 
     Raises:
-        Damaged: the file is not what was written; what it said is unknown.
-        WrongUse: not a valid subscriber id.
+        CorruptionError: the file is not what was written; what it said is unknown.
+        UsageError: not a valid subscriber id.
     """
     path = f"{root}/{retry_set_name(subscriber_id)}"
     try:
@@ -69,16 +69,16 @@ def _read(fs: FileSystem, path: str) -> bytes:
         return fs.read_all(path, size_max=RETRY_SET_BYTES_MAX)
     except OSError as error:
         if error.errno == errno.EFBIG:
-            raise Damaged(path, RETRY_SET_BYTES_MAX, "a retry set is never this large") from error
+            raise CorruptionError(path, RETRY_SET_BYTES_MAX, "a retry set is never this large") from error
         raise
 
 
 def _decode(path: str, data: bytes) -> tuple[RetryEntry, ...]:
     answer = decode_retry_set(memoryview(data))
     if isinstance(answer, NeedMore):
-        raise Damaged(path, len(data), f"the file is cut short by at least {answer.missing} bytes")
+        raise CorruptionError(path, len(data), f"the file is cut short by at least {answer.missing} bytes")
     if not isinstance(answer, Frame):
-        raise Damaged(path, answer.offset, answer.reason)
+        raise CorruptionError(path, answer.offset, answer.reason)
     return answer.value
 
 
@@ -130,7 +130,7 @@ class RetrySet:
             entries_max: more than this many bundles are not taken.
 
         Raises:
-            DirectoryInUse: another exporter holds it.
+            DirectoryInUseError: another exporter holds it.
             OSError: the disk refused.
         """
         found = cls(clock=clock, entries_max=entries_max)
@@ -140,7 +140,7 @@ class RetrySet:
             found._fs, found._file_lock = fs, lock
             try:
                 entries = load_retry_set(fs, root, subscriber_id)
-            except Damaged:
+            except CorruptionError:
                 found._begin_anew(root, subscriber_id, () if unresolved is None else unresolved())
             else:
                 found._take_over(entries)
@@ -167,7 +167,7 @@ class RetrySet:
             return
         try:
             data = _read(self._fs, self.path)
-        except Damaged:
+        except CorruptionError:
             data = None  # more than can be copied
         if data is not None:
             keep_damaged(self._fs, f"{root}/{QUARANTINE_DIR}", retry_set_name(subscriber_id), data)
@@ -186,13 +186,13 @@ class RetrySet:
         exporter halts at it, when the set is opened again.
 
         Raises:
-            AtCapacity: it is new, and there is no room for it.
+            CapacityError: it is new, and there is no room for it.
         """
         now_ns = self._time.now_ns()
         with self._lock:
             known = self._entries.get(ref)
             if known is None and len(self._entries) >= self._entries_max:
-                raise AtCapacity(f"{len(self._entries)} bundles wait to be tried again", retry_after_s=delay_s)
+                raise CapacityError(f"{len(self._entries)} bundles wait to be tried again", retry_after_s=delay_s)
             first_ns = now_ns if known is None else known.first_failed_at_ns
             attempts = 1 if known is None else known.attempts + 1
             entry = RetryEntry(ref, attempts, first_ns, now_ns + round(delay_s * _NANOS), reason, is_halted)
@@ -333,7 +333,7 @@ class HeldBundles:
         Read the set if it is another than at the last look; True when it was. Costs one `stat` when it is not.
 
         Raises:
-            Damaged: nobody knows what is held, so nothing may be acknowledged; its exporter makes it anew.
+            CorruptionError: nobody knows what is held, so nothing may be acknowledged; its exporter makes it anew.
             OSError: it cannot be read.
         """
         try:

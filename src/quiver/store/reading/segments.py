@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from quiver.bundle import schema_fingerprint
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import Damaged, DataLoss, WrongUse
+from quiver.errors import CorruptionError, DataLossError, UsageError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.cold.files import COLD_INODE
 from quiver.store.format.cores import core_directory, parse_core_directory
@@ -63,7 +63,7 @@ def store_roots(files: FileSystem, path: str) -> dict[int | None, str]:
     Return the stores below *path*: its cores by number, or None → *path* itself where it is a single store.
 
     Raises:
-        WrongUse: there is no store.
+        UsageError: there is no store.
     """
     try:
         cores = sorted(core for core in map(parse_core_directory, files.list_dir(path)) if core is not None)
@@ -78,7 +78,7 @@ def store_roots(files: FileSystem, path: str) -> dict[int | None, str]:
     if found:
         return found
     if not files.exists(f"{path}/{SEGMENTS_DIR}"):
-        raise WrongUse(f"{path} is not the directory of a store: it has no {SEGMENTS_DIR}/")
+        raise UsageError(f"{path} is not the directory of a store: it has no {SEGMENTS_DIR}/")
     return {None: path}
 
 
@@ -87,7 +87,7 @@ def store_identities(files: FileSystem, path: str) -> dict[str, str]:
     Return the directories of the stores below *path*, each with its identity.
 
     Raises:
-        WrongUse: there is no store.
+        UsageError: there is no store.
     """
     return {root: store_identity(files, root) for root in store_roots(files, path).values()}
 
@@ -104,7 +104,7 @@ class SegmentList:
         clock: tells whether a listing can be trusted.
 
     Raises:
-        WrongUse: *root* is not the directory of a store.
+        UsageError: *root* is not the directory of a store.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class SegmentList:
         self._summaries: dict[int, SegmentSummary] = {}
         self._seen: set[int] = set()
         if not files.exists(self._directory):
-            raise WrongUse(f"{root} is not the directory of a store: it has no {SEGMENTS_DIR}/")
+            raise UsageError(f"{root} is not the directory of a store: it has no {SEGMENTS_DIR}/")
 
     def numbers(self) -> Sequence[int]:
         """Return the numbers of the sealed segments, ascending."""
@@ -164,7 +164,7 @@ class SegmentList:
         A bundle whose time was not recorded counts as one of them.
 
         Raises:
-            Damaged: a segment cannot be read, and that is to stop the reader.
+            CorruptionError: a segment cannot be read, and that is to stop the reader.
         """
         for number in list(self.numbers()):
             reader = self._open(self.path(number))
@@ -179,7 +179,7 @@ class SegmentList:
         Yield the segments from *start* on, ascending, each opened only when it is asked for.
 
         Raises:
-            Damaged: a segment cannot be read, and that is to stop the reader.
+            CorruptionError: a segment cannot be read, and that is to stop the reader.
         """
         numbers = self.numbers()
         for number in list(numbers[bisect_left(numbers, start.segment) :]):
@@ -192,14 +192,14 @@ class SegmentList:
         Yield all segments, ascending, without those that are deleted meanwhile: they are owed to nobody any more.
 
         Raises:
-            Damaged: a segment cannot be read, and that is to stop the reader.
+            CorruptionError: a segment cannot be read, and that is to stop the reader.
         """
         for number in list(self.numbers()):
             try:
                 yield self._read_summary(number)
             except FileNotFoundError:
                 continue
-            except Damaged as problem:
+            except CorruptionError as problem:
                 self._pass_over(self.path(number), problem)
 
     def schemas(self) -> Iterator[pa.Schema]:
@@ -207,7 +207,7 @@ class SegmentList:
         Yield each different schema of the slots, those of the oldest segments first. The data is not read.
 
         Raises:
-            Damaged: a segment cannot be read, and that is to stop the reader.
+            CorruptionError: a segment cannot be read, and that is to stop the reader.
         """
         known: set[bytes] = set()
         told: set[pa.Schema] = set()
@@ -230,21 +230,21 @@ class SegmentList:
                 for stream_id, entry in reader.streams.items()
                 if entry.chunk_count and (self._slots is None or entry.slot in self._slots)
             ]
-        except (FileNotFoundError, Damaged) as problem:
+        except (FileNotFoundError, CorruptionError) as problem:
             self._pass_over(path, problem)
             return []
 
     def _open(self, path: str) -> SegmentReader | None:
         try:
             return SegmentReader.open(self._files, path)
-        except (FileNotFoundError, Damaged) as problem:
+        except (FileNotFoundError, CorruptionError) as problem:
             self._pass_over(path, problem)
             return None
 
     def _summary(self, number: int) -> SegmentSummary | None:
         try:
             return self._read_summary(number)
-        except (FileNotFoundError, Damaged) as problem:
+        except (FileNotFoundError, CorruptionError) as problem:
             self._pass_over(self.path(number), problem)
             return None
 
@@ -275,13 +275,13 @@ class SegmentList:
         reader = SegmentReader.open(self._files, path)
         return reader.bundle_count, reader.streams.values()
 
-    def _pass_over(self, path: str, problem: FileNotFoundError | Damaged) -> None:
+    def _pass_over(self, path: str, problem: FileNotFoundError | CorruptionError) -> None:
         if not self._fail:
             _log.warning("quiver.spark.segment_skipped path=%s reason=%s", path, problem)
             return
-        if isinstance(problem, Damaged):
+        if isinstance(problem, CorruptionError):
             raise problem
-        raise DataLoss(path, 0, "the segment was deleted while it was being listed") from problem
+        raise DataLossError(path, 0, "the segment was deleted while it was being listed") from problem
 
     def check_complete(self, start: Position, end: Position) -> None:
         """
@@ -291,7 +291,7 @@ class SegmentList:
         segment that was seen, that an end counts bundles of, or that lies in quarantine is known to be missing.
 
         Raises:
-            DataLoss: naming the first segment that is gone, unless loss is to be passed over.
+            DataLossError: naming the first segment that is gone, unless loss is to be passed over.
         """
         if start >= end:
             return
@@ -311,7 +311,7 @@ class SegmentList:
             "failOnDataLoss=false goes on without it"
         )
         if self._fail:
-            raise DataLoss(path, 0, reason)
+            raise DataLossError(path, 0, reason)
         _log.warning("quiver.spark.segments_missing path=%s count=%d reason=%s", path, len(gone), reason)
         self._seen.difference_update(gone)
 
@@ -323,7 +323,7 @@ class SegmentList:
         which numbers were given out: another engine writes none.
 
         Raises:
-            DataLoss: naming how far the store has come.
+            DataLossError: naming how far the store has come.
         """
         end = self.end(Position(0, 0))
         if position <= end:
@@ -331,7 +331,7 @@ class SegmentList:
         floor = read_floor(self._files, self._root).value
         reached = max(floor, *(number + 1 for number in self._quarantined()), end.segment)
         if floor and position > Position(reached, 0):
-            raise DataLoss(
+            raise DataLossError(
                 self._root,
                 0,
                 f"the checkpoint is ahead of the store: it asks for {position}, and the store has come to {reached}; "

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from quiver.bundle import OTAP, QWP_SLOT
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.instant import parse_timestamp
 from quiver.option_values import bytes_option, count_option, switch_option
 from quiver.store.reading.checkpoint import is_local
@@ -97,32 +97,32 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     Read the options of one load. Keys may come in any case; Spark hands them over in lower case.
 
     Raises:
-        WrongUse: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
+        UsageError: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
     """
     given = {key.lower(): str(value) for key, value in options.items()}
     if "paths" in given:
-        raise WrongUse("one load reads one store: give a single path, and union the frames")
+        raise UsageError("one load reads one store: give a single path, and union the frames")
     for key in given:
         if key not in _KNOWN:
             near = difflib.get_close_matches(key, _KNOWN, n=1)
             hint = f"did you mean {_KNOWN[near[0]]}?" if near else f"known are {', '.join(_NAMES)}"
-            raise WrongUse(f"unknown option {key} of the quiver source; {hint}")
+            raise UsageError(f"unknown option {key} of the quiver source; {hint}")
     path = given.get("path", "").removeprefix("file://")
     if not path:
-        raise WrongUse('the quiver source needs the directory of a store: .option("path", "buffer/")')
+        raise UsageError('the quiver source needs the directory of a store: .option("path", "buffer/")')
     mode = cast("Mode", _choice(given, "mode", _MODES, "rows"))
     view = cast("View | None", _choice(given, "view", VIEWS, None))
     slot = _slot(given)
     if mode == "rows" and (view is None) == (slot is None):
-        raise WrongUse("mode rows needs either view (logs, spans, metrics) or slot (a number or a name), or table")
+        raise UsageError("mode rows needs either view (logs, spans, metrics) or slot (a number or a name), or table")
     table = given.get("table") or None
     if table is not None and mode != "rows":
-        raise WrongUse(f"table belongs to mode rows; mode {mode} hands over whole bundles")
+        raise UsageError(f"table belongs to mode rows; mode {mode} hands over whole bundles")
     if mode != "rows" and view is not None:
-        raise WrongUse(f"view belongs to mode rows; mode {mode} hands over whole bundles")
+        raise UsageError(f"view belongs to mode rows; mode {mode} hands over whole bundles")
     columns = tuple(name.strip() for name in given["columns"].split(",")) if given.get("columns") else None
     if columns is not None and (mode != "rows" or len(set(columns)) != len(columns) or "" in columns):
-        raise WrongUse("columns is a comma-separated list of different names, for mode rows")
+        raise UsageError("columns is a comma-separated list of different names, for mode rows")
     return SourceOptions(
         path=path.rstrip("/") or "/",
         mode=mode,
@@ -151,7 +151,7 @@ def _bound(given: Mapping[str, str], which: str, default: str) -> StartingOffset
     if timestamp is None:
         return parse_starting(default if offsets is None else offsets, option=f"{which}Offsets")
     if offsets is not None:
-        raise WrongUse(f"{which}Offsets and {which}Timestamp contradict each other: give one of them")
+        raise UsageError(f"{which}Offsets and {which}Timestamp contradict each other: give one of them")
     return parse_timestamp(timestamp, option=f"{which}Timestamp")
 
 
@@ -160,14 +160,14 @@ def _choice(given: Mapping[str, str], name: str, allowed: tuple[str, ...], defau
     if value is None:
         return default
     if value.lower() not in allowed:
-        raise WrongUse(f"{name}: {value!r} is not one of {', '.join(allowed)}")
+        raise UsageError(f"{name}: {value!r} is not one of {', '.join(allowed)}")
     return value.lower()
 
 
 def _checkpoint(given: Mapping[str, str]) -> str | None:
     checkpoint = given.get("checkpoint") or None
     if checkpoint is not None and not is_local(checkpoint):
-        raise WrongUse(f"checkpoint: {checkpoint} is not on a local disk: leave the option out, it syncs local files")
+        raise UsageError(f"checkpoint: {checkpoint} is not on a local disk: leave the option out, it syncs local files")
     return checkpoint
 
 

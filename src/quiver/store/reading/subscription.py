@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import Damaged, DataLoss, DirectoryInUse, SubscriberUnknown, WrongUse
+from quiver.errors import CorruptionError, DataLossError, DirectoryInUseError, UnknownSubscriberError, UsageError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
@@ -71,7 +71,7 @@ class Subscription:
         observer: told what policy dropped.
 
     Raises:
-        WrongUse: there is no subscriber, or its name is not valid.
+        UsageError: there is no subscriber, or its name is not valid.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Subscription:
         observer: Observer | None = None,
     ) -> None:
         if options.subscriber is None:
-            raise WrongUse(
+            raise UsageError(
                 "a streaming query is a subscriber of the store and needs a name of its own: "
                 '.option("subscriber", "parquet-exporter")'
             )
@@ -118,8 +118,8 @@ class Subscription:
         under a new checkpoint.
 
         Raises:
-            DirectoryInUse: another query is this subscriber.
-            WrongUse: `startingOffsets` names a segment the store cannot have yet.
+            DirectoryInUseError: another query is this subscriber.
+            UsageError: `startingOffsets` names a segment the store cannot have yet.
         """
         if not self._file.is_owned:
             self._create(self._options.starting)
@@ -142,8 +142,8 @@ class Subscription:
         With *share* only such a part of the limits counts: others take the rest.
 
         Raises:
-            DataLoss: the checkpoint is older than what was acked, or belongs to another store.
-            DirectoryInUse: another query is this subscriber.
+            DataLossError: the checkpoint is older than what was acked, or belongs to another store.
+            DirectoryInUseError: another query is this subscriber.
         """
         position = self._confirmed(start)
         # Behind the checkpoint only when loss may be passed over: what is left begins at the acked position.
@@ -156,8 +156,8 @@ class Subscription:
         Ack everything before *end*, durably.
 
         Raises:
-            DataLoss: the offset belongs to another store, or lies before what was acked.
-            DirectoryInUse: another query is this subscriber.
+            DataLossError: the offset belongs to another store, or lies before what was acked.
+            DirectoryInUseError: another query is this subscriber.
         """
         self._confirmed(end)
 
@@ -166,7 +166,7 @@ class Subscription:
         Return the partitions of one batch. The same offsets give the same bundles, however often.
 
         Raises:
-            DataLoss: some of the bundles are gone.
+            DataLossError: some of the bundles are gone.
         """
         spans = self.spans(start, end)
         return pack(spans, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
@@ -176,7 +176,7 @@ class Subscription:
         Return the bundles of one batch, not yet shared out.
 
         Raises:
-            DataLoss: some of the bundles are gone.
+            DataLossError: some of the bundles are gone.
         """
         self._own()
         first, last = self._parse(start), self._parse(end)
@@ -240,7 +240,7 @@ class Subscription:
             "start with a new checkpoint, or set failOnDataLoss=false to go on from there"
         )
         if self._options.fail_on_data_loss:
-            raise DataLoss(self._file.path, 0, reason)
+            raise DataLossError(self._file.path, 0, reason)
         _log.warning("quiver.spark.checkpoint_behind path=%s reason=%s", self._file.path, reason)
         return self._acked
 
@@ -292,12 +292,12 @@ class Subscription:
         would count as read.
 
         Raises:
-            DataLoss: it is another store now, or none.
+            DataLossError: it is another store now, or none.
         """
         if store_identity(self._files, self._options.path) == self._store:
             return
         self._file.release()
-        raise DataLoss(
+        raise DataLossError(
             f"{self._options.path}/{STORE_ID_NAME}",
             0,
             f"the store {self._store} that was read here is gone, or another has taken its place; what was read of it "
@@ -322,7 +322,7 @@ class Subscription:
         Resolve what policy dropped, durably; costs one `stat` while nothing was.
 
         Raises:
-            DataLoss: something was, and that is to stop the query. It is resolved all the same.
+            DataLossError: something was, and that is to stop the query. It is resolved all the same.
         """
         entries = self._new_drops()
         if not entries:
@@ -345,7 +345,7 @@ class Subscription:
             "quiver.subscriber.dropped", level=logging.WARNING, subscriber=name, bundles=bundles, reason=why
         )
         if self._options.fail_on_data_loss:
-            raise DataLoss(
+            raise DataLossError(
                 f"{self._options.path}/{DROP_LEDGER}",
                 0,
                 f"policy dropped {bundles} bundles that {name} had not confirmed ({why}); start with a new checkpoint, "
@@ -405,7 +405,7 @@ class Subscription:
             try:
                 self._acquire()
                 break
-            except DirectoryInUse:
+            except DirectoryInUseError:
                 if self._clock.monotonic() >= deadline:
                     raise
                 with condition:
@@ -417,13 +417,13 @@ class Subscription:
     def _acquire(self) -> None:
         try:
             self._file.acquire()
-        except Damaged as damage:
+        except CorruptionError as damage:
             # What was confirmed is unknown; the checkpoint says it again, and without one all is read again.
             copy = self._file.recreate().copy
             _log.warning("quiver.spark.progress_recreated reason=%s copy=%s", damage, copy)
-        except SubscriberUnknown as error:
+        except UnknownSubscriberError as error:
             if self._options.fail_on_data_loss:
-                raise DataLoss(
+                raise DataLossError(
                     self._file.path,
                     0,
                     f"subscriber {self._file.subscriber_id} is not registered any more, so its data may be deleted; "

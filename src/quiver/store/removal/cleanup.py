@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.disk.disk_full import is_full_disk, passes
 from quiver.store import recovery
 from quiver.store.cold.local_retention import ColdWindow
@@ -487,7 +487,7 @@ class Cleanup:
             self._carry_out([entry for entry in dropped if entry.seq in parts.catalog])
             return is_noted
 
-    def quarantine(self, info: SegmentInfo, damage: Damaged) -> None:
+    def quarantine(self, info: SegmentInfo, damage: CorruptionError) -> None:
         """Take a segment that turned out damaged out of everybody's way: the others go on, the loss is counted."""
         parts = self._parts
         with parts.maintenance:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
@@ -30,8 +30,8 @@ def load_skipped(fs: FileSystem, root: str, subscriber: str) -> tuple[DroppedSeg
     Return what was skipped for *subscriber*, ascending by segment; nothing where there is no ledger.
 
     Raises:
-        Damaged: the ledger is not what was written.
-        WrongUse: not a valid id.
+        CorruptionError: the ledger is not what was written.
+        UsageError: not a valid id.
     """
     path = f"{root}/{skip_ledger_name(subscriber)}"
     try:
@@ -41,7 +41,9 @@ def load_skipped(fs: FileSystem, root: str, subscriber: str) -> tuple[DroppedSeg
     answer = decode_drop_ledger(memoryview(data))
     if isinstance(answer, Frame):
         return answer.value
-    raise Damaged(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "the file is cut short"))
+    raise CorruptionError(
+        path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "the file is cut short")
+    )
 
 
 def record_skipped(fs: FileSystem, root: str, subscriber: str, entries: Sequence[DroppedSegment]) -> None:
@@ -51,7 +53,7 @@ def record_skipped(fs: FileSystem, root: str, subscriber: str, entries: Sequence
     A segment that was skipped before is named once, as it was last. The oldest make room for new ones.
 
     Raises:
-        Damaged: the ledger is not what was written.
+        CorruptionError: the ledger is not what was written.
         OSError: the disk refused; it is what it was.
     """
     if not entries:

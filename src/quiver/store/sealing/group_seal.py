@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 
 from quiver.clock import Clock
-from quiver.errors import AtCapacity, NotYetDurable, StoreClosed
+from quiver.errors import CapacityError, NotDurableError, StoreClosedError
 from quiver.store.sealing.schedule import RETRY_S, Sealing
 
 __all__ = ["INTERVAL_S", "GroupSeal"]
@@ -53,9 +53,9 @@ class GroupSeal:
         Return when the bundle of *sequence*, which was added, is in a sealed segment, and so is everything before it.
 
         Raises:
-            AtCapacity: the disk has no room for the segment. It is kept in memory and tried again.
-            StoreFailed: the disk failed.
-            StoreClosed: the store was closed, and could not seal it.
+            CapacityError: the disk has no room for the segment. It is kept in memory and tried again.
+            StoreFailedError: the disk failed.
+            StoreClosedError: the store was closed, and could not seal it.
         """
         while True:
             with self._changed:
@@ -68,7 +68,7 @@ class GroupSeal:
             try:
                 self._pause()
                 self._seal()
-            except StoreClosed:
+            except StoreClosedError:
                 if self._sealing.sealed_through < sequence:
                     raise
             finally:
@@ -81,16 +81,16 @@ class GroupSeal:
         Like `through`; on a full disk try again until *deadline_s*, in monotonic seconds.
 
         Raises:
-            NotYetDurable: the disk had no room until then. The bundle is kept in memory and delivered.
-            StoreFailed, StoreClosed: as `through`.
+            NotDurableError: the disk had no room until then. The bundle is kept in memory and delivered.
+            StoreFailedError, StoreClosedError: as `through`.
         """
         while True:
             try:
                 self.through(sequence)
-            except AtCapacity as full:
+            except CapacityError as full:
                 left_s = deadline_s - self._clock.monotonic()
                 if left_s <= 0:
-                    raise NotYetDurable(sequence, str(full)) from full
+                    raise NotDurableError(sequence, str(full)) from full
                 with self._changed:
                     self._clock.wait(self._changed, min(left_s, RETRY_S))
             else:

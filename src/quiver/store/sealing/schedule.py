@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from quiver.bundle import Adapter
 from quiver.clock import Clock
-from quiver.errors import StoreFailed
+from quiver.errors import StoreFailedError
 from quiver.observe import Observer
 from quiver.primitives.arena import Arena, BlockPool
 from quiver.primitives.disk.disk_full import passes
@@ -195,7 +195,7 @@ class Sealing:
         *open_log* opens the files of the log that the segment's large messages are in.
 
         Raises:
-            StoreFailed: the disk failed otherwise.
+            StoreFailedError: the disk failed otherwise.
         """
         pending = self.pending
         if pending is None:
@@ -221,7 +221,9 @@ class Sealing:
                     "quiver.segment.flush", level=logging.ERROR, segment=pending.seq, problem=str(error)
                 )
             if not passes(error):
-                raise StoreFailed(f"segment {pending.seq} could not be written: {error}; reopen to recover") from error
+                raise StoreFailedError(
+                    f"segment {pending.seq} could not be written: {error}; reopen to recover"
+                ) from error
             self.failure = error
             self._retry_at = now_s + RETRY_S
             return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from quiver.errors import AtCapacity, StoreFailed
+from quiver.errors import CapacityError, StoreFailedError
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.disk_full import is_full_disk, what_is_short
 from quiver.store.context import Parts
@@ -52,7 +52,7 @@ class Sealer:
         Write the pending segment, if there is one that may be tried, and make it known; how many were written.
 
         Raises:
-            StoreFailed: the disk failed, or the directory was moved, and the log is poisoned.
+            StoreFailedError: the disk failed, or the directory was moved, and the log is poisoned.
         """
         parts = self._parts
         sealing = parts.sealing
@@ -63,7 +63,7 @@ class Sealer:
             parts.place.require()
             try:
                 info = sealing.write(self._open_log)
-            except StoreFailed as failure:
+            except StoreFailedError as failure:
                 parts.wal.poison(failure.__cause__ if isinstance(failure.__cause__, OSError) else OSError(str(failure)))
                 raise
             if info is None:
@@ -90,8 +90,8 @@ class Sealer:
         Write the segment that waits, then the open one.
 
         Raises:
-            AtCapacity: the disk is full; what could not be written stays, and is tried again.
-            StoreFailed: the disk failed.
+            CapacityError: the disk is full; what could not be written stays, and is tried again.
+            StoreFailedError: the disk failed.
         """
         sealing = self._parts.sealing
         sealing.try_now()
@@ -101,7 +101,7 @@ class Sealer:
             if sealing.pending is None:
                 return
             if not self.seal_pending() and sealing.failure is not None:
-                raise AtCapacity(
+                raise CapacityError(
                     f"{what_is_short(sealing.failure, self._parts.path)}: segment {sealing.pending.seq} waits"
                 ) from sealing.failure
 

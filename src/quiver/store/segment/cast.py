@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.store.segment.type_promotion import is_any_list
 
 __all__ = ["coalesce", "conform"]
@@ -33,7 +33,7 @@ def conform(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     integer may become the nearest float; nothing else that does not fit is ever changed to something that does.
 
     Raises:
-        WrongUse: a value does not fit the declared type.
+        UsageError: a value does not fit the declared type.
     """
     if batch.schema.equals(target, check_metadata=True) and all(field.nullable for field in target):
         return batch
@@ -43,7 +43,7 @@ def conform(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
         position = positions.get(field.name)
         column = pa.nulls(batch.num_rows, field.type) if position is None else _column(batch.column(position), field)
         if not field.nullable and column.null_count:
-            raise WrongUse(f"column {field.name} is declared not null, but {column.null_count} values are missing")
+            raise UsageError(f"column {field.name} is declared not null, but {column.null_count} values are missing")
         columns.append(column)
     if not columns:
         # Arrow would forget how many rows there are.
@@ -55,7 +55,7 @@ def _column(array: pa.Array, field: pa.Field) -> pa.Array:
     try:
         return _array(array, field.type)
     except pa.ArrowException as error:
-        raise WrongUse(f"column {field.name} is {array.type} and does not fit {field.type}: {error}") from error
+        raise UsageError(f"column {field.name} is {array.type} and does not fit {field.type}: {error}") from error
 
 
 def _array(array: pa.Array, target: pa.DataType) -> pa.Array:

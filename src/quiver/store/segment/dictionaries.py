@@ -51,13 +51,13 @@ def encode_runs(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> list[Di
     if not any(has_dictionaries(pa.schema([("values", leaf.value_type)])) for leaf in leaves):
         try:
             return _unified_runs(schema, leaves, batches)
-        except (pa.ArrowException, _NotInMessage):
+        except (pa.ArrowException, _NotInMessageError):
             # For example keys that point nowhere, below a null parent: kept as they are, next to their dictionary.
             pass
     return [_own_run(batch) for batch in batches]
 
 
-class _NotInMessage(Exception):
+class _NotInMessageError(Exception):
     """Arrow copied the keys out of the message, so they cannot be rewritten in place."""
 
 
@@ -117,7 +117,7 @@ def _rewritten(
         start = keys.buffers()[1].address - message.address + keys.offset * width
         end = start + len(keys) * width
         if start < 0 or end > message.size:
-            raise _NotInMessage
+            raise _NotInMessageError
         # A null key may hold any number; take leaves it alone, and the validity bits in the message stay.
         moved = pc.take(moves, keys)
         first = moved.offset * width

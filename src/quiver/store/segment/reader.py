@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from quiver.bundle import schema_fingerprint
-from quiver.errors import Damaged, FormatUnsupported, StoreClosed
+from quiver.errors import CorruptionError, StoreClosedError, UnsupportedFormatError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.mapping import let_pages_go
@@ -95,8 +95,8 @@ class SegmentReader:
         With *verified*, a file that is known there is not read for its checksum again, and one that is, is noted there.
 
         Raises:
-            Damaged: it is not a whole segment; says where and why.
-            FormatUnsupported: a sound segment of a newer version.
+            CorruptionError: it is not a whole segment; says where and why.
+            UnsupportedFormatError: a sound segment of a newer version.
             OSError: it cannot be read; FileNotFoundError when it is gone.
         """
         mapping = fs.map_read(path)
@@ -104,7 +104,7 @@ class SegmentReader:
         mapping.close()
         answer = decode_segment_footer(view)
         if isinstance(answer, NeedMore):
-            raise Damaged(path, len(view), f"cut short: {answer.missing} more bytes are needed for a segment")
+            raise CorruptionError(path, len(view), f"cut short: {answer.missing} more bytes are needed for a segment")
         if isinstance(answer, Damage):
             raise _footer_damage(path, view, answer)
         footer = answer.value
@@ -112,14 +112,14 @@ class SegmentReader:
             _region(view, footer.directory_offset, footer.directory_length), at=footer.directory_offset
         )
         if isinstance(directory, Damage):
-            raise Damaged(path, directory.offset, directory.reason)
+            raise CorruptionError(path, directory.offset, directory.reason)
         problem = check_directory(directory, footer)
         if problem is not None:
-            raise Damaged(path, problem.offset, problem.reason)
+            raise CorruptionError(path, problem.offset, problem.reason)
         region = _region(view, footer.manifest_offset, footer.manifest_length)
         manifest = decode_manifest(region, footer.bundle_count, at=footer.manifest_offset)
         if isinstance(manifest, Damage):
-            raise Damaged(path, manifest.offset, manifest.reason)
+            raise CorruptionError(path, manifest.offset, manifest.reason)
         return cls(path, view, footer, {stream.stream_id: stream for stream in directory}, manifest, verified)
 
     @property
@@ -132,8 +132,8 @@ class SegmentReader:
         Return when every byte is as it was written and the tables agree. The first success is remembered.
 
         Raises:
-            Damaged: the checksum does not match, or directory and manifest contradict each other.
-            StoreClosed: the reader was closed.
+            CorruptionError: the checksum does not match, or directory and manifest contradict each other.
+            StoreClosedError: the reader was closed.
         """
         if self._verified:
             return
@@ -142,7 +142,7 @@ class SegmentReader:
         if problem is None:
             problem = check_manifest(self.manifest, tuple(self.streams.values()), at=self._footer.manifest_offset)
         if problem is not None:
-            raise Damaged(self.path, problem.offset, problem.reason)
+            raise CorruptionError(self.path, problem.offset, problem.reason)
         self._verified = True
         if self._known_sound is not None:
             self._known_sound.add(self.path, len(view), bytes(view[-_CRC_BYTES:]))
@@ -154,8 +154,8 @@ class SegmentReader:
         Reads the whole file only where the manifest does not have the directory's checksum, or another one.
 
         Raises:
-            Damaged: as `verify`.
-            StoreClosed: the reader was closed.
+            CorruptionError: as `verify`.
+            StoreClosedError: the reader was closed.
         """
         if self._directory_sound or self._verified:
             return
@@ -170,8 +170,8 @@ class SegmentReader:
         Return the schema of one stream. Its data is read only where nothing else proves the schema.
 
         Raises:
-            Damaged: the file is not what was written, or has no such stream.
-            StoreClosed: the reader was closed.
+            CorruptionError: the file is not what was written, or has no such stream.
+            StoreClosedError: the reader was closed.
         """
         self.verify_directory()
         with self._lock:
@@ -191,9 +191,9 @@ class SegmentReader:
         Return bundle *index* as slot → batch, ascending; only *slots*, and only *columns* of each, when given.
 
         Raises:
-            BundleUnavailable: there is no such bundle.
-            Damaged: the file is not what was written.
-            StoreClosed: the reader was closed.
+            BundleUnavailableError: there is no such bundle.
+            CorruptionError: the file is not what was written.
+            StoreClosedError: the reader was closed.
         """
         if not self._verified:
             self.verify()
@@ -215,8 +215,8 @@ class SegmentReader:
         With *columns*, those of them that the stream has, in the stream's order; the buffers of others are not touched.
 
         Raises:
-            Damaged: the file is not what was written, or has no such stream or chunk.
-            StoreClosed: the reader was closed.
+            CorruptionError: the file is not what was written, or has no such stream or chunk.
+            StoreClosedError: the reader was closed.
         """
         if not self._verified:
             self.verify()
@@ -272,8 +272,8 @@ class SegmentReader:
         Yield all batches of one stream in the order of their bundles, with *columns* only when given.
 
         Raises:
-            Damaged: the file is not what was written, or has no such stream.
-            StoreClosed: the reader was closed.
+            CorruptionError: the file is not what was written, or has no such stream.
+            StoreClosedError: the reader was closed.
         """
         self.verify()
         with self._lock:
@@ -286,8 +286,8 @@ class SegmentReader:
         Return (bundle index, stream id, chunk index) of each bundle that has *slot*, in the order of the bundles.
 
         Raises:
-            Damaged: the file is not what was written.
-            StoreClosed: the reader was closed.
+            CorruptionError: the file is not what was written.
+            StoreClosedError: the reader was closed.
         """
         self.verify()
         manifest, ends = self.manifest, self.manifest.ends
@@ -300,8 +300,8 @@ class SegmentReader:
         Yield (bundle index, batch) of each bundle that has *slot*, with *columns* only when given.
 
         Raises:
-            Damaged: the file is not what was written.
-            StoreClosed: the reader was closed.
+            CorruptionError: the file is not what was written.
+            StoreClosedError: the reader was closed.
         """
         for index, stream_id, chunk_index in self.slot_chunks(slot):
             yield index, self.batch(stream_id, chunk_index, columns)
@@ -313,11 +313,11 @@ class SegmentReader:
         Streams for which none were recorded are left out; a chunk without any has a latest before its earliest.
 
         Raises:
-            Damaged: they do not fit the directory.
+            CorruptionError: they do not fit the directory.
         """
         found = self.manifest.event_times(self.streams.values(), at=self._footer.manifest_offset)
         if isinstance(found, Damage):
-            raise Damaged(self.path, found.offset, found.reason)
+            raise CorruptionError(self.path, found.offset, found.reason)
         return found
 
     def statistics(self) -> SegmentStatistics:
@@ -325,8 +325,8 @@ class SegmentReader:
         Return what is known of the segment beyond `info`, stream by stream. The data is not read.
 
         Raises:
-            Damaged: the file is not what was written.
-            StoreClosed: the reader was closed.
+            CorruptionError: the file is not what was written.
+            StoreClosedError: the reader was closed.
         """
         schemas = {stream_id: self.schema(stream_id) for stream_id in self.streams}
         events = {event.stream_id: event for event in self.manifest.event_columns}
@@ -360,7 +360,7 @@ class SegmentReader:
         Return when bundle *index* was ingested, nanoseconds since the epoch; None when that was not recorded.
 
         Raises:
-            BundleUnavailable: there is no such bundle.
+            BundleUnavailableError: there is no such bundle.
         """
         return self.manifest.ingested_at_ns(index)
 
@@ -384,7 +384,7 @@ class SegmentReader:
     def _open_view(self) -> memoryview:
         view = self._view
         if view is None:
-            raise StoreClosed(f"{self.path}: the reader was closed")
+            raise StoreClosedError(f"{self.path}: the reader was closed")
         return view
 
     def _file(self, stream_id: int, fields: tuple[int, ...] = ()) -> Any:
@@ -395,7 +395,7 @@ class SegmentReader:
         view = self._open_view()
         stream = self.streams.get(stream_id)
         if stream is None:
-            raise Damaged(self.path, self._footer.directory_offset, f"there is no stream {stream_id}")
+            raise CorruptionError(self.path, self._footer.directory_offset, f"there is no stream {stream_id}")
         try:
             options = pa.ipc.IpcReadOptions(included_fields=list(fields))
             file = pa.ipc.open_file(
@@ -405,7 +405,7 @@ class SegmentReader:
             raise self._unreadable(stream_id, error) from error
         if file.num_record_batches != stream.chunk_count:
             reason = f"stream {stream_id} has {file.num_record_batches} chunks, the directory says {stream.chunk_count}"
-            raise Damaged(self.path, stream.byte_offset, reason)
+            raise CorruptionError(self.path, stream.byte_offset, reason)
         if len(self._files) + len(self._whole_files) >= _FILES_MAX:
             self._files.clear()
             self._whole_files.clear()
@@ -416,20 +416,20 @@ class SegmentReader:
             self._whole_files[stream_id] = file
         return file
 
-    def _unreadable(self, stream_id: int, error: Exception) -> Damaged:
+    def _unreadable(self, stream_id: int, error: Exception) -> CorruptionError:
         reason = f"stream {stream_id} is not a readable Arrow IPC file: {error}"
-        return Damaged(self.path, self.streams[stream_id].byte_offset, reason)
+        return CorruptionError(self.path, self.streams[stream_id].byte_offset, reason)
 
 
 def _region(view: memoryview, offset: int, length: int) -> memoryview:
     return view[offset : offset + length]
 
 
-def _footer_damage(path: str, view: memoryview, damage: Damage) -> Damaged:
+def _footer_damage(path: str, view: memoryview, damage: Damage) -> CorruptionError:
     # A newer version says so in a file whose checksum is right; a flipped bit says so in one whose is not.
     if damage.reason.startswith("unsupported version") and check_segment_checksum(view) is None:
-        return FormatUnsupported(path, damage.offset, damage.reason)
-    return Damaged(path, damage.offset, damage.reason)
+        return UnsupportedFormatError(path, damage.offset, damage.reason)
+    return CorruptionError(path, damage.offset, damage.reason)
 
 
 def _info(path: str, size_bytes: int, manifest: Manifest) -> SegmentInfo:

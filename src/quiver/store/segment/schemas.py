@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from quiver.bundle import QWP_TABLE_KEY
-from quiver.errors import BundleInvalid
+from quiver.errors import InvalidBundleError
 
 __all__ = ["Leaf", "check_schema", "dictionary_leaves", "has_dictionaries", "is_of_table", "physical_schema"]
 
@@ -55,7 +55,7 @@ def check_schema(schema: pa.Schema) -> bool:
     Whatever passes can be sealed. Costs a trial serialisation: call it once for a schema, not for a batch.
 
     Raises:
-        BundleInvalid: a type that comes out of Arrow IPC as another one, or not at all.
+        InvalidBundleError: a type that comes out of Arrow IPC as another one, or not at all.
     """
     for field in schema:
         _check_type(field.name, field.type)
@@ -65,11 +65,11 @@ def check_schema(schema: pa.Schema) -> bool:
             writer.write_batch(pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema))
         carried = pa.ipc.open_stream(sink.getvalue()).read_next_batch().schema
     except (pa.ArrowException, OSError) as error:
-        raise BundleInvalid(f"Arrow IPC cannot carry this schema: {error}") from error
+        raise InvalidBundleError(f"Arrow IPC cannot carry this schema: {error}") from error
     for before, after in zip(schema, carried, strict=True):
         # An extension type that is not registered comes back as its storage; its name is kept in the file.
         if before.type != after.type and _storage(before.type) != after.type:
-            raise BundleInvalid(f"column {before.name!r}: {before.type} comes out of Arrow IPC as {after.type}")
+            raise InvalidBundleError(f"column {before.name!r}: {before.type} comes out of Arrow IPC as {after.type}")
     return has_dictionaries(schema)
 
 
@@ -207,7 +207,7 @@ def _check_type(name: str, kind: pa.DataType) -> None:
         values = kind.value_type
         # Both are written without complaint; the first cannot be read, the second comes back turned inside out.
         if pa.types.is_dictionary(values) or isinstance(values, pa.BaseExtensionType):
-            raise BundleInvalid(f"column {name!r}: Arrow IPC cannot carry {kind}; encode the plain values instead")
+            raise InvalidBundleError(f"column {name!r}: Arrow IPC cannot carry {kind}; encode the plain values instead")
         _check_type(name, values)
     for _, child in _children(kind):
         _check_type(name, child)

@@ -12,7 +12,7 @@ import posixpath
 from dataclasses import dataclass
 from functools import cached_property
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import Damage, Frame
@@ -68,8 +68,8 @@ def read_info(fs: FileSystem, path: str) -> SegmentInfo:
     Return what the end of the segment at *path* says of it. Until its checksum is verified, a flipped bit may be in it.
 
     Raises:
-        Damaged: it is not a whole segment; says where and why.
-        FormatUnsupported: a sound segment of a newer version.
+        CorruptionError: it is not a whole segment; says where and why.
+        UnsupportedFormatError: a sound segment of a newer version.
         OSError: it cannot be read; FileNotFoundError when it is gone.
     """
     tail = read_tail(fs, path)
@@ -82,7 +82,7 @@ def read_tail(fs: FileSystem, path: str) -> SegmentTail | None:
     Return the end of the segment at *path*; None where it is odd, and only `SegmentReader` can say how.
 
     Raises:
-        Damaged: its manifest is; says where and why.
+        CorruptionError: its manifest is; says where and why.
         OSError: it cannot be read; FileNotFoundError when it is gone.
     """
     file = fs.open_read(path)
@@ -99,7 +99,7 @@ def read_tail(fs: FileSystem, path: str) -> SegmentTail | None:
         file.close()
     summary = decode_manifest_summary(region, footer.bundle_count, at=footer.manifest_offset)
     if isinstance(summary, Damage):
-        raise Damaged(path, summary.offset, summary.reason)
+        raise CorruptionError(path, summary.offset, summary.reason)
     start = footer.directory_offset - before
     directory = tail[start : start + footer.directory_length] if start >= 0 else None
     return SegmentTail(_info(path, size, footer.bundle_count, summary), footer, summary, directory)

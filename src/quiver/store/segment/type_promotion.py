@@ -35,7 +35,7 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = ["columns_of", "is_any_list", "representative", "widest"]
 
@@ -56,7 +56,7 @@ def representative(schemas: Iterable[pa.Schema], columns: Sequence[str] | None =
         columns: these only, in this order; a conflict in another column does not matter then.
 
     Raises:
-        WrongUse: a column has types that nothing holds together, two columns of a schema share a name, or none of
+        UsageError: a column has types that nothing holds together, two columns of a schema share a name, or none of
             the schemas has a column of *columns*.
     """
     known = list(schemas)
@@ -75,9 +75,9 @@ def _chosen(schemas: list[pa.Schema], columns: Sequence[str]) -> list[pa.Field]:
     present = columns_of(schemas)
     for name in columns:
         if name not in present and present:
-            raise WrongUse(f"there is no column {name!r}; there are {', '.join(sorted(present))}")
+            raise UsageError(f"there is no column {name!r}; there are {', '.join(sorted(present))}")
         if columns.count(name) > 1:
-            raise WrongUse(f"column {name!r} is asked for twice")
+            raise UsageError(f"column {name!r} is asked for twice")
     return [_field(name, schemas) for name in columns]
 
 
@@ -86,7 +86,7 @@ def _field(name: str, schemas: list[pa.Schema]) -> pa.Field:
     for schema in schemas:
         places = schema.get_all_field_indices(name)
         if len(places) > 1:
-            raise WrongUse(f"two columns are named {name}, which no table can tell apart; read whole bundles")
+            raise UsageError(f"two columns are named {name}, which no table can tell apart; read whole bundles")
         if places:
             found.append(schema.field(places[0]))
     if not found:
@@ -109,7 +109,7 @@ def widest(kinds: Iterable[pa.DataType], where: str) -> pa.DataType:
     *where* is the column's name, for the error.
 
     Raises:
-        WrongUse: there is none.
+        UsageError: there is none.
     """
     different = _different(kinds)
     while len(different) > 1:
@@ -125,7 +125,7 @@ def widest(kinds: Iterable[pa.DataType], where: str) -> pa.DataType:
             return found
     found = _wider_nested(different, where)
     if found is None:
-        raise WrongUse(
+        raise UsageError(
             f"column {where} is {different[0]} in some bundles and {different[1]} in others, and no type holds both; "
             "leave it out by naming the columns you need, or read whole bundles"
         )
@@ -278,7 +278,7 @@ def _struct_fields(structs: Sequence[list[pa.Field]], where: str) -> list[pa.Fie
     for fields in structs:
         names = {field.name for field in fields}
         if len(names) != len(fields):
-            raise WrongUse(f"column {where} is a struct with two fields of one name; read whole bundles")
+            raise UsageError(f"column {where} is a struct with two fields of one name; read whole bundles")
         for field in fields:
             by_name.setdefault(field.name, []).append(field)
     joined = [_joined(found, f"{where}.{name}") for name, found in by_name.items()]

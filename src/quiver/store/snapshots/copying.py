@@ -29,7 +29,7 @@ import posixpath
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.batch_notes import NOTE_BYTES_MAX, commit_name
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import replace_file
@@ -237,9 +237,9 @@ class StoreCopy:
         """Return the log position that the segment *into* covers; None where it is damaged, and removed."""
         try:
             reader = SegmentReader.open(self._fs, into)
-        except Damaged as damage:
+        except CorruptionError as damage:
             # Nothing of it could be restored, and the snapshot would be refused because of it.
-            known = Damaged(source, damage.offset, damage.reason)  # where the operator finds it
+            known = CorruptionError(source, damage.offset, damage.reason)  # where the operator finds it
             self._done.notes.append(f"left out: {known}")
             self._fs.remove(into)
             return None
@@ -342,7 +342,7 @@ class StoreCopy:
             data = self._cold.map_read(f"{directory}/{name}").view()
         except FileNotFoundError:
             return False
-        except Damaged as damage:
+        except CorruptionError as damage:
             self._done.notes.append(f"left out: {damage}")
             return False
         replace_file(self._fs, path, data, mode=0o440)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Iterator
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import FileSystem
 
 __all__ = ["begin_directory", "finish_directory"]
@@ -19,16 +19,16 @@ def begin_directory(fs: FileSystem, sources: Iterable[str], target: str) -> str:
     Return the empty directory in which *target* is made from *sources*.
 
     Raises:
-        WrongUse: *target* exists, or lies within one of *sources*.
+        UsageError: *target* exists, or lies within one of *sources*.
         OSError: the disk refused.
     """
     if fs.exists(target):
         # Killed between its rename and its sync, an earlier call left a name that loss of power would take back.
         fs.sync_dir(posixpath.dirname(target) or ".")
-        raise WrongUse(f"{target} exists; name a new directory")
+        raise UsageError(f"{target} exists; name a new directory")
     for source in sources:
         if f"{posixpath.normpath(target)}/".startswith(f"{posixpath.normpath(source)}/"):
-            raise WrongUse(f"{target} lies within {source}; name a directory beside it")
+            raise UsageError(f"{target} lies within {source}; name a directory beside it")
     partial = target + PARTIAL_SUFFIX
     if fs.exists(partial):
         _remove_below(fs, partial)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import Damaged, WrongUse
+from quiver.errors import CorruptionError, UsageError
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.copying import checksum_of, copy_file, link_or_copy
 from quiver.primitives.disk.file_system import FileSystem
@@ -105,7 +105,7 @@ def snapshot(fs: FileSystem, root: str, target: str, *, now_ns: int, beside: Map
         beside: ending → directory of each store that a pipeline keeps beside *root*.
 
     Raises:
-        WrongUse: *root* is no store, or *target* exists or lies within it.
+        UsageError: *root* is no store, or *target* exists or lies within it.
         OSError: the disk refused; there is no *target*.
     """
     others = {ending: Part(path, f"{BESIDE_DIR}/{ending}") for ending, path in (beside or {}).items()}
@@ -120,7 +120,7 @@ def snapshot_parts(fs: FileSystem, parts: Sequence[Part], target: str, *, now_ns
     Copy *parts*, in the order of the flow, to the new directory *target*. Durable and complete on return.
 
     Raises:
-        WrongUse: a part is no store, or *target* exists or lies within one.
+        UsageError: a part is no store, or *target* exists or lies within one.
         OSError: the disk refused; there is no *target*.
     """
     roots = [instance_roots(fs, part.path) for part in parts]
@@ -156,21 +156,21 @@ def _moved(below: str, files: Iterable[SnapshotFile]) -> list[SnapshotFile]:
     return [SnapshotFile(f"{below}/{file.path}", file.size_bytes, file.crc32) for file in files]
 
 
-def check_snapshot(fs: FileSystem, source: str) -> tuple[Snapshot, list[Damaged]]:
+def check_snapshot(fs: FileSystem, source: str) -> tuple[Snapshot, list[CorruptionError]]:
     """
     Read every file of the snapshot at *source* to its last byte; return its list, and what is not as it was copied.
 
     Raises:
-        WrongUse: there is no finished snapshot.
-        Damaged: its list is not what was written.
+        UsageError: there is no finished snapshot.
+        CorruptionError: its list is not what was written.
         OSError: a file cannot be read.
     """
     listed = _listed(fs, source)
-    problems: list[Damaged] = []
+    problems: list[CorruptionError] = []
     for file in listed.files:
         try:
             _check_file(fs, f"{source}/{file.path}", file)
-        except Damaged as damage:
+        except CorruptionError as damage:
             problems.append(damage)
     return listed, problems
 
@@ -180,12 +180,12 @@ def _listed(fs: FileSystem, source: str) -> Snapshot:
     try:
         data = fs.read_all(path, size_max=SNAPSHOT_LIST_BYTES_MAX)
     except FileNotFoundError:
-        raise WrongUse(f"{source} is not a finished snapshot: it has no {SNAPSHOT_LIST}") from None
+        raise UsageError(f"{source} is not a finished snapshot: it has no {SNAPSHOT_LIST}") from None
     answer = decode_snapshot_list(memoryview(data))
     if isinstance(answer, Frame):
         return answer.value
     offset, reason = getattr(answer, "offset", len(data)), getattr(answer, "reason", "the list is cut short")
-    raise Damaged(path, offset, reason)
+    raise CorruptionError(path, offset, reason)
 
 
 def places_in(fs: FileSystem, source: str) -> list[str]:
@@ -194,8 +194,8 @@ def places_in(fs: FileSystem, source: str) -> list[str]:
     `beside/`, `buffers/` and `checkpoints/`.
 
     Raises:
-        WrongUse: there is no finished snapshot.
-        Damaged: its list is not what was written.
+        UsageError: there is no finished snapshot.
+        CorruptionError: its list is not what was written.
     """
     return list(dict.fromkeys(_place_of(file.path) for file in _listed(fs, source).files))
 
@@ -210,7 +210,7 @@ def snapshot_roots(fs: FileSystem, source: str) -> list[str]:
     Return the directories of all stores and cores in the snapshot at *source*. Its list is not needed.
 
     Raises:
-        WrongUse: there is none.
+        UsageError: there is none.
     """
     places = [f"{below}/{name}" for below in (BESIDE_DIR, BUFFERS_DIR) for name in _names(fs, f"{source}/{below}")]
     found = []
@@ -251,13 +251,13 @@ def restore(
         clock: says which numbers those are.
 
     Raises:
-        WrongUse: no finished snapshot, or that of a pipeline, or *target* exists.
-        Damaged: a file of the snapshot is not what was copied. There is no *target*.
+        UsageError: no finished snapshot, or that of a pipeline, or *target* exists.
+        CorruptionError: a file of the snapshot is not what was copied. There is no *target*.
         OSError: the disk refused; there is no *target*.
     """
     places = places_in(fs, source)
     if places and "" not in places:
-        raise WrongUse(f"{source} is the snapshot of a pipeline: quiver restore {source} PIPELINE.yaml")
+        raise UsageError(f"{source} is the snapshot of a pipeline: quiver restore {source} PIPELINE.yaml")
     target = posixpath.normpath(target)
     targets = {place: f"{target}.{posixpath.basename(place)}" if place else target for place in places}
     return restore_parts(
@@ -298,7 +298,7 @@ def restore_parts(
             old identity → new one of all stores.
 
     Raises:
-        WrongUse, Damaged, OSError: as `restore`.
+        UsageError, CorruptionError, OSError: as `restore`.
     """
     listed, problems = check_snapshot(fs, source)
     if problems and not damaged_too:
@@ -369,9 +369,9 @@ def _check_file(fs: FileSystem, path: str, file: SnapshotFile) -> None:
         else:
             size, crc = checksum_of(fs, path)
     except FileNotFoundError:
-        raise Damaged(path, 0, "the snapshot lists this file, and it is not there") from None
+        raise CorruptionError(path, 0, "the snapshot lists this file, and it is not there") from None
     if size != file.size_bytes or crc != file.crc32:
-        raise Damaged(path, 0, f"not what was copied: {size} bytes, {file.size_bytes} were written")
+        raise CorruptionError(path, 0, f"not what was copied: {size} bytes, {file.size_bytes} were written")
     if file.crc32 is None:
         reader = SegmentReader.open(fs, path)
         reader.verify()

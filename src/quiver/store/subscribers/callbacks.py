@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDied
+from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.store.subscribers.claims import WAIT_S_MAX, Claims
 from quiver.store.subscribers.delivery import DeliveryQueue
 from quiver.store.subscribers.records import Membership, Shared
@@ -53,7 +53,7 @@ class BundleCallback:
         self._callback()
         return None
 
-    def _report(self, died: WorkerDied) -> None:
+    def _report(self, died: WorkerDiedError) -> None:
         self._shared.observer.event(
             "quiver.subscriber.callback", level=logging.ERROR, subscriber=self._member.id, problem=str(died)
         )

@@ -29,9 +29,9 @@ class SubscriberCalls:
                 bundle of each segment in turn. Not written down: each registration says it anew.
 
         Raises:
-            WrongUse: the id, the start or the order is not lawful.
-            StoreFailed: the directory was moved; open it where it is now.
-            StoreClosed: the store was closed.
+            UsageError: the id, the start or the order is not lawful.
+            StoreFailedError: the directory was moved; open it where it is now.
+            StoreClosedError: the store was closed.
         """
         return self._registry.register(subscriber_id, start, order=order)
 
@@ -42,9 +42,9 @@ class SubscriberCalls:
         They count as dropped for it. Registered again it is a new one.
 
         Raises:
-            SubscriberUnknown: not registered.
-            DirectoryInUse: another process works for it.
-            StoreClosed: the store was closed.
+            UnknownSubscriberError: not registered.
+            DirectoryInUseError: another process works for it.
+            StoreClosedError: the store was closed.
         """
         return self._registry.unregister(subscriber_id)
 
@@ -53,7 +53,7 @@ class SubscriberCalls:
         End the registration phase. The first `next_bundle` does it too.
 
         Raises:
-            StoreClosed: the store was closed.
+            StoreClosedError: the store was closed.
         """
         self._registry.activate()
 
@@ -69,10 +69,10 @@ class SubscriberCalls:
         Remove an orphan for good, as `unregister` does for one that is registered.
 
         Raises:
-            WrongUse: it is registered, or the registration phase has not ended.
-            SubscriberUnknown: there is no such subscriber.
-            DirectoryInUse: another process works for it.
-            StoreClosed: the store was closed.
+            UsageError: it is registered, or the registration phase has not ended.
+            UnknownSubscriberError: there is no such subscriber.
+            DirectoryInUseError: another process works for it.
+            StoreClosedError: the store was closed.
         """
         return self._registry.drop_orphan(subscriber_id)
 
@@ -81,10 +81,10 @@ class SubscriberCalls:
         Deliver again what a subscriber resolved from *to* on; see `Subscriber.rewind`. Durable on return.
 
         Raises:
-            WrongUse: *to* means nothing, or a place that the store has not reached.
-            SubscriberUnknown: there is no such subscriber.
-            DirectoryInUse: another process works for it.
-            StoreClosed: the store was closed.
+            UsageError: *to* means nothing, or a place that the store has not reached.
+            UnknownSubscriberError: there is no such subscriber.
+            DirectoryInUseError: another process works for it.
+            StoreClosedError: the store was closed.
             OSError: it could not be written.
         """
         return self._registry.rewind(subscriber_id, to)
@@ -98,7 +98,7 @@ class SubscriberCalls:
         Return how many bundles a subscriber has not resolved.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
+            UnknownSubscriberError: there is no such subscriber.
         """
         return self._registry.pending_bundle_count(subscriber_id)
 
@@ -111,7 +111,7 @@ class SubscriberCalls:
         Return the oldest segment with a bundle that a subscriber has not resolved, or None.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
+            UnknownSubscriberError: there is no such subscriber.
         """
         return self._registry.oldest_incomplete_segment(subscriber_id)
 
@@ -120,7 +120,7 @@ class SubscriberCalls:
         Return the numbers of all segments, or of those with bundles that a subscriber has not resolved.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
+            UnknownSubscriberError: there is no such subscriber.
         """
         return self._registry.segment_sequences(subscriber_id)
 
@@ -129,6 +129,6 @@ class SubscriberCalls:
         Return what a subscriber could `claim` from *first_segment* to *last_segment*, both included, ascending.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
+            UnknownSubscriberError: there is no such subscriber.
         """
         return self._registry.pending_bundles_in_range(subscriber_id, first_segment, last_segment)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from quiver.bundle import Bundle, BundleRef
-from quiver.errors import BundleUnavailable, WrongUse
+from quiver.errors import BundleUnavailableError, UsageError
 from quiver.store.format.audit import Outcome
 from quiver.store.subscribers.delivery import DeliveryQueue
 from quiver.store.subscribers.handle import BundleHandle
@@ -50,11 +50,11 @@ class Claims:
         Make sure that this process works for *member*; the first time also ends the registration phase.
 
         Raises:
-            DirectoryInUse: another process works for it.
-            SubscriberUnknown: it was unregistered.
-            StoreFailed: the directory was moved.
-            StoreClosed: the store was closed.
-            Damaged: its progress file is not what was written, and the policy is not to go on.
+            DirectoryInUseError: another process works for it.
+            UnknownSubscriberError: it was unregistered.
+            StoreFailedError: the directory was moved.
+            StoreClosedError: the store was closed.
+            CorruptionError: its progress file is not what was written, and the policy is not to go on.
             OSError: its progress file cannot be read.
         """
         if not self._has_begun:
@@ -84,7 +84,7 @@ class Claims:
     def take_many(self, member: Membership, count: int, timeout_s: float | None) -> list[BundleHandle]:
         """Claim up to *count* bundles for *member*; see `Subscriber.next_bundles`."""
         if count < 1:
-            raise WrongUse(f"next_bundles({count}): ask for at least one")
+            raise UsageError(f"next_bundles({count}): ask for at least one")
         if member.queue is None or not self._has_begun:
             self.begin(member)
         with self._condition:
@@ -134,14 +134,14 @@ class Claims:
 
     def ack_all(self, member: Membership, handles: Iterable[BundleHandle]) -> None:
         """Resolve the bundles of *handles* as "acked"; see `Subscriber.ack_all`."""
-        refused: BundleUnavailable | None = None
+        refused: BundleUnavailableError | None = None
         with self._condition:
             queue = self.queue_of(member)
             for handle in handles:
                 if handle.outcome != "acked":
                     try:
                         member.acked_uncounted += self._settle(member, queue, handle, "acked")
-                    except BundleUnavailable as error:
+                    except BundleUnavailableError as error:
                         refused = refused or error
         if refused is not None:
             raise refused
@@ -166,7 +166,7 @@ class Claims:
     def defer(self, member: Membership, handle: BundleHandle, seconds: float) -> None:
         """Give the bundle of *handle* back for later; see `BundleHandle.defer`."""
         if not seconds >= 0:
-            raise WrongUse(f"defer({seconds}): seconds must be 0 or more")
+            raise UsageError(f"defer({seconds}): seconds must be 0 or more")
         with self._condition:
             queue = self.queue_of(member)
             self._check_claim(queue, handle, "deferred")
@@ -213,9 +213,9 @@ class Claims:
         Return what is pending for *member*, dropped handles included.
 
         Raises:
-            BundleUnavailable: this process does not work for it any more.
-            SubscriberUnknown: it was unregistered.
-            StoreClosed: the store was closed.
+            BundleUnavailableError: this process does not work for it any more.
+            UnknownSubscriberError: it was unregistered.
+            StoreClosedError: the store was closed.
         """
         if self._members.is_closed or member.gone:
             self._members.require(member)
@@ -223,7 +223,7 @@ class Claims:
             queue, ref = self._dropped.popleft()
             queue.release(ref)
         if member.queue is None:
-            raise BundleUnavailable(f"subscriber {member.id!r} was released; its claims have ended")
+            raise BundleUnavailableError(f"subscriber {member.id!r} was released; its claims have ended")
         return member.queue
 
     def _check_claim(self, queue: DeliveryQueue, handle: BundleHandle, outcome: str) -> None:
@@ -233,6 +233,6 @@ class Claims:
             if handle.ref.segment in self._shared.segments:
                 queue.claim(handle.ref)
         elif handle.outcome is not None:
-            raise BundleUnavailable(f"bundle {handle.ref} cannot be {outcome}: it was {handle.outcome} already")
+            raise BundleUnavailableError(f"bundle {handle.ref} cannot be {outcome}: it was {handle.outcome} already")
         elif handle.queue is not queue or not queue.is_claimed(handle.ref):
-            raise BundleUnavailable(f"the claim on bundle {handle.ref} has ended")
+            raise BundleUnavailableError(f"the claim on bundle {handle.ref} has ended")

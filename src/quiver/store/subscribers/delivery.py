@@ -23,7 +23,7 @@ from heapq import heapify, heappop, heappush
 from typing import Literal, get_args
 
 from quiver.bundle import BundleRef
-from quiver.errors import BundleUnavailable, WrongUse
+from quiver.errors import BundleUnavailableError, UsageError
 from quiver.store.subscribers.claimable_bitmap import FreeBits
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
@@ -50,12 +50,12 @@ def check_order(order: str) -> Order:
     Return *order* when it is one.
 
     Raises:
-        WrongUse: it is not; the message names those there are.
+        UsageError: it is not; the message names those there are.
     """
     for known in get_args(Order):
         if order == known:
             return known
-    raise WrongUse(f"order={order!r} is not one of {', '.join(get_args(Order))}")
+    raise UsageError(f"order={order!r} is not one of {', '.join(get_args(Order))}")
 
 
 class DeliveryQueue:
@@ -184,15 +184,15 @@ class DeliveryQueue:
         Claim *ref* itself, whether it is pending, deferred or was unreadable.
 
         Raises:
-            BundleUnavailable: there is no such bundle, or it is resolved or claimed.
+            BundleUnavailableError: there is no such bundle, or it is resolved or claimed.
         """
         segment = self._segments.get(ref.segment)
         if segment is None or not 0 <= ref.index < segment.bundle_count:
-            raise BundleUnavailable(f"there is no bundle {ref}")
+            raise BundleUnavailableError(f"there is no bundle {ref}")
         if ref in self._claimed:
-            raise BundleUnavailable(f"bundle {ref} is claimed already")
+            raise BundleUnavailableError(f"bundle {ref} is claimed already")
         if self._state.is_resolved(ref):
-            raise BundleUnavailable(f"bundle {ref} is resolved already")
+            raise BundleUnavailableError(f"bundle {ref} is resolved already")
         self._withhold(ref)
         self._delayed.pop(ref, None)
         self._unreadable.pop(ref, None)

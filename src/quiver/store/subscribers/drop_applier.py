@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from quiver.errors import Damaged, SubscriberUnknown
+from quiver.errors import CorruptionError, UnknownSubscriberError
 from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.subscribers.records import Membership, Shared
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
@@ -57,7 +57,7 @@ class Drops:
                     failure = failure or error
                     if not was_owned and not self._says(member, entries):
                         continue  # nothing of it was kept
-                except (Damaged, SubscriberUnknown):
+                except (CorruptionError, UnknownSubscriberError):
                     continue  # reported where it was found, or gone; the ledger keeps the entry for the next time
                 for reason, bundles in by_reason.items():
                     shared.count_dropped(member.id, bundles, reason=reason)

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from quiver.bundle import Bundle, BundleRef
-from quiver.errors import BundleUnavailable, Damaged, WrongUse
+from quiver.errors import BundleUnavailableError, CorruptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,16 +50,16 @@ class BundleHandle:
         handle can still be rejected (or acknowledged), which is how a consumer gets past it.
 
         Raises:
-            Damaged: the bytes on disk are not what was written.
-            BundleUnavailable: the segment is not on disk any more.
-            ObjectsUnavailable: only the object tier has it, and does not answer; ask again, or `defer`.
+            CorruptionError: the bytes on disk are not what was written.
+            BundleUnavailableError: the segment is not on disk any more.
+            ObjectsUnavailableError: only the object tier has it, and does not answer; ask again, or `defer`.
             OSError: the disk could not be read.
         """
         bundle = self._bundle
         if bundle is None:
             try:
                 bundle = self._bundle = self._claims.load(self.ref)
-            except (Damaged, BundleUnavailable, OSError):
+            except (CorruptionError, BundleUnavailableError, OSError):
                 self._claims.give_back_unreadable(self._membership, self)
                 raise
         return bundle
@@ -72,8 +72,8 @@ class BundleHandle:
         the bundle.
 
         Raises:
-            BundleUnavailable: the handle was rejected, deferred or given back before.
-            StoreClosed: the store is closed; the bundle will be delivered again.
+            BundleUnavailableError: the handle was rejected, deferred or given back before.
+            StoreClosedError: the store is closed; the bundle will be delivered again.
         """
         self._claims.settle(self._membership, self, "acked")
 
@@ -85,13 +85,13 @@ class BundleHandle:
         is kept.
 
         Raises:
-            BundleUnavailable: the handle was acknowledged, deferred or given back before.
-            WrongUse: *why* is no text; nothing was decided.
-            StoreClosed: the store is closed; the bundle will be delivered again.
+            BundleUnavailableError: the handle was acknowledged, deferred or given back before.
+            UsageError: *why* is no text; nothing was decided.
+            StoreClosedError: the store is closed; the bundle will be delivered again.
         """
         if not isinstance(why, str):
             # The trail is written by another thread, later: there it would cost that thread, and the store with it.
-            raise WrongUse(f"reject({why!r}): say why as text, for example str(error)")
+            raise UsageError(f"reject({why!r}): say why as text, for example str(error)")
         self._claims.settle(self._membership, self, "rejected", why)
 
     def defer(self, seconds: float = 0.0) -> None:
@@ -99,8 +99,8 @@ class BundleHandle:
         Give the bundle back, to be delivered again after *seconds*. Newer bundles are not held up meanwhile.
 
         Raises:
-            BundleUnavailable: the handle was acknowledged, rejected, deferred or given back before.
-            WrongUse: *seconds* is negative or not a number.
+            BundleUnavailableError: the handle was acknowledged, rejected, deferred or given back before.
+            UsageError: *seconds* is negative or not a number.
         """
         self._claims.defer(self._membership, self, seconds)
 
@@ -151,9 +151,9 @@ class Subscriber:
             The handle, or None when the time has passed.
 
         Raises:
-            DirectoryInUse: another process works for this subscriber.
-            SubscriberUnknown: it was unregistered.
-            StoreClosed: the store was closed, also while waiting.
+            DirectoryInUseError: another process works for this subscriber.
+            UnknownSubscriberError: it was unregistered.
+            StoreClosedError: the store was closed, also while waiting.
         """
         return self._registry.claims.take(self._membership, timeout)
 
@@ -168,10 +168,10 @@ class Subscriber:
             The handles in the order of delivery; empty when the time has passed.
 
         Raises:
-            WrongUse: *count* is below 1.
-            DirectoryInUse: another process works for this subscriber.
-            SubscriberUnknown: it was unregistered.
-            StoreClosed: the store was closed, also while waiting.
+            UsageError: *count* is below 1.
+            DirectoryInUseError: another process works for this subscriber.
+            UnknownSubscriberError: it was unregistered.
+            StoreClosedError: the store was closed, also while waiting.
         """
         return self._registry.claims.take_many(self._membership, count, timeout)
 
@@ -180,8 +180,8 @@ class Subscriber:
         Say of all *handles*, which this subscriber gave out, what `BundleHandle.ack` says of one.
 
         Raises:
-            BundleUnavailable: one of them was rejected, deferred or given back before; all others are acknowledged.
-            StoreClosed: the store is closed; the bundles will be delivered again.
+            BundleUnavailableError: one of them was rejected, deferred or given back before; all others are
+            acknowledged. StoreClosedError: the store is closed; the bundles will be delivered again.
         """
         self._registry.claims.ack_all(self._membership, handles)
 
@@ -190,10 +190,10 @@ class Subscriber:
         Claim one bundle by name, whatever its turn; a deferred one before its time, too.
 
         Raises:
-            BundleUnavailable: there is no such bundle, or it is resolved or claimed.
-            DirectoryInUse: another process works for this subscriber.
-            SubscriberUnknown: it was unregistered.
-            StoreClosed: the store was closed.
+            BundleUnavailableError: there is no such bundle, or it is resolved or claimed.
+            DirectoryInUseError: another process works for this subscriber.
+            UnknownSubscriberError: it was unregistered.
+            StoreClosedError: the store was closed.
         """
         return self._registry.claims.claim(self._membership, ref)
 
@@ -209,9 +209,9 @@ class Subscriber:
             A function that ends it. A call that runs at that moment is not waited for.
 
         Raises:
-            DirectoryInUse: another process works for this subscriber.
-            SubscriberUnknown: it was unregistered.
-            StoreClosed: the store was closed.
+            DirectoryInUseError: another process works for this subscriber.
+            UnknownSubscriberError: it was unregistered.
+            StoreClosedError: the store was closed.
         """
         return self._registry.call_on_bundle(self._membership, callback)
 
@@ -230,10 +230,10 @@ class Subscriber:
             How many bundles came back, and which segment numbers from there on are gone.
 
         Raises:
-            WrongUse: *to* means nothing, or a place that the store has not reached.
-            DirectoryInUse: another process works for this subscriber.
-            SubscriberUnknown: it was unregistered.
-            StoreClosed: the store was closed.
+            UsageError: *to* means nothing, or a place that the store has not reached.
+            DirectoryInUseError: another process works for this subscriber.
+            UnknownSubscriberError: it was unregistered.
+            StoreClosedError: the store was closed.
             OSError: it could not be written; it holds in this process, and the next maintenance pass tries again.
         """
         return self._registry.rewind(self._membership.id, to)

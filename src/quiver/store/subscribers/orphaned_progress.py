@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.format.cores import EVICTED
@@ -78,7 +78,7 @@ def _progress(fs: FileSystem, root: str, subscribers: Sequence[str]) -> dict[str
             continue
         try:
             progress = load_progress(fs, root, subscriber)
-        except Damaged:
+        except CorruptionError:
             continue
         if progress is not None:
             found[subscriber] = progress
@@ -98,7 +98,7 @@ def give_up(fs: FileSystem, root: str, one: MissingSegment) -> None:
     Resolve what *one* subscriber had still to get of a segment that is gone. Durable on return.
 
     Raises:
-        DirectoryInUse: somebody works for the subscriber.
+        DirectoryInUseError: somebody works for the subscriber.
         OSError: the disk refused; nothing changed.
     """
     with SubscriberFile(fs, root, one.subscriber) as file:

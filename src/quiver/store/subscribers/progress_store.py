@@ -22,7 +22,13 @@ from types import TracebackType
 from typing import Self
 
 from quiver.bundle import BundleRef
-from quiver.errors import Damaged, DirectoryInUse, FormatUnsupported, SubscriberUnknown, WrongUse
+from quiver.errors import (
+    CorruptionError,
+    DirectoryInUseError,
+    UnknownSubscriberError,
+    UnsupportedFormatError,
+    UsageError,
+)
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.copying import keep_damaged
 from quiver.primitives.disk.file_system import FileSystem, Lock
@@ -70,7 +76,7 @@ def progress_path(root: str, subscriber_id: str) -> str:
     Return the path of a subscriber's progress file.
 
     Raises:
-        WrongUse: not a valid subscriber id.
+        UsageError: not a valid subscriber id.
     """
     return f"{root}/{progress_name(subscriber_id)}"
 
@@ -80,7 +86,7 @@ def backup_path(root: str, subscriber_id: str) -> str:
     Return the path of the previous generation of a subscriber's progress file.
 
     Raises:
-        WrongUse: not a valid subscriber id.
+        UsageError: not a valid subscriber id.
     """
     return f"{root}/{progress_backup_name(subscriber_id)}"
 
@@ -96,21 +102,21 @@ def _read(fs: FileSystem, path: str) -> bytes:
         return fs.read_all(path, size_max=PROGRESS_BYTES_MAX)
     except OSError as error:
         if error.errno == errno.EFBIG:
-            raise Damaged(path, PROGRESS_BYTES_MAX, "a progress file is never this large") from error
+            raise CorruptionError(path, PROGRESS_BYTES_MAX, "a progress file is never this large") from error
         raise
 
 
 def _decode(path: str, data: bytes) -> Progress:
     answer = decode_progress(memoryview(data))
     if isinstance(answer, NeedMore):
-        raise Damaged(path, len(data), f"the file is cut short by at least {answer.missing} bytes")
+        raise CorruptionError(path, len(data), f"the file is cut short by at least {answer.missing} bytes")
     if not isinstance(answer, Frame):
         # The checksum at its end is right, so the version was not damaged: what it says must not be thrown away.
         is_newer = "unsupported version" in answer.reason and progress_checksum(memoryview(data)) is not None
-        raise (FormatUnsupported if is_newer else Damaged)(path, answer.offset, answer.reason)
+        raise (UnsupportedFormatError if is_newer else CorruptionError)(path, answer.offset, answer.reason)
     progress = answer.value
     if max(progress.oldest_incomplete, max(progress.entries, default=0)) > SEGMENT_SEQ_MAX:
-        raise Damaged(path, 14, f"names a segment above {SEGMENT_SEQ_MAX}")
+        raise CorruptionError(path, 14, f"names a segment above {SEGMENT_SEQ_MAX}")
     return progress
 
 
@@ -119,9 +125,9 @@ def load_progress(fs: FileSystem, root: str, subscriber_id: str) -> Progress | N
     Return what the progress file of *subscriber_id* says; None when there is no such file. Takes no lock.
 
     Raises:
-        Damaged: the file is not what was written; what it said is unknown.
-        FormatUnsupported: a newer version wrote it.
-        WrongUse: not a valid subscriber id.
+        CorruptionError: the file is not what was written; what it said is unknown.
+        UnsupportedFormatError: a newer version wrote it.
+        UsageError: not a valid subscriber id.
     """
     path = progress_path(root, subscriber_id)
     try:
@@ -174,7 +180,7 @@ def profile_in_use(fs: FileSystem, root: str, *, default: Profile = "spec") -> P
     for subscriber_id in find_subscribers(fs, root):
         try:
             checksum = progress_checksum(memoryview(_read(fs, progress_path(root, subscriber_id))))
-        except (FileNotFoundError, Damaged):
+        except (FileNotFoundError, CorruptionError):
             continue
         if checksum is not None:
             return "otap" if checksum == "crc32" else "spec"
@@ -190,8 +196,8 @@ def create_if_missing(
     *segments* are the sealed segments that exist now; see `start_segment` for *start*.
 
     Raises:
-        WrongUse: not a valid id, or *start* names nothing.
-        DirectoryInUse: another process is creating it at this moment.
+        UsageError: not a valid id, or *start* names nothing.
+        DirectoryInUseError: another process is creating it at this moment.
     """
     path = progress_path(root, subscriber_id)
     first = start_segment(start, segments)
@@ -199,7 +205,7 @@ def create_if_missing(
         return False
     try:
         lock = lock_subscriber(fs, root, subscriber_id)
-    except DirectoryInUse:
+    except DirectoryInUseError:
         # Whoever holds it made the file before it did anything else.
         if fs.exists(path):
             return False
@@ -256,28 +262,28 @@ def recreate_damaged(
     The policy `fail` is for callers: they do not come here.
 
     Raises:
-        FormatUnsupported: a newer version wrote it, and it is sound: it stays as it is.
+        UnsupportedFormatError: a newer version wrote it, and it is sound: it stays as it is.
         OSError: the disk refused; call again.
     """
     path = progress_path(root, subscriber_id)
     copy: str | None = None
     try:
         data = _read(fs, path)
-    except Damaged:
+    except CorruptionError:
         data = None
     if data is not None:
         try:
             _decode(path, data)
-        except FormatUnsupported:
+        except UnsupportedFormatError:
             raise
-        except Damaged:
+        except CorruptionError:
             pass
         copy = keep_damaged(fs, f"{root}/{QUARANTINE_DIR}", progress_name(subscriber_id), data)
     progress, start = Progress(0, {}), "earliest"
     if policy == "restart_latest":
         progress, start = Progress(next_seq, {}), "latest"
     elif policy == "backup":
-        with contextlib.suppress(FileNotFoundError, Damaged):
+        with contextlib.suppress(FileNotFoundError, CorruptionError):
             kept = backup_path(root, subscriber_id)
             progress, start = _decode(kept, _read(fs, kept)), "backup"
     save_progress(fs, root, subscriber_id, progress, profile=profile)
@@ -297,8 +303,8 @@ def lock_subscriber(fs: FileSystem, root: str, subscriber_id: str) -> Lock:
     Take the lock that makes its holder the owner of *subscriber_id*.
 
     Raises:
-        DirectoryInUse: another process, or another object of this one, owns the subscriber.
-        WrongUse: not a valid subscriber id.
+        DirectoryInUseError: another process, or another object of this one, owns the subscriber.
+        UsageError: not a valid subscriber id.
     """
     return hold(fs, f"{root}/{subscriber_lock_name(subscriber_id)}", owner=f"subscriber {subscriber_id}")
 
@@ -315,7 +321,7 @@ class SubscriberFile:
         keep_backup: keep what the file said before each replacement.
 
     Raises:
-        WrongUse: not a valid subscriber id.
+        UsageError: not a valid subscriber id.
     """
 
     def __init__(
@@ -351,10 +357,10 @@ class SubscriberFile:
         Take the lock and load the progress. Does nothing when it is held already.
 
         Raises:
-            DirectoryInUse: another process, or another object of this one, owns the subscriber.
-            SubscriberUnknown: there is no progress file.
-            Damaged: the progress file is not what was written. The lock is not kept.
-            FormatUnsupported: a newer version wrote it. The lock is not kept.
+            DirectoryInUseError: another process, or another object of this one, owns the subscriber.
+            UnknownSubscriberError: there is no progress file.
+            CorruptionError: the progress file is not what was written. The lock is not kept.
+            UnsupportedFormatError: a newer version wrote it. The lock is not kept.
         """
         if self._lock is not None:
             return
@@ -366,7 +372,7 @@ class SubscriberFile:
                 self._profile = "otap" if progress_checksum(memoryview(data)) == "crc32" else "spec"
         except FileNotFoundError as error:
             lock.release()
-            raise SubscriberUnknown(f"there is no subscriber {self.subscriber_id!r} in {self._root}") from error
+            raise UnknownSubscriberError(f"there is no subscriber {self.subscriber_id!r} in {self._root}") from error
         except BaseException:
             lock.release()
             raise
@@ -379,8 +385,8 @@ class SubscriberFile:
         After `acquire` reported damage: do what *policy* says, and own the file; see `recreate_damaged`.
 
         Raises:
-            DirectoryInUse: another process owns the subscriber.
-            FormatUnsupported: a newer version wrote it, and it is sound; nothing is owned.
+            DirectoryInUseError: another process owns the subscriber.
+            UnsupportedFormatError: a newer version wrote it, and it is sound; nothing is owned.
             OSError: the disk refused; nothing is owned.
         """
         lock = lock_subscriber(self._fs, self._root, self.subscriber_id)
@@ -411,7 +417,7 @@ class SubscriberFile:
     def _known(self) -> Segments:
         # Without them a partly resolved segment could not be told from one that is gone.
         if self._segments is None:
-            raise WrongUse("say which segments there are first: know(segments)")
+            raise UsageError("say which segments there are first: know(segments)")
         return self._segments
 
     def position(self, *, held: Collection[BundleRef] = ()) -> BundleRef:
@@ -419,7 +425,7 @@ class SubscriberFile:
         Return the next bundle an in-order reader must read: everything before it is resolved, or one of *held*.
 
         Raises:
-            WrongUse: `know` was not called.
+            UsageError: `know` was not called.
         """
         return self.state.position(self._known(), held=held)
 
@@ -431,7 +437,7 @@ class SubscriberFile:
         behind the newest segment it says that the ones to come are resolved.
 
         Raises:
-            WrongUse: `know` was not called.
+            UsageError: `know` was not called.
         """
         position = BundleRef(segment, index)
         segments = self._known()
@@ -452,11 +458,11 @@ class SubscriberFile:
         Write the state to disk if it says more than the file; durable on return. True when it was written.
 
         Raises:
-            WrongUse: it is not owned, or `know` was not called.
+            UsageError: it is not owned, or `know` was not called.
             OSError: the disk refused; the state is kept and can be saved again.
         """
         if self._lock is None:
-            raise WrongUse(f"subscriber {self.subscriber_id!r} is not owned: acquire() first")
+            raise UsageError(f"subscriber {self.subscriber_id!r} is not owned: acquire() first")
         # Only over numbers that are known: a segment this process overlooked must not count as resolved.
         self.state.advance(self._known(), over_gaps=False)
         progress = self.state.to_progress(self._known(), profile=self._profile or "spec", over_gaps=False)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quiver.clock import Clock
-from quiver.errors import Damaged, DirectoryInUse
+from quiver.errors import CorruptionError, DirectoryInUseError
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import DamagePolicy, Profile
@@ -206,15 +206,15 @@ class Membership:
         When nobody works for it, ownership is taken for the moment.
 
         Raises:
-            Damaged: its file is not what was written, and the policy is not to go on.
-            SubscriberUnknown: its file is gone.
+            CorruptionError: its file is not what was written, and the policy is not to go on.
+            UnknownSubscriberError: its file is gone.
             OSError: the disk refused. A state that was owned before keeps the change, for the next `save`.
         """
         borrowed = self.file is None
         if borrowed:
             try:
                 self.own()
-            except DirectoryInUse:
+            except DirectoryInUseError:
                 with self._shared.condition:
                     self.idle_since_s = self._shared.clock.monotonic()
                 return False
@@ -236,17 +236,17 @@ class Membership:
         Take the lock and go on from what the file says.
 
         Raises:
-            DirectoryInUse: another process works for this subscriber.
-            SubscriberUnknown: its progress file is gone.
-            Damaged: the file is not what was written, and the policy is not to go on.
-            FormatUnsupported: a newer version wrote it; whatever the policy, it stays as it is.
+            DirectoryInUseError: another process works for this subscriber.
+            UnknownSubscriberError: its progress file is gone.
+            CorruptionError: the file is not what was written, and the policy is not to go on.
+            UnsupportedFormatError: a newer version wrote it; whatever the policy, it stays as it is.
             OSError: the file cannot be read.
         """
         shared = self._shared
         file = self._new_file()
         try:
             file.acquire()
-        except Damaged as damage:
+        except CorruptionError as damage:
             self._report_damage(damage)
             if shared.damage_policy == "fail":
                 raise
@@ -285,7 +285,7 @@ class Membership:
             return self.durable is not None
         try:
             progress = progress_store.load_progress(shared.fs, shared.root, self.id)
-        except Damaged as damage:
+        except CorruptionError as damage:
             if signature != self._signature:
                 self._report_damage(damage)
             self._signature = signature
@@ -308,22 +308,22 @@ class Membership:
         That one will write the file again; until then nothing is deleted.
 
         Raises:
-            Damaged: the policy is not to go on.
-            FormatUnsupported: a newer version wrote it; whatever the policy, it stays as it is.
+            CorruptionError: the policy is not to go on.
+            UnsupportedFormatError: a newer version wrote it; whatever the policy, it stays as it is.
             OSError: the disk refused.
         """
         shared = self._shared
         if shared.damage_policy == "fail":
             try:
                 progress_store.lock_subscriber(shared.fs, shared.root, self.id).release()
-            except DirectoryInUse:
+            except DirectoryInUseError:
                 return
             progress_store.load_progress(shared.fs, shared.root, self.id)
             return
         file = self._new_file()
         try:
             made = self._recreate(file)
-        except DirectoryInUse:
+        except DirectoryInUseError:
             return
         file.release()
         self._adopt(made.progress)
@@ -420,7 +420,7 @@ class Membership:
             max(0.0, (now_ns - self._changed_ns) / 1e9),
         )
 
-    def _report_damage(self, damage: Damaged) -> None:
+    def _report_damage(self, damage: CorruptionError) -> None:
         observer = self._shared.observer
         observer.event(
             "quiver.subscriber.progress.damaged",

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import DirectoryInUse
+from quiver.errors import DirectoryInUseError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.lock import holder_of
@@ -57,7 +57,7 @@ class Registry:
         deleting: while it is held nothing is deleted: a rewind and a registration hold it.
 
     Raises:
-        Damaged: a progress file is not what was written, and *progress_damage* is `fail`.
+        CorruptionError: a progress file is not what was written, and *progress_damage* is `fail`.
         OSError: a file cannot be read, or a copy cannot be written.
     """
 
@@ -280,7 +280,7 @@ class Registry:
         Return how one subscriber stands.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
+            UnknownSubscriberError: there is no such subscriber.
         """
         return self.members.status(subscriber_id)
 
@@ -313,7 +313,7 @@ class Registry:
         Return how many sealed bundles one subscriber has not resolved, claimed and deferred ones included.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
+            UnknownSubscriberError: there is no such subscriber.
         """
         with self._condition:
             return self.members.find(subscriber_id).state.pending_count(self._segments)
@@ -332,7 +332,7 @@ class Registry:
         Return the oldest segment with a bundle that one subscriber has not resolved, or None.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
+            UnknownSubscriberError: there is no such subscriber.
         """
         with self._condition:
             pending = next(self.members.find(subscriber_id).state.pending_of(self._segments), None)
@@ -343,7 +343,7 @@ class Registry:
         Return the numbers of all sealed segments, or of those with bundles that one subscriber has not resolved.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
+            UnknownSubscriberError: there is no such subscriber.
         """
         with self._condition:
             if subscriber_id is None:
@@ -355,7 +355,7 @@ class Registry:
         Return what one subscriber could claim from *first_segment* to *last_segment*, both included, ascending.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
+            UnknownSubscriberError: there is no such subscriber.
         """
         with self._condition:
             member = self.members.find(subscriber_id)
@@ -381,11 +381,12 @@ class Registry:
             order: in which order bundles go out; see `delivery`. It is not written down: the last registration counts.
 
         Raises:
-            WrongUse: not a valid id or order, or *start* names nothing.
-            DirectoryInUse: another process is creating it at this moment; one that merely works for it is fine. Or one
+            UsageError: not a valid id or order, or *start* names nothing.
+            DirectoryInUseError: another process is creating it at this moment; one that merely works for it is fine. Or
+            one
                 that deletes in a core's directory hangs.
-            StoreFailed: the directory was moved.
-            StoreClosed: the store was closed.
+            StoreFailedError: the directory was moved.
+            StoreClosedError: the store was closed.
             OSError: the progress file could not be written.
         """
         with self._condition:
@@ -403,9 +404,9 @@ class Registry:
             How many bundles that was.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
-            DirectoryInUse: another process works for it.
-            StoreClosed: the store was closed.
+            UnknownSubscriberError: there is no such subscriber.
+            DirectoryInUseError: another process works for it.
+            StoreClosedError: the store was closed.
             OSError: the file could not be removed; the subscriber stays.
         """
         return self.members.unregister(subscriber_id)
@@ -415,10 +416,10 @@ class Registry:
         Remove an orphan for good, as `unregister` does.
 
         Raises:
-            WrongUse: it is registered, or the registration phase has not ended.
-            SubscriberUnknown: there is no such subscriber.
-            DirectoryInUse: another process works for it.
-            StoreClosed: the store was closed.
+            UsageError: it is registered, or the registration phase has not ended.
+            UnknownSubscriberError: there is no such subscriber.
+            DirectoryInUseError: another process works for it.
+            StoreClosedError: the store was closed.
             OSError: the file could not be removed; the orphan stays.
         """
         return self.members.drop_orphan(subscriber_id)
@@ -430,7 +431,7 @@ class Registry:
         An orphan still holds its data. Registering later is allowed and ends that. Idempotent.
 
         Raises:
-            StoreClosed: the store was closed.
+            StoreClosedError: the store was closed.
         """
         self.members.activate()
 
@@ -439,10 +440,10 @@ class Registry:
         Deliver again to one subscriber what it resolved; see `Subscriber.rewind`.
 
         Raises:
-            WrongUse: *to* means nothing, or a place that the store has not reached.
-            SubscriberUnknown: there is no such subscriber.
-            DirectoryInUse: another process works for it.
-            StoreClosed: the store was closed.
+            UsageError: *to* means nothing, or a place that the store has not reached.
+            UnknownSubscriberError: there is no such subscriber.
+            DirectoryInUseError: another process works for it.
+            StoreClosedError: the store was closed.
             OSError: it could not be written.
         """
         shared = self._shared
@@ -468,7 +469,7 @@ class Registry:
 
             if not member.edit(change, is_rewound=True):
                 lock = f"{shared.root}/{subscriber_lock_name(subscriber_id)}"
-                raise DirectoryInUse(lock, holder_of(shared.fs, lock) or "another process")
+                raise DirectoryInUseError(lock, holder_of(shared.fs, lock) or "another process")
         self._observer.event("quiver.subscriber.rewind", subscriber=subscriber_id, position=str(position), bundles=back)
         return Rewound(position, back, missing)
 

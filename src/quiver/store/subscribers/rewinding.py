@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from quiver.bundle import BundleRef
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.store.subscribers.state import Segments, instant_ns, start_segment
 
 __all__ = ["RewindTo", "Rewound", "rewind_position"]
@@ -38,17 +38,17 @@ def rewind_position(to: RewindTo, segments: Segments) -> tuple[BundleRef, tuple[
     Return the bundle that *to* means, and the segment numbers from there on that have no segment.
 
     Raises:
-        WrongUse: *to* means nothing, or a place that the store has not reached.
+        UsageError: *to* means nothing, or a place that the store has not reached.
     """
     if isinstance(to, BundleRef):
         first = start_segment(to.segment, segments)
         segment = segments.get(first)
         if to.index < 0 or (segment is not None and to.index >= segment.bundle_count):
             count = 0 if segment is None else segment.bundle_count
-            raise WrongUse(f"cannot rewind to bundle {to}: segment {first} has {count} bundles")
+            raise UsageError(f"cannot rewind to bundle {to}: segment {first} has {count} bundles")
         return to, segments.missing(first)
     if to == "latest":
-        raise WrongUse('a rewind to "latest" would skip what was not delivered; unregister and register does that')
+        raise UsageError('a rewind to "latest" would skip what was not delivered; unregister and register does that')
     first = start_segment(to, segments)
     missing = segments.missing(first)
     if isinstance(to, datetime):

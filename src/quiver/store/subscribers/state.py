@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from quiver.bundle import BundleRef
-from quiver.errors import BundleUnavailable, WrongUse
+from quiver.errors import BundleUnavailableError, UsageError
 from quiver.settings import Profile
 from quiver.store.format.progress import Progress, SegmentProgress
 from quiver.store.segment.info import SegmentInfo
@@ -243,11 +243,11 @@ class SubscriberState:
         Mark *ref*, of a segment with *bundle_count* bundles, as resolved; False when it already was.
 
         Raises:
-            BundleUnavailable: the segment has no such bundle.
+            BundleUnavailableError: the segment has no such bundle.
         """
         segment, index = ref
         if not 0 <= index < bundle_count:
-            raise BundleUnavailable(f"segment {segment} has {bundle_count} bundles, no index {index}")
+            raise BundleUnavailableError(f"segment {segment} has {bundle_count} bundles, no index {index}")
         marks = self._entries.get(segment)
         if marks is None:
             if segment < self.oldest_incomplete:
@@ -472,7 +472,7 @@ def start_segment(start: Start, segments: Segments) -> int:
         segments: those that exist.
 
     Raises:
-        WrongUse: no such segment can exist yet, or the datetime has no time zone.
+        UsageError: no such segment can exist yet, or the datetime has no time zone.
     """
     if isinstance(start, datetime):
         return _segment_at(start, segments)
@@ -482,9 +482,9 @@ def start_segment(start: Start, segments: Segments) -> int:
         oldest = segments.at_or_after(0)
         return segments.next_seq if oldest is None else oldest.seq
     if isinstance(start, bool) or not isinstance(start, int):
-        raise WrongUse(f'start={start!r} is not "latest", "earliest", a segment number or a datetime')
+        raise UsageError(f'start={start!r} is not "latest", "earliest", a segment number or a datetime')
     if not 0 <= start <= segments.next_seq:
-        raise WrongUse(f"there is no segment {start}: the next is {segments.next_seq}; none above it can be chosen")
+        raise UsageError(f"there is no segment {start}: the next is {segments.next_seq}; none above it can be chosen")
     return start
 
 
@@ -493,10 +493,10 @@ def instant_ns(moment: datetime) -> int:
     Return nanoseconds since the Unix epoch.
 
     Raises:
-        WrongUse: it has no time zone.
+        UsageError: it has no time zone.
     """
     if moment.tzinfo is None or moment.utcoffset() is None:
-        raise WrongUse(f"start={moment.isoformat()} has no time zone; write for example datetime.now(timezone.utc)")
+        raise UsageError(f"start={moment.isoformat()} has no time zone; write for example datetime.now(timezone.utc)")
     passed = moment - _EPOCH
     return ((passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds) * 1000
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from quiver.errors import DirectoryInUse, StoreClosed, SubscriberUnknown, WrongUse
+from quiver.errors import DirectoryInUseError, StoreClosedError, UnknownSubscriberError, UsageError
 from quiver.primitives.disk.lock import is_held
 from quiver.store.format.names import check_subscriber_id, subscriber_lock_name
 from quiver.store.subscribers import progress_store
@@ -32,7 +32,7 @@ class Members:
         orphan_age_s: an orphan that shows no sign of life for this long is dropped; None keeps it.
 
     Raises:
-        Damaged: a progress file is not what was written, and the policy is not to go on.
+        CorruptionError: a progress file is not what was written, and the policy is not to go on.
         OSError: a file cannot be read, or a copy cannot be written.
     """
 
@@ -67,11 +67,11 @@ class Members:
         Return one of them. Under the condition.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
+            UnknownSubscriberError: there is no such subscriber.
         """
         member = self._members.get(subscriber_id)
         if member is None:
-            raise SubscriberUnknown(f"there is no subscriber {subscriber_id!r}")
+            raise UnknownSubscriberError(f"there is no subscriber {subscriber_id!r}")
         return member
 
     def require_open(self) -> None:
@@ -79,22 +79,22 @@ class Members:
         Return when the store is not closed.
 
         Raises:
-            StoreClosed: it is.
+            StoreClosedError: it is.
         """
         if self.is_closed:
-            raise StoreClosed("the store is closed")
+            raise StoreClosedError("the store is closed")
 
     def require(self, member: Membership) -> None:
         """
         Return when *member* is one of them still. Under the condition.
 
         Raises:
-            StoreClosed: the store was closed.
-            SubscriberUnknown: it was unregistered.
+            StoreClosedError: the store was closed.
+            UnknownSubscriberError: it was unregistered.
         """
         self.require_open()
         if member.gone:
-            raise SubscriberUnknown(f"subscriber {member.id!r} was unregistered")
+            raise UnknownSubscriberError(f"subscriber {member.id!r} was unregistered")
 
     def statuses(self) -> list[SubscriberStatus]:
         """Return how each of them stands, by name."""
@@ -106,7 +106,7 @@ class Members:
         Return how one of them stands.
 
         Raises:
-            SubscriberUnknown: there is no such subscriber.
+            UnknownSubscriberError: there is no such subscriber.
         """
         with self._shared.condition:
             return self.find(subscriber_id).status(is_active=self._is_active)
@@ -209,7 +209,7 @@ class Members:
             self.require_open()
             self.find(subscriber_id)
             if not self._is_active:
-                raise WrongUse("the registration phase has not ended: activate() first, then it shows who is missing")
+                raise UsageError("the registration phase has not ended: activate() first, then it shows who is missing")
         return self._remove(subscriber_id, reason="orphan", only_orphan=True)
 
     def drop_old_orphans(self) -> list[str]:
@@ -235,10 +235,10 @@ class Members:
         for member in old:
             try:
                 self._remove(member.id, reason="orphan", only_orphan=True)
-            except DirectoryInUse:
+            except DirectoryInUseError:
                 with self._shared.condition:
                     member.idle_since_s = self._shared.clock.monotonic()
-            except WrongUse:
+            except UsageError:
                 continue  # removed, or registered, since we looked
             else:
                 dropped.append(member.id)
@@ -252,7 +252,9 @@ class Members:
                 self.require_open()
                 member = self.find(subscriber_id)
                 if only_orphan and member.is_registered:
-                    raise WrongUse(f"subscriber {subscriber_id!r} is registered, so no orphan; unregister() removes it")
+                    raise UsageError(
+                        f"subscriber {subscriber_id!r} is registered, so no orphan; unregister() removes it"
+                    )
             owned = member.file
             lock = None if owned else progress_store.lock_subscriber(shared.fs, shared.root, subscriber_id)
             try:

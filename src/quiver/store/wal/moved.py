@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ["DirectoryMoved"]
+__all__ = ["DirectoryMovedError"]
 
 
-class DirectoryMoved(OSError):
+class DirectoryMovedError(OSError):
     """The directory was moved, removed or replaced while the store was open."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store.format.names import WAL_ACTIVE, parse_wal_rotated_name
@@ -115,7 +115,7 @@ def decode_slots(entry: WalEntry, *, path: str, position: int) -> dict[int, pa.R
     Return slot → RecordBatch for an entry whose checksum was right.
 
     Raises:
-        Damaged: a payload is not one Arrow stream with one batch.
+        CorruptionError: a payload is not one Arrow stream with one batch.
     """
     batches: dict[int, pa.RecordBatch] = {}
     for slot in entry.slots:
@@ -131,9 +131,9 @@ def _decode_payload(payload: memoryview, slot: int, path: str, position: int) ->
         with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
             found = list(reader)
     except _ARROW_ERRORS as error:
-        raise Damaged(path, position, f"slot {slot} is not an Arrow stream: {error}") from error
+        raise CorruptionError(path, position, f"slot {slot} is not an Arrow stream: {error}") from error
     if len(found) != 1:
-        raise Damaged(path, position, f"slot {slot} holds {len(found)} batches where one belongs")
+        raise CorruptionError(path, position, f"slot {slot} holds {len(found)} batches where one belongs")
     return found[0]
 
 

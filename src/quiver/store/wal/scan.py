@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, overload
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.scan import Damage, Frame, is_zero
 from quiver.store.format.wal_entry import (
     ENTRY_TYPE_BUNDLE,
@@ -160,7 +160,7 @@ class WalFileScan:
     header: WalHeader | None = None
     header_sound: bool = True
     entries: ScannedEntries = field(default_factory=lambda: ScannedEntries(memoryview(b"")))
-    damage: list[Damaged] = field(default_factory=list)
+    damage: list[CorruptionError] = field(default_factory=list)
     damage_spans: list[tuple[int, int]] = field(default_factory=list)
     tail_offset: int = 0
     tail: Tail = "clean"
@@ -187,7 +187,7 @@ def scan_wal_file(view: memoryview, path: str) -> WalFileScan:
         return scan
     else:
         damage = answer if isinstance(answer, Damage) else Damage(12, "header_size points at no entry")
-        scan.damage.append(Damaged(path, damage.offset, damage.reason))
+        scan.damage.append(CorruptionError(path, damage.offset, damage.reason))
         scan.damage_spans.append((0, WAL_HEADER_BYTES))
         scan.header = WalHeader(1, WAL_HEADER_BYTES, b"", 0)
         scan.header_sound = False
@@ -227,7 +227,7 @@ def _scan_entries(scan: WalFileScan, view: memoryview) -> None:
         if found is None:
             break
         reason = answer.reason if isinstance(answer, Damage) else "the entry is cut short, yet entries follow"
-        scan.damage.append(Damaged(scan.path, offset, reason))
+        scan.damage.append(CorruptionError(scan.path, offset, reason))
         scan.damage_spans.append((offset, found - offset))
         offset = found
     scan.tail_offset = min(offset, len(view))

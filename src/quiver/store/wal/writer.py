@@ -15,17 +15,17 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from quiver.errors import AtCapacity, StoreFailed
+from quiver.errors import CapacityError, StoreFailedError
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.disk_full import is_full_disk, passes, what_is_short
 from quiver.primitives.disk.file_system import Buffer, File, FileSystem
 from quiver.primitives.disk.prealloc import zero_fill
-from quiver.primitives.worker import WorkerDied
+from quiver.primitives.worker import WorkerDiedError
 from quiver.store.format.cursor import encode_cursor
 from quiver.store.format.names import CURSOR_NAME, WAL_ACTIVE, WAL_NEXT, wal_rotated_name
 from quiver.store.format.wal_entry import ENTRY_BYTES_MAX
 from quiver.store.format.wal_file import encode_wal_header
-from quiver.store.wal.moved import DirectoryMoved
+from quiver.store.wal.moved import DirectoryMovedError
 from quiver.store.wal.reread import LogSpan
 
 __all__ = ["RotatedFile", "WalLimits", "WalWriter"]
@@ -177,8 +177,8 @@ class WalWriter:
         Visible to readers on return, durable after `sync_through`. Rotates first when the file is due.
 
         Raises:
-            AtCapacity: the disk is full; nothing was kept.
-            StoreFailed: the log is poisoned.
+            CapacityError: the disk is full; nothing was kept.
+            StoreFailedError: the log is poisoned.
         """
         if self._offset - self._header_bytes >= self._limits.rotate_bytes:
             self.rotate()
@@ -198,7 +198,7 @@ class WalWriter:
                     self._file_bytes = max(self._file_bytes, end)
         except OSError as error:
             self._undo(file, offset, error)
-            raise AtCapacity(f"the disk of {self._directory} is full") from error
+            raise CapacityError(f"the disk of {self._directory} is full") from error
         self._offset = end
         self.written = position = end + self._shift
         return position
@@ -208,13 +208,13 @@ class WalWriter:
         # could parse as an entry after a crash: cut them off before anything else is written.
         if not is_full_disk(error):
             self.poison(error)
-            raise StoreFailed(f"{file.path}: append failed: {error}; reopen to recover") from error
+            raise StoreFailedError(f"{file.path}: append failed: {error}; reopen to recover") from error
         with self._growth:
             try:
                 file.truncate(offset)
             except OSError as second:
                 self.poison(second)
-                raise StoreFailed(f"{file.path}: could not cut a failed append: {second}") from second
+                raise StoreFailedError(f"{file.path}: could not cut a failed append: {second}") from second
             self._file_bytes = offset
 
     def fill_ahead(self, bytes_max: int = ZERO_AHEAD_BYTES) -> None:
@@ -226,7 +226,7 @@ class WalWriter:
         and is no failure: the entry itself may still fit.
 
         Raises:
-            StoreFailed: the disk failed otherwise, now or earlier.
+            StoreFailedError: the disk failed otherwise, now or earlier.
         """
         if not self.zeros_wanted:
             return
@@ -263,7 +263,7 @@ class WalWriter:
         Return when everything before *position* is durable; callers that overlap share one sync.
 
         Raises:
-            StoreFailed: the sync failed, now or earlier.
+            StoreFailedError: the sync failed, now or earlier.
         """
         if self.synced >= position:
             return
@@ -295,9 +295,9 @@ class WalWriter:
                 self._failure = failure
             self._sync.notify_all()
         if failure is not None:
-            raise StoreFailed(f"{self._directory}: sync failed: {failure}; reopen to recover") from failure
+            raise StoreFailedError(f"{self._directory}: sync failed: {failure}; reopen to recover") from failure
 
-    def poison(self, error: OSError | WorkerDied) -> None:
+    def poison(self, error: OSError | WorkerDiedError) -> None:
         """Refuse everything from now on: the disk's state is unknown, or a thread that callers wait for has died."""
         with self._sync:
             self._failure = self._failure or error
@@ -308,17 +308,19 @@ class WalWriter:
         Return when nothing has failed so far.
 
         Raises:
-            StoreFailed: a write or sync failed earlier.
+            StoreFailedError: a write or sync failed earlier.
         """
         if self._failure is not None:
             raise self._failed_earlier() from self._failure
 
-    def _failed_earlier(self) -> StoreFailed:
+    def _failed_earlier(self) -> StoreFailedError:
         error = self._failure
         reason = (
-            error if isinstance(error, WorkerDied | DirectoryMoved) else f"an earlier write or sync failed: {error}"
+            error
+            if isinstance(error, WorkerDiedError | DirectoryMovedError)
+            else f"an earlier write or sync failed: {error}"
         )
-        return StoreFailed(f"{self._directory}: {reason}; reopen to recover")
+        return StoreFailedError(f"{self._directory}: {reason}; reopen to recover")
 
     @property
     def failure(self) -> Exception | None:
@@ -347,8 +349,8 @@ class WalWriter:
         Retire the active file under the next number and start a fresh one behind it.
 
         Raises:
-            AtCapacity: no room or no descriptor for the new file; the old one stays active.
-            StoreFailed: the disk failed in between, or the directory was moved; reopening sorts it out.
+            CapacityError: no room or no descriptor for the new file; the old one stays active.
+            StoreFailedError: the disk failed in between, or the directory was moved; reopening sorts it out.
         """
         self.before_rotation()
         self._lead()
@@ -365,8 +367,8 @@ class WalWriter:
         Without this a bundle larger than what the active file leaves of the caps would be refused for ever.
 
         Raises:
-            AtCapacity: no room for the new file.
-            StoreFailed: the disk failed in between.
+            CapacityError: no room for the new file.
+            StoreFailedError: the disk failed in between.
         """
         if self._offset > self._header_bytes and self.written <= self.cursor:
             self.rotate()
@@ -386,15 +388,15 @@ class WalWriter:
     def _rotate_as_leader(self) -> None:
         old = self._file
         if old is None:
-            raise StoreFailed(f"{self._directory}: the log is closed")
+            raise StoreFailedError(f"{self._directory}: the log is closed")
         position = self.written
         try:
             fresh = self._make_next(position)
         except OSError as error:
             if passes(error):
-                raise AtCapacity(what_is_short(error, self._directory)) from error
+                raise CapacityError(what_is_short(error, self._directory)) from error
             self._failure = error
-            raise StoreFailed(f"{self._directory}: rotation failed: {error}") from error
+            raise StoreFailedError(f"{self._directory}: rotation failed: {error}") from error
         number = self._next_number
         retired = self._path(wal_rotated_name(number))
         try:
@@ -409,7 +411,7 @@ class WalWriter:
             self._files.sync_dir(self._directory)
         except OSError as error:
             self._failure = error
-            raise StoreFailed(f"{self._directory}: rotation failed: {error}; reopen to recover") from error
+            raise StoreFailedError(f"{self._directory}: rotation failed: {error}; reopen to recover") from error
         old.close()
         self._next_number = number + 1
         self._rotated.append(RotatedFile(retired, number, position, self._offset))
@@ -483,12 +485,12 @@ class WalWriter:
         Cut the zeros, make everything durable and release the file. Idempotent.
 
         Raises:
-            StoreFailed: the last sync failed, now or earlier.
+            StoreFailedError: the last sync failed, now or earlier.
         """
         file = self._file
         if file is None:
             return
-        with contextlib.suppress(StoreFailed):
+        with contextlib.suppress(StoreFailedError):
             self._lead()  # a sync that still runs must not meet a closed descriptor
         try:
             if self._failure is None:
@@ -499,7 +501,7 @@ class WalWriter:
                 self.synced = self.written
         except OSError as error:
             self.poison(error)
-            raise StoreFailed(f"{file.path}: closing failed: {error}; reopen to recover") from error
+            raise StoreFailedError(f"{file.path}: closing failed: {error}; reopen to recover") from error
         finally:
             self._file = None
             file.close()

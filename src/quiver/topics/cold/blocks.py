@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 from quiver.topics.format.descriptor import ObjectCompression
@@ -43,10 +43,10 @@ def pack_block(data: Buffer, compression: ObjectCompression) -> bytes:
     Return *data* as one compressed frame.
 
     Raises:
-        WrongUse: there is no such compression.
+        UsageError: there is no such compression.
     """
     if compression == "none":
-        raise WrongUse("a plain object has no blocks")
+        raise UsageError("a plain object has no blocks")
     pa = _pyarrow()
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, compression) as stream:

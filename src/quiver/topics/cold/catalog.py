@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from quiver.clock import Clock
-from quiver.errors import Damaged, Fenced, MetadataUnavailable
+from quiver.errors import CorruptionError, FencedError, MetadataUnavailableError
 from quiver.metadata.port import CHANGES_MAX, Entry, MetadataStore
 from quiver.observe import Observer
 from quiver.primitives.scan import Frame
@@ -88,8 +88,8 @@ class ObjectCatalogue:
         Read all descriptors anew, one page after the other; add the names of all objects to *names*.
 
         Raises:
-            Damaged: one is none; `path` is its key.
-            MetadataUnavailable: the store does not answer; what was known before is kept.
+            CorruptionError: one is none; `path` is its key.
+            MetadataUnavailableError: the store does not answer; what was known before is kept.
         """
         self._look(names)
 
@@ -126,7 +126,7 @@ class ObjectCatalogue:
             if entry.key == descriptor_key(self._root, self.topic, answer.value.start_offset):
                 return answer.value
             reason = f"it begins with message {answer.value.start_offset}, its key says another"
-        raise Damaged(entry.key, 0, f"{reason}; quiver topic rebuild-catalogue makes it anew")
+        raise CorruptionError(entry.key, 0, f"{reason}; quiver topic rebuild-catalogue makes it anew")
 
     def _known(self) -> ObjectSpans:
         known = self._spans
@@ -137,7 +137,7 @@ class ObjectCatalogue:
         Read all that a reader needs from the store, by first offset: for tools, as all are in memory at once.
 
         Raises:
-            Damaged, MetadataUnavailable: as `refresh`.
+            CorruptionError, MetadataUnavailableError: as `refresh`.
         """
         return tuple(reading_order(list(self._read(""))))
 
@@ -146,7 +146,7 @@ class ObjectCatalogue:
         Yield the descriptors of the objects that have any of *start* to below *stop*; no others are read.
 
         Raises:
-            Damaged, MetadataUnavailable: as `refresh`.
+            CorruptionError, MetadataUnavailableError: as `refresh`.
         """
         with self._guard:
             first = self._spans.at_or_after(start) if self._spans is not None else None
@@ -163,7 +163,7 @@ class ObjectCatalogue:
         Return what is known of each object that a reader needs, by first offset: all but its index.
 
         Raises:
-            Damaged, MetadataUnavailable: as `refresh`, at the first call.
+            CorruptionError, MetadataUnavailableError: as `refresh`, at the first call.
         """
         known = self._known()
         with self._guard:
@@ -202,8 +202,8 @@ class ObjectCatalogue:
         While the metadata store does not answer it has no index: a plain object can be read without, from its start.
 
         Raises:
-            Damaged: it is none.
-            MetadataUnavailable: the store does not answer, and the object is compressed.
+            CorruptionError: it is none.
+            MetadataUnavailableError: the store does not answer, and the object is compressed.
         """
         with self._guard:
             found = self._recent.get(span.object_id)
@@ -212,7 +212,7 @@ class ObjectCatalogue:
                 return found
         try:
             entry = self._store.get(descriptor_key(self._root, self.topic, span.start_offset))
-        except MetadataUnavailable:
+        except MetadataUnavailableError:
             if span.compression != "none":
                 raise
             return span.without_index()
@@ -230,8 +230,8 @@ class ObjectCatalogue:
         Make *descriptor* and the pointer to it known, durably and both at once.
 
         Raises:
-            Fenced: this is not the owner any more; nothing was written.
-            MetadataUnavailable: nobody knows whether it was; `refresh` tells.
+            FencedError: this is not the owner any more; nothing was written.
+            MetadataUnavailableError: nobody knows whether it was; `refresh` tells.
         """
         changes = {
             descriptor_key(self._root, self.topic, descriptor.start_offset): encode_descriptor(descriptor),
@@ -248,8 +248,8 @@ class ObjectCatalogue:
         Forget *descriptors*, durably. Their objects may go afterwards, not before.
 
         Raises:
-            Fenced: this is not the owner any more; nothing was written.
-            MetadataUnavailable: nobody knows whether it was; `refresh` tells.
+            FencedError: this is not the owner any more; nothing was written.
+            MetadataUnavailableError: nobody knows whether it was; `refresh` tells.
         """
         self._write({descriptor_key(self._root, self.topic, one.start_offset): None for one in descriptors})
         with self._guard:
@@ -261,8 +261,8 @@ class ObjectCatalogue:
         Make *descriptors* all there is.
 
         Raises:
-            Fenced: this is not the owner any more.
-            MetadataUnavailable: some may be written; do it again.
+            FencedError: this is not the owner any more.
+            MetadataUnavailableError: some may be written; do it again.
         """
         wanted: dict[str, bytes | None] = {
             descriptor_key(self._root, self.topic, one.start_offset): encode_descriptor(one) for one in descriptors
@@ -287,7 +287,7 @@ class ObjectCatalogue:
     def _write(self, changes: Mapping[str, bytes | None]) -> None:
         if self._commits is None:
             reason = "was opened for reading only: nothing but the topic's owner writes its catalogue"
-            raise Fenced(self.topic, epoch=0, owner="", owner_epoch=0, reason=reason)
+            raise FencedError(self.topic, epoch=0, owner="", owner_epoch=0, reason=reason)
         self._commits.commit(changes)
 
     def sealed_state(self) -> SealedState | None:
@@ -295,8 +295,8 @@ class ObjectCatalogue:
         Return how the last owner left the topic, or None.
 
         Raises:
-            Damaged: it is no state.
-            MetadataUnavailable: the store does not answer.
+            CorruptionError: it is no state.
+            MetadataUnavailableError: the store does not answer.
         """
         key = state_key(self._root, self.topic)
         entry = self._store.get(key)
@@ -304,7 +304,7 @@ class ObjectCatalogue:
             return None
         answer = decode_sealed_state(entry.value)
         if not isinstance(answer, Frame):
-            raise Damaged(key, 0, getattr(answer, "reason", "cut short"))
+            raise CorruptionError(key, 0, getattr(answer, "reason", "cut short"))
         return answer.value
 
     def keep_state(self, state: SealedState) -> None:
@@ -312,8 +312,8 @@ class ObjectCatalogue:
         Write how the owner leaves the topic, durably.
 
         Raises:
-            Fenced: this is not the owner any more.
-            MetadataUnavailable: nobody knows whether it was written.
+            FencedError: this is not the owner any more.
+            MetadataUnavailableError: nobody knows whether it was written.
         """
         self._write(self.changes_for(state))
 
@@ -326,7 +326,7 @@ class ObjectCatalogue:
         Return the offset below which none may be given out again, as far as objects and the last owner say.
 
         Raises:
-            Damaged, MetadataUnavailable: nobody can say, so nothing may be given out.
+            CorruptionError, MetadataUnavailableError: nobody can say, so nothing may be given out.
         """
         self.refresh()
         state = self.sealed_state()

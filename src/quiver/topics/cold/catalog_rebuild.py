@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from quiver.errors import Damaged, WrongUse
+from quiver.errors import CorruptionError, UsageError
 from quiver.objects.port import ObjectInfo, ObjectTier
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.topics.cold.blocks import BLOCK_BYTES_MAX, find_block_end, unpack_block
@@ -45,7 +45,7 @@ class Rebuilt:
     """
 
     descriptors: list[ObjectDescriptor] = field(default_factory=list)
-    damaged: list[Damaged] = field(default_factory=list)
+    damaged: list[CorruptionError] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     holes: list[tuple[int, int]] = field(default_factory=list)
 
@@ -55,14 +55,14 @@ def topics_with_objects(objects: ObjectTier) -> list[str]:
     Return the topics that have objects, by name.
 
     Raises:
-        ObjectsUnavailable: the store does not answer.
+        ObjectsUnavailableError: the store does not answer.
     """
     found = set()
     for info in objects.list_below(_TOPICS):
         parts = info.key.removeprefix(f"{_TOPICS}/").split("/")
         try:
             found.add(check_topic("/".join(parts[:2])))
-        except WrongUse:
+        except UsageError:
             continue
     return sorted(found)
 
@@ -72,8 +72,8 @@ def rebuild_catalogue(objects: ObjectTier, catalogue: ObjectCatalogue) -> Rebuil
     Make *catalogue* name what the object store holds of its topic, and nothing else.
 
     Raises:
-        ObjectsUnavailable, MetadataUnavailable: do it again.
-        Fenced: another process owns the topic.
+        ObjectsUnavailableError, MetadataUnavailableError: do it again.
+        FencedError: another process owns the topic.
     """
     rebuilt = Rebuilt()
     every = []
@@ -95,7 +95,7 @@ def rebuild_catalogue(objects: ObjectTier, catalogue: ObjectCatalogue) -> Rebuil
 
 
 def _describe(
-    objects: ObjectTier, info: ObjectInfo, parsed: tuple[int, int, ObjectCompression], damaged: list[Damaged]
+    objects: ObjectTier, info: ObjectInfo, parsed: tuple[int, int, ObjectCompression], damaged: list[CorruptionError]
 ) -> ObjectDescriptor | None:
     start, end, compression = parsed
     index: list[tuple[int, int]] = []
@@ -119,7 +119,7 @@ def _describe(
     if trouble is None and expected != end + 1:
         trouble, position = f"it ends with message {expected - 1}, its name says {end}", info.size_bytes
     if trouble is not None:
-        damaged.append(Damaged(info.key, position, trouble))
+        damaged.append(CorruptionError(info.key, position, trouble))
     if expected == start:
         return None  # not even its first message is there
     return ObjectDescriptor(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.metadata.port import Entry, MetadataStore
 from quiver.primitives.scan import Frame
 from quiver.topics.cold.catalog import Commits
@@ -64,7 +64,7 @@ class CursorMirror:
                 continue
             answer = decode_progress(entry.value)
             if not isinstance(answer, Frame):
-                raise Damaged(entry.key, 0, getattr(answer, "reason", "cut short"))
+                raise CorruptionError(entry.key, 0, getattr(answer, "reason", "cut short"))
             owner, saved = answer.value
             found[name] = owner, replace(saved, name=name)
         return found
@@ -74,15 +74,15 @@ class CursorMirror:
         Return one above every offset that a subscription is known to have confirmed: it was given out once.
 
         Raises:
-            Damaged: a cursor is none; `path` is its key.
-            MetadataUnavailable: the store does not answer.
+            CorruptionError: a cursor is none; `path` is its key.
+            MetadataUnavailableError: the store does not answer.
         """
         highest = 0
         for entry in self._entries():
             if entry.key.endswith("/cursor"):
                 answer = decode_cursor(entry.value)
                 if not isinstance(answer, Frame):
-                    raise Damaged(entry.key, 0, getattr(answer, "reason", "cut short"))
+                    raise CorruptionError(entry.key, 0, getattr(answer, "reason", "cut short"))
                 highest = max(highest, answer.value + 1)
         for _, saved in self._kept().values():
             highest = max(highest, saved.next_offset, *(behind for _, behind in saved.acked))
@@ -93,8 +93,8 @@ class CursorMirror:
         Write to *kept* what another owner told last; what this one told is older than its own files. Returns the names.
 
         Raises:
-            Damaged: something told is not readable: nobody guesses where a subscription stood.
-            MetadataUnavailable: the store does not answer.
+            CorruptionError: something told is not readable: nobody guesses where a subscription stood.
+            MetadataUnavailableError: the store does not answer.
             OSError: a file could not be written.
         """
         told = self._kept()
@@ -113,18 +113,18 @@ class CursorMirror:
         Tell the store what has changed in *kept* since the last time, removals too.
 
         Raises:
-            Damaged: a file is not readable; the others were told.
-            Fenced: this is not the owner any more.
-            MetadataUnavailable: the store does not answer; the next time tells it again.
+            CorruptionError: a file is not readable; the others were told.
+            FencedError: this is not the owner any more.
+            MetadataUnavailableError: the store does not answer; the next time tells it again.
         """
         if self._told is None:
             self._told = dict.fromkeys(self._kept())
-        damaged: Damaged | None = None
+        damaged: CorruptionError | None = None
         names = kept.names()
         for name in names:
             try:
                 saved = kept.load(name)
-            except Damaged as error:
+            except CorruptionError as error:
                 damaged = error
                 continue
             if saved is not None and self._told.get(name) != saved:
@@ -141,8 +141,8 @@ class CursorMirror:
         Remove what the store was told of every subscription.
 
         Raises:
-            Fenced: this is not the owner any more.
-            MetadataUnavailable: the store does not answer; some may be gone.
+            FencedError: this is not the owner any more.
+            MetadataUnavailableError: the store does not answer; some may be gone.
         """
         for entry in list(self._entries()):
             self._commits.commit({entry.key: None})

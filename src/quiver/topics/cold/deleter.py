@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from quiver.clock import Ages, Clock
-from quiver.errors import ObjectMissing
+from quiver.errors import ObjectNotFoundError
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
@@ -170,7 +170,7 @@ class LocalDeleter:
         Delete what may go; return the files that went. `Wal.start_offset` has moved durably on return.
 
         Raises:
-            Damaged: a subscription cannot be read, so nobody knows what it has confirmed.
+            CorruptionError: a subscription cannot be read, so nobody knows what it has confirmed.
             OSError: as `Wal.release_below`.
         """
         with self._turn:
@@ -230,8 +230,8 @@ class Deleter:
         Delete what may go; return the local files that went. `Wal.start_offset` has moved durably on return.
 
         Raises:
-            ObjectsUnavailable, MetadataUnavailable: nothing more was deleted; the next time goes on.
-            Fenced: another owner took over.
+            ObjectsUnavailableError, MetadataUnavailableError: nothing more was deleted; the next time goes on.
+            FencedError: another owner took over.
             OSError: as `Wal.release_below`.
         """
         gone = self._release_files()
@@ -264,7 +264,7 @@ class Deleter:
         key = object_key(self._catalogue.topic, span.object_id)
         try:
             info = self._objects.head(key)
-        except ObjectMissing:
+        except ObjectNotFoundError:
             info = None
         is_sound = info is not None and info.size_bytes == span.size
         if not is_sound:
@@ -304,8 +304,8 @@ class Deleter:
         Delete the objects whose messages are all below *offset*, the newest one too.
 
         Raises:
-            ObjectsUnavailable, MetadataUnavailable: some may be gone; the next call goes on.
-            Fenced: another owner took over.
+            ObjectsUnavailableError, MetadataUnavailableError: some may be gone; the next call goes on.
+            FencedError: another owner took over.
         """
         self._remove([one for one in self._catalogue.spans() if one.end_offset < offset])
 
@@ -326,8 +326,8 @@ class Deleter:
         Delete every object of the topic, unfinished ones too: its descriptors first.
 
         Raises:
-            ObjectsUnavailable, MetadataUnavailable: some may be gone; the next call goes on.
-            Fenced: another owner took over.
+            ObjectsUnavailableError, MetadataUnavailableError: some may be gone; the next call goes on.
+            FencedError: another owner took over.
         """
         # Listed first: where the object store does not answer, nothing is forgotten.
         keys = [info.key for info in self._objects.list_below(objects_prefix(self._catalogue.topic))]

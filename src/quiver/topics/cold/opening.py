@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from quiver.clock import Clock
-from quiver.errors import SettingsInvalid, WrongUse
+from quiver.errors import SettingsError, UsageError
 from quiver.metadata.location import MetadataLocation
 from quiver.metadata.opening import open_metadata
 from quiver.objects.location import ObjectLocation
@@ -96,10 +96,10 @@ def refuse_without_tier(files: FileSystem, root: str) -> None:
     Raise when the topics below *root* had a tier: only that one knows what is in objects, and who owns a topic by now.
 
     Raises:
-        SettingsInvalid: they had.
+        SettingsError: they had.
     """
     if signs := tier_signs(files, root):
-        raise SettingsInvalid(
+        raise SettingsError(
             f"the topics below {root} have objects: open them with objects (and metadata) as before. To go on without "
             f"what only the objects have, once no other process owns these topics, move away {', '.join(signs)}"
         )
@@ -112,13 +112,13 @@ def refuse_tier_in_vain(
     Raise when a tier is asked for that there would not be, as nothing but files is ever uploaded; or a setting of it.
 
     Raises:
-        WrongUse: there is no directory, or `metadata` without objects.
-        SettingsInvalid: a setting would have no effect.
+        UsageError: there is no directory, or `metadata` without objects.
+        SettingsError: a setting would have no effect.
     """
     if root is None and (objects is not None or metadata is not None or settings.cloud is not None):
-        raise WrongUse("objects need a directory: without one (a path, or wal.dir) topics are in memory only")
+        raise UsageError("objects need a directory: without one (a path, or wal.dir) topics are in memory only")
     if metadata is not None and objects is None and settings.cloud is None:
-        raise WrongUse("metadata says what is in the object store: it needs objects, too")
+        raise UsageError("metadata says what is in the object store: it needs objects, too")
     has_objects = any(one is not None for one in (objects, settings.cloud, cold))
     settings.require_effect(has_objects=has_objects, has_files=root is not None)
 
@@ -138,7 +138,7 @@ def tier_behind(
     Return the tier of the topics below *root*, as `open_cold_tier` does; None where they have none.
 
     Raises:
-        SettingsInvalid: they had one, and none is given now; or see `open_cold_tier`.
+        SettingsError: they had one, and none is given now; or see `open_cold_tier`.
     """
     if objects is None and settings.cloud is None:
         refuse_without_tier(files, root)
@@ -178,9 +178,9 @@ def open_cold_tier(
         patience_s: how long opening a topic watches another owner that may be dead.
 
     Raises:
-        SettingsInvalid: no place for objects, or not one.
-        AccessRefused: the credentials do not allow what is needed.
-        ObjectsUnavailable, MetadataUnavailable: nobody answers.
+        SettingsError: no place for objects, or not one.
+        AccessDeniedError: the credentials do not allow what is needed.
+        ObjectsUnavailableError, MetadataUnavailableError: nobody answers.
         OSError: a directory cannot be used.
     """
     if objects is None:
@@ -192,7 +192,7 @@ def open_cold_tier(
     if objects.backend == "memory":
         # These objects end with the process: no local file may go for them, and nothing may speak of them later.
         if settings.deleter.without_objects().deletes or any("deleter" in one for one in settings.topics.values()):
-            raise SettingsInvalid("deleter has no effect: no local file goes for objects that are in memory only")
+            raise SettingsError("deleter has no effect: no local file goes for objects that are in memory only")
         keep = replace(settings.deleter, retention_time_minutes=None, retention_size_mb=None)
         settings, beside = replace(settings, deleter=keep), "memory://"
     tier = open_objects(objects, environment=environment, fs=files, clock=clock, observer=observer)

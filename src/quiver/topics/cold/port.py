@@ -48,7 +48,7 @@ class ColdReader(Protocol):
         None when no object has *offset*.
 
         Raises:
-            RetryLater: the store cannot be reached; the same call may succeed later.
+            TransientError: the store cannot be reached; the same call may succeed later.
         """
 
     def next_offset(self, offset: int) -> int | None:
@@ -74,8 +74,8 @@ class ColdTier(Protocol):
         Files in *directory* whose messages another owner's have replaced are out of the way on return.
 
         Raises:
-            DirectoryInUse: another process owns the topic.
-            RetryLater: nobody can say now who owns it, or what was replaced.
+            DirectoryInUseError: another process owns the topic.
+            TransientError: nobody can say now who owns it, or what was replaced.
         """
 
     def give_up(self, topic: str) -> None:
@@ -86,7 +86,7 @@ class ColdTier(Protocol):
         Say whether anybody had *topic* before, here or elsewhere. Takes no ownership.
 
         Raises:
-            RetryLater: nobody can say now.
+            TransientError: nobody can say now.
         """
 
     def attach(self, topic: str, wal: Wal, confirmed: Callable[[], int | None]) -> None:
@@ -110,8 +110,8 @@ class ColdTier(Protocol):
         Upload everything of *topic* that is synced, now; return the offset below which objects have all there is.
 
         Raises:
-            WrongUse: nothing of it is uploaded.
-            RetryLater: not everything is up.
+            UsageError: nothing of it is uploaded.
+            TransientError: not everything is up.
         """
 
     def wait_until_uploaded(self, topic: str, offset: int, timeout: float | None) -> None:
@@ -119,7 +119,7 @@ class ColdTier(Protocol):
         Return when an object has the message *offset*, which is synced, waiting up to *timeout* seconds.
 
         Raises:
-            NotYetDurable: *timeout* passed.
+            NotDurableError: *timeout* passed.
             QuiverError: it will not be uploaded, or nobody knows.
         """
 
@@ -128,7 +128,7 @@ class ColdTier(Protocol):
         Delete the objects of *topic* whose messages are all below *offset*, and that no local file has.
 
         Raises:
-            RetryLater: some may be gone; the next call goes on.
+            TransientError: some may be gone; the next call goes on.
         """
 
     def delete(self, topic: str) -> None:
@@ -136,7 +136,7 @@ class ColdTier(Protocol):
         Remove everything of *topic* behind the files, and give up ownership.
 
         Raises:
-            RetryLater: some may be gone; the topic stays attached.
+            TransientError: some may be gone; the topic stays attached.
         """
 
     def maintain(self) -> None:

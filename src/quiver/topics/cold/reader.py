@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quiver.errors import MetadataUnavailable, ObjectMissing, ObjectsUnavailable
+from quiver.errors import MetadataUnavailableError, ObjectNotFoundError, ObjectsUnavailableError
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.scan import Damage, NeedMore
@@ -86,7 +86,7 @@ class ObjectReader:
         None when no object has *offset*.
 
         Raises:
-            ObjectsUnavailable, MetadataUnavailable: the same call may succeed later.
+            ObjectsUnavailableError, MetadataUnavailableError: the same call may succeed later.
         """
         place = self._place
         if place is None or place.expected != offset:
@@ -95,10 +95,10 @@ class ObjectReader:
                 return None
         try:
             found = self._step(place, offset, end)
-        except ObjectMissing:
+        except ObjectNotFoundError:
             self._place = None
             return self._missing(place.descriptor, offset)
-        except ObjectsUnavailable:
+        except ObjectsUnavailableError:
             self._place = None
             raise
         self._place = None if isinstance(found, ColdLost) or place.expected > place.descriptor.end_offset else place
@@ -117,7 +117,7 @@ class ObjectReader:
         same, though perhaps not the first one.
 
         Raises:
-            ObjectsUnavailable, MetadataUnavailable: the same call may succeed later.
+            ObjectsUnavailableError, MetadataUnavailableError: the same call may succeed later.
         """
         if self._follows_others:
             self._catalogue.refresh()
@@ -154,7 +154,7 @@ class ObjectReader:
             if descriptor is not None:
                 return _Place(descriptor, *descriptor.place_of(offset))
             self._catalogue.refresh()
-        raise MetadataUnavailable(f"{self._catalogue.topic}: what is in objects changes all the while; try again")
+        raise MetadataUnavailableError(f"{self._catalogue.topic}: what is in objects changes all the while; try again")
 
     def _missing(self, descriptor: ObjectDescriptor, offset: int) -> ColdLost | None:
         # Retention withdraws a descriptor before it removes the object: then it is no loss, but gone by policy.
@@ -165,7 +165,7 @@ class ObjectReader:
         if next(iter(self._objects.list_below(objects_prefix(self._catalogue.topic))), None) is None:
             # An empty directory where a disk should be mounted, or another bucket: that is no loss of one object.
             reason = "no object of this topic is there: is it the right place, and is it mounted?"
-            raise ObjectsUnavailable("get", object_key(self._catalogue.topic, descriptor.object_id), reason)
+            raise ObjectsUnavailableError("get", object_key(self._catalogue.topic, descriptor.object_id), reason)
         return self._lost(descriptor, offset, descriptor.end_offset + 1, 0, "the object is missing")
 
     @staticmethod
@@ -245,7 +245,7 @@ class ObjectReader:
         if len(data) < wanted:
             size = self._objects.head(key).size_bytes
             if size >= place.fetched + wanted:
-                raise ObjectsUnavailable("get", key, f"{len(data)} bytes came where {wanted} were asked for")
+                raise ObjectsUnavailableError("get", key, f"{len(data)} bytes came where {wanted} were asked for")
             return f"the object has {size} bytes, not {descriptor.size}"
         if descriptor.compression != "none":
             try:

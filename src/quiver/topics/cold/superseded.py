@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import logging
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.topics.cold.port import ColdLost, ColdPiece, ColdReader
@@ -40,7 +40,7 @@ def set_replaced_aside(
     Durable on return. A crash in between leaves some of them for the next time.
 
     Raises:
-        RetryLater: the object store cannot be reached, so nobody can say.
+        TransientError: the object store cannot be reached, so nobody can say.
         OSError: the disk failed.
     """
     oldest = cold.next_offset(0)
@@ -48,7 +48,7 @@ def set_replaced_aside(
         return []
     start = max(start, oldest)  # what is below went by retention, and was in objects before
     checkpoint = load_checkpoint(files, directory)
-    known = None if isinstance(checkpoint, Damaged) else checkpoint
+    known = None if isinstance(checkpoint, CorruptionError) else checkpoint
     found = [
         (one.path, one.first_offset)
         for one in local_files(files, directory, file_name=file_name, checkpoint=known)

@@ -17,15 +17,15 @@ from random import Random
 
 from quiver.clock import Clock
 from quiver.errors import (
-    Damaged,
-    DirectoryInUse,
-    Fenced,
-    MetadataUnavailable,
-    NotYetDurable,
+    CorruptionError,
+    DirectoryInUseError,
+    FencedError,
+    MetadataUnavailableError,
+    NotDurableError,
     QuiverError,
-    StoreClosed,
-    StoreFailed,
-    WrongUse,
+    StoreClosedError,
+    StoreFailedError,
+    UsageError,
 )
 from quiver.metadata.ownership import Ownership, acquire
 from quiver.metadata.port import MetadataStore
@@ -33,7 +33,7 @@ from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.worker import Worker, WorkerDied
+from quiver.primitives.worker import Worker, WorkerDiedError
 from quiver.topics.cold.catalog import ObjectCatalogue
 from quiver.topics.cold.cursor_mirror import CursorMirror
 from quiver.topics.cold.deleter import Deleter
@@ -107,7 +107,7 @@ class ObjectColdTier:
         self._cycle_ended = threading.Condition()
         self._is_closing = False
         self._left_behind = False
-        self._died: WorkerDied | None = None
+        self._died: WorkerDiedError | None = None
         self._workers = [
             Worker(
                 f"quiver-topics-{name} {owner}", work, every=_RETRY_S, on_death=self._fail, clock=clock,
@@ -129,14 +129,14 @@ class ObjectColdTier:
         Files in *directory* whose messages another owner's have replaced are out of the way on return.
 
         Raises:
-            DirectoryInUse: another process owns the topic.
-            MetadataUnavailable: nobody can say who owns it.
-            ObjectsUnavailable: nobody can say what was replaced.
-            Damaged: a record of it is not one.
-            StoreFailed: a thread of the tier has died.
+            DirectoryInUseError: another process owns the topic.
+            MetadataUnavailableError: nobody can say who owns it.
+            ObjectsUnavailableError: nobody can say what was replaced.
+            CorruptionError: a record of it is not one.
+            StoreFailedError: a thread of the tier has died.
         """
         if self._died is not None:
-            raise StoreFailed(f"{topic} cannot be opened: {self._died}; reopen the topics to recover")
+            raise StoreFailedError(f"{topic} cannot be opened: {self._died}; reopen the topics to recover")
         root = self._settings.metadata.namespace + self._settings.uploader.root_prefix
         key = owner_key(self._prefix, topic)
         ownership = patiently(lambda: self._acquire(key), wait_s=self._patience_s, clock=self._clock)
@@ -155,7 +155,7 @@ class ObjectColdTier:
                     start=uploaded_from(self._files, directory), end=catalogue.next_offset,
                     file_name=self._settings.wal.file_name, observer=self._observer,
                 )  # fmt: skip
-        except Damaged:
+        except CorruptionError:
             ownership.release()  # whoever repairs it must not wait for us
             raise
         except BaseException:
@@ -179,7 +179,7 @@ class ObjectColdTier:
                 self._metadata, key, owner=self._owner, clock=self._clock, watch=self._watches.of(key),
                 ttl_s=float(self._settings.metadata.lease_seconds),
             )  # fmt: skip
-        except DirectoryInUse:
+        except DirectoryInUseError:
             self._watches.look_at_all()  # from now on, whoever asks next, and also after a restart
             raise
 
@@ -188,7 +188,7 @@ class ObjectColdTier:
         Say whether anybody owned *topic* before.
 
         Raises:
-            MetadataUnavailable: nobody can say.
+            MetadataUnavailableError: nobody can say.
         """
         return self._metadata.get(owner_key(self._prefix, topic)) is not None
 
@@ -248,7 +248,7 @@ class ObjectColdTier:
         Return the catalogue of a topic that this owns.
 
         Raises:
-            WrongUse: it is not open here.
+            UsageError: it is not open here.
         """
         return self._find(topic).catalogue
 
@@ -257,7 +257,7 @@ class ObjectColdTier:
         Return a reader of the topic's objects.
 
         Raises:
-            WrongUse: the topic is not open here.
+            UsageError: the topic is not open here.
         """
         return ObjectReader(self._objects, self._find(topic).catalogue, observer=self._observer)
 
@@ -272,7 +272,7 @@ class ObjectColdTier:
         with self._guard:
             owned = self._owned.get(topic)
         if owned is None:
-            raise WrongUse(f"{topic} is not open here")
+            raise UsageError(f"{topic} is not open here")
         return owned
 
     # ── work ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -299,12 +299,12 @@ class ObjectColdTier:
         Upload everything of *topic* that is synced, now; return the offset below which objects have all there is.
 
         Raises:
-            WrongUse: it is not open here, or nothing is uploaded.
-            ObjectsUnavailable, MetadataUnavailable, Fenced, Damaged, OSError: as `Uploader.run_once`.
+            UsageError: it is not open here, or nothing is uploaded. ObjectsUnavailableError, MetadataUnavailableError,
+            FencedError, CorruptionError, OSError: as `Uploader.run_once`.
         """
         owned = self._find(topic)
         if owned.uploader is None:
-            raise WrongUse(f"{topic} is not uploaded: uploader.enabled is false")
+            raise UsageError(f"{topic} is not uploaded: uploader.enabled is false")
         self._upload(owned)
         return owned.catalogue.next_offset
 
@@ -315,15 +315,15 @@ class ObjectColdTier:
         The upload begins at once, and is tried again while it fails. Callers that wait at the same time share it.
 
         Raises:
-            NotYetDurable: *timeout* passed; the upload goes on.
-            Damaged: the message is damaged in the local log, and is not uploaded.
-            WrongUse: nothing is uploaded.
-            Fenced: another owner took over.
-            StoreClosed, StoreFailed: nothing will be uploaded any more.
+            NotDurableError: *timeout* passed; the upload goes on.
+            CorruptionError: the message is damaged in the local log, and is not uploaded.
+            UsageError: nothing is uploaded.
+            FencedError: another owner took over.
+            StoreClosedError, StoreFailedError: nothing will be uploaded any more.
         """
         owned = self._find(topic)
         if owned.uploader is None:
-            raise WrongUse(f"{topic} is not uploaded: uploader.enabled is false")
+            raise UsageError(f"{topic} is not uploaded: uploader.enabled is false")
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             cycles = owned.cycles
@@ -331,7 +331,7 @@ class ObjectColdTier:
                 return
             left_s = None if deadline is None else deadline - self._clock.monotonic()
             if left_s is not None and left_s <= 0:
-                raise NotYetDurable(offset, owned.problem or "its upload is not finished", what="message")
+                raise NotDurableError(offset, owned.problem or "its upload is not finished", what="message")
             self._ask_for_upload(owned)
             wait_s = left_s if self._is_threaded else min(_POLL_S, left_s or _POLL_S)
             with self._cycle_ended:
@@ -341,22 +341,24 @@ class ObjectColdTier:
     def _is_uploaded(self, owned: OwnedTopic, offset: int) -> bool:
         uploader, wal = owned.uploader, owned.wal
         if self._died is not None:
-            raise StoreFailed(f"{owned.topic}: {self._died}; open the topics again")
+            raise StoreFailedError(f"{owned.topic}: {self._died}; open the topics again")
         if uploader is None or wal is None or self._is_closing:
-            raise StoreClosed(f"{owned.topic} was closed; open it again to see whether message {offset} is uploaded")
+            raise StoreClosedError(
+                f"{owned.topic} was closed; open it again to see whether message {offset} is uploaded"
+            )
         reached = uploader.uploaded_offset  # before the catalogue, which is ahead of it
         try:
             owned.ownership.check()
             found = owned.catalogue.at_or_after(offset)
             first = owned.catalogue.start_offset
-        except MetadataUnavailable as error:
+        except MetadataUnavailableError as error:
             owned.problem = str(error)
             return False
         is_gone = offset < owned.begins_at or (first is not None and offset < first)  # deleted since
         if is_gone or (found is not None and found.start_offset <= offset):
             return True
         if found is not None or reached > offset:
-            raise Damaged(f"{wal.directory}", 0, f"message {offset} is damaged in the log, and is not uploaded")
+            raise CorruptionError(f"{wal.directory}", 0, f"message {offset} is damaged in the log, and is not uploaded")
         return False
 
     def _ask_for_upload(self, owned: OwnedTopic) -> None:
@@ -374,9 +376,9 @@ class ObjectColdTier:
         Delete the objects of *topic* whose messages are all below *offset*, and that no local file has.
 
         Raises:
-            WrongUse: it is not open here.
-            ObjectsUnavailable, MetadataUnavailable: some may be gone; the next call goes on.
-            Fenced: another owner took over.
+            UsageError: it is not open here.
+            ObjectsUnavailableError, MetadataUnavailableError: some may be gone; the next call goes on.
+            FencedError: another owner took over.
         """
         owned = self._find(topic)
         with owned.work:
@@ -391,9 +393,9 @@ class ObjectColdTier:
         Remove everything of *topic* from both stores, but for how far it came, and release it.
 
         Raises:
-            WrongUse: it is not open here.
-            ObjectsUnavailable, MetadataUnavailable: some may be gone; the topic stays attached.
-            Fenced: another owner took over.
+            UsageError: it is not open here.
+            ObjectsUnavailableError, MetadataUnavailableError: some may be gone; the topic stays attached.
+            FencedError: another owner took over.
         """
         owned = self._find(topic)
         with owned.work:
@@ -453,7 +455,7 @@ class ObjectColdTier:
             do(owned)
         except (QuiverError, OSError) as error:
             # This thread has nobody to tell but the observer. What failed is due again.
-            level = logging.ERROR if isinstance(error, Fenced) else logging.WARNING
+            level = logging.ERROR if isinstance(error, FencedError) else logging.WARNING
             self._observer.event("danube.cold.failed", level=level, topic=owned.topic, problem=str(error))
 
     def _work_due(self) -> float:
@@ -486,7 +488,7 @@ class ObjectColdTier:
         for worker in self._workers:
             worker.wake()
 
-    def _fail(self, died: WorkerDied) -> None:
+    def _fail(self, died: WorkerDiedError) -> None:
         """Let every topic refuse messages: they would not be uploaded, or ownership not be renewed."""
         with self._guard:
             self._died = died
@@ -504,8 +506,8 @@ class ObjectColdTier:
         only, so ownership stays with its name; an upload that another thread is at comes to nothing.
 
         Raises:
-            ObjectsUnavailable, MetadataUnavailable: with *sealed*: not everything is up; the topic stays attached.
-            Fenced: another owner took over.
+            ObjectsUnavailableError, MetadataUnavailableError: with *sealed*: not everything is up; the topic stays
+            attached. FencedError: another owner took over.
         """
         with self._guard:
             owned = self._owned.get(topic)
@@ -533,7 +535,7 @@ class ObjectColdTier:
             owned.ownership.renew()
             if owned.uploader is not None and wal is not None and owned.catalogue.next_offset < wal.next_offset:
                 if wal.synced_offset < wal.next_offset:
-                    raise StoreFailed(f"{wal.directory}: messages from {wal.synced_offset} on are not synced")
+                    raise StoreFailedError(f"{wal.directory}: messages from {wal.synced_offset} on are not synced")
                 owned.uploader.run_once()
             if owned.kept is not None:
                 owned.cursors.tell(owned.kept)
@@ -557,7 +559,7 @@ class ObjectColdTier:
             unfinished.append(
                 UnfinishedHandOver(
                     topic, min(first, wal.next_offset), wal.next_offset, wal.directory or "", str(error),
-                    is_owner=not isinstance(error, Fenced),
+                    is_owner=not isinstance(error, FencedError),
                 )
             )  # fmt: skip
             self.detach(topic, sealed=False)

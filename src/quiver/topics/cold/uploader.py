@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quiver.clock import Clock
-from quiver.errors import Damaged, ObjectExists, ObjectsUnavailable, QuiverError
+from quiver.errors import CorruptionError, ObjectExistsError, ObjectsUnavailableError, QuiverError
 from quiver.objects.port import ObjectInfo, ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
@@ -117,9 +117,9 @@ class Uploader:
         Upload everything that is synced by now; return the descriptors of the objects it made.
 
         Raises:
-            ObjectsUnavailable, MetadataUnavailable: the next cycle goes on; what it had published stays.
-            AccessRefused, Damaged: somebody has to look; the next cycle tries again.
-            Fenced: another owner took over.
+            ObjectsUnavailableError, MetadataUnavailableError: the next cycle goes on; what it had published stays.
+            AccessDeniedError, CorruptionError: somebody has to look; the next cycle tries again.
+            FencedError: another owner took over.
             OSError: the log cannot be read.
         """
         began = self._clock.monotonic()
@@ -181,7 +181,7 @@ class Uploader:
         if not names and len(self._catalogue):
             # What went there now would make the old ones look lost, one by one.
             reason = "no object of this topic is there: is it the right place, and is it mounted?"
-            raise ObjectsUnavailable(
+            raise ObjectsUnavailableError(
                 "list", prefix, f"{reason} If all are gone, quiver topic rebuild-catalogue says so"
             )
         for name in names:
@@ -263,7 +263,7 @@ class Uploader:
         self._check()
         # What is there already may be this very object: a request can come twice. It may also be a new owner's, of the
         # same offsets, while we do not know yet that there is one: nothing under a finished name is ever replaced here.
-        with contextlib.suppress(ObjectExists):
+        with contextlib.suppress(ObjectExistsError):
             self._objects.copy(pending, final, if_absent=True)
         info = self._verified(final, source)
         descriptor = ObjectDescriptor(
@@ -298,10 +298,12 @@ class Uploader:
             wanted = min(READ_BYTES, source.size_bytes - at)
             piece = self._objects.get_range(key, at, wanted)
             if len(piece) != wanted:
-                raise Damaged(key, at + len(piece), f"the object store gives back {len(piece)} bytes, not {wanted}")
+                raise CorruptionError(
+                    key, at + len(piece), f"the object store gives back {len(piece)} bytes, not {wanted}"
+                )
             checksum = crc32(piece, checksum)
         if info.size_bytes != source.size_bytes or checksum != source.checksum:
-            raise Damaged(key, 0, "the object store holds something else than was sent; it goes again")
+            raise CorruptionError(key, 0, "the object store holds something else than was sent; it goes again")
         return info
 
     # ── the checkpoint ───────────────────────────────────────────────────────────────────────────────────

@@ -41,7 +41,7 @@ class Delivery:
         Say that it is done. Again, or after it was delivered to another, is fine.
 
         Raises:
-            StoreClosed: the subscription was closed.
+            StoreClosedError: the subscription was closed.
         """
         self.answer(self, None, True)
 
@@ -51,7 +51,7 @@ class Delivery:
         `ack_timeout_seconds` are over and it is delivered to another consumer.
 
         Raises:
-            StoreClosed: the subscription was closed.
+            StoreClosedError: the subscription was closed.
         """
         self.answer(self, delay_s, False)
 
@@ -70,9 +70,9 @@ class Consumer:
         A standby of a failover subscription gets none until it is promoted.
 
         Raises:
-            StoreClosed: consumer, subscription or topic were closed.
-            StoreFailed: the topic's disk failed.
-            RetryLater: the object store cannot be reached.
+            StoreClosedError: consumer, subscription or topic were closed.
+            StoreFailedError: the topic's disk failed.
+            TransientError: the object store cannot be reached.
         """
         return self._subscription.receive(self, timeout_s)
 

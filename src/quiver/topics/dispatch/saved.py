@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 
 from quiver.clock import Clock
-from quiver.errors import Damaged, DirectoryInUse
+from quiver.errors import CorruptionError, DirectoryInUseError
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem, Lock
 from quiver.primitives.disk.lock import hold
@@ -47,7 +47,7 @@ class SubscriptionFiles:
         Waits a little: a query that was just stopped holds it until its process has died.
 
         Raises:
-            DirectoryInUse: somebody is it already: a process that dispatches, a streaming query, a pipeline.
+            DirectoryInUseError: somebody is it already: a process that dispatches, a streaming query, a pipeline.
             OSError: the lock cannot be made.
         """
         self._files.make_dirs(self._directory)
@@ -56,7 +56,7 @@ class SubscriptionFiles:
         while True:
             try:
                 return hold(self._files, f"{self._path(name)}.lock", owner=owner)
-            except DirectoryInUse:
+            except DirectoryInUseError:
                 if clock.monotonic() >= deadline:
                     raise
             with condition:
@@ -67,7 +67,7 @@ class SubscriptionFiles:
         Return the subscription *name*, or None when it was never kept.
 
         Raises:
-            Damaged: it was, and cannot be read: nobody guesses where it stood.
+            CorruptionError: it was, and cannot be read: nobody guesses where it stood.
             OSError: the disk cannot be read.
         """
         path = self._path(name)
@@ -79,7 +79,7 @@ class SubscriptionFiles:
         if isinstance(answer, Frame):
             # A copy under another name is another subscription: it must not write to the first one's file.
             return replace(answer.value, name=name)
-        raise Damaged(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
+        raise CorruptionError(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
 
     def save(self, saved: SavedSubscription) -> None:
         """
@@ -102,7 +102,7 @@ class SubscriptionFiles:
         Return the offset below which every subscription has confirmed everything; None without subscriptions.
 
         Raises:
-            Damaged: one of them cannot be read.
+            CorruptionError: one of them cannot be read.
         """
         found = [saved.next_offset for name in self.names() if (saved := self.load(name)) is not None]
         return min(found, default=None)
@@ -113,7 +113,7 @@ class SubscriptionFiles:
         for name in self.names():
             try:
                 saved = self.load(name)
-            except Damaged:
+            except CorruptionError:
                 continue
             if saved is not None:
                 highest = max(highest, saved.next_offset, *(behind for _, behind in saved.acked))

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quiver.clock import Clock
-from quiver.errors import DirectoryInUse, QuiverError, StoreClosed, WrongUse
+from quiver.errors import DirectoryInUseError, QuiverError, StoreClosedError, UsageError
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import Lock
@@ -125,16 +125,16 @@ class Subscription:
         Add a consumer.
 
         Raises:
-            DirectoryInUse: the subscription is exclusive and somebody is there.
-            WrongUse: somebody of that name is there.
-            StoreClosed: the subscription was closed.
+            DirectoryInUseError: the subscription is exclusive and somebody is there.
+            UsageError: somebody of that name is there.
+            StoreClosedError: the subscription was closed.
         """
         with self._lock:
             self._require_open()
             if self.kind == "exclusive" and self._consumers:
-                raise DirectoryInUse(f"exclusive subscription {self.name}", self._consumers[0].name)
+                raise DirectoryInUseError(f"exclusive subscription {self.name}", self._consumers[0].name)
             if any(one.name == name for one in self._consumers):
-                raise WrongUse(f"subscription {self.name} has a consumer {name!r} already")
+                raise UsageError(f"subscription {self.name} has a consumer {name!r} already")
             consumer = Consumer(self, name)
             self._consumers.append(consumer)
         self._ring()
@@ -171,9 +171,9 @@ class Subscription:
         Return the next message for *consumer*; None when none came within *timeout_s*.
 
         Raises:
-            StoreClosed: consumer, subscription or topic were closed.
-            StoreFailed: the topic's disk failed.
-            RetryLater: the object store cannot be reached.
+            StoreClosedError: consumer, subscription or topic were closed.
+            StoreFailedError: the topic's disk failed.
+            TransientError: the object store cannot be reached.
         """
         deadline_s = None if timeout_s is None else self._clock.monotonic() + timeout_s
         while True:
@@ -182,7 +182,7 @@ class Subscription:
             with self._lock:
                 self._require_open()
                 if consumer not in self._consumers:
-                    raise StoreClosed(f"consumer {consumer.name} of {self.name} was closed")
+                    raise StoreClosedError(f"consumer {consumer.name} of {self.name} was closed")
                 self._expire()
                 delivery = self._next_for(consumer)
                 if delivery is not None:
@@ -202,7 +202,7 @@ class Subscription:
         message = self._due_for(consumer) or self._ready_for(consumer)
         if message is None:
             if self._reader.is_over() and not self._flights and not self._waiting:
-                raise StoreClosed(f"topic {self._log.topic} was closed")
+                raise StoreClosedError(f"topic {self._log.topic} was closed")
             return None
         offset = message.offset
         attempt = self._attempts.get(offset, 0) + 1
@@ -422,7 +422,7 @@ class Subscription:
         letters are left to the consumers: the topic of theirs may have to be opened.
 
         Raises:
-            StoreFailed: the topic's disk failed.
+            StoreFailedError: the topic's disk failed.
             OSError: progress could not be saved; what was saved before stands.
         """
         if not self._lock.acquire(blocking=False):
@@ -450,7 +450,7 @@ class Subscription:
         Make what was acknowledged durable: it is not delivered again after this.
 
         Raises:
-            StoreFailed: the topic's disk failed.
+            StoreFailedError: the topic's disk failed.
             OSError: it could not be saved; what was saved before stands.
         """
         with self._lock:
@@ -472,7 +472,7 @@ class Subscription:
         Go on from *start*, back or forward, durably; what is under way no longer counts. Return the offset.
 
         Raises:
-            WrongUse: no such start.
+            UsageError: no such start.
         """
         with self._lock:
             self._require_open()
@@ -490,14 +490,14 @@ class Subscription:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise StoreClosed(f"subscription {self.name} was closed")
+            raise StoreClosedError(f"subscription {self.name} was closed")
 
     def close(self) -> None:
         """
         Save progress and let go; whoever waits is told. Idempotent.
 
         Raises:
-            StoreFailed: the topic's disk failed, and progress was not saved.
+            StoreFailedError: the topic's disk failed, and progress was not saved.
             OSError: progress could not be saved.
         """
         with self._lock:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import Buffer
-from quiver.primitives.packing import Cursor, Shortage
+from quiver.primitives.packing import Cursor, ShortageError
 from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
 
 __all__ = [
@@ -120,7 +120,7 @@ def decode_wal_checkpoint(data: Buffer) -> Answer[WalCheckpoint]:
         name = _take_text(cursor) if _take_tag(cursor) else None
         rotation_at = cursor.take(_U64)[0] if _take_tag(cursor) else None
         first = cursor.take(_U64)[0] if _take_tag(cursor) else None
-    except Shortage as shortage:
+    except ShortageError as shortage:
         return NeedMore(shortage.missing)
     except ValueError as error:
         return Damage(cursor.offset, str(error))
@@ -152,7 +152,7 @@ def decode_uploader_checkpoint(data: Buffer) -> Answer[UploaderCheckpoint]:
         (position,) = cursor.take(_U64)
         object_id = _take_text(cursor) if _take_tag(cursor) else None
         (updated_at,) = cursor.take(_U64)
-    except Shortage as shortage:
+    except ShortageError as shortage:
         return NeedMore(shortage.missing)
     except ValueError as error:
         return Damage(cursor.offset, str(error))

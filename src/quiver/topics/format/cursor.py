@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.topics.format.names import check_subscription
@@ -55,7 +55,7 @@ def parse_progress_key(prefix: str, key: str) -> str | None:
         return None
     try:
         return check_subscription(key.removeprefix(prefix).removesuffix(_PROGRESS), internal=True)
-    except WrongUse:
+    except UsageError:
         return None
 
 

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from quiver.primitives.packing import Cursor, Shortage
+from quiver.primitives.packing import Cursor, ShortageError
 from quiver.primitives.scan import Damage
 
 __all__ = [
@@ -153,9 +153,9 @@ def decode_message(body: bytes) -> Message | Damage:
         producer_name = _take_text(cursor)
         subscription_name = _take_option(cursor)
         attributes = _take_pairs(cursor)
-    except Shortage as shortage:
+    except ShortageError as shortage:
         return Damage(shortage.offset, f"a message ends {shortage.missing} bytes too early")
-    except _Unlawful as unlawful:
+    except _InvalidMessageError as unlawful:
         return Damage(cursor.offset, str(unlawful))
     if cursor.remaining:
         return Damage(cursor.offset, f"{cursor.remaining} bytes behind the message: another layout than this one")
@@ -165,7 +165,7 @@ def decode_message(body: bytes) -> Message | Damage:
     )  # fmt: skip
 
 
-class _Unlawful(ValueError):
+class _InvalidMessageError(ValueError):
     pass
 
 
@@ -179,18 +179,18 @@ def _take_text(cursor: Cursor) -> str:
     try:
         return str(cursor.view(size), "utf-8")
     except UnicodeDecodeError as error:
-        raise _Unlawful("a text that is no UTF-8") from error
+        raise _InvalidMessageError("a text that is no UTF-8") from error
 
 
 def _take_option(cursor: Cursor) -> str | None:
     (tag,) = cursor.take(_TAG)
     if tag > 1:
-        raise _Unlawful(f"an option that begins with {tag}")
+        raise _InvalidMessageError(f"an option that begins with {tag}")
     return _take_text(cursor) if tag else None
 
 
 def _take_pairs(cursor: Cursor) -> Mapping[str, str]:
     (count,) = cursor.take(_U64)
     if count > min(ATTRIBUTES_MAX, cursor.remaining // 16):
-        raise _Unlawful(f"{count} attributes, for which there are no bytes")
+        raise _InvalidMessageError(f"{count} attributes, for which there are no bytes")
     return {_take_text(cursor): _take_text(cursor) for _ in range(count)} if count else _NONE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 
 __all__ = [
     "ACTIVE_FILE",
@@ -75,14 +75,14 @@ def check_topic(topic: str) -> str:
     Return *topic* as ``namespace/topic``; a slash before it is dropped.
 
     Raises:
-        WrongUse: it has not exactly two parts, or one is no name. More parts are refused rather than cut: two topics
+        UsageError: it has not exactly two parts, or one is no name. More parts are refused rather than cut: two topics
             would share one log.
     """
     parts = topic.removeprefix("/").split("/")
     # However long a topic's name is, that of its dead letters is one, too.
     sizes = [len(part.removesuffix(DEAD_LETTER_SUFFIX)) for part in parts]
     if len(parts) != 2 or max(sizes) > NAME_LENGTH_MAX or not all(_PART.fullmatch(part) for part in parts):
-        raise WrongUse(
+        raise UsageError(
             f"{topic!r} is no topic: write namespace/topic, each of 1 to {NAME_LENGTH_MAX} letters, digits, dots, "
             "hyphens and underscores, and no dot or hyphen at its beginning"
         )
@@ -94,10 +94,10 @@ def check_topic_pattern(pattern: str) -> str:
     Return *pattern* when it names topics: ``namespace/topic``, either of which may have ``*``, ``?`` and ``[…]``.
 
     Raises:
-        WrongUse: it does not.
+        UsageError: it does not.
     """
     if not isinstance(pattern, str) or _PATTERN.fullmatch(pattern) is None:
-        raise WrongUse(f"{pattern!r} names no topics: write namespace/topic, or a pattern such as logs/*")
+        raise UsageError(f"{pattern!r} names no topics: write namespace/topic, or a pattern such as logs/*")
     return pattern
 
 
@@ -111,12 +111,12 @@ def check_subscription(name: str, *, internal: bool = False) -> str:
     Return *name* when it can be a subscription's; that of `ack_checkpoint` only where it is *internal*.
 
     Raises:
-        WrongUse: it cannot.
+        UsageError: it cannot.
     """
     if name == CHECKPOINT_SUBSCRIPTION and not internal:
-        raise WrongUse(f"{name} is what ack_checkpoint keeps: call the subscription otherwise")
+        raise UsageError(f"{name} is what ack_checkpoint keeps: call the subscription otherwise")
     if not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
-        raise WrongUse(
+        raise UsageError(
             f"{name!r} is no name of a subscription: 1 to {NAME_LENGTH_MAX} letters, digits, dots, hyphens, underscores"
         )
     return name
@@ -127,10 +127,10 @@ def check_producer(name: str) -> str:
     Return *name* when it can be a producer's. What a Spark sink writes has a colon in its producer's name, this never.
 
     Raises:
-        WrongUse: it cannot.
+        UsageError: it cannot.
     """
     if not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
-        raise WrongUse(
+        raise UsageError(
             f"{name!r} is no name of a producer: 1 to {NAME_LENGTH_MAX} letters, digits, dots, hyphens, underscores"
         )
     return name
@@ -141,10 +141,10 @@ def check_file_name(name: str) -> str:
     Return *name* when the files of a log can be called so: one word and a suffix, as ``wal.log``.
 
     Raises:
-        WrongUse: they cannot.
+        UsageError: they cannot.
     """
     if re.fullmatch(r"[A-Za-z0-9_-]+\.[A-Za-z]+", name) is None or name.endswith((".ckpt", ".tmp")):
-        raise WrongUse(f"{name!r} cannot name log files: write a word and a suffix, as {ACTIVE_FILE}")
+        raise UsageError(f"{name!r} cannot name log files: write a word and a suffix, as {ACTIVE_FILE}")
     return name
 
 

@@ -7,7 +7,7 @@ What one process asks of another that has a directory of topics open, and what t
     .requests/<id>.request   {"quiver_topic_request": 1, "command": "seek", "arguments": {"topic": "default/orders", …}}
     .requests/<id>.taken     the same: the process that has the topics open is at it
     .requests/<id>.answer    {"quiver_topic_answer": 1, "result": {"offset": 1200}}
-                             {"quiver_topic_answer": 1, "error": ["WrongUse", "there is no such topic"]}
+                             {"quiver_topic_answer": 1, "error": ["UsageError", "there is no such topic"]}
 
 A namespace cannot begin with a dot, so no topic is ever called like this directory.
 """

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from quiver.errors import WrongUse
+from quiver.errors import UsageError
 from quiver.primitives.batch_notes import (
     BATCH_MAX,
     decode_note,
@@ -158,7 +158,7 @@ def decode_commit(data: Buffer) -> Answer[BatchNote]:
     value = answer.value
     try:
         note = BatchNote(value["writer"], _number(value["batch"]), tuple(_part(one) for one in value["parts"]))
-    except (ValueError, TypeError, KeyError, WrongUse) as error:
+    except (ValueError, TypeError, KeyError, UsageError) as error:
         return Damage(0, f"no commit of a sink: {error}")
     directories = {parse_part_directory(one.path.partition("/")[0]) for one in note.parts}
     if not is_writer(str(note.writer)) or note.batch > BATCH_MAX or directories - {note.batch}:
@@ -180,7 +180,7 @@ def decode_begun(data: Buffer) -> Answer[dict[str, int]]:
         return answer
     try:
         found = {check_topic(topic): _number(offset) for topic, offset in answer.value["from"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError, WrongUse) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, UsageError) as error:
         return Damage(0, f"no beginning of a batch: {error}")
     return Frame(found, answer.end)
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.primitives.disk.copying import damaged_copy
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import Finding
@@ -135,7 +135,7 @@ def check_topic_directory(
     """
     findings: list[Finding] = []
     checkpoint = load_checkpoint(files, directory)
-    if isinstance(checkpoint, Damaged):
+    if isinstance(checkpoint, CorruptionError):
         findings.append(Finding(checkpoint.path, checkpoint.offset, "damaged", checkpoint.reason))
         checkpoint = None
     file_name = (None if checkpoint is None else base_name_of(checkpoint)) or ACTIVE_FILE
@@ -271,7 +271,7 @@ def saved_subscriptions(files: FileSystem, directory: str) -> tuple[list[SavedSu
     for name in keep.names():
         try:
             saved = keep.load(name)
-        except Damaged as error:
+        except CorruptionError as error:
             problems.append(Finding(error.path, error.offset, "damaged", error.reason))
             continue
         if saved is not None:

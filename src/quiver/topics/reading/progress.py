@@ -38,8 +38,8 @@ class TopicProgress:
         Return the offset below which everything is confirmed; None while there is no such subscription.
 
         Raises:
-            DirectoryInUse: another query is this subscription.
-            Damaged: what was kept of it cannot be read.
+            DirectoryInUseError: another query is this subscription.
+            CorruptionError: what was kept of it cannot be read.
             OSError: the disk cannot be read.
         """
         self._own()
@@ -50,7 +50,7 @@ class TopicProgress:
         Return where the subscription stands; made at *offset* when there is none. Durable on return.
 
         Raises:
-            DirectoryInUse, Damaged, OSError: as `position`.
+            DirectoryInUseError, CorruptionError, OSError: as `position`.
         """
         found = self.position()
         if found is None:
@@ -62,7 +62,7 @@ class TopicProgress:
         Confirm everything below *offset*, durably on return. What is confirmed already costs nothing.
 
         Raises:
-            DirectoryInUse, Damaged, OSError: as `position`.
+            DirectoryInUseError, CorruptionError, OSError: as `position`.
         """
         found = self.position()
         if found is None or found < offset:

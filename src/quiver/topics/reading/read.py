@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quiver.errors import Damaged, DataLoss, WrongUse
+from quiver.errors import CorruptionError, DataLossError, UsageError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
@@ -27,7 +27,7 @@ class TopicFiles:
     The local files of ``namespace/topic`` below *root*, as they are whenever they are asked for. Can be pickled.
 
     Raises:
-        WrongUse: no name of a topic.
+        UsageError: no name of a topic.
     """
 
     def __init__(self, root: str, topic: str, *, files: FileSystem | None = None, file_name: str = ACTIVE_FILE) -> None:
@@ -45,16 +45,16 @@ class TopicFiles:
         Return the files that have a whole message, oldest first.
 
         Raises:
-            WrongUse: there is no such topic.
+            UsageError: there is no such topic.
             OSError: the disk cannot be read.
         """
         checkpoint = load_checkpoint(self._files, self.directory)
-        known = None if isinstance(checkpoint, Damaged) else checkpoint
+        known = None if isinstance(checkpoint, CorruptionError) else checkpoint
         try:
             name = (None if known is None else base_name_of(known)) or self._file_name
             found = local_files(self._files, self.directory, file_name=name, checkpoint=known)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise WrongUse(f"{self.directory} holds no topic") from error
+            raise UsageError(f"{self.directory} holds no topic") from error
         return [one for one in found if one.first_offset is not None]
 
     def start_offset(self) -> int:
@@ -77,8 +77,8 @@ class TopicFiles:
         Yield the messages from *start* on and below *stop*, in order, up to the newest whole one.
 
         Raises:
-            DataLoss: messages in between are damaged or missing; with *on_lost* ``skip`` they are passed over.
-            WrongUse: there is no such topic.
+            DataLossError: messages in between are damaged or missing; with *on_lost* ``skip`` they are passed over.
+            UsageError: there is no such topic.
             OSError: the disk cannot be read.
         """
         found = self.files()
@@ -128,4 +128,4 @@ class TopicFiles:
     @staticmethod
     def _pass_over(first: int, behind: int, path: str, position: int, reason: str, on_lost: OnLost) -> None:
         if on_lost == "raise":
-            raise DataLoss(path, position, f"messages {first} to {behind - 1} are lost ({reason})")
+            raise DataLossError(path, position, f"messages {first} to {behind - 1} are lost ({reason})")

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quiver.errors import Damaged, DataLoss, WrongUse
+from quiver.errors import CorruptionError, DataLossError, UsageError
 from quiver.metadata.opening import open_metadata
 from quiver.objects.opening import open_objects
 from quiver.observe import InMemoryObserver
@@ -58,9 +58,9 @@ class LostRange:
     where: str
     reason: str
 
-    def error(self) -> DataLoss:
+    def error(self) -> DataLossError:
         """Return the error that says so."""
-        return DataLoss(self.where, 0, f"messages {self.first} to {self.behind - 1} are lost ({self.reason})")
+        return DataLossError(self.where, 0, f"messages {self.first} to {self.behind - 1} are lost ({self.reason})")
 
 
 def open_cold(place: TopicPlace, topic: str) -> ObjectReader | None:
@@ -68,8 +68,8 @@ def open_cold(place: TopicPlace, topic: str) -> ObjectReader | None:
     Return a reader of the topic's objects; None when *place* names no object store.
 
     Raises:
-        SettingsInvalid: no such place.
-        AccessRefused, ObjectsUnavailable, MetadataUnavailable: it does not answer.
+        SettingsError: no such place.
+        AccessDeniedError, ObjectsUnavailableError, MetadataUnavailableError: it does not answer.
     """
     found = _catalogue(place, topic)
     if found is None:
@@ -127,7 +127,7 @@ class TopicView:
         With *durable* the messages below it survive a power loss on return, whatever their writer did meanwhile.
 
         Raises:
-            WrongUse: there is no such topic.
+            UsageError: there is no such topic.
             OSError: the disk cannot be read, or not synced.
         """
         found = self._local()
@@ -160,8 +160,8 @@ class TopicView:
         Yield what is known of the messages from *start* on and below *stop*, without gaps, ascending.
 
         Raises:
-            WrongUse: there is no such topic.
-            OSError, MetadataUnavailable: as they say.
+            UsageError: there is no such topic.
+            OSError, MetadataUnavailableError: as they say.
         """
         found = self._local()
         local = stop if not found else max(found[0].first_offset or 0, start)
@@ -217,7 +217,7 @@ class TopicView:
     def _noted_offset(self) -> int:
         # All that was written may be in objects, or gone: the log's own note says how far it had come.
         checkpoint = None if self.directory is None else load_checkpoint(self._files, self.directory)
-        return 0 if checkpoint is None or isinstance(checkpoint, Damaged) else checkpoint.last_offset + 1
+        return 0 if checkpoint is None or isinstance(checkpoint, CorruptionError) else checkpoint.last_offset + 1
 
     def _inode(self, path: str) -> int:
         try:
@@ -238,10 +238,10 @@ class TopicView:
         except (FileNotFoundError, NotADirectoryError) as error:
             if self._place.objects is not None:
                 return []
-            raise WrongUse(f"{self.directory} holds no topic") from error
+            raise UsageError(f"{self.directory} holds no topic") from error
         seqs = tuple(sorted(seq for one in listed if (seq := parse_wal_file_name(one, name)) is not None))
         if not seqs and self._place.objects is None:
-            raise WrongUse(f"{self.directory} holds no topic, or its first log file is not called {name}")
+            raise UsageError(f"{self.directory} holds no topic, or its first log file is not called {name}")
         if seqs != self._seen[0] or not self._seen[1] or self._seen[1][-1].seq != seqs[-1]:
             self._seen = (seqs, self._list_files())
         return self._seen[1]
@@ -249,7 +249,7 @@ class TopicView:
     def _list_files(self) -> list[LocalFile]:
         directory = self.directory or ""
         checkpoint = load_checkpoint(self._files, directory)
-        known = None if isinstance(checkpoint, Damaged) else checkpoint
+        known = None if isinstance(checkpoint, CorruptionError) else checkpoint
         try:
             found = local_files(self._files, directory, file_name=self._place.file_name, checkpoint=known)
         except FileNotFoundError:
@@ -283,8 +283,8 @@ class TopicView:
         As far as publish times only grow: they are the producers'.
 
         Raises:
-            WrongUse: there is no such topic.
-            OSError, ObjectsUnavailable, MetadataUnavailable: as they say.
+            UsageError: there is no such topic.
+            OSError, ObjectsUnavailableError, MetadataUnavailableError: as they say.
         """
         time_ms = -(-time_ns // NS_PER_MS)
         if self._cold is None:
@@ -321,8 +321,8 @@ class TopicView:
             mark: number of the file, offset and byte of a frame at or before *start*, from a stretch.
 
         Raises:
-            WrongUse: there is no such topic.
-            OSError, ObjectsUnavailable, MetadataUnavailable: as they say.
+            UsageError: there is no such topic.
+            OSError, ObjectsUnavailableError, MetadataUnavailableError: as they say.
         """
         wanted = start
         tries = 0

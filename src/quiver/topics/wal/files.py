@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from quiver.errors import Damaged
+from quiver.errors import CorruptionError
 from quiver.observe import Observer
 from quiver.primitives.disk.copying import damaged_copy, keep_damaged
 from quiver.primitives.disk.file_system import File, FileSystem
@@ -241,7 +241,7 @@ def read_frames(
     Checksums are verified; that the offsets follow each other is for the caller to check.
 
     Raises:
-        Damaged: a frame is not what was written, or the file ends within one; all before it was yielded.
+        CorruptionError: a frame is not what was written, or the file ends within one; all before it was yielded.
         OSError: the file cannot be read.
     """
     file = files.open_read(path)
@@ -259,14 +259,14 @@ def read_frames(
                 wanted += max(stopped.missing, PIECE_BYTES)
             else:
                 reason = "the file ends within a frame"
-                raise Damaged(
+                raise CorruptionError(
                     path, byte_offset, reason if stopped is None or isinstance(stopped, NeedMore) else stopped.reason
                 )
     finally:
         file.close()
 
 
-def keep_aside(files: FileSystem, path: str, lost: Lost, observer: Observer) -> Damaged:
+def keep_aside(files: FileSystem, path: str, lost: Lost, observer: Observer) -> CorruptionError:
     """
     Copy damaged bytes into the quarantine beside the file, count and report them; return what to raise.
 
@@ -292,4 +292,4 @@ def keep_aside(files: FileSystem, path: str, lost: Lost, observer: Observer) -> 
         "danube.wal.damaged", level=level, path=path, offset=lost.start, reason=lost.reason, kept_as=kept,
         first_offset=lost.first_offset, next_offset=lost.next_offset,
     )  # fmt: skip
-    return Damaged(path, lost.start, lost.reason)
+    return CorruptionError(path, lost.start, lost.reason)

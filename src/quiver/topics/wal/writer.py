@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from quiver.clock import Clock
-from quiver.errors import AtCapacity, StoreClosed, StoreFailed
+from quiver.errors import CapacityError, StoreClosedError, StoreFailedError
 from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.disk_full import is_full_disk, is_out_of_descriptors, passes, what_is_short
 from quiver.primitives.disk.file_system import File, FileSystem
-from quiver.primitives.worker import WorkerDied
+from quiver.primitives.worker import WorkerDiedError
 from quiver.topics.cache import MessageCache
 from quiver.topics.format.checkpoint import WalCheckpoint, encode_wal_checkpoint
 from quiver.topics.format.frame import FRAME_HEADER
@@ -120,9 +120,9 @@ class Wal:
         Write one message and return its offset. In the file on return; synced by `sync`. *tail* is the codec's.
 
         Raises:
-            AtCapacity: the disk is full; nothing was kept.
-            StoreFailed: a write or sync failed, now or earlier.
-            StoreClosed: the log was closed.
+            CapacityError: the disk is full; nothing was kept.
+            StoreFailedError: a write or sync failed, now or earlier.
+            StoreClosedError: the log was closed.
         """
         # The lock by hand: entering it with `with` takes twice as long.
         self._take_lock()
@@ -165,9 +165,9 @@ class Wal:
         All of them are in the file on return, or none. *encode* lays them out instead of the log's codec.
 
         Raises:
-            AtCapacity: the disk is full; nothing was kept.
-            StoreFailed: a write or sync failed, now or earlier.
-            StoreClosed: the log was closed.
+            CapacityError: the disk is full; nothing was kept.
+            StoreFailedError: a write or sync failed, now or earlier.
+            StoreClosedError: the log was closed.
         """
         encode, pack = encode or self._encode, _pack_header
         with self.lock:
@@ -244,7 +244,7 @@ class Wal:
             except OSError as second:
                 error = second
             else:
-                raise AtCapacity(f"the disk of {self.directory} is full") from error
+                raise CapacityError(f"the disk of {self.directory} is full") from error
         self._poison(error)
         self.arrivals.announce()
         raise self._failed() from error
@@ -256,8 +256,8 @@ class Wal:
         Return when everything appended before the call is durable; callers that overlap share one sync.
 
         Raises:
-            StoreFailed: the sync failed, now or earlier.
-            StoreClosed: the log was closed, and something was not synced.
+            StoreFailedError: the sync failed, now or earlier.
+            StoreClosedError: the log was closed, and something was not synced.
         """
         wanted = self.next_offset
         while self.synced_offset < wanted and self._turns.take(lambda: self.synced_offset >= wanted):
@@ -289,7 +289,7 @@ class Wal:
         self._reported_bytes = written
         self._observer.record("danube_wal_fsync_latency_seconds", self._clock.monotonic() - began)
 
-    def poison(self, died: WorkerDied) -> None:
+    def poison(self, died: WorkerDiedError) -> None:
         """Refuse everything from now on: a thread that syncs, uploads or saves progress has died."""
         with self.lock:
             self._poison(died)
@@ -299,17 +299,17 @@ class Wal:
         self._failure = self._failure or error
         self._full_at = -1  # the next append asks why
 
-    def _failed(self) -> StoreFailed:
+    def _failed(self) -> StoreFailedError:
         error = self._failure
-        reason = error if isinstance(error, WorkerDied) else f"an earlier write or sync failed: {error}"
-        return StoreFailed(f"{self.directory or 'memory'}: {reason}; reopen to recover")
+        reason = error if isinstance(error, WorkerDiedError) else f"an earlier write or sync failed: {error}"
+        return StoreFailedError(f"{self.directory or 'memory'}: {reason}; reopen to recover")
 
     def require_sound(self) -> None:
         """
         Return when nothing has failed so far.
 
         Raises:
-            StoreFailed: a write or sync failed earlier.
+            StoreFailedError: a write or sync failed earlier.
         """
         if self._failure is not None:
             raise self._failed() from self._failure
@@ -317,7 +317,9 @@ class Wal:
     def _require_open(self) -> None:
         self.require_sound()
         if self._closed or self._sealing:
-            raise StoreClosed(f"the log of {self.directory or 'memory'} was {'closed' if self._closed else 'sealed'}")
+            raise StoreClosedError(
+                f"the log of {self.directory or 'memory'} was {'closed' if self._closed else 'sealed'}"
+            )
 
     @property
     def closed(self) -> bool:
@@ -357,8 +359,8 @@ class Wal:
         Seal the active file and start the next one; nothing happens while it is empty. Synced on return.
 
         Raises:
-            AtCapacity: no room for the new file; the old one stays active.
-            StoreFailed: the disk failed, now or earlier.
+            CapacityError: no room for the new file; the old one stays active.
+            StoreFailedError: the disk failed, now or earlier.
         """
         with self.lock:
             self._require_open()
@@ -392,7 +394,7 @@ class Wal:
         self._seq += 1
         try:
             self._start_next_file()
-        except AtCapacity:
+        except CapacityError:
             self._seq -= 1
             raise
         self._sealed.add(sealed, self._active_marks)
@@ -409,7 +411,7 @@ class Wal:
             self._start_file(path)
         except OSError as error:
             if passes(error) and not self._files.exists(path):
-                raise AtCapacity(f"{what_is_short(error, self.directory)}: no room for another file") from error
+                raise CapacityError(f"{what_is_short(error, self.directory)}: no room for another file") from error
             self._poison(error)
             raise self._failed() from error
 
@@ -529,8 +531,8 @@ class Wal:
         Take no more, with everything synced and in sealed files; return the next offset. Reading goes on. Idempotent.
 
         Raises:
-            AtCapacity: no room for the empty file behind them; nothing has changed.
-            StoreFailed: the disk failed, now or earlier.
+            CapacityError: no room for the empty file behind them; nothing has changed.
+            StoreFailedError: the disk failed, now or earlier.
         """
         with self.lock:
             if self._sealing and not self._closed:
@@ -549,7 +551,7 @@ class Wal:
         Sync, write the checkpoint and let go. Idempotent. Whoever waits for a message is woken.
 
         Raises:
-            StoreFailed: the last sync failed, now or earlier.
+            StoreFailedError: the last sync failed, now or earlier.
         """
         with self.lock:
             if self._closed:

@@ -34,7 +34,7 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from quiver.errors import BundleUnavailable, WrongUse
+from quiver.errors import BundleUnavailableError, UsageError
 from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Damage
 from quiver.store.format.names import U64_MAX
@@ -163,11 +163,11 @@ class ManifestBuilder:
         Return the manifest. The `otap` profile adds `item_count` when it is known for every bundle.
 
         Raises:
-            WrongUse: there are more bundles than a progress file can track.
+            UsageError: there are more bundles than a progress file can track.
         """
         count = self.bundle_count
         if count > BUNDLES_WRITTEN_MAX:
-            raise WrongUse(f"{count} bundles in one segment; {BUNDLES_WRITTEN_MAX} is the limit")
+            raise UsageError(f"{count} bundles in one segment; {BUNDLES_WRITTEN_MAX} is the limit")
         refs = [fixed_width(values, field.type) for values, field in zip(self._columns(), _REF_FIELDS, strict=True)]
         structs = pa.StructArray.from_arrays(refs, fields=list(_REF_FIELDS))
         ends = fixed_width(self._ends, pa.int32())
@@ -277,7 +277,7 @@ class Manifest:
         Return where the slots of bundle *index* lie, in the order of the file.
 
         Raises:
-            BundleUnavailable: there is no such bundle.
+            BundleUnavailableError: there is no such bundle.
         """
         self._require(index)
         start, end = self.ends[index], self.ends[index + 1]
@@ -289,7 +289,7 @@ class Manifest:
         Return when bundle *index* was ingested, nanoseconds since the epoch, or None when that is not known.
 
         Raises:
-            BundleUnavailable: there is no such bundle.
+            BundleUnavailableError: there is no such bundle.
         """
         self._require(index)
         return None if self.ingested_times_ns is None else self.ingested_times_ns[index]
@@ -305,7 +305,7 @@ class Manifest:
 
     def _require(self, index: int) -> None:
         if not 0 <= index < self.bundle_count:
-            raise BundleUnavailable(f"bundle {index} is not in a segment of {self.bundle_count} bundles")
+            raise BundleUnavailableError(f"bundle {index} is not in a segment of {self.bundle_count} bundles")
 
 
 def decode_manifest(buffer: Buffer | pa.Buffer, bundle_count: int, *, at: int = 0) -> Manifest | Damage:
