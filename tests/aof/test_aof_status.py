@@ -14,7 +14,7 @@ from quiver.aof import AofManager, FlushConfig
 from quiver.aof.format.describe import describe_log_file
 from quiver.aof.format.status import STATUS_BYTES_MAX, decode_status
 from quiver.aof.reading.check import check_log_directory
-from quiver.aof.status import read_status
+from quiver.aof.reading.status import read_status
 from quiver.cli.main import build_app
 from quiver.errors import WouldBlockError
 from quiver.primitives.disk.lock import hold
@@ -49,7 +49,7 @@ def test_a_dump_beside_a_live_writer_has_its_counts(tmp_path):
         assert told["figures"]["appended_records"] == 1
         assert told["figures"]["flush"]["synchronous_flushes"] == 1
         assert told["figures"]["queues"] == {"seal": 0}
-        assert "told by the writer, which has the log open" in told["text"]
+        assert "the writer has the log open" in told["text"]
         assert "synchronous_flushes" in told["text"]
     told = dumped(tmp_path)
     assert (told["state"], told["held"]) == ("closed", False)
@@ -64,7 +64,7 @@ def test_a_writer_that_died_is_called_dead(tmp_path):
         manager.log("orders").run_status()
         kept = (tmp_path / "orders" / "aof.status").read_bytes()
     (tmp_path / "orders" / "aof.status").write_bytes(kept)
-    assert "nobody on this machine has the log open" in dumped(tmp_path)["said"]
+    assert "no process on this machine has the log open" in dumped(tmp_path)["said"]
     lock = hold(REAL_FILES, str(tmp_path / "aof.lock"), owner="somebody else")
     told = dumped(tmp_path)
     assert f"stale: pid {os.getpid()} somebody else has the log open now" in told["said"]

@@ -1,9 +1,9 @@
 """
-What a writer has in memory alone, told to those beside it: its counts, its queues, what it refused. A small file that
-the writer replaces when that changed, and that `quiver aof dump` reads.
+The status file of an open log: counts, queues and refusals, which the writer has only in memory.
 
-It is advisory: not synced, nothing is decided by it, and a write of it that fails harms nobody. A crash leaves the old
-one, the new one, or after a loss of power anything; opening removes it, so what is there is of the last writer.
+The writer replaces the file when they change; `reading/status.py` and `quiver aof dump` read it. The file is advisory:
+it is not synced, nothing depends on it, and a failed write does no harm. After a crash it is the old one or the new
+one, after a power loss it may hold anything. Opening the log removes it, so it always belongs to the last writer.
 """
 
 from __future__ import annotations
@@ -11,55 +11,55 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from quiver.aof.format.names import LOCK_NAME, STATUS_NAME
-from quiver.aof.format.status import STATUS_BYTES_MAX, WriterState, WriterStatus, decode_status, encode_status
+from quiver.aof.format.names import STATUS_NAME
+from quiver.aof.format.status import WriterState, WriterStatus, encode_status
+from quiver.aof.reading.status import lock_path_of
 from quiver.aof.snapshots import LogSnapshot
 from quiver.clock import Clock
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, replace_advisory_file
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.disk.lock import holder_of, is_held
-from quiver.primitives.scan import Damage, Frame
+from quiver.primitives.disk.lock import holder_of
 
-__all__ = ["STATUS_AFTER_S", "StatusFile", "StatusRead", "read_status"]
+__all__ = ["STATUS_AFTER_S", "StatusFile"]
 
 STATUS_AFTER_S = 5.0
-"""How often a writer looks whether there is something new to tell."""
+"""How often a writer checks whether its status has changed."""
 
 
 class StatusFile:
     """
-    The status of one log, as its writer keeps it. Thread-safe; no call raises what the disk says.
+    Publish the status of one log for its writer. Thread-safe; errors of the disk are logged, not raised.
 
     Args:
-        enabled: with False nothing is written. What an earlier writer left goes all the same.
+        enabled: with False nothing is written. The file of an earlier writer is removed either way.
     """
 
     def __init__(self, fs: FileSystem, directory: str, *, clock: Clock, observer: Observer, enabled: bool) -> None:
         self._fs = fs
         self._path = f"{directory}/{STATUS_NAME}"
-        self._lock_path = _lock_of(directory)
+        self._lock_path = lock_path_of(directory)
         self._clock = clock
         self._observer = observer
         self._enabled = enabled
         self._lock = threading.Lock()
-        self._told: tuple[WriterState, dict[str, Any]] | None = None
+        self._published: tuple[WriterState, dict[str, Any]] | None = None
         self._is_failing = False
         for path in (self._path, self._path + TEMPORARY_SUFFIX):
-            with contextlib.suppress(OSError):  # it says whose it is
+            with contextlib.suppress(OSError):  # the file names its writer
                 fs.remove(path)
 
     def publish(self, snapshot: LogSnapshot, state: WriterState) -> None:
-        """Replace the file if there is something new to tell."""
-        told = (state, _figures(snapshot))
+        """Replace the file if the status has changed."""
+        current = (state, _figures(snapshot))
         with self._lock:
-            if not self._enabled or told == self._told:
+            if not self._enabled or current == self._published:
                 return
             writer = holder_of(self._fs, self._lock_path) or ""
-            data = encode_status(WriterStatus(state, writer, self._clock.now_ns(), told[1]))
+            data = encode_status(WriterStatus(state, writer, self._clock.now_ns(), current[1]))
             try:
                 replace_advisory_file(self._fs, self._path, data)
             except OSError as error:
@@ -67,7 +67,7 @@ class StatusFile:
                     self._observer.event("aof.status.failed", level=logging.WARNING, problem=str(error))
                 self._is_failing = True
             else:
-                self._is_failing, self._told = False, told
+                self._is_failing, self._published = False, current
 
 
 def _figures(snapshot: LogSnapshot) -> dict[str, Any]:
@@ -94,91 +94,3 @@ def _figures(snapshot: LogSnapshot) -> dict[str, Any]:
         "upload_lag_bytes": 0 if snapshot.tiers is None else snapshot.tiers.upload_lag_bytes,
         "tiers": None if tiers is None else tiers["counts"],
     }
-
-
-@dataclass(frozen=True, slots=True)
-class StatusRead:
-    """
-    What a log's directory has of its writer's status, and what is known of the writer.
-
-    Attributes:
-        status: None when there is none that can be read; `problem` says why when it is there.
-        is_held: whether a process of this machine has the logs open; None where that is not told.
-        holder: who had them open last, as their lock says.
-    """
-
-    status: WriterStatus | None
-    problem: str
-    is_held: bool | None
-    holder: str
-
-    def as_dict(self, now_ns: int) -> dict[str, Any]:
-        """Return the same as plain values, with its age and a sentence on what to make of it."""
-        status = self.status
-        return {
-            "said": self._said(),
-            "state": None if status is None else status.state,
-            "writer": None if status is None else status.writer,
-            "written_at_ns": None if status is None else status.written_at_ns,
-            "age_s": None if status is None else round((now_ns - status.written_at_ns) / 1e9, 3),
-            "held": self.is_held,
-            "holder": self.holder,
-            "problem": self.problem,
-            "figures": None if status is None else status.figures,
-        }
-
-    def _said(self) -> str:
-        status = self.status
-        if status is None:
-            ignored = f"the status file is ignored: {self.problem}" if self.problem else "no status of a writer"
-            return f"{ignored}; {self.holder or 'somebody'} has the log open" if self.is_held else ignored
-        if self.is_held and self.holder != status.writer:
-            return f"stale: {self.holder or 'another process'} has the log open now, and tells nothing yet"
-        if status.state == "closed":
-            return "the last word of a writer that closed the log"
-        if self.is_held is False:
-            return "stale: nobody on this machine has the log open; its writer died, or could not close it"
-        if status.state == "failed":
-            return "the log has failed, and refuses everything until it is opened again"
-        whose = (
-            "told by the writer, which has the log open" if self.is_held else "whether its writer lives is not known"
-        )
-        return f"{whose}; told anew within seconds of a change"
-
-
-def read_status(files: FileSystem, directory: str) -> StatusRead:
-    """
-    Read what the writer of the log in *directory* tells. Takes no lock and changes nothing.
-
-    Raises:
-        OSError: whether the log is open cannot be found out.
-    """
-    directory = directory.rstrip("/")
-    lock_path = _lock_of(directory)
-    status, problem = None, ""
-    try:
-        data = _first_bytes(files, f"{directory}/{STATUS_NAME}", STATUS_BYTES_MAX + 1)
-    except FileNotFoundError:
-        data = None
-    except OSError as error:
-        data, problem = None, str(error)
-    if data is not None:
-        answer = decode_status(memoryview(data))
-        if isinstance(answer, Frame):
-            status = answer.value
-        elif isinstance(answer, Damage):
-            problem = answer.reason
-    return StatusRead(status, problem, is_held(files, lock_path), holder_of(files, lock_path) or "")
-
-
-def _first_bytes(files: FileSystem, path: str, size: int) -> bytes:
-    file = files.open_read(path)
-    try:
-        return file.pread(size, 0)
-    finally:
-        file.close()
-
-
-def _lock_of(directory: str) -> str:
-    parent = directory.rpartition("/")[0] or ("/" if directory.startswith("/") else ".")
-    return f"{parent}/{LOCK_NAME}"

@@ -1,20 +1,21 @@
 """
-Reading an AOF2 log from its files, in any process: nothing here imports the engine.
+Readers of AOF2 files, for any process: nothing here imports the engine.
 
-=============  =====================================================================================================
+=============  =======================================================================
 module         purpose
-=============  =====================================================================================================
-`catalog.py`   the sealed segments, and maps of them
-`reader.py`    records in order; what is lost on the way is reported
-`search.py`    one record by its id, the first one of a time
-`resume.py`    where reading goes on behind damage (pure)
-`batch.py`     many records at once, as columns and one buffer
+=============  =======================================================================
+`catalog.py`   the sealed segments and their mappings
+`reader.py`    records in order; reports what was lost
+`search.py`    one record by its id, or the first one of a time
+`resume.py`    the next intact record after damage (pure)
+`batch.py`     many records together, as columns and one buffer
 `source.py`    segments as a reader sees them
-`manifest.py`  what happened to them, in a log of its own
-`files.py`     a log read from beside it, by another process
-`check.py`     a log's directory told to people
-`view.py`      an append-only log beside its writer: what a batch takes
-`index.py`     Sparse indexes of sealed segments: made when a segment is packed, or first searched; kept in `index/`
-`position.py`  A place in a log, and how a Spark checkpoint keeps it. Pure
-=============  =====================================================================================================
+`manifest.py`  the log of tier events: where each segment has copies
+`files.py`     the segments of a log that another process writes
+`check.py`     verification of a log's directory
+`status.py`    the status that a log's writer publishes
+`view.py`      a log that another process writes, in ranges and batches
+`index.py`     sparse indexes of sealed segments, stored in `index/`
+`position.py`  a place in a log, as stored in a Spark checkpoint (pure)
+=============  =======================================================================
 """

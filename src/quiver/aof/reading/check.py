@@ -26,7 +26,7 @@ from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentFo
 from quiver.aof.format.tier_entry import Residency, TierEntry
 from quiver.aof.reading.files import LogFiles, SegmentFile
 from quiver.aof.reading.manifest import Replayed, replay_manifest
-from quiver.aof.status import read_status
+from quiver.aof.reading.status import read_status
 from quiver.aof.tiers.copies import Copies
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
 from quiver.aof.tiers.state import ALL_SEGMENTS, TierState

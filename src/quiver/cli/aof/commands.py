@@ -54,7 +54,7 @@ def dump(
 
     What a writer has in memory alone is shown as it told it last, with its age.
     """
-    from quiver.aof.status import read_status  # noqa: PLC0415 - keeps `--help` quick
+    from quiver.aof.reading.status import read_status  # noqa: PLC0415 - keeps `--help` quick
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
