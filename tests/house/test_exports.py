@@ -13,6 +13,7 @@ import pytest
 
 import quiver
 from quiver import errors
+from quiver.store.cores import store, subscriber
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -143,9 +144,10 @@ def test_public_types_serve_a_caller():
 @pytest.mark.parametrize(("owner", "former", "today"), [
     (quiver, "WrongUse", "UsageError"), (quiver, "Damaged", "CorruptionError"), (quiver, "AtCapacity", "CapacityError"),
     (errors, "PartlyKept", "PartialWriteError"), (errors, "OpenedBeforeFork", "ForkError"),
-    (errors, "RetryLater", "TransientError"),
+    (errors, "RetryLater", "TransientError"), (store, "ShardedStore", "MultiCoreStore"),
+    (subscriber, "ShardedSubscriber", "MultiCoreSubscriber"),
 ])  # fmt: skip
-def test_former_names_of_errors_still_work(owner, former, today):
+def test_former_names_still_work(owner, former, today):
     """With a warning that names the new one; `except` clauses of existing programs catch what they caught."""
     with pytest.warns(DeprecationWarning, match=f"{former} is now .*{today}"):
         assert getattr(owner, former) is getattr(owner, today)

@@ -77,7 +77,7 @@ class Rewinding(Child):
         return [BundleRef(info.seq, index) for info in infos for index in range(info.bundle_count)]
 
 
-class Sharded(Child):
+class MultiCore(Child):
     """One to three cores under one cap, another number whenever it opens."""
 
     def open_store(self) -> Any:
@@ -85,7 +85,7 @@ class Sharded(Child):
         return open_store(self.directory, self.settings, cores=cores, background=self.background)
 
 
-class ShardedHoarder(Hoarder, Sharded):
+class MultiCoreHoarder(Hoarder, MultiCore):
     """Cores that drop, of their own and of each other's."""
 
 
@@ -125,10 +125,10 @@ SCENARIOS = {
     ),
     "expiry": Scenario(dataclasses.replace(SETTINGS, max_age_s=0.05), Aging),
     "rewind": Scenario(SETTINGS, Rewinding),
-    "cores": Scenario(dataclasses.replace(SETTINGS, size_cap_bytes=4 * CAP_BYTES), Sharded, check_cores),
+    "cores": Scenario(dataclasses.replace(SETTINGS, size_cap_bytes=4 * CAP_BYTES), MultiCore, check_cores),
     "cores, drop_oldest": Scenario(
         dataclasses.replace(SETTINGS, size_cap_bytes=2 * CAP_BYTES, size_cap_policy="drop_oldest"),
-        ShardedHoarder,
+        MultiCoreHoarder,
         check_cores,
     ),
     "migrate": Scenario(SETTINGS, Migrating),

@@ -34,7 +34,7 @@ from quiver.pipeline.processes.child import DRAIN_S, ChildContext, child_main, s
 from quiver.primitives.disk.descriptors import RESERVE, descriptor_limit
 from quiver.receivers.settings import split_address
 from quiver.store.cores.opening import open_path
-from quiver.store.cores.store import ShardedStore
+from quiver.store.cores.store import MultiCoreStore
 from quiver.store.limits.disk_budget import DiskBudget, DiskShare
 from quiver.store.store import Store
 
@@ -52,7 +52,7 @@ class _Station:
     """One buffer of the pipeline, open: its store, who takes from it in this process, and what ends that."""
 
     part: Pipeline
-    store: Store | ShardedStore
+    store: Store | MultiCoreStore
     own: Store
     observer: Observer
     letters_share: DiskShare | None = None
@@ -71,7 +71,7 @@ class _Station:
                 self.sending[store.path].require_alive()
                 continue
             try:
-                cores = self.store.core_count if isinstance(self.store, ShardedStore) else 1
+                cores = self.store.core_count if isinstance(self.store, MultiCoreStore) else 1
                 forwarding = Forwarding(self.part, store, self.observer, stores=cores, letters_share=self.letters_share)
                 self.sending[store.path] = forwarding.__enter__()
             except StoreClosedError:
@@ -212,7 +212,7 @@ def _open(
     # What is in memory takes nothing of the disk.
     budget = None if part.buffers[0].kind == "memory" else budget
     share = buffer_share(budget, config.path)
-    store: Store | ShardedStore
+    store: Store | MultiCoreStore
     if context.cores is None:
         store = own = stores.enter_context(open_path(config.path, config.settings, observer=observer, share=share))
     else:

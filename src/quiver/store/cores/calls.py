@@ -17,13 +17,13 @@ from quiver.store.store import Store
 from quiver.store.subscribers.records import SubscriberStatus
 from quiver.store.subscribers.rewinding import Rewound
 
-__all__ = ["ShardedSubscriberCalls"]
+__all__ = ["MultiCoreSubscriberCalls"]
 
 _Told = TypeVar("_Told")
 
 
-class ShardedSubscriberCalls(abc.ABC):
-    """A base of `ShardedStore`. Everything counts sealed bundles, of the cores that this process has open."""
+class MultiCoreSubscriberCalls(abc.ABC):
+    """A base of `MultiCoreStore`. Everything counts sealed bundles, of the cores that this process has open."""
 
     path: str
 
@@ -64,7 +64,7 @@ class ShardedSubscriberCalls(abc.ABC):
 
     def rewind(self, subscriber_id: str, to: Literal["earliest"] | datetime) -> dict[int, Rewound]:
         """
-        Deliver again what a subscriber resolved from *to* on; see `ShardedSubscriber.rewind`. Durable on return.
+        Deliver again what a subscriber resolved from *to* on; see `MultiCoreSubscriber.rewind`. Durable on return.
 
         Returns:
             Per core what came back.

@@ -17,7 +17,7 @@ from quiver.primitives.forked import refuse_in_children
 from quiver.settings import Settings
 from quiver.store.cores.capacity import SharedCapacity, find_cores
 from quiver.store.cores.claims import Evictor
-from quiver.store.cores.store import Shard, ShardedStore
+from quiver.store.cores.store import MultiCoreStore, OpenCore
 from quiver.store.format.cores import CORE_MAX, core_directory
 from quiver.store.format.names import SEGMENTS_DIR, WAL_DIR
 from quiver.store.limits.capacity import AloneCapacity, OwnCap
@@ -60,7 +60,7 @@ def open_path(
     adapter: Adapter = ...,
     background: bool = ...,
     share: DiskShare | None = ...,
-) -> ShardedStore: ...
+) -> MultiCoreStore: ...
 
 
 def open_path(
@@ -76,7 +76,7 @@ def open_path(
     adapter: Adapter = OTAP,
     background: bool = True,
     share: DiskShare | None = None,
-) -> Store | ShardedStore:
+) -> Store | MultiCoreStore:
     """
     Create or recover what is in directory *path*: one store, or with *cores* one for each core.
 
@@ -118,12 +118,12 @@ def open_path(
     # make_dirs makes each missing level durable, so no core's directory is lost behind its segments.
     files.make_dirs(root)
     place = _Place(root, one, cores, core is None, files, clock, observer, adapter, background, share)
-    store = ShardedStore(
+    store = MultiCoreStore(
         root,
         settings,
         cores=cores,
         core=core,
-        open_shard=place.open_shared if share_cap else place.open_alone,
+        open_core=place.open_shared if share_cap else place.open_alone,
         files=files,
         clock=clock,
         observer=observer,
@@ -177,11 +177,11 @@ class _Place:
             self.share.attach(store)
         return store
 
-    def open_alone(self, core: int) -> Shard:
+    def open_alone(self, core: int) -> OpenCore:
         """Open a core that has its even part of the cap, and neither asks nor tells anybody."""
-        return Shard(core, self._open_store(core, None))
+        return OpenCore(core, self._open_store(core, None))
 
-    def open_shared(self, core: int) -> Shard:
+    def open_shared(self, core: int) -> OpenCore:
         """Open a core under the cap of all."""
         evictor = Evictor(self.files, self.root, core, clock=self.clock, observer=self.observer)
         capacity = self._capacity(core, evictor)
@@ -195,7 +195,7 @@ class _Place:
             if isinstance(error, NO_FILE_ERRORS):
                 raise CorruptionError(error.filename or store.path, 0, no_file_reason(error)) from error
             raise
-        return Shard(core, store, capacity, evictor)
+        return OpenCore(core, store, capacity, evictor)
 
     def _open_store(self, core: int, capacity: SharedCapacity | None) -> Store:
         directory = f"{self.root}/{core_directory(core)}"

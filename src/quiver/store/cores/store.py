@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from quiver.bundle import Adapter, Bundle
 from quiver.clock import Clock
@@ -28,16 +28,17 @@ from quiver.errors import (
     UnknownSubscriberError,
     UsageError,
 )
+from quiver.lazy_names import lazy_names
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.worker import WorkerDiedError
 from quiver.settings import Settings
 from quiver.store.background import Background
-from quiver.store.cores.calls import ShardedSubscriberCalls
+from quiver.store.cores.calls import MultiCoreSubscriberCalls
 from quiver.store.cores.capacity import STALE_S, SharedCapacity, find_cores
 from quiver.store.cores.claims import Evictor, forget_record, read_record, take_claim, was_evicted
 from quiver.store.cores.removal import remove_drained
-from quiver.store.cores.subscriber import ShardedSubscriber
+from quiver.store.cores.subscriber import MultiCoreSubscriber
 from quiver.store.reading.query import By, Moment, Scan
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import MaintenanceReport
@@ -45,7 +46,10 @@ from quiver.store.store import Store
 from quiver.store.subscribers.delivery import Order
 from quiver.store.subscribers.state import Start
 
-__all__ = ["CoreReceipt", "Shard", "ShardedStore"]
+__all__ = ["CoreReceipt", "MultiCoreStore", "OpenCore"]
+
+if not TYPE_CHECKING:
+    __getattr__, _ = lazy_names(__name__, {__name__: "MultiCoreStore"}, renamed={"ShardedStore": "MultiCoreStore"})
 
 _MOMENT_S = 1e-6
 _ROOM_S = 0.05
@@ -67,7 +71,7 @@ class CoreReceipt(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class OpenCore:
     """One core's store, open, and what it shares the cap by; neither when the cap is divided evenly."""
 
     core: int
@@ -92,12 +96,12 @@ class Shard:
 class _Registered:
     """A subscriber, and how it is registered in a core that is opened later."""
 
-    subscriber: ShardedSubscriber
+    subscriber: MultiCoreSubscriber
     start: Start = "latest"
     order: Order = "oldest"
 
 
-class ShardedStore(ShardedSubscriberCalls):
+class MultiCoreStore(MultiCoreSubscriberCalls):
     """
     The cores of one directory that this process has open. Thread-safe. Made by `quiver.open` with ``cores``.
 
@@ -106,7 +110,7 @@ class ShardedStore(ShardedSubscriberCalls):
         settings: of all cores together: `size_cap_bytes` is over all of them.
         cores: how many cores there are.
         core: the one core to open; all when None.
-        open_shard: opens the store of one core.
+        open_core: opens the store of one core.
         files: the file system.
         clock: where time comes from.
         observer: takes counts and events.
@@ -125,7 +129,7 @@ class ShardedStore(ShardedSubscriberCalls):
         *,
         cores: int,
         core: int | None,
-        open_shard: Callable[[int], Shard],
+        open_core: Callable[[int], OpenCore],
         files: FileSystem,
         clock: Clock,
         observer: Observer,
@@ -140,11 +144,11 @@ class ShardedStore(ShardedSubscriberCalls):
         self._files = files
         self._clock = clock
         self._observer = observer
-        self._open_shard = open_shard
+        self._open_core = open_core
         self._lock = threading.Lock()
         self._upkeep = threading.RLock()
         self._closed = False
-        self._shards: dict[int, Shard] = {}
+        self._opened: dict[int, OpenCore] = {}
         self._registered: dict[str, _Registered] = {}
         self._reader = StoreReader(root, fs=files, adapter=adapter)
         self._turn = itertools.count()
@@ -159,7 +163,7 @@ class ShardedStore(ShardedSubscriberCalls):
                 self._open(number)
             self._adopt()
         except BaseException:
-            self._close_shards()
+            self._close_cores()
             raise
         if background:
             self._background = Background(
@@ -208,7 +212,7 @@ class ShardedStore(ShardedSubscriberCalls):
         while True:
             for number in order:
                 try:
-                    receipt = self._shards[number].store.ingest(bundle, durable=durable, timeout=wait_s)
+                    receipt = self._opened[number].store.ingest(bundle, durable=durable, timeout=wait_s)
                 except CapacityError:
                     if number == order[-1] and deadline - self._clock.monotonic() < _MOMENT_S:
                         raise
@@ -226,15 +230,15 @@ class ShardedStore(ShardedSubscriberCalls):
         if core not in self.cores:
             known = ", ".join(map(str, self.cores))
             raise UsageError(f"core={core}: this process has open core {known} of {self.core_count}")
-        return self._shards[core].store
+        return self._opened[core].store
 
     def open_stores(self) -> dict[int, Store]:
         """Return the store of each core that this process has open now, those included that are only drained."""
-        return {shard.core: shard.store for shard in self._open_shards()}
+        return {opened.core: opened.store for opened in self._all_open()}
 
     # ── subscribers ──────────────────────────────────────────────────────────────────────────────────
 
-    def register(self, subscriber_id: str, start: Start = "latest", *, order: Order = "oldest") -> ShardedSubscriber:
+    def register(self, subscriber_id: str, start: Start = "latest", *, order: Order = "oldest") -> MultiCoreSubscriber:
         """
         Register a subscriber in every core that this process has open, durably; see `Store.register`.
 
@@ -251,10 +255,10 @@ class ShardedStore(ShardedSubscriberCalls):
             raise UsageError(f"start={start}: each core counts its own segments; give a time, or register with core(n)")
         with self._upkeep:
             self._require_open()
-            known = self._registered.get(subscriber_id) or _Registered(ShardedSubscriber(subscriber_id, self._clock))
+            known = self._registered.get(subscriber_id) or _Registered(MultiCoreSubscriber(subscriber_id, self._clock))
             known.start, known.order = start, order
-            for shard in self._shards.values():
-                known.subscriber.join(shard.core, shard.store.register(subscriber_id, start, order=order))
+            for opened in self._opened.values():
+                known.subscriber.join(opened.core, opened.store.register(subscriber_id, start, order=order))
             self._registered[subscriber_id] = known
             return known.subscriber
 
@@ -269,9 +273,9 @@ class ShardedStore(ShardedSubscriberCalls):
         with self._upkeep:
             self._require_open()
             lost: list[int] = []
-            for shard in self._shards.values():
+            for opened in self._opened.values():
                 with contextlib.suppress(UnknownSubscriberError):
-                    lost.append(shard.store.unregister(subscriber_id))
+                    lost.append(opened.store.unregister(subscriber_id))
             self._registered.pop(subscriber_id, None)
             if not lost:
                 raise UnknownSubscriberError(f"there is no subscriber {subscriber_id!r} in any core of {self.path}")
@@ -321,9 +325,9 @@ class ShardedStore(ShardedSubscriberCalls):
         reports: list[MaintenanceReport] = []
         failure: QuiverError | None = None
         self._tick()
-        for shard in self._open_shards():
+        for opened in self._all_open():
             try:
-                reports.append(shard.store.maintain())
+                reports.append(opened.store.maintain())
             except StoreClosedError:
                 continue  # drained and removed meanwhile
             except QuiverError as error:
@@ -336,15 +340,15 @@ class ShardedStore(ShardedSubscriberCalls):
     def _tick(self) -> None:
         with self._upkeep:
             self._require_open()
-            for shard in list(self._shards.values()):
+            for opened in list(self._opened.values()):
                 try:
-                    self._take_note(shard)
-                    if shard.capacity is not None:
-                        shard.capacity.beat()
-                    if shard.core not in self.cores:
-                        self._retire_if_drained(shard)
+                    self._take_note(opened)
+                    if opened.capacity is not None:
+                        opened.capacity.beat()
+                    if opened.core not in self.cores:
+                        self._retire_if_drained(opened)
                 except (QuiverError, OSError) as error:
-                    self._report(shard.core, error)
+                    self._report(opened.core, error)
             if self._clock.monotonic() >= self._adopt_again_s:
                 try:
                     self._adopt()
@@ -364,15 +368,15 @@ class ShardedStore(ShardedSubscriberCalls):
         which = "removed" if core is None else str(core)
         self._observer.event("quiver.core.tick", level=logging.ERROR, core_id=which, problem=str(error))
 
-    def _open(self, number: int) -> Shard:
-        shard = self._shards[number] = self._open_shard(number)
+    def _open(self, number: int) -> OpenCore:
+        opened = self._opened[number] = self._open_core(number)
         # Before anybody registers: what was given up while the core was closed counts as lost, not as delivered.
-        self._take_note(shard)
-        return shard
+        self._take_note(opened)
+        return opened
 
-    def _take_note(self, shard: Shard) -> None:
+    def _take_note(self, opened: OpenCore) -> None:
         """Forget what other cores deleted in this core's directory."""
-        directory = shard.store.path
+        directory = opened.store.path
         if not was_evicted(self._files, directory):
             return
         claim = take_claim(self._files, directory, who="its owner")
@@ -380,7 +384,7 @@ class ShardedStore(ShardedSubscriberCalls):
             return  # somebody is deleting right now
         try:
             drops = read_record(self._files, directory, self._observer)
-            if drops is not None and shard.store.note_evicted(drops):
+            if drops is not None and opened.store.note_evicted(drops):
                 forget_record(self._files, directory)
         finally:
             claim.release()
@@ -391,47 +395,47 @@ class ShardedStore(ShardedSubscriberCalls):
         self._adopt_again_s = self._clock.monotonic() + _ADOPT_S
         for number in find_cores(self._files, self.path):
             mine = self._core is None or number % self.core_count == self._core
-            if number < self.core_count or number in self._shards or not mine:
+            if number < self.core_count or number in self._opened or not mine:
                 continue
             if number in self._stayed and self._clock.monotonic() < self._stayed[number][1]:
                 continue
             try:
-                shard = self._open(number)
+                opened = self._open(number)
             except DirectoryInUseError:
                 continue  # a process that still counts it among its cores
             # What is only in its log can be delivered once it is sealed; nothing else will come to fill the segment.
             with contextlib.suppress(CapacityError):  # the next ticks try again
-                shard.store.flush()
+                opened.store.flush()
             for known in self._registered.values():
-                part = shard.store.register(known.subscriber.id, known.start, order=known.order)
+                part = opened.store.register(known.subscriber.id, known.start, order=known.order)
                 known.subscriber.join(number, part)
-            self._observer.event("quiver.core.drain", core_id=number, segments=len(shard.store.catalog))
+            self._observer.event("quiver.core.drain", core_id=number, segments=len(opened.store.catalog))
 
-    def _retire_if_drained(self, shard: Shard) -> None:
-        figures = shard.store.stats()
+    def _retire_if_drained(self, opened: OpenCore) -> None:
+        figures = opened.store.stats()
         if figures["open_bundles"]:
-            shard.store.flush()
+            opened.store.flush()
             return
         if figures["segments"] or figures.get("cold", {}).get("leaving"):
             return  # what lies in the tier goes with the next passes
         for known in self._registered.values():
-            known.subscriber.leave(shard.core)
-        del self._shards[shard.core]
-        shard.store.close()
-        if shard.capacity is not None:
-            shard.capacity.close()
-        removed = remove_drained(self._files, shard.store.path)
+            known.subscriber.leave(opened.core)
+        del self._opened[opened.core]
+        opened.store.close()
+        if opened.capacity is not None:
+            opened.capacity.close()
+        removed = remove_drained(self._files, opened.store.path)
         if not removed:
-            pause_s = min(2 * self._stayed.get(shard.core, (_ADOPT_S / 2, 0.0))[0], _ADOPT_S_MAX)
-            self._stayed[shard.core] = (pause_s, self._clock.monotonic() + pause_s)
-        self._observer.event("quiver.core.drained", core_id=shard.core, removed=removed)
+            pause_s = min(2 * self._stayed.get(opened.core, (_ADOPT_S / 2, 0.0))[0], _ADOPT_S_MAX)
+            self._stayed[opened.core] = (pause_s, self._clock.monotonic() + pause_s)
+        self._observer.event("quiver.core.drained", core_id=opened.core, removed=removed)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def disk_bytes(self) -> int:
         """Bytes of log and segments on disk, of the cores that this process has open."""
-        return sum(shard.store.disk_bytes for shard in self._open_shards())
+        return sum(opened.store.disk_bytes for opened in self._all_open())
 
     def core_usage(self) -> dict[int, tuple[int, float | None]]:
         """
@@ -440,7 +444,7 @@ class ShardedStore(ShardedSubscriberCalls):
         The documents call the two `quiver.core.bytes` and `quiver.core.cap_fraction`.
         """
         cap = self.settings.size_cap_bytes
-        sizes = {shard.core: shard.store.disk_bytes for shard in self._open_shards()}
+        sizes = {opened.core: opened.store.disk_bytes for opened in self._all_open()}
         return {core: (size, None if cap is None else size / cap) for core, size in sizes.items()}
 
     def scan(
@@ -462,13 +466,13 @@ class ShardedStore(ShardedSubscriberCalls):
         Return figures of this moment: sums over the open cores, each subscriber's lag, and each
         core's own figures.
         """
-        by_core = {shard.core: (shard, shard.store.stats()) for shard in self._open_shards()}
+        by_core = {opened.core: (opened, opened.store.stats()) for opened in self._all_open()}
         usage = self.core_usage()
         figures: dict[str, Any] = {"cores": {}, "subscribers": {}}
-        for core, (shard, one) in by_core.items():
+        for core, (opened, one) in by_core.items():
             size, fraction = usage.get(core, (0, None))
             own = {**one, "bytes": size, "cap_fraction": fraction, "is_draining": core not in self.cores}
-            figures["cores"][core] = own | shard.figures()
+            figures["cores"][core] = own | opened.figures()
             for name in _SUMMED:
                 figures[name] = figures.get(name, 0) + one[name]
             for name, standing in one["subscribers"].items():
@@ -486,9 +490,9 @@ class ShardedStore(ShardedSubscriberCalls):
 
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _open_shards(self) -> list[Shard]:
+    def _all_open(self) -> list[OpenCore]:
         with self._upkeep:
-            return list(self._shards.values())
+            return list(self._opened.values())
 
     def _require_open(self) -> None:
         if self._closed:
@@ -508,20 +512,20 @@ class ShardedStore(ShardedSubscriberCalls):
             self._closed = True
         if self._background is not None:
             self._background.stop()
-        failure = self._close_shards()
+        failure = self._close_cores()
         if failure is not None:
             raise failure
 
-    def _close_shards(self) -> QuiverError | None:
+    def _close_cores(self) -> QuiverError | None:
         failure: QuiverError | None = None
         with self._upkeep:
-            for shard in self._shards.values():
+            for opened in self._opened.values():
                 try:
-                    shard.store.close()
+                    opened.store.close()
                 except QuiverError as error:
                     failure = failure or error
-                if shard.capacity is not None:
-                    shard.capacity.close()
+                if opened.capacity is not None:
+                    opened.capacity.close()
         return failure
 
     def __enter__(self) -> Self:

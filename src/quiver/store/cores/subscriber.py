@@ -9,15 +9,21 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import Clock
 from quiver.errors import BundleUnavailableError, StoreClosedError, UnknownSubscriberError, UsageError
+from quiver.lazy_names import lazy_names
 from quiver.store.subscribers.handle import BundleHandle, Subscriber
 from quiver.store.subscribers.rewinding import Rewound
 
-__all__ = ["CoreHandle", "ShardedSubscriber", "require_no_place"]
+__all__ = ["CoreHandle", "MultiCoreSubscriber", "require_no_place"]
+
+if not TYPE_CHECKING:
+    __getattr__, _ = lazy_names(
+        __name__, {__name__: "MultiCoreSubscriber"}, renamed={"ShardedSubscriber": "MultiCoreSubscriber"}
+    )
 
 _MOMENT_S = 1e-6
 _WAIT_S = 0.02
@@ -101,7 +107,7 @@ class CoreHandle:
         return f"CoreHandle(core {self.core}, {self.handle!r})"
 
 
-class ShardedSubscriber:
+class MultiCoreSubscriber:
     """
     One consumer of all cores that this process has open. Several threads may share it.
 
@@ -301,7 +307,7 @@ class ShardedSubscriber:
             part.release()
 
     def __repr__(self) -> str:
-        return f"ShardedSubscriber({self.id!r}, cores {sorted(self._parts)})"
+        return f"MultiCoreSubscriber({self.id!r}, cores {sorted(self._parts)})"
 
 
 def require_no_place(to: object) -> None:

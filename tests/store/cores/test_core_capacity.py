@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from core_rig import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shard_rig import ROOT
 
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.store.cores.capacity import STALE_S, SharedCapacity, directory_bytes, find_cores

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shard_rig import Rig, drain, fill
+from core_rig import Rig, drain, fill
 
 from quiver import BundleRef, StoreClosedError, UnknownSubscriberError, UsageError
 

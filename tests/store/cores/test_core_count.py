@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from shard_rig import ROOT, Rig, drain, fill, numbered
+from core_rig import ROOT, Rig, drain, fill, numbered
 
 from quiver import BundleRef
 from quiver.delivery.dead_letters import DeadLetters, read_letters

@@ -6,7 +6,7 @@ import errno
 import logging
 
 import pytest
-from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_of, numbered
+from core_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_of, numbered
 
 from quiver import CapacityError, DirectoryInUseError
 from quiver.observe import InMemoryObserver, Value
@@ -14,7 +14,7 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
 from quiver.store import recovery
 from quiver.store.cores.claims import Evictor, read_record, take_claim
-from quiver.store.cores.store import ShardedStore
+from quiver.store.cores.store import MultiCoreStore
 from quiver.store.format.cores import EVICT_LOCK, EVICTED
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger, encode_drop_ledger
 from quiver.store.segment.info import SegmentInfo
@@ -33,14 +33,14 @@ def rig() -> Rig:
     return Rig()
 
 
-def finished(rig: Rig, store: ShardedStore, core: int = 0, bundles: int = 40, first: int = 0) -> None:
+def finished(rig: Rig, store: MultiCoreStore, core: int = 0, bundles: int = 40, first: int = 0) -> None:
     """Bundles in *core* that everybody has acknowledged, durably, and that are on disk for their grace period."""
     fill(store, core, bundles, first=first)
     drain(store)
     rig.tick(store)
 
 
-def push(store: ShardedStore, core: int, first: int = 10_000) -> int:
+def push(store: MultiCoreStore, core: int, first: int = 10_000) -> int:
     """Put bundles into *core* until it is full; how many."""
     for number in range(first, first + 1_000):
         try:
@@ -273,7 +273,7 @@ def test_a_core_is_opened_while_another_evicts_in_it(rig: Rig, monkeypatch: pyte
 # ---- segments that are given up
 
 
-def hog(rig: Rig) -> ShardedStore:
+def hog(rig: Rig) -> MultiCoreStore:
     """Core 0 has nearly all of the cap, unresolved; core 1 has nothing."""
     store = rig.open(cores=2)
     store.register("one", start="earliest")
@@ -495,7 +495,7 @@ def drop_rig(files: CrashFileSystem | None = None, clock: ManualClock | None = N
     return rig, said
 
 
-def given_up(rig: Rig) -> tuple[ShardedStore, ShardedStore, list[int]]:
+def given_up(rig: Rig) -> tuple[MultiCoreStore, MultiCoreStore, list[int]]:
     """Two processes: the owner of core 0, of which the other gave up segments that it has not taken note of."""
     owner, cold = rig.open(cores=2, core=0), rig.open(cores=2, core=1)
     owner.register("one", start="earliest")

@@ -12,13 +12,13 @@ import pytest
 from core_processes import CAP_BYTES, SEGMENT_BYTES, core_processes, disk_bytes, put, segments, take_all
 
 import quiver
-from quiver.store.cores.store import ShardedStore
+from quiver.store.cores.store import MultiCoreStore
 
 OVERSHOOT_BYTES = SEGMENT_BYTES + SEGMENT_BYTES // 2
 """What one core may have above the cap for a moment: a segment, with what its format adds."""
 
 
-def core_figures(store: ShardedStore) -> dict[str, int]:
+def core_figures(store: MultiCoreStore) -> dict[str, int]:
     return next(iter(store.stats()["cores"].values()))
 
 
@@ -64,7 +64,7 @@ def test_the_others_free_what_a_core_has_finished(tmp_path: Path, how: str) -> N
         assert idle.ask(core_figures)["segments"] == len(segments(tmp_path, 0))
 
 
-def write_and_take(store: ShardedStore, first: int, count: int) -> int:
+def write_and_take(store: MultiCoreStore, first: int, count: int) -> int:
     """Ingest and acknowledge by turns; how many came out."""
     taken = 0
     subscriber = store.register("one", start="earliest")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from shard_rig import ROOT, Rig, drain, fill, number_of, numbered
+from core_rig import ROOT, Rig, drain, fill, number_of, numbered
 
 from quiver import CapacityError
 from quiver.objects.directory import DirectoryObjects
 from quiver.objects.location import ObjectLocation
 from quiver.store.cores.removal import remove_drained
-from quiver.store.cores.store import ShardedStore
+from quiver.store.cores.store import MultiCoreStore
 from quiver.store.reading.read import read
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -51,7 +51,7 @@ def test_each_core_has_its_own_objects() -> None:
         assert not rig.files.exists(f"{ROOT}/core_0/{LIST}")
 
 
-def crowded(rig: Rig) -> tuple[ShardedStore, list[int]]:
+def crowded(rig: Rig) -> tuple[MultiCoreStore, list[int]]:
     """Core 0 holds nearly all that the cap allows, and a subscriber wants all of it."""
     store = rig.open(cores=2)
     store.register("one", start="earliest")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from core_processes import CAP_BYTES, SEGMENT_BYTES, disk_bytes, settings
-from shard_rig import number_of, numbered
+from core_rig import number_of, numbered
 
 import quiver
 from clean_process import PROCESSES

@@ -10,12 +10,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-from shard_rig import numbered
+from core_rig import numbered
 
 import quiver
 from clean_process import PROCESSES
 from quiver import CapacityError, Settings
-from quiver.store.cores.store import ShardedStore
+from quiver.store.cores.store import MultiCoreStore
 
 SEGMENT_BYTES = 32 * 1024
 CAP_BYTES = 20 * SEGMENT_BYTES
@@ -49,7 +49,7 @@ def segments(root: Path, core: int) -> list[str]:
     return sorted(path.name for path in (root / f"core_{core}" / "segments").glob("*.qseg"))
 
 
-def put(store: ShardedStore, first: int, count: int, timeout: float = 0.0) -> int:
+def put(store: MultiCoreStore, first: int, count: int, timeout: float = 0.0) -> int:
     """Ingest up to *count* bundles until there is no room; how many."""
     for done in range(count):
         try:
@@ -59,7 +59,7 @@ def put(store: ShardedStore, first: int, count: int, timeout: float = 0.0) -> in
     return count
 
 
-def take_all(store: ShardedStore) -> int:
+def take_all(store: MultiCoreStore) -> int:
     """Acknowledge everything, durably; how many bundles."""
     subscriber = store.register("one", start="earliest")
     store.flush()

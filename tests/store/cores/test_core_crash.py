@@ -9,14 +9,14 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+from core_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, number_of, numbered
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, number_of, numbered
 
 import quiver
 from quiver import CapacityError
 from quiver.store.cores.capacity import directory_bytes, find_cores
-from quiver.store.cores.store import ShardedStore
+from quiver.store.cores.store import MultiCoreStore
 from quiver.store.format.cores import CORE_CLAIM, EVICTED, core_directory
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -88,7 +88,7 @@ class Life:
 
     rig: Rig
     cores: int = 3
-    stores: dict[int, ShardedStore] = field(default_factory=dict)
+    stores: dict[int, MultiCoreStore] = field(default_factory=dict)
     synced: set[int] = field(default_factory=set)
     offered: int = 0
     out: set[int] = field(default_factory=set)
@@ -103,7 +103,7 @@ class Life:
         store.register("one", start="earliest")
         self.stores[core] = store
 
-    def put(self, store: ShardedStore, bundles: int) -> None:
+    def put(self, store: MultiCoreStore, bundles: int) -> None:
         for _ in range(bundles):
             self.offered += 1
             try:

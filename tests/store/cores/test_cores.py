@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from shard_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_of, numbered
+from core_rig import CAP_BYTES, ROOT, SEGMENT_BYTES, Rig, drain, fill, number_of, numbered
 
 import quiver
 from quiver import (
@@ -19,7 +19,7 @@ from quiver import (
     UsageError,
 )
 from quiver.delivery.dead_letters import DeadLetters, open_letters, read_letters
-from quiver.store.cores.store import ShardedStore
+from quiver.store.cores.store import MultiCoreStore
 
 
 @pytest.fixture
@@ -357,7 +357,7 @@ def test_a_core_goes_while_all_are_asked(rig: Rig, monkeypatch: pytest.MonkeyPat
     left_over(rig)
     with rig.open(cores=2) as store:
         rig.tick(store)
-        found = store._open_shards()
+        found = store._all_open()
         assert len(found) == 4
         store.flush()
         assert sorted(drain(store)) == list(range(8))
@@ -374,7 +374,7 @@ def test_a_core_goes_while_all_are_asked(rig: Rig, monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(first, "on_bundle", removed)
         subscriber.on_bundle(lambda: None)
-        monkeypatch.setattr(store, "_open_shards", lambda: found)
+        monkeypatch.setattr(store, "_all_open", lambda: found)
         for ask in (store.flush, store.sync, store.activate, store.maintain):
             ask()
         fill(store, 1, 1, first=100)
@@ -537,4 +537,4 @@ def test_what_a_core_raises_reaches_the_caller_after_the_others(rig: Rig) -> Non
         with pytest.raises(quiver.StoreFailedError):
             store.ingest(numbered(0), core=0)
         store.ingest(numbered(0), core=1)
-        assert isinstance(store, ShardedStore)
+        assert isinstance(store, MultiCoreStore)

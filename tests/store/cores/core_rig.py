@@ -7,7 +7,7 @@ import pyarrow as pa
 import quiver
 from quiver import Bundle, Settings
 from quiver.observe import InMemoryObserver
-from quiver.store.cores.store import ShardedStore
+from quiver.store.cores.store import MultiCoreStore
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -38,7 +38,7 @@ class Rig:
         self.settings = settings(**changes)
         self.observer = InMemoryObserver()
 
-    def open(self, cores: int = 3, core: int | None = None, **more: object) -> ShardedStore:
+    def open(self, cores: int = 3, core: int | None = None, **more: object) -> MultiCoreStore:
         return quiver.open(
             ROOT,
             self.settings,
@@ -51,7 +51,7 @@ class Rig:
             **more,
         )
 
-    def tick(self, *stores: ShardedStore) -> None:
+    def tick(self, *stores: MultiCoreStore) -> None:
         self.clock.advance(0.1)
         for store in stores:
             store.maintain()
@@ -68,7 +68,7 @@ def number_of(bundle: Bundle) -> int:
     return bundle[30]["n"][0].as_py()
 
 
-def drain(store: ShardedStore, name: str = "one", start: str = "earliest") -> list[int]:
+def drain(store: MultiCoreStore, name: str = "one", start: str = "earliest") -> list[int]:
     """Acknowledge everything that is sealed; the numbers, in the order they came."""
     subscriber = store.register(name, start=start)
     got = []
@@ -78,7 +78,7 @@ def drain(store: ShardedStore, name: str = "one", start: str = "earliest") -> li
     return got
 
 
-def fill(store: ShardedStore, core: int, bundles: int, first: int = 0) -> list[int]:
+def fill(store: MultiCoreStore, core: int, bundles: int, first: int = 0) -> list[int]:
     """Put *bundles* into one core and seal them; their numbers."""
     numbers = list(range(first, first + bundles))
     for number in numbers:
