@@ -11,7 +11,7 @@ COMMANDS = [
     ["topic", "produce", "", "default/x", "x"],
     ["topic", "list", ""],
     ["aof", "tail", ""],
-    ["sf", "list", ""],
+    ["qwp", "list", ""],
     ["repair", ""],
     ["doctor", ""],
     ["bench", ""],

@@ -496,7 +496,7 @@ def test_many_letters_go_in_batches(sf_dir, monkeypatch):
 
 
 def run(sf_dir: Any, *arguments: Any, code: int = 0) -> Any:
-    command = ["sf", "dead-letters", sf_dir, "edge", *arguments]
+    command = ["qwp", "dead-letters", sf_dir, "edge", *arguments]
     found = CliRunner().invoke(build_app(), [str(one) for one in command])
     assert found.exit_code == code, found.output
     return json.loads(found.stdout) if "--json" in arguments else found.output

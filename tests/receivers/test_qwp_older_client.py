@@ -139,7 +139,7 @@ def test_we_drain_its_slot(client, receiver, tmp_path):
     nowhere = "ws::addr=127.0.0.1:1;initial_connect_retry=async;close_flush_timeout_millis=0;"
     client(f"{nowhere}sf_dir={tmp_path}/sf;sender_id=a;", rows=50)
     conf = f"ws::addr=127.0.0.1:{receiver.port};"
-    done = CliRunner().invoke(build_app(), ["sf", "drain", f"{tmp_path}/sf", "--conf", conf])
+    done = CliRunner().invoke(build_app(), ["qwp", "drain", f"{tmp_path}/sf", "--conf", conf])
 
     assert done.exit_code == 0, done.output
     assert values(receiver) == list(range(50))

@@ -90,7 +90,7 @@ def test_without_a_server_rows_wait_and_come_with_the_next_write(frame, far_side
     write(frame.coalesce(1).limit(1), conf(receiver, tmp_path), txnAppId="next", txnVersion="1")
     # A task that ends stops what it had begun to empty for others; a person finishes it.
     drained = CliRunner().invoke(
-        build_app(), ["sf", "drain", f"{tmp_path}/sf", "--conf", f"ws::addr=127.0.0.1:{receiver.port};"]
+        build_app(), ["qwp", "drain", f"{tmp_path}/sf", "--conf", f"ws::addr=127.0.0.1:{receiver.port};"]
     )
     assert drained.exit_code == 0, drained.output
     prices = [row["price"] for row in rows_of(store)]

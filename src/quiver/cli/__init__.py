@@ -9,7 +9,7 @@ module             purpose
 =================  ===================================================================================================
 `aof/`             `quiver aof`
 `console/`         What commands print, and how they parse what people type
-`qwp/`             `quiver sf`
+`qwp/`             `quiver qwp`
 `stats/`           `quiver stats` and `quiver top`
 `topic/`           `quiver topic`
 `main.py`          the entry point and the application; errors become one sentence and an exit code

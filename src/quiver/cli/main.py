@@ -79,7 +79,7 @@ def _add_commands(app: typer.Typer) -> None:
         version,
     )
     from quiver.cli.aof import commands as aof  # noqa: PLC0415
-    from quiver.cli.qwp import commands as sf  # noqa: PLC0415
+    from quiver.cli.qwp import commands as qwp  # noqa: PLC0415
     from quiver.cli.stats import commands as stats  # noqa: PLC0415
     from quiver.cli.stats import top  # noqa: PLC0415
     from quiver.cli.topic import commands as topic  # noqa: PLC0415
@@ -102,7 +102,8 @@ def _add_commands(app: typer.Typer) -> None:
     app.command("bench", short_help="Measure ingest beside a bare log.")(bench.bench)
     app.add_typer(topic.build_topic_app(), name="topic")
     app.add_typer(aof.build_aof_app(), name="aof")
-    app.add_typer(sf.build_sf_app(), name="sf")
+    app.add_typer(qwp.build_qwp_app(), name="qwp")
+    app.add_typer(qwp.build_former_app(), name="sf", hidden=True)
 
 
 def _explain(error: Exception) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""`quiver sf list|inspect|drain|clear-failed|tail`: the slots of QWP senders. `dead_letters.py` has the rest."""
+"""`quiver qwp list|inspect|drain|clear-failed|tail`: the slots of QWP senders. `dead_letters.py` has the rest."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from quiver.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from quiver.qwp.drainers import DrainerEvent
 
-__all__ = ["build_sf_app"]
+__all__ = ["build_former_app", "build_qwp_app"]
 
 Root = Annotated[Path, typer.Argument(metavar="SF_DIR", help="What sf_dir says: the directory above the slots.")]
 Slot = Annotated[str, typer.Argument(metavar="SLOT", help="A sender_id.")]
 Slots = Annotated[list[str] | None, typer.Argument(metavar="SLOT", help="Sender ids; all when left out.")]
 
 
-def build_sf_app() -> typer.Typer:
-    """Return the commands below `quiver sf`."""
+def build_qwp_app() -> typer.Typer:
+    """Return the commands below `quiver qwp`."""
     app = typer.Typer(
         help="Look at the slots of QWP senders, and drain them.", no_args_is_help=True, add_completion=False
     )
@@ -38,6 +38,18 @@ def build_sf_app() -> typer.Typer:
         dead_letters
     )
     return app
+
+
+def build_former_app() -> typer.Typer:
+    """Return the same commands under their former name, `quiver sf`, which still works for one release."""
+    app = build_qwp_app()
+    app.callback()(_warn_former_name)
+    return app
+
+
+def _warn_former_name() -> None:
+    """Use `quiver qwp` instead: this name is deprecated."""
+    typer.echo("quiver: `quiver sf` is deprecated and will be removed in the next release; use `quiver qwp`", err=True)
 
 
 def list_slots(

@@ -1,4 +1,4 @@
-"""`quiver sf dead-letters SF_DIR SLOT list|show|resend|export|clear`."""
+"""`quiver qwp dead-letters SF_DIR SLOT list|show|resend|export|clear`."""
 
 from __future__ import annotations
 

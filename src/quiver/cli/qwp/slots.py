@@ -1,4 +1,4 @@
-"""What the commands of `quiver sf` share: slots by name, what is in one, and a word while no server answers."""
+"""What the commands of `quiver qwp` share: slots by name, what is in one, and a word while no server answers."""
 
 from __future__ import annotations
 

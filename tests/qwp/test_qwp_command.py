@@ -1,4 +1,4 @@
-"""`quiver sf`: what waits in slots, and how it gets out. `quiver inspect` on the files of one."""
+"""`quiver qwp`: what waits in slots, and how it gets out. `quiver inspect` on the files of one."""
 
 import contextlib
 import json
@@ -76,14 +76,14 @@ def run_json(*arguments, code=0):
 
 def test_list_says_what_waits_and_for_whom(sf_dir):
     """Backlog, holder, mark; and the same for programs."""
-    one, two = run_json("sf", "list", sf_dir)
+    one, two = run_json("qwp", "list", sf_dir)
 
     assert (one["slot"], one["backlog_frames"], one["confirmed"], one["dead_letters"]) == ("edge-1", 2, 0, 1)
     assert one["last_holder"] == str(os.getpid())
     assert 0 <= one["waits_s"] < 3600
     assert (one["held"], two["held"]) == (False, False)
     assert (two["slot"], two["failed"], two["backlog_frames"]) == ("edge-2", "no server in time", 1)
-    text = run("sf", "list", sf_dir)
+    text = run("qwp", "list", sf_dir)
     assert "edge-1" in text
     assert "no server in time" in text
 
@@ -95,12 +95,12 @@ def test_list_looks_again_and_again(sf_dir, monkeypatch):
     scanned = []
     scan = inspection.scan_file
     monkeypatch.setattr(inspection, "scan_file", lambda fs, path: (scanned.append(path), scan(fs, path))[1])
-    text = run("sf", "list", sf_dir, "--watch", "--every", "1ms", "--looks", 3, "--json")
+    text = run("qwp", "list", sf_dir, "--watch", "--every", "1ms", "--looks", 3, "--json")
     looks = [json.loads(line) for line in text.splitlines()]
     assert [[one["slot"] for one in look] for look in looks] == [["edge-1", "edge-2"]] * 3
     assert len(scanned) == 2
-    assert run("sf", "list", sf_dir, "--watch", "--every", "1ms", "--looks", 2).count("no server in time") == 2
-    assert "--looks needs --watch" in run("sf", "list", sf_dir, "--looks", 2, code=2)
+    assert run("qwp", "list", sf_dir, "--watch", "--every", "1ms", "--looks", 2).count("no server in time") == 2
+    assert "--looks needs --watch" in run("qwp", "list", sf_dir, "--looks", 2, code=2)
 
 
 def test_a_look_reads_what_has_changed_and_forgets_what_is_gone(sf_dir):
@@ -117,17 +117,17 @@ def test_a_look_reads_what_has_changed_and_forgets_what_is_gone(sf_dir):
 
 def test_inspect_says_which_tables_wait(sf_dir):
     """Rows that are not confirmed, by table."""
-    assert run_json("sf", "inspect", sf_dir, "edge-1")["tables"] == {"t": 1, "u": 1}
-    assert "rows that wait" in run("sf", "inspect", sf_dir, "edge-1")
-    assert "has no slot edge-9; there are: edge-1, edge-2" in run("sf", "inspect", sf_dir, "edge-9", code=2)
+    assert run_json("qwp", "inspect", sf_dir, "edge-1")["tables"] == {"t": 1, "u": 1}
+    assert "rows that wait" in run("qwp", "inspect", sf_dir, "edge-1")
+    assert "has no slot edge-9; there are: edge-1, edge-2" in run("qwp", "inspect", sf_dir, "edge-9", code=2)
 
 
 def test_tail_prints_the_newest_rows(sf_dir):
     """A line each; of one table when asked."""
-    rows = [json.loads(line) for line in run("sf", "tail", sf_dir, "edge-1", "-n", 3).splitlines()]
+    rows = [json.loads(line) for line in run("qwp", "tail", sf_dir, "edge-1", "-n", 3).splitlines()]
 
     assert [(one["frame"], one["table"], one["row"]["v"]) for one in rows] == [(0, "t", 2), (1, "t", 3), (2, "u", 4)]
-    (row,) = [json.loads(line) for line in run("sf", "tail", sf_dir, "edge-1", "--table", "u").splitlines()]
+    (row,) = [json.loads(line) for line in run("qwp", "tail", sf_dir, "edge-1", "--table", "u").splitlines()]
     assert row["row"]["s"] == "S4"
 
 
@@ -144,7 +144,7 @@ def test_tail_writes_values_as_people_do(tmp_path):
         sender.row("t", columns={"x": 1.0})
 
     first, second = [json.loads(line, parse_constant=pytest.fail)["row"]
-                     for line in run("sf", "tail", tmp_path, "default").splitlines()]  # fmt: skip
+                     for line in run("qwp", "tail", tmp_path, "default").splitlines()]  # fmt: skip
 
     assert first == {
         "u": "11111111-2222-3333-4444-555555555555", "l": hex(2**200), "i": "10.0.0.1", "c": "z", "b": "00ff",
@@ -156,23 +156,23 @@ def test_tail_writes_values_as_people_do(tmp_path):
 
 def test_dead_letters_say_why(sf_dir):
     """With their rows when asked."""
-    (letter,) = run_json("sf", "dead-letters", sf_dir, "edge-1")
+    (letter,) = run_json("qwp", "dead-letters", sf_dir, "edge-1")
     assert (letter["frame"], letter["reason"], letter["tables"]) == (7, "no such column", {"gone": 1})
-    assert json.loads(run("sf", "dead-letters", sf_dir, "edge-1", "--rows"))[0]["rows"]["gone"][0]["v"] == 9
-    assert "no such column" in run("sf", "dead-letters", sf_dir, "edge-1")
+    assert json.loads(run("qwp", "dead-letters", sf_dir, "edge-1", "--rows"))[0]["rows"]["gone"][0]["v"] == 9
+    assert "no such column" in run("qwp", "dead-letters", sf_dir, "edge-1")
 
 
 def test_drain_empties_all_that_are_not_marked(sf_dir):
     """What is confirmed is not sent again."""
     with QwpServer() as server:
         conf = f"ws::addr={server.address};"
-        assert run_json("sf", "drain", sf_dir, "--conf", conf) == [
+        assert run_json("qwp", "drain", sf_dir, "--conf", conf) == [
             {"slot": "edge-1", "outcome": "drained", "reason": ""}
         ]
         assert server.frames == [message(3), message(4, table="u")]
-        run("sf", "drain", sf_dir, "edge-2", env={"QDB_CLIENT_CONF": conf})
+        run("qwp", "drain", sf_dir, "edge-2", env={"QDB_CLIENT_CONF": conf})
         assert server.frames[-1] == message(5)
-    assert [one["backlog_frames"] for one in run_json("sf", "list", sf_dir)] == [0, 0]
+    assert [one["backlog_frames"] for one in run_json("qwp", "list", sf_dir)] == [0, 0]
 
 
 def test_a_drain_that_fails_leaves_no_mark(sf_dir):
@@ -180,11 +180,11 @@ def test_a_drain_that_fails_leaves_no_mark(sf_dir):
     with QwpServer() as server:
         address = server.address
     conf = f"ws::addr={address};reconnect_max_duration_millis=50;reconnect_initial_backoff_millis=10;"
-    done = CliRunner().invoke(build_app(), ["sf", "drain", str(sf_dir), "edge-1", "--conf", conf, "--json"])
+    done = CliRunner().invoke(build_app(), ["qwp", "drain", str(sf_dir), "edge-1", "--conf", conf, "--json"])
     (outcome,) = json.loads(done.stdout)
     assert (done.exit_code, outcome["outcome"]) == (1, "failed")
     assert "refused; 2 frames wait, trying again" in done.stderr
-    assert next((one["failed"], one["backlog_frames"]) for one in run_json("sf", "list", sf_dir)) == (None, 2)
+    assert next((one["failed"], one["backlog_frames"]) for one in run_json("qwp", "list", sf_dir)) == (None, 2)
 
 
 def test_a_slot_that_somebody_holds_is_passed_over(sf_dir):
@@ -192,8 +192,8 @@ def test_a_slot_that_somebody_holds_is_passed_over(sf_dir):
     settings = RingSettings(segment_bytes=4096, bytes_max=1 << 20, append_deadline_s=1.0)
     slot = open_slot(REAL_FILES, str(sf_dir), "edge-1", settings, observer=InMemoryObserver())
     try:
-        (outcome,) = run_json("sf", "drain", sf_dir, "edge-1", "--conf", "ws::addr=127.0.0.1:1;", code=1)
-        held = {one["slot"]: one["held"] for one in run_json("sf", "list", sf_dir)}
+        (outcome,) = run_json("qwp", "drain", sf_dir, "edge-1", "--conf", "ws::addr=127.0.0.1:1;", code=1)
+        held = {one["slot"]: one["held"] for one in run_json("qwp", "list", sf_dir)}
     finally:
         slot.close()
     assert (outcome["outcome"], str(os.getpid()) in outcome["reason"]) == ("skipped", True)
@@ -202,8 +202,8 @@ def test_a_slot_that_somebody_holds_is_passed_over(sf_dir):
 
 def test_clear_failed_takes_the_mark(sf_dir):
     """Of those named, or of all."""
-    assert run_json("sf", "clear-failed", sf_dir, "edge-1") == {"cleared": []}
-    assert run_json("sf", "clear-failed", sf_dir) == {"cleared": ["edge-2"]}
+    assert run_json("qwp", "clear-failed", sf_dir, "edge-1") == {"cleared": []}
+    assert run_json("qwp", "clear-failed", sf_dir) == {"cleared": ["edge-2"]}
     assert not (sf_dir / "edge-2" / ".failed").exists()
 
 
@@ -214,7 +214,7 @@ def test_a_slot_that_cannot_be_read_is_said_and_left_alone(sf_dir):
     data[4] = 9
     segment.write_bytes(data)
 
-    one, two = run_json("sf", "list", sf_dir, code=1)
+    one, two = run_json("qwp", "list", sf_dir, code=1)
     assert (one["problem"], "version 9" in two["problem"]) == (None, True)
     assert segment.read_bytes() == data
 
@@ -252,13 +252,13 @@ def test_damage_in_the_middle_is_said(sf_dir):
     data = bytearray(path.read_bytes())
     data[40] ^= 0xFF
     path.write_bytes(data)
-    one = run_json("sf", "list", sf_dir, code=1)[0]
+    one = run_json("qwp", "list", sf_dir, code=1)[0]
     assert str(path) in one["problem"]
     assert "offset 24" in one["problem"]
-    assert str(path) in run("sf", "inspect", sf_dir, "edge-1", code=1)
+    assert str(path) in run("qwp", "inspect", sf_dir, "edge-1", code=1)
     slot = open_slot(REAL_FILES, str(sf_dir), "edge-1", RingSettings(4096, 1 << 20, 1.0), observer=InMemoryObserver())
     slot.close()
-    one = run_json("sf", "list", sf_dir)[0]
+    one = run_json("qwp", "list", sf_dir)[0]
     assert one["problem"] is None
     assert len(one["damaged_copies"]) == 1
 
@@ -280,9 +280,9 @@ def test_a_pipe_in_place_of_a_file_of_a_slot_stops_nothing(sf_dir, name):
     path.unlink(missing_ok=True)
     os.mkfifo(path)
 
-    assert "edge-2" in outcome("sf", "list", sf_dir)
+    assert "edge-2" in outcome("qwp", "list", sf_dir)
     for command in ("inspect", "tail", "dead-letters"):
-        outcome("sf", command, sf_dir, "edge-1")
+        outcome("qwp", command, sf_dir, "edge-1")
     outcome("inspect", sf_dir / "edge-1")
     outcome("inspect", path)
     conf = f"ws::addr=127.0.0.1:1;sf_dir={sf_dir};sender_id=edge-1;initial_connect_retry=async;"
@@ -302,5 +302,28 @@ def test_a_small_file_of_gigabytes_is_not_read(sf_dir, name, monkeypatch):
         return ordinary(file, size, offset)
 
     monkeypatch.setattr(RealFile, "pread", pread)
-    assert "edge-2" in outcome("sf", "list", sf_dir)
+    assert "edge-2" in outcome("qwp", "list", sf_dir)
     outcome("inspect", sf_dir / "edge-1")
+
+
+def test_the_former_name_works_and_prints_a_deprecation_line(sf_dir):
+    """On stderr only: what a script reads from stdout stays the same."""
+    today = CliRunner().invoke(build_app(), ["qwp", "list", str(sf_dir), "--json"])
+    former = CliRunner().invoke(build_app(), ["sf", "list", str(sf_dir), "--json"])
+    assert former.exit_code == 0
+    assert [one["slot"] for one in json.loads(former.stdout)] == [one["slot"] for one in json.loads(today.stdout)]
+    assert former.stderr.splitlines() == [
+        "quiver: `quiver sf` is deprecated and will be removed in the next release; use `quiver qwp`"
+    ]
+    assert not today.stderr
+
+
+@pytest.mark.parametrize("command", ["list", "inspect", "drain", "clear-failed", "tail", "dead-letters"])
+def test_the_former_name_has_every_command(command):
+    assert run("sf", command, "--help") == run("qwp", command, "--help").replace("quiver qwp", "quiver sf")
+
+
+def test_help_lists_only_the_new_name():
+    names = [line.split()[0] for line in run("--help").splitlines() if line.startswith("  ") and line.split()]
+    assert "qwp" in names
+    assert "sf" not in names
