@@ -368,8 +368,9 @@ def page_rules(files: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def folder_rules(files: Mapping[str, str]) -> Iterator[Finding]:
-    """A folder of the package has at most 20 modules."""
-    counts = Counter(path.rpartition("/")[0] for path in files if path.startswith(SOURCE) and path.endswith(".py"))
+    """A folder of the package, or of its tests, has at most 20 modules."""
+    places = (SOURCE, "tests/")
+    counts = Counter(path.rpartition("/")[0] for path in files if path.startswith(places) and path.endswith(".py"))
     for folder, count in sorted(counts.items()):
         if count > FOLDER_FILES_MAX:
             limit = f"a folder has at most {FOLDER_FILES_MAX}: make a package of what belongs together"

@@ -264,3 +264,12 @@ def test_two_test_modules_of_one_name_are_found():
         {"tests/a/test_x.py": "", "tests/b/test_x.py": "", "tests/b/rig.py": "", "tests/rig.py": ""}
     )
     assert [(finding.path, finding.line) for finding in found] == [("tests/b/test_x.py", 1)]
+
+
+def test_a_folder_with_too_many_modules_is_found():
+    files = {f"src/quiver/store/m{number}.py": "" for number in range(21)}
+    files |= {f"tests/store/test_{number}.py": "" for number in range(20)}
+
+    assert [(found.path, found.sentence.partition(";")[0]) for found in tidy.folder_rules(files)] == [
+        ("src/quiver/store", "21 modules")
+    ]

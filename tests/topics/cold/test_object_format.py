@@ -30,7 +30,7 @@ from quiver.topics.format.descriptor import (
     state_key,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "formats" / "topic-object.md"
+PAGE = Path(__file__).parents[3] / "docs" / "formats" / "topic-object.md"
 
 DOCUMENT = """{
   "object_id": "data-1000-5000.dnb1",

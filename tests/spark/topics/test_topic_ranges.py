@@ -146,7 +146,7 @@ def test_limits_are_shared_by_what_waits():
 
 def test_the_page_has_every_option():
     """And no other."""
-    page = (Path(__file__).parents[2] / "docs/howto/topics.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/howto/topics.md").read_text()
     table = page.partition("## On Spark")[2].partition("| option |")[2].partition("\n\n")[0]
     named = re.findall(
         r"`(\w+)`", " ".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
@@ -157,7 +157,7 @@ def test_the_page_has_every_option():
 
 
 def test_the_pipeline_of_the_page_is_valid():
-    page = (Path(__file__).parents[2] / "docs/howto/topics.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/howto/topics.md").read_text()
     (text,) = re.findall(r"^```yaml\n(nodes:.*?)^```$", page, re.MULTILINE | re.DOTALL)
     pipeline, _ = load_pipeline(text, source="topics.md", values={})
     assert [name for name, _ in pipeline.exporters] == ["to_topic"]

@@ -11,7 +11,7 @@ from quiver.pipeline.processes.child import parse_assignments, read_pipeline
 from quiver.pipeline.processes.run import default_run_dir
 from quiver.settings import MIB, Settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 GOOD = """\
 nodes:

@@ -186,7 +186,7 @@ def test_closing_ends_the_waiting(tmp_path):
 
 def test_the_first_example_of_the_page_uploads(tmp_path, monkeypatch):
     """Before its store is closed: what somebody tries first has to show an object."""
-    page = Path(__file__).parents[2] / "docs" / "howto" / "object-stores.md"
+    page = Path(__file__).parents[3] / "docs" / "howto" / "object-stores.md"
     first = page.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(TopicStore, "_hand_over", lambda *_: ())

@@ -438,7 +438,7 @@ def test_a_commit_is_told_to_people():
 
     from quiver.store.format.describe import describe
 
-    page = (Path(__file__).parents[2] / "docs" / "formats" / "sink.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "formats" / "sink.md").read_text()
     example = page.rpartition("```text\n")[2].partition("```")[0].encode()
     told = describe("unnamed", memoryview(example)).as_dict()
     assert told["kind"] == "sink commit"

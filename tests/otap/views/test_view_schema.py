@@ -40,7 +40,7 @@ def test_spark_declares_exactly_this_schema(name):
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_the_formats_page_describes_every_column(name):
-    page = (Path(__file__).parents[2] / "docs" / "formats" / "views.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "formats" / "views.md").read_text()
     section = page.split(f"## `{name}`")[1].split("\n## ")[0]
     for column in view_schema(name).names:
         assert f"`{column}`" in section or column.startswith(("scope_", "resource_"))

@@ -126,7 +126,7 @@ def test_metrics_that_others_can_reach_are_refused():
     assert load("", top='metrics: {listen: "127.0.0.1:9464"}\n').metrics.listen == "127.0.0.1:9464"
 
 
-PAGE = (Path(__file__).parents[2] / "docs/howto/otlp.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/howto/otlp.md").read_text(encoding="utf-8")
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> set[str]:

@@ -26,7 +26,7 @@ from quiver.topics.format.sink_batch import decode_commit, encode_commit
 from quiver.topics.format.subscription import decode_subscription
 from quiver.topics.format.watch import decode_watch, encode_watch
 
-PAGES = Path(__file__).parents[2] / "docs" / "formats"
+PAGES = Path(__file__).parents[3] / "docs" / "formats"
 KINDS = ["topic-wal", "topic-checkpoint", "topic-subscription", "topic-sink", "topic-watch", "topic-request"]
 CODES = {"u32": "I", "u64": "Q"}
 STRUCTS = {

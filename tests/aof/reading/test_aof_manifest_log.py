@@ -65,7 +65,7 @@ def test_rows_come_back():
 def test_every_member_of_a_row_is_on_its_page():
     """And no other."""
     (row,) = json.loads(encode_entries([entry_of(1)]))
-    page = (Path(__file__).parents[2] / "docs" / "formats" / "aof-manifest.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "formats" / "aof-manifest.md").read_text(encoding="utf-8")
     lines = page.partition("| member | meaning |")[2].partition("\n\n")[0].splitlines()
     assert {name for line in lines[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])} == set(row)
 

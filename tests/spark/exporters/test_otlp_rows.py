@@ -17,7 +17,7 @@ from quiver.otap import view, view_schema
 from quiver.receivers.otlp.json_requests import request_from_json
 from quiver.spark.otlp_rows import is_view, json_of_rows, request_of_rows
 
-VECTORS = sorted((Path(__file__).parents[1] / "vectors" / "otlp").glob("*.pb"))
+VECTORS = sorted((Path(__file__).parents[2] / "vectors" / "otlp").glob("*.pb"))
 
 
 def view_of(path):

@@ -21,7 +21,7 @@ from quiver.bundle import Bundle
 from quiver.errors import CorruptionError, StoreClosedError, UsageError
 from quiver.store.reading.read import read
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 PARTS = [
     [pa.record_batch({"id": pa.array([1, 2], pa.int8()), "word": pa.array(["a", "b"]).dictionary_encode()})],

@@ -14,7 +14,7 @@ from quiver.bundle import OTLP_SCHEMA, Bundle
 from quiver.errors import InvalidBundleError, UsageError
 from quiver.otap import VIEW_SLOTS, VIEWS, decode_groups, decode_requests, view, view_schema
 
-VECTORS = Path(__file__).parent.parent / "vectors" / "otlp"
+VECTORS = Path(__file__).parents[2] / "vectors" / "otlp"
 FILES = sorted(VECTORS.glob("*.pb"))
 
 
