@@ -25,6 +25,14 @@ class TopicAdministration(TopicSubscriptions):
         self._reappending = threading.Lock()
 
     @abstractmethod
+    def topics(self) -> list[str]:
+        """Return the names of all topics; see `TopicStore.topics`."""
+
+    @abstractmethod
+    def unload(self, name: str) -> int:
+        """Close a topic so that another process can own it; see `TopicStore.unload`."""
+
+    @abstractmethod
     def _opening_of(self, topic: str) -> threading.Lock:
         pass
 

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import quiver.errors
 from quiver.clock import SYSTEM_CLOCK, Clock
@@ -31,6 +31,7 @@ from quiver.primitives.disk.atomic import replace_advisory_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.lock import is_held
 from quiver.primitives.scan import Frame
+from quiver.topics.administration import TopicAdministration
 from quiver.topics.format.names import LOCK_NAME
 from quiver.topics.format.request import (
     REQUEST_BYTES_MAX,
@@ -47,9 +48,6 @@ from quiver.topics.format.request import (
 )
 from quiver.topics.takeover import patiently
 
-if TYPE_CHECKING:
-    from quiver.topics.store import TopicStore
-
 __all__ = ["RequestQueue", "ask", "perform"]
 
 _POLL_S = 0.1
@@ -58,7 +56,9 @@ _POLL_S = 0.1
 # ── what can be asked for ────────────────────────────────────────────────────────────────────────────────
 
 
-def perform(store: TopicStore, request: Request, *, wait_s: float = 0.0, clock: Clock = SYSTEM_CLOCK) -> dict[str, Any]:
+def perform(
+    store: TopicAdministration, request: Request, *, wait_s: float = 0.0, clock: Clock = SYSTEM_CLOCK
+) -> dict[str, Any]:
     """
     Do what *request* says to *store*; return how it ended, as JSON can say it.
 
@@ -84,38 +84,38 @@ def perform(store: TopicStore, request: Request, *, wait_s: float = 0.0, clock: 
     raise UsageError(f"{request.command!r} is no command; known are {', '.join([*_COMMANDS, *_OF_EACH])}")
 
 
-def _seek(store: TopicStore, topic: str, subscription: str, start: str | int) -> dict[str, Any]:
+def _seek(store: TopicAdministration, topic: str, subscription: str, start: str | int) -> dict[str, Any]:
     return {"offset": store.seek(topic, subscription, _start(start))}
 
 
-def _unsubscribe(store: TopicStore, topic: str, subscription: str) -> dict[str, Any]:
+def _unsubscribe(store: TopicAdministration, topic: str, subscription: str) -> dict[str, Any]:
     if not store.unsubscribe(topic, subscription):
         raise UsageError(f"{topic} has no subscription {subscription}")
     return {}
 
 
-def _truncate(store: TopicStore, topic: str, before: str | int) -> dict[str, Any]:
+def _truncate(store: TopicAdministration, topic: str, before: str | int) -> dict[str, Any]:
     return {"start_offset": store.truncate(topic, _start(before))}
 
 
-def _delete(store: TopicStore, topic: str) -> dict[str, Any]:
+def _delete(store: TopicAdministration, topic: str) -> dict[str, Any]:
     store.delete(topic)
     return {}
 
 
-def _upload(store: TopicStore, topic: str) -> dict[str, Any]:
+def _upload(store: TopicAdministration, topic: str) -> dict[str, Any]:
     return {"uploaded_offset": store.upload(topic)}
 
 
-def _unload(store: TopicStore, topic: str) -> dict[str, Any]:
+def _unload(store: TopicAdministration, topic: str) -> dict[str, Any]:
     return {"next_offset": store.unload(topic)}
 
 
-def _reappend(store: TopicStore, topic: str) -> dict[str, Any]:
+def _reappend(store: TopicAdministration, topic: str) -> dict[str, Any]:
     return {"files": [asdict(one) for one in store.reappend(topic)]}
 
 
-def _each(store: TopicStore, topic: str | None, do: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+def _each(store: TopicAdministration, topic: str | None, do: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     if topic is not None:
         return {"topics": [{"topic": topic, **do(topic)}]}
     rows = []
@@ -134,7 +134,7 @@ _COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "delete": _delete,
 }
 
-_OF_EACH: dict[str, Callable[[TopicStore, str], dict[str, Any]]] = {
+_OF_EACH: dict[str, Callable[[TopicAdministration, str], dict[str, Any]]] = {
     "upload": _upload,
     "unload": _unload,
     "reappend": _reappend,

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from quiver.topics.format.message import Message
 
-if TYPE_CHECKING:
-    from quiver.topics.dispatch.subscription import Subscription
-
-__all__ = ["Consumer", "Delivery"]
+__all__ = ["Consumer", "Delivery", "MessageSource"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +53,23 @@ class Delivery:
         self.answer(self, delay_s, False)
 
 
+class MessageSource(Protocol):
+    """Where a consumer gets its messages from: its subscription."""
+
+    def receive(self, consumer: Consumer, timeout: float | None) -> Delivery | None:
+        """Return the next message for *consumer*; None when there is none within *timeout* seconds."""
+
+    def is_active(self, consumer: Consumer) -> bool:
+        """Return whether *consumer* gets messages now."""
+
+    def leave(self, consumer: Consumer) -> None:
+        """Remove *consumer*; its unanswered messages are delivered to others immediately. Idempotent."""
+
+
 class Consumer:
     """One consumer of a subscription. Made by `Subscription.consumer`; closing gives back what was not answered."""
 
-    def __init__(self, subscription: Subscription, name: str) -> None:
+    def __init__(self, subscription: MessageSource, name: str) -> None:
         self._subscription = subscription
         self.name = name
 

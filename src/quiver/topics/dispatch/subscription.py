@@ -166,16 +166,16 @@ class Subscription:
 
     # ── delivering ───────────────────────────────────────────────────────────────────────────────────────
 
-    def receive(self, consumer: Consumer, timeout_s: float | None) -> Delivery | None:
+    def receive(self, consumer: Consumer, timeout: float | None) -> Delivery | None:
         """
-        Return the next message for *consumer*; None when none came within *timeout_s*.
+        Return the next message for *consumer*; None when there is none within *timeout* seconds.
 
         Raises:
             StoreClosedError: consumer, subscription or topic were closed.
             StoreFailedError: the topic's disk failed.
             TransientError: the object store cannot be reached.
         """
-        deadline_s = None if timeout_s is None else self._clock.monotonic() + timeout_s
+        deadline_s = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             with self._bell:
                 seen = self._rung
