@@ -15,7 +15,7 @@ from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import CapacityError, DataLossError, StoreClosedError, UsageError
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.topics.cold.port import ColdLost, ColdPiece
+from quiver.topics.cold.pieces import ColdLost, ColdPiece
 from quiver.topics.format.message import MessageCodec
 from quiver.topics.store import TopicStore
 from quiver.topics.wal.files import FileMarks

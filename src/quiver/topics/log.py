@@ -17,14 +17,15 @@ from quiver.primitives.disk.file_system import Buffer, FileSystem
 from quiver.primitives.scan import Damage
 from quiver.topics.cache import MessageCache
 from quiver.topics.cold.deleter import LocalDeleter
-from quiver.topics.cold.port import ColdReader
+from quiver.topics.cold.pieces import ColdReader
 from quiver.topics.format.message import ATTRIBUTES_MAX, KEY_ATTRIBUTE, NS_PER_MS, Message, MessageCodec
 from quiver.topics.format.names import check_producer
 from quiver.topics.producer import WINDOW_MESSAGES, Producer
-from quiver.topics.reader import OnLost, TopicReader
+from quiver.topics.reader import TopicReader
 from quiver.topics.recovery import recover
 from quiver.topics.settings import MESSAGE_OVERHEAD_BYTES, WalSettings
-from quiver.topics.wal.writer import Recovered, Wal
+from quiver.topics.wal.files import OnLost, Recovered
+from quiver.topics.wal.writer import Wal
 
 __all__ = ["Durable", "Start", "TopicLog"]
 

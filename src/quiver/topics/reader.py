@@ -19,22 +19,20 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Generator, Iterator
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from quiver.errors import DataLossError, StoreClosedError
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage
 from quiver.topics.cache import MessageCache
-from quiver.topics.cold.port import ColdLost, ColdReader
+from quiver.topics.cold.pieces import ColdLost, ColdReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.message import Message, MessageCodec
-from quiver.topics.wal.files import FrameScanner, Good, Lost, keep_aside
-from quiver.topics.wal.writer import Span, Wal
+from quiver.topics.wal.files import FrameScanner, Good, Lost, OnLost, Span, keep_aside
+from quiver.topics.wal.writer import Wal
 
-__all__ = ["OnLost", "TopicReader"]
-
-OnLost = Literal["raise", "skip"]
+__all__ = ["TopicReader"]
 
 _CACHED_MESSAGES = 512
 

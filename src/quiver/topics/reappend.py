@@ -29,8 +29,8 @@ from quiver.topics.format.names import (
     parse_replaced_name,
 )
 from quiver.topics.log import TopicLog
-from quiver.topics.recovery import first_offset_of
 from quiver.topics.wal.files import FileMarks, FrameScanner, Good
+from quiver.topics.wal.local_files import first_offset_of
 
 __all__ = ["REAPPENDED_ATTRIBUTE", "Reappended", "reappend_replaced"]
 

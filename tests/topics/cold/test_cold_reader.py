@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from quiver.errors import DataLossError, UsageError
 from quiver.topics.cold.blocks import BLOCK_BYTES_MAX, find_block_end, pack_block, unpack_block
 from quiver.topics.cold.catalog import ObjectCatalogue
-from quiver.topics.cold.port import ColdLost, ColdPiece
+from quiver.topics.cold.pieces import ColdLost, ColdPiece
 from quiver.topics.cold.reader import ObjectReader
 from quiver.topics.format.frame import take_frames
 

@@ -110,7 +110,7 @@ def messages_of_objects(
     from quiver.objects import open_objects  # noqa: PLC0415
     from quiver.observe import InMemoryObserver  # noqa: PLC0415
     from quiver.primitives.scan import Damage  # noqa: PLC0415
-    from quiver.topics.cold.port import ColdPiece  # noqa: PLC0415
+    from quiver.topics.cold.pieces import ColdPiece  # noqa: PLC0415
     from quiver.topics.cold.reader import ObjectReader  # noqa: PLC0415
     from quiver.topics.format.message import decode_message  # noqa: PLC0415
 
@@ -162,7 +162,7 @@ def check_objects(
 def _damage_in_objects(objects: ObjectTier, catalogue: ObjectCatalogue) -> Iterator[Finding]:
     from quiver.observe import InMemoryObserver  # noqa: PLC0415
     from quiver.primitives.findings import Finding  # noqa: PLC0415
-    from quiver.topics.cold.port import ColdPiece  # noqa: PLC0415
+    from quiver.topics.cold.pieces import ColdPiece  # noqa: PLC0415
     from quiver.topics.cold.reader import ObjectReader  # noqa: PLC0415
 
     reader = ObjectReader(objects, catalogue, observer=InMemoryObserver())

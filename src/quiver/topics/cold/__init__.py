@@ -4,7 +4,7 @@ The object tier of topics: sealed log files become objects, and are read from th
 ====================  ================================================================================================
 module                purpose
 ====================  ================================================================================================
-`port.py`             what is asked of the tier behind the files
+`port.py`             the interface of the tier; `pieces.py` that of its readers
 `tier.py`             that tier: who owns a topic, and the threads; `opening.py` opens it
 `uploader.py`         log → objects, step by step; `source.py` and `blocks.py` make their bytes
 `catalog.py`          what is in the object store; `catalog_rebuild.py` finds it out from the objects

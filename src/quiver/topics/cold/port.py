@@ -1,64 +1,20 @@
 """
-What a topic asks of the tier behind its files. `TopicStore` takes any object that answers so; without one, what local
-files do not have is gone.
+The interface of the object tier of topics. `TopicStore` accepts any object that implements it; without one, messages
+that are no longer in local files are lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from quiver.topics.cold.pieces import ColdReader
 
 if TYPE_CHECKING:
     from quiver.topics.handover import UnfinishedHandOver
     from quiver.topics.wal.writer import Wal
 
-__all__ = ["ColdLost", "ColdPiece", "ColdReader", "ColdTier"]
-
-
-@dataclass(frozen=True, slots=True)
-class ColdPiece:
-    """Encoded messages (frames' payloads) of `first_offset`, the next one, and so on, without a gap; at least one."""
-
-    first_offset: int
-    bodies: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class ColdLost:
-    """
-    Messages `first_offset` to `next_offset` − 1 should be in the object `name`, whose byte `position` cannot be
-    read.
-    """
-
-    first_offset: int
-    next_offset: int
-    name: str
-    position: int
-    reason: str
-
-
-class ColdReader(Protocol):
-    """Reads one topic's objects for one reader. Not thread-safe."""
-
-    def take(self, offset: int, end: int) -> ColdPiece | ColdLost | None:
-        """
-        Return some messages from exactly *offset* on and below *end*, or what is wrong with them.
-
-        None when no object has *offset*.
-
-        Raises:
-            TransientError: the store cannot be reached; the same call may succeed later.
-        """
-
-    def next_offset(self, offset: int) -> int | None:
-        """Return the first offset at or above *offset* that an object has; None when there is none."""
-
-    def offset_at(self, time_ms: int) -> int | None:
-        """Return the offset of the first message published at or after *time_ms*; None when none in the objects was."""
-
-    def close(self) -> None:
-        """Let go. Idempotent."""
+__all__ = ["ColdTier"]
 
 
 class ColdTier(Protocol):

@@ -17,7 +17,7 @@ from quiver.observe import Observer
 from quiver.primitives.scan import Damage, NeedMore
 from quiver.topics.cold.blocks import unpack_block
 from quiver.topics.cold.catalog import ObjectCatalogue
-from quiver.topics.cold.port import ColdLost, ColdPiece
+from quiver.topics.cold.pieces import ColdLost, ColdPiece
 from quiver.topics.cold.spans import ObjectSpan
 from quiver.topics.format.descriptor import ObjectDescriptor, object_key
 from quiver.topics.format.frame import FRAME_HEADER_BYTES, take_frames

@@ -15,8 +15,7 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.topics.cold.blocks import BLOCK_BYTES, pack_block
 from quiver.topics.format.descriptor import INDEX_EVERY_MESSAGES, ObjectCompression
 from quiver.topics.format.frame import FRAME_HEADER_BYTES, FramePlace, encode_frame
-from quiver.topics.wal.files import FileMarks, FrameScanner, Good, Lost
-from quiver.topics.wal.writer import Span
+from quiver.topics.wal.files import FileMarks, FrameScanner, Good, Lost, Span
 
 __all__ = ["ObjectSource", "SourceRange"]
 

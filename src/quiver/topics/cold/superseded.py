@@ -22,11 +22,11 @@ import logging
 from quiver.errors import CorruptionError
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.topics.cold.port import ColdLost, ColdPiece, ColdReader
+from quiver.topics.cold.pieces import ColdLost, ColdPiece, ColdReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.names import QUARANTINE_DIR, REAPPENDED_SUFFIX, REPLACED_SUFFIX, replaced_name
-from quiver.topics.recovery import load_checkpoint, local_files
 from quiver.topics.wal.files import FileMarks, FrameScanner, Good
+from quiver.topics.wal.local_files import load_checkpoint, local_files
 
 __all__ = ["set_replaced_aside"]
 

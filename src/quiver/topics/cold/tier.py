@@ -37,7 +37,7 @@ from quiver.primitives.worker import Worker, WorkerDiedError
 from quiver.topics.cold.catalog import ObjectCatalogue
 from quiver.topics.cold.cursor_mirror import CursorMirror
 from quiver.topics.cold.deleter import Deleter
-from quiver.topics.cold.port import ColdReader
+from quiver.topics.cold.pieces import ColdReader
 from quiver.topics.cold.reader import ObjectReader
 from quiver.topics.cold.superseded import set_replaced_aside
 from quiver.topics.cold.uploader import Uploader, uploaded_from

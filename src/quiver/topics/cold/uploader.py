@@ -48,7 +48,8 @@ from quiver.topics.format.names import (
     pending_object_name,
 )
 from quiver.topics.settings import UploaderSettings
-from quiver.topics.wal.writer import Span, Wal
+from quiver.topics.wal.files import Span
+from quiver.topics.wal.writer import Wal
 
 __all__ = ["PARTS_PARALLEL", "PART_BYTES", "READ_BYTES", "Uploader", "uploaded_from"]
 

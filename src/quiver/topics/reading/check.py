@@ -23,8 +23,8 @@ from quiver.topics.format.names import (
     parse_replaced_name,
 )
 from quiver.topics.format.subscription import SavedSubscription
-from quiver.topics.recovery import LocalFile, base_name_of, first_offset_of, load_checkpoint, local_files
 from quiver.topics.wal.files import FileMarks, FrameScanner, Good, Lost
+from quiver.topics.wal.local_files import LocalFile, base_name_of, first_offset_of, load_checkpoint, local_files
 
 __all__ = ["CheckedFile", "CheckedTopic", "check_topic_directory", "saved_subscriptions"]
 

@@ -15,9 +15,8 @@ from quiver.primitives.scan import Damage
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.message import Message, MessageCodec
 from quiver.topics.format.names import ACTIVE_FILE, check_topic
-from quiver.topics.reader import OnLost
-from quiver.topics.recovery import LocalFile, base_name_of, load_checkpoint, local_files
-from quiver.topics.wal.files import FileMarks, FrameScanner, Good
+from quiver.topics.wal.files import FileMarks, FrameScanner, Good, OnLost
+from quiver.topics.wal.local_files import LocalFile, base_name_of, load_checkpoint, local_files
 
 __all__ = ["TopicFiles"]
 

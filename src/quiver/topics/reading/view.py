@@ -21,15 +21,15 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
 from quiver.topics.cold.catalog import ObjectCatalogue
-from quiver.topics.cold.port import ColdLost, ColdPiece
+from quiver.topics.cold.pieces import ColdLost, ColdPiece
 from quiver.topics.cold.reader import ObjectReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.message import NS_PER_MS, MessageCodec
 from quiver.topics.format.names import METADATA_FILE, parse_wal_file_name
 from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.ranges import Stretch
-from quiver.topics.recovery import LocalFile, load_checkpoint, local_files
 from quiver.topics.wal.files import FileMarks, FrameScanner, Good
+from quiver.topics.wal.local_files import LocalFile, load_checkpoint, local_files
 
 __all__ = ["LostRange", "Piece", "TopicView", "open_cold"]
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from quiver.errors import CorruptionError
 from quiver.observe import Observer
@@ -17,7 +17,21 @@ from quiver.topics.format.frame import FramePlace, take_frames
 from quiver.topics.format.names import QUARANTINE_DIR
 from quiver.topics.format.salvage import next_frame_behind, offset_within
 
-__all__ = ["FileMarks", "FrameScanner", "Good", "Lost", "Recovered", "Span", "WalFile", "keep_aside", "read_frames"]
+__all__ = [
+    "FileMarks",
+    "FrameScanner",
+    "Good",
+    "Lost",
+    "OnLost",
+    "Recovered",
+    "Span",
+    "WalFile",
+    "keep_aside",
+    "read_frames",
+]
+
+OnLost = Literal["raise", "skip"]
+"""What a reader does with a lost range of offsets."""
 
 PIECE_BYTES = 1024 * 1024
 MARK_MESSAGES = 1000

@@ -35,7 +35,7 @@ from quiver.topics.wal.commit_lock import Turns
 from quiver.topics.wal.file_list import SealedFiles, checkpoint_of
 from quiver.topics.wal.files import MARK_MESSAGES, FileMarks, Recovered, Span, WalFile
 
-__all__ = ["FILE_BYTES_MAX", "Recovered", "Span", "Wal"]
+__all__ = ["FILE_BYTES_MAX", "Wal"]
 
 FILE_BYTES_MAX = 1 << 30
 """A file that is this long rotates whatever the settings say: the last one is read whole when a topic is opened."""

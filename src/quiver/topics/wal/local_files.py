@@ -1,0 +1,129 @@
+"""
+The log files of a topic's directory as they are found on disk: in order, each with its first offset.
+
+Recovery and readers in other processes share this. It reads only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quiver.errors import CorruptionError
+from quiver.primitives.disk.file_system import FileSystem
+from quiver.primitives.scan import Frame
+from quiver.topics.format.checkpoint import CHECKPOINT_BYTES_MAX, WalCheckpoint, decode_wal_checkpoint
+from quiver.topics.format.frame import FRAME_HEADER, FRAME_HEADER_BYTES, take_frames
+from quiver.topics.format.names import WAL_CHECKPOINT, parse_wal_file_name, wal_file_name
+from quiver.topics.format.salvage import offset_within
+from quiver.topics.wal.files import FileMarks, FrameScanner, Lost, WalFile
+
+__all__ = ["LocalFile", "base_name_of", "first_offset_of", "in_ranges", "load_checkpoint", "local_files"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A log file before anybody looked for its end. `first_offset` is None when it has no whole message."""
+
+    path: str
+    seq: int
+    size_bytes: int
+    modified_ns: int
+    first_offset: int | None
+
+
+def base_name_of(checkpoint: WalCheckpoint) -> str | None:
+    """Return what `wal.file_name` was when *checkpoint* was written; None when it does not say."""
+    name = checkpoint.file_path.rpartition("/")[2]
+    base = name.replace(f".{checkpoint.file_seq}.", ".", 1)
+    return base if base and wal_file_name(checkpoint.file_seq, base) == name else None
+
+
+def in_ranges(found: list[LocalFile], *, next_offset: int, newest_bytes: int) -> list[WalFile]:
+    """
+    Return files with the offsets that each has: up to the next one's first, and of the last one up to
+    *next_offset*.
+    """
+    named = [one for one in found if one.first_offset is not None]
+    ranges = []
+    for at, one in enumerate(named):
+        is_last = at + 1 == len(named)
+        end = next_offset if is_last else named[at + 1].first_offset
+        size = newest_bytes if is_last else one.size_bytes
+        start = one.first_offset or 0
+        ranges.append(WalFile(one.path, one.seq, start, max(start, end or 0), size, True, one.modified_ns))
+    return ranges
+
+
+def load_checkpoint(files: FileSystem, directory: str) -> WalCheckpoint | CorruptionError | None:
+    """
+    Return a topic's checkpoint, what is wrong with it, or None when there is none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    path = f"{directory}/{WAL_CHECKPOINT}"
+    try:
+        data = files.read_all(path, size_max=CHECKPOINT_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    answer = decode_wal_checkpoint(data)
+    if isinstance(answer, Frame):
+        return answer.value
+    return CorruptionError(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
+
+
+def local_files(
+    files: FileSystem, directory: str, *, file_name: str, checkpoint: WalCheckpoint | None
+) -> list[LocalFile]:
+    """Return the log files of a directory, oldest message first. Of a sound one only the first frame is read."""
+    numbers = sorted(
+        seq for name in files.list_dir(directory) if (seq := parse_wal_file_name(name, file_name)) is not None
+    )
+    known = {seq: first for seq, _, first in checkpoint.rotated_files} if checkpoint is not None else {}
+    if checkpoint is not None and checkpoint.active_file_first_offset is not None:
+        known[checkpoint.file_seq] = checkpoint.active_file_first_offset
+    found: list[LocalFile] = []
+    above = 0
+    for seq in numbers:
+        path = f"{directory}/{wal_file_name(seq, file_name)}"
+        stat = files.stat(path)
+        first = first_offset_of(files, path, stat.size_bytes, known=known.get(seq), above=above)
+        found.append(LocalFile(path, seq, stat.size_bytes, stat.modified_ns, first))
+        above = above if first is None else first + 1
+    # A file that somebody renamed or copied is where its messages belong, whatever its number says.
+    in_order = iter(
+        sorted(
+            (one for one in found if one.first_offset is not None), key=lambda one: (one.first_offset, one.size_bytes)
+        )
+    )
+    return [one if one.first_offset is None else next(in_order) for one in found]
+
+
+def first_offset_of(files: FileSystem, path: str, size: int, *, known: int | None, above: int) -> int | None:
+    """
+    Return the first offset of a log file; None when it has no whole message. *above* is the lowest that it can be.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    file = files.open_read(path)  # also an empty one: a pipe has no size either, and is refused
+    try:
+        if size <= FRAME_HEADER_BYTES:
+            return None
+        head = file.pread(FRAME_HEADER_BYTES, 0)
+        _, length, _ = FRAME_HEADER.unpack(head)
+        data = head + file.pread(min(length, size - FRAME_HEADER_BYTES), FRAME_HEADER_BYTES)
+    finally:
+        file.close()
+    frames, _, _ = take_frames(data, count_max=1)
+    says = offset_within(data, frames[0]) if frames else None
+    if says is not None:
+        return says
+    # The first message is damaged. Is there any behind it?
+    expected = above if known is None else known
+    with FrameScanner(files, path, position=0, end=None, expected=expected, marks=FileMarks()) as scanner:
+        step = scanner.step()
+    behind = step.next_offset if isinstance(step, Lost) else None
+    if behind is None:
+        return None
+    return behind - 1 if known is None else known
