@@ -70,13 +70,13 @@ def test_all_that_a_pipeline_makes_are_found(directory, monkeypatch):
 
 def test_letters_are_found(directory, call):
     """Listed with where they are, shown, and dropped there."""
-    (letter,) = json.loads(call("dead-letters", directory, "--json").output)
+    (letter,) = json.loads(call("dead-letters", "list", directory, "--json").output)
     assert (letter["exporter"], letter["reason"]) == ("out", "HTTP 403")
     assert letter["directory"].startswith(f"{directory}.staged-out")
-    assert "buffer.staged-out" in call("dead-letters", directory).output
-    assert json.loads(call("dead-letters", directory, "show", "out", "--json").output)[0]["bundle"] == "2:0"
-    assert "1 letters are gone" in call("dead-letters", directory, "drop", "out").output
-    assert json.loads(call("dead-letters", f"{directory}.staged-out", "--json").output) == []
+    assert "buffer.staged-out" in call("dead-letters", "list", directory).output
+    assert json.loads(call("dead-letters", "show", directory, "out", "--json").output)[0]["bundle"] == "2:0"
+    assert "1 dead letters dropped" in call("dead-letters", "drop", directory, "out").output
+    assert json.loads(call("dead-letters", "list", f"{directory}.staged-out", "--json").output) == []
 
 
 def test_subscribers_are_found(directory, call):

@@ -1,4 +1,4 @@
-"""`quiver dead-letters` and what `quiver subscribers` says of retries."""
+"""`quiver dead-letters`, and the retries that `quiver subscribers` shows."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def bundle_of(data: bytes) -> Bundle:
 
 @pytest.fixture
 def directory(tmp_path):
-    """A store whose exporter gave three bundles up, and waits with two."""
+    """A store whose exporter has three dead letters and two bundles in its retry set."""
     root = str(tmp_path / "buffer")
     with quiver.open(root) as store:
         store.register("out", start="earliest")
@@ -45,50 +45,47 @@ def bundles_of(result):
     return [one["bundle"] for one in json.loads(result.output)]
 
 
-def test_they_are_listed_with_their_reasons(directory, call):
-    """For people and for programs, of all exporters or one."""
-    shown = call("dead-letters", directory)
+def test_dead_letters_are_listed_with_their_reasons(directory, call):
+    shown = call("dead-letters", "list", directory)
     assert shown.exit_code == 0
     assert "HTTP 401: [no]" in shown.output
-    listed = json.loads(call("dead-letters", directory, "list", "out", "--json").output)
+    listed = json.loads(call("dead-letters", "list", directory, "out", "--json").output)
     assert [(one["bundle"], one["attempts"], one["slots"]) for one in listed] == [
         (f"2:{index}", index + 1, {"otlp_logs": 1}) for index in range(3)
     ]
-    assert "none" in call("dead-letters", directory, "list", "other").output
+    assert "none" in call("dead-letters", "list", directory, "other").output
 
 
-def test_one_is_shown_whole(directory, call):
-    """What cannot be decoded is said to be so."""
-    (shown,) = json.loads(call("dead-letters", directory, "show", "out", "2:1", "--json").output)
+def test_show_prints_the_content(directory, call):
+    """Content that cannot be decoded is reported as such."""
+    (shown,) = json.loads(call("dead-letters", "show", directory, "out", "2:1", "--json").output)
     assert (shown["bundle"], shown["reason"]) == ("2:1", "HTTP 401: [no]")
     assert "cannot be decoded" in shown["content"]["logs"]
-    shown = call("dead-letters", directory, "show", "out", "2:1").output
+    shown = call("dead-letters", "show", directory, "out", "2:1").output
     assert "HTTP 401" in shown
-    assert re.search(r"given_up_at +20\d\d-\d\d-\d\dT", shown), "people read no nanoseconds"
-    assert "nobody has no dead letters" in call("dead-letters", directory, "show", "nobody").output
+    assert re.search(r"given_up_at +20\d\d-\d\d-\d\dT", shown), "times are human-readable"
+    assert "other has no dead letters" in call("dead-letters", "show", directory, "other").output
 
 
-def test_dropping(directory, call):
-    """Some, then all."""
-    assert json.loads(call("dead-letters", directory, "drop", "out", "2:1", "--json").output) == {"dropped": 1}
-    assert bundles_of(call("dead-letters", directory, "--json")) == ["2:0", "2:2"]
-    assert "2 letters are gone" in call("dead-letters", directory, "drop", "out").output
-    assert bundles_of(call("dead-letters", directory, "--json")) == []
+def test_drop_removes_one_then_all(directory, call):
+    assert json.loads(call("dead-letters", "drop", directory, "out", "2:1", "--json").output) == {"dropped": 1}
+    assert bundles_of(call("dead-letters", "list", directory, "--json")) == ["2:0", "2:2"]
+    assert "2 dead letters dropped" in call("dead-letters", "drop", directory, "out").output
+    assert bundles_of(call("dead-letters", "list", directory, "--json")) == []
 
 
-def test_replaying_to_nobody_keeps_them(directory, call):
-    """It fails, and says why; nothing is dropped."""
-    replayed = call("dead-letters", directory, "replay", "out", "2:0", "--to", "http://127.0.0.1:1", "--json")
+def test_replay_keeps_dead_letters_when_the_destination_is_unreachable(directory, call):
+    replayed = call("dead-letters", "replay", directory, "out", "2:0", "--to", "http://127.0.0.1:1", "--json")
     assert replayed.exit_code == 1
     (one,) = json.loads(replayed.output)
     assert (one["bundle"], one["delivered"]) == ("2:0", False)
     assert "UNAVAILABLE" in one["why_not"]
-    assert len(bundles_of(call("dead-letters", directory, "--json"))) == 3
+    assert len(bundles_of(call("dead-letters", "list", directory, "--json"))) == 3
 
 
 @pytest.mark.parametrize("way", ["--to", "--pipeline"])
-def test_replaying_delivers_and_drops(tmp_path, call, way):
-    """To an endpoint, or as the pipeline file says; the far side has it, the letters do not."""
+def test_replay_delivers_and_drops(tmp_path, call, way):
+    """To an endpoint, or as the pipeline file configures the exporter."""
     request = ExportLogsServiceRequest()
     request.resource_logs.add().scope_logs.add().log_records.add().body.string_value = "late"
     root, far = str(tmp_path / "buffer"), tmp_path / "far"
@@ -99,33 +96,56 @@ def test_replaying_delivers_and_drops(tmp_path, call, way):
     with quiver.open(far) as store, OtlpGrpcReceiver(store, settings) as receiver:
         endpoint = f"http://127.0.0.1:{receiver.port}"
         where = [endpoint] if way == "--to" else [str(EXAMPLE), "--set", f"endpoint={endpoint}"]
-        replayed = call("dead-letters", root, "replay", "otlp_exporter", way, *where)
-    assert "1 of 1 letters are delivered" in replayed.output
+        replayed = call("dead-letters", "replay", root, "otlp_exporter", way, *where)
+    assert "1 of 1 dead letters delivered" in replayed.output
     with quiver.read(far) as reader:
         arrived = [data for _, bundle in reader.bundles() for data in bundle["otlp_logs"].column(0).to_pylist()]
     assert arrived == [request.SerializeToString()]
-    assert bundles_of(call("dead-letters", root, "--json")) == []
+    assert bundles_of(call("dead-letters", "list", root, "--json")) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("action", "arguments", "message"),
     [
-        (["drop"], "drop whose?"),
-        (["drop", "out", "2:9"], "no letter 2:9"),
-        (["show", "out", "two"], "SEGMENT:INDEX"),
-        (["replay", "out"], "replay where to?"),
-        (["list", "a/b"], "letters, digits"),
+        ("drop", [], "Missing argument 'EXPORTER'"),
+        ("drop", ["out", "2:9"], "no dead letter 2:9"),
+        ("show", ["out", "two"], "SEGMENT:INDEX"),
+        ("replay", ["out"], "give either --pipeline FILE"),
+        ("list", ["a/b"], "letters, digits"),
     ],
 )
-def test_wrong_use_is_said(directory, call, words, said):
-    """With what to type instead."""
-    result = call("dead-letters", directory, *words)
+def test_usage_errors_exit_with_2(directory, call, action, arguments, message):
+    result = call("dead-letters", action, directory, *arguments)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("former", "today"),
+    [
+        (["DIR", "--json"], ["list", "DIR", "--json"]),
+        (["--json", "DIR"], ["list", "DIR", "--json"]),
+        (["DIR", "list", "out", "--json"], ["list", "DIR", "out", "--json"]),
+        (["DIR", "show", "out", "2:1", "--json"], ["show", "DIR", "out", "2:1", "--json"]),
+        (["--to", "http://127.0.0.1:1", "DIR", "--json", "replay", "out"],
+         ["replay", "DIR", "out", "--to", "http://127.0.0.1:1", "--json"]),
+        (["DIR", "drop", "out"], ["drop", "DIR", "out"]),
+    ],
+)  # fmt: skip
+def test_the_former_order_of_arguments_still_works(directory, call, tmp_path, former, today):
+    """For one release, with a deprecation line on stderr."""
+    copy = shutil.copytree(directory, tmp_path / "copied")
+    before = call("dead-letters", *[directory if word == "DIR" else word for word in former])
+    after = call("dead-letters", *[copy if word == "DIR" else word for word in today])
+    assert before.exit_code == after.exit_code
+    assert before.stdout == after.stdout.replace(str(copy), directory)
+    assert "deprecated: name the action before the directory" in before.stderr
+    assert f"quiver dead-letters {today[0]} {directory} …" in before.stderr
+    assert "deprecated" not in after.stderr
 
 
 def test_subscribers_shows_attempts_and_the_next_retry(directory, call):
-    """How many wait, the most attempts, when the next is due, and how many were given up."""
+    """The number of bundles to retry, the maximum of their attempts, the next retry, the number of dead letters."""
     (one,) = json.loads(call("subscribers", directory, "--json").output)
     assert (one["subscriber"], one["retrying"], one["attempts"], one["dead_letters"]) == ("out", 2, 3, 3)
     assert 3000 < one["next_retry_s"] <= 3600
@@ -133,8 +153,8 @@ def test_subscribers_shows_attempts_and_the_next_retry(directory, call):
     assert "in 59 m" in call("subscribers", directory).output
 
 
-def test_subscribers_says_who_halted(directory, call):
-    """Nothing is due before the exporter is started again, whatever waits beside the bundle that it halted at."""
+def test_subscribers_shows_a_halted_exporter(directory, call):
+    """No retry is due before the exporter is started again, even if other bundles are in the retry set."""
     with RetrySet.open(REAL_FILES, str(directory), "out") as retries:
         retries.failed(BundleRef(0, 4), delay_s=0.0, reason="HTTP 400: no", is_halted=True)
     (one,) = json.loads(call("subscribers", directory, "--json").output)
@@ -150,8 +170,8 @@ def flip_a_byte(path):
 
 
 @pytest.mark.parametrize("where", ["segment", "log"])
-def test_damaged_letters_are_reported(directory, call, where):
-    """By every command that looks at them, with exit code 1, until they are repaired; then the copy is named."""
+def test_damaged_dead_letters_are_reported(directory, call, where):
+    """By every command that reads them, with exit code 1, until they are repaired; then the copy is named."""
     store = Path(directory) / "dead-letter" / "out"
     if where == "segment":
         (damaged,) = store.glob("segments/*.qseg")
@@ -164,27 +184,27 @@ def test_damaged_letters_are_reported(directory, call, where):
         damaged = store / "wal" / "quiver.wal"
         damaged.write_bytes(damaged.read_bytes().rstrip(b"\0"))
     flip_a_byte(damaged)
-    listed = call("dead-letters", directory)
+    listed = call("dead-letters", "list", directory)
     assert (listed.exit_code, str(damaged) in listed.output.replace("\n", "")) == (1, True)
     assert "none" not in listed.output
-    told = [one for one in json.loads(call("dead-letters", directory, "--json").output) if "damaged" in one]
-    assert [(one["exporter"], one["path"]) for one in told] == [("out", str(damaged))]
-    assert call("dead-letters", directory, "show", "out").exit_code == 1
+    reported = [one for one in json.loads(call("dead-letters", "list", directory, "--json").output) if "damaged" in one]
+    assert [(one["exporter"], one["path"]) for one in reported] == [("out", str(damaged))]
+    assert call("dead-letters", "show", directory, "out").exit_code == 1
 
     verified = json.loads(call("verify", directory, "--json").output)
     assert verified["damaged"]
     assert str(damaged) in [one["path"] for one in verified["findings"]]
     assert call("repair", directory).exit_code == 0
     assert call("verify", directory).exit_code == 0
-    listed = call("dead-letters", directory)
+    listed = call("dead-letters", "list", directory)
     assert listed.exit_code == 0
-    assert f"set aside as damaged: {store}/quarantine/" in listed.output
+    assert f"quarantined as damaged: {store}/quarantine/" in listed.output
 
 
-def test_letters_whose_progress_is_damaged_are_all_shown(directory, call):
-    """Which were dropped is not known any more, so none is hidden."""
-    call("dead-letters", directory, "drop", "out", "2:1")
+def test_all_dead_letters_are_listed_when_their_progress_file_is_damaged(directory, call):
+    """The file says which ones were dropped, so without it none is hidden."""
+    call("dead-letters", "drop", directory, "out", "2:1")
     flip_a_byte(Path(directory) / "dead-letter" / "out" / "quiver.sub.letters")
-    listed = call("dead-letters", directory, "--json")
+    listed = call("dead-letters", "list", directory, "--json")
     assert listed.exit_code == 1
     assert sum("bundle" in one for one in json.loads(listed.output)) == 3

@@ -25,11 +25,11 @@ COMMANDS = [
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_an_empty_path_is_refused(tmp_path, monkeypatch, call, arguments):
-    """In one sentence, before anything is made."""
+    """Before anything is created."""
     monkeypatch.chdir(tmp_path)
     result = call(*arguments)
     assert result.exit_code == 2
-    assert result.output == "quiver: an empty path names nothing; write . for the directory that this runs in\n"
+    assert "an empty path names nothing; write . for the current directory\n" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -91,7 +91,7 @@ def test_committed_batches_and_dead_letters_are_copied(buffer, tmp_path, call):
     assert call("verify", tmp_path / "copy").exit_code == 0
     assert call("restore", tmp_path / "copy", tmp_path / "back").exit_code == 0
     assert numbers_in(tmp_path / "back") == [1, 2, 3]
-    (letter,) = json.loads(call("dead-letters", tmp_path / "back", "--json").output)
+    (letter,) = json.loads(call("dead-letters", "list", tmp_path / "back", "--json").output)
     assert (letter["bundle"], letter["reason"]) == ("7:0", "HTTP 403")
     identities = {path.read_text() for path in (tmp_path / "back").rglob("quiver.id")}
     assert len(identities) == 2, "the letters are a store of their own"

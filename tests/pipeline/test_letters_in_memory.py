@@ -45,7 +45,7 @@ def test_it_is_said_before(tmp_path):
     pipeline = pipeline_of().placed(tmp_path)
     (said,) = letters_said(pipeline)
     assert "lost with the rest" in said
-    assert f"quiver dead-letters {memory_directory(tmp_path)}/memory" in said
+    assert f"quiver dead-letters list {memory_directory(tmp_path)}/memory" in said
     (exporter,) = describe(pipeline)["exporters"]
     assert exporter["retry"].endswith("is kept as a dead letter in memory, as long as this runs")
     for exhausted in ("drop", "halt"):
@@ -59,7 +59,7 @@ def test_the_command_names_the_place(tmp_path):
     shown = CliRunner().invoke(build_app(), arguments)
     found = json.loads(shown.output)
     place = f"{memory_directory(tmp_path / 'run')}/memory"
-    assert any(f"quiver dead-letters {place}" in one for one in found["says"])
+    assert any(f"quiver dead-letters list {place}" in one for one in found["says"])
     assert (found["persistence"]["path"], found["buffers"][0]["path"]) == (None, place)
 
 

@@ -1,4 +1,8 @@
-"""`quiver dead-letters DIR list|show|replay|drop`."""
+"""
+`quiver dead-letters list|show|replay|drop DIR`.
+
+The former order, with the directory before the action, works for one more release and prints a deprecation line.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.errors import UsageError
@@ -22,85 +26,151 @@ if TYPE_CHECKING:
     from quiver.delivery.policy import Outcome
     from quiver.errors import CorruptionError
 
-__all__ = ["dead_letters"]
+__all__ = ["build_dead_letters_app"]
 
 _Found = list[tuple[str, str, "DeadLetter"]]
 _Deliver = Callable[[str, "DeadLetter"], "Outcome"]
 
 
 @dataclass(slots=True)
-class _Look:
-    """
-    What was found: letters, what of them is damaged, each with its store and exporter, and files
-    set aside before.
-    """
+class _Listing:
+    """The dead letters found, the damage, each with its store and exporter, and files quarantined earlier."""
 
     letters: _Found = field(default_factory=list)
     damage: list[tuple[str, str, CorruptionError]] = field(default_factory=list)
-    set_aside: list[str] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
 
 
-class Action(StrEnum):
-    """What to do."""
+_ACTIONS = ("list", "show", "replay", "drop")
+_OPTIONS_WITH_VALUE = {"--pipeline", "--set", "--to"}
 
-    list = "list"
-    show = "show"
-    replay = "replay"
-    drop = "drop"
+Directory = Annotated[Path, typer.Argument(help="A store's directory.")]
+AnyExporter = Annotated[str | None, typer.Argument(metavar="EXPORTER", help="Only this exporter's.")]
+Exporter = Annotated[str, typer.Argument(metavar="EXPORTER", help="The exporter whose dead letters these are.")]
+Bundles = Annotated[
+    list[str] | None, typer.Argument(metavar="BUNDLE", help="Which ones, as listed: 12:3. Default: all of them.")
+]
 
 
-def dead_letters(
-    directory: Annotated[Path, typer.Argument(help="A store's directory.")],
-    action: Annotated[Action, typer.Argument(help="What to do.")] = Action.list,
-    exporter: Annotated[str | None, typer.Argument(metavar="EXPORTER", help="Whose letters.")] = None,
-    bundles: Annotated[
-        list[str] | None, typer.Argument(metavar="BUNDLE", help="Which ones, as listed: 12:3. All when left out.")
-    ] = None,
+class _Actions(TyperGroup):
+    """The actions, which accept the former order of arguments for one more release."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        position = _first_positional(args)
+        if position is not None and args[position] not in _ACTIONS:
+            args = _in_order(args, position)
+            typer.echo(
+                "deprecated: name the action before the directory; the former order is removed in the next release: "
+                f"quiver dead-letters {args[0]} {args[1]} …",
+                err=True,
+            )
+        return super().parse_args(ctx, args)
+
+
+def _first_positional(args: list[str]) -> int | None:
+    """Return the index of the first argument that is neither an option nor the value of one."""
+    is_value = False
+    for index, arg in enumerate(args):
+        if not is_value and not arg.startswith("-"):
+            return index
+        is_value = arg in _OPTIONS_WITH_VALUE
+    return None
+
+
+def _in_order(args: list[str], directory: int) -> list[str]:
+    """Return *args* of the former order, with the directory at index *directory*, in today's order."""
+    before, after = args[:directory], args[directory + 1 :]
+    position = _first_positional(after)
+    action = "list" if position is None else after.pop(position)
+    return [action, args[directory], *before, *after]
+
+
+def build_dead_letters_app() -> typer.Typer:
+    """Return the commands below `quiver dead-letters`."""
+    app = typer.Typer(
+        cls=_Actions, help="List, show, replay or drop dead letters.", no_args_is_help=True, add_completion=False
+    )
+    app.command("list", short_help="List dead letters with their reasons.")(list_dead_letters)
+    app.command("show", short_help="Show the content of dead letters.")(show)
+    app.command("replay", short_help="Deliver dead letters again.")(replay)
+    app.command("drop", short_help="Delete dead letters.")(drop)
+    return app
+
+
+def list_dead_letters(
+    directory: Directory, exporter: AnyExporter = None, bundles: Bundles = None, as_json: JsonFlag = False
+) -> None:
+    """
+    List dead letters with their reasons, those of the companion stores of a pipeline included.
+
+    Safe while a pipeline runs.
+    """
+    listing = _find(str(directory), exporter, bundles)
+    _list(str(directory), listing, as_json=as_json)
+    _report_damage(listing, is_reported=as_json)
+
+
+def show(directory: Directory, exporter: Exporter, bundles: Bundles = None, as_json: JsonFlag = False) -> None:
+    """Show the content of dead letters. Safe while a pipeline runs."""
+    listing = _find(str(directory), exporter, bundles)
+    if not _is_empty(directory, exporter, listing, as_json=as_json):
+        _show(listing.letters, as_json=as_json)
+    _report_damage(listing)
+
+
+def replay(
+    directory: Directory,
+    exporter: Exporter,
+    bundles: Bundles = None,
     pipeline: Annotated[
-        Path | None, typer.Option("--pipeline", help="Replay as the exporter of that name in this pipeline file sends.")
+        Path | None, typer.Option("--pipeline", help="Send as the exporter of that name in this pipeline file does.")
     ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Fill {{NAME}} of the pipeline file.")
     ] = None,
     endpoint: Annotated[
-        str | None, typer.Option("--to", metavar="URL", help="Replay to this OTLP endpoint instead, over gRPC.")
+        str | None, typer.Option("--to", metavar="URL", help="Send to this OTLP endpoint instead, over gRPC.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    List, show, replay or drop what exporters gave up, also those that a pipeline feeds from a buffer beside the store.
+    Deliver dead letters again. Safe while a pipeline runs.
 
-    Works beside a pipeline that runs. A letter that is replayed is dropped when the far side has it, and stays
-    otherwise. A letter is the bundle as the exporter saw it; nobody else is sent it again.
+    A dead letter is dropped when the destination has confirmed it, and is kept otherwise. It is the bundle as the
+    exporter saw it, and no other exporter receives it again.
     """
-    refs = [_ref_of(text) for text in bundles or ()]
-    look = _find(str(directory), exporter, refs)
-    found = look.letters
-    if action is Action.list:
-        _list(str(directory), look, as_json=as_json)
-    elif exporter is None:
-        raise UsageError(f"{action} whose? quiver dead-letters {directory} {action} EXPORTER [BUNDLE …]")
-    elif not found and not look.damage and not as_json:
-        typer.echo(f"{exporter} has no dead letters in {directory}")
-    elif action is Action.show:
-        _show(found, as_json=as_json)
-    elif action is Action.drop:
-        _drop(found, as_json=as_json)
-    else:
-        with _way_out(exporter, pipeline, assignments or [], endpoint) as deliver:
-            _replay(found, deliver, as_json=as_json)
-    _tell_of_damage(look, is_told=as_json and action is Action.list)
+    listing = _find(str(directory), exporter, bundles)
+    if not _is_empty(directory, exporter, listing, as_json=as_json):
+        with _delivery_to(exporter, pipeline, assignments or [], endpoint) as deliver:
+            _replay(listing.letters, deliver, as_json=as_json)
+    _report_damage(listing)
 
 
-def _tell_of_damage(look: _Look, *, is_told: bool) -> None:
-    """Say which files of dead letters are damaged, unless *is_told*, and exit with 1 if there are any."""
-    for root, name, damage in () if is_told else look.damage:
+def drop(directory: Directory, exporter: Exporter, bundles: Bundles = None, as_json: JsonFlag = False) -> None:
+    """Delete dead letters. Safe while a pipeline runs."""
+    listing = _find(str(directory), exporter, bundles)
+    if not _is_empty(directory, exporter, listing, as_json=as_json):
+        _drop(listing.letters, as_json=as_json)
+    _report_damage(listing)
+
+
+def _is_empty(directory: Path, exporter: str, listing: _Listing, *, as_json: bool) -> bool:
+    """Return whether there is nothing to do, and print so unless JSON is asked for."""
+    if listing.letters or listing.damage or as_json:
+        return False
+    typer.echo(f"{exporter} has no dead letters in {directory}")
+    return True
+
+
+def _report_damage(listing: _Listing, *, is_reported: bool = False) -> None:
+    """Print which files of dead letters are damaged, unless *is_reported*, and exit with 1 if there are any."""
+    for root, name, damage in () if is_reported else listing.damage:
         typer.echo(
-            f"damaged: dead letters of {name}: {damage}; the letters in it are not shown; stop the pipeline, then: "
-            f"quiver repair {root}",
+            f"damaged: dead letters of {name}: {damage}; this file's dead letters are not shown; stop the pipeline, "
+            f"then run: quiver repair {root}",
             err=True,
         )
-    if look.damage:
+    if listing.damage:
         raise typer.Exit(1)
 
 
@@ -109,20 +179,21 @@ def _ref_of(text: str) -> BundleRef:
 
     segment, colon, index = text.partition(":")
     if not (colon and segment.isdecimal() and index.isdecimal()):
-        raise UsageError(f"{text!r} is no bundle; they are listed as SEGMENT:INDEX, for example 12:3")
+        raise UsageError(f"{text!r} does not name a bundle; write SEGMENT:INDEX as in the list, for example 12:3")
     return BundleRef(int(segment), int(index))
 
 
-def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Look:
+def _find(directory: str, exporter: str | None, bundles: list[str] | None) -> _Listing:
     from quiver.delivery.dead_letters import exporters_with_letters, letters_root, read_letters  # noqa: PLC0415
     from quiver.pipeline.companion_stores import stores_beside  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
     from quiver.store.format.names import QUARANTINE_DIR, check_subscriber_id  # noqa: PLC0415
 
+    refs = [_ref_of(text) for text in bundles or ()]
     if exporter is not None:
         check_subscriber_id(exporter)
-    look = _Look()
+    listing = _Listing()
     for roots in (instance_roots(REAL_FILES, directory), *stores_beside(REAL_FILES, directory).values()):
         for root in roots:
             for name in exporters_with_letters(REAL_FILES, root):
@@ -130,19 +201,19 @@ def _find(directory: str, exporter: str | None, refs: list[BundleRef]) -> _Look:
                     continue
                 damage: list[CorruptionError] = []
                 letters = read_letters(REAL_FILES, root, name, problems=damage)
-                look.letters += [(root, name, letter) for letter in letters if not refs or letter.ref in refs]
-                look.damage += [(root, name, one) for one in damage]
-                aside = f"{letters_root(root, name)}/{QUARANTINE_DIR}"
-                if REAL_FILES.exists(aside):
-                    look.set_aside += [f"{aside}/{file}" for file in REAL_FILES.list_dir(aside)]
-    missing = [str(ref) for ref in refs if all(ref != letter.ref for _, _, letter in look.letters)]
+                listing.letters += [(root, name, letter) for letter in letters if not refs or letter.ref in refs]
+                listing.damage += [(root, name, one) for one in damage]
+                folder = f"{letters_root(root, name)}/{QUARANTINE_DIR}"
+                if REAL_FILES.exists(folder):
+                    listing.quarantined += [f"{folder}/{file}" for file in REAL_FILES.list_dir(folder)]
+    missing = [str(ref) for ref in refs if all(ref != letter.ref for _, _, letter in listing.letters)]
     if missing:
-        damaged = f"; {len(look.damage)} files of its letters are damaged" if look.damage else ""
-        raise UsageError(f"{exporter} has no letter {', '.join(missing)}{damaged}")
-    return look
+        damaged = f"; {len(listing.damage)} files of its dead letters are damaged" if listing.damage else ""
+        raise UsageError(f"{exporter} has no dead letter {', '.join(missing)}{damaged}")
+    return listing
 
 
-def _list(directory: str, look: _Look, *, as_json: bool) -> None:
+def _list(directory: str, listing: _Listing, *, as_json: bool) -> None:
     from quiver.cli.console.paths import place_of  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
@@ -155,12 +226,12 @@ def _list(directory: str, look: _Look, *, as_json: bool) -> None:
                 "offset": damage.offset,
                 "damaged": damage.reason,
             }
-            for root, name, damage in look.damage
+            for root, name, damage in listing.damage
         ]
-        print_json([_as_dict(*one) for one in look.letters] + damaged)
+        print_json([_as_dict(*one) for one in listing.letters] + damaged)
         return
     now_ns = SYSTEM_CLOCK.now_ns()
-    several = any(root != directory for root, _, _ in look.letters)
+    several = any(root != directory for root, _, _ in listing.letters)
     rows = [
         ({"in": place_of(root, directory)} if several else {})
         | {
@@ -171,12 +242,12 @@ def _list(directory: str, look: _Look, *, as_json: bool) -> None:
             "size": human_bytes(letter.bundle.nbytes),
             "reason": letter.reason,
         }
-        for root, name, letter in look.letters
+        for root, name, letter in listing.letters
     ]
-    if rows or not look.damage:
+    if rows or not listing.damage:
         print_table(f"dead letters of {directory}", rows)
-    for path in look.set_aside:
-        typer.echo(f"set aside as damaged: {path}")
+    for path in listing.quarantined:
+        typer.echo(f"quarantined as damaged: {path}")
 
 
 def _as_dict(root: str, exporter: str, letter: DeadLetter) -> dict[str, Any]:
@@ -216,7 +287,7 @@ def _moment(at_ns: int | None) -> str | None:
 
 
 def _content(bundle: Bundle) -> dict[str, Any]:
-    """Return what can be shown of a bundle: its records as rows, or the bytes of what cannot be decoded."""
+    """Return the records of a bundle as rows, by view, or the reason where they cannot be decoded."""
     from quiver.errors import CorruptionError, InvalidBundleError  # noqa: PLC0415
     from quiver.otap import VIEWS, view  # noqa: PLC0415
 
@@ -250,12 +321,14 @@ def _drop(found: _Found, *, as_json: bool) -> None:
     if as_json:
         print_json({"dropped": dropped})
     else:
-        typer.echo(f"{dropped:,} letters are gone")
+        typer.echo(f"{dropped:,} dead letters dropped")
 
 
 @contextmanager
-def _way_out(exporter: str, pipeline: Path | None, assignments: list[str], endpoint: str | None) -> Iterator[_Deliver]:
-    """Yield what delivers a letter of a store: as the pipeline file says, or to an endpoint."""
+def _delivery_to(
+    exporter: str, pipeline: Path | None, assignments: list[str], endpoint: str | None
+) -> Iterator[_Deliver]:
+    """Yield the function that delivers a dead letter: as the pipeline file configures it, or to an endpoint."""
     import os  # noqa: PLC0415 - here only: the library reads no environment
 
     from quiver.exporters.once import send_once  # noqa: PLC0415
@@ -267,7 +340,7 @@ def _way_out(exporter: str, pipeline: Path | None, assignments: list[str], endpo
     from quiver.pipeline.processes.child import read_pipeline  # noqa: PLC0415
 
     if (pipeline is None) == (endpoint is None):
-        raise UsageError("replay where to? --pipeline FILE, as the exporter of that name there, or --to URL")
+        raise UsageError("give either --pipeline FILE, to send as its exporter of that name does, or --to URL")
     sizes = RequestSizes()
     if endpoint is not None:
         sender: Any = OtlpGrpcSender(ExporterSettings(endpoint))
@@ -283,7 +356,7 @@ def _way_out(exporter: str, pipeline: Path | None, assignments: list[str], endpo
         forwarders = dict(read.forwarders)
         if exporter not in forwarders:
             known = ", ".join([*forwarders, *queries]) or "none"
-            raise UsageError(f"{pipeline} has no exporter {exporter}; there are: {known}")
+            raise UsageError(f"{pipeline} has no exporter {exporter}; its exporters are: {known}")
         sender = sender_of(exporter, forwarders[exporter])
         sizes = forwarders[exporter].sizes()
     parts = PartSender(sender, SizeLimit(sizes.request_bytes_max))
@@ -302,8 +375,8 @@ def _replay(found: _Found, deliver: _Deliver, *, as_json: bool) -> None:
         print_json(done)
     else:
         if failed:
-            print_table("not delivered; they stay", failed)
-        typer.echo(f"{len(done) - len(failed):,} of {len(done):,} letters are delivered")
+            print_table("not delivered; kept", failed)
+        typer.echo(f"{len(done) - len(failed):,} of {len(done):,} dead letters delivered")
     if failed:
         raise typer.Exit(1)
 

@@ -96,7 +96,7 @@ def _add_commands(app: typer.Typer) -> None:
     app.command("stats", short_help="Count what a store holds.")(stats.stats)
     app.command("top", short_help="Watch a running pipeline.")(top.top)
     app.command("subscribers", short_help="List, drop or rewind subscribers.")(subscribers.subscribers)
-    app.command("dead-letters", short_help="List, send again or drop dead letters.")(dead_letters.dead_letters)
+    app.add_typer(dead_letters.build_dead_letters_app(), name="dead-letters")
     app.command("export", short_help="Write a slot or a view to a file.")(export.export)
     app.command("doctor", short_help="Measure a disk; say what survives what.")(doctor.doctor)
     app.command("bench", short_help="Measure ingest beside a bare log.")(bench.bench)

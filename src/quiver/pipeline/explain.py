@@ -79,8 +79,8 @@ def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
         kept = [one.config.path or f"of {one.name}" for one in pipeline.buffers if _keeps_letters_in_memory(one)]
         if kept:
             said.append(
-                "Dead letters are in memory, too, and lost with the rest: look at them, or replay them, while it runs "
-                f"(quiver dead-letters {' and '.join(kept)})."
+                "Dead letters are in memory, too, and lost with the rest: list or replay them while it runs "
+                f"(quiver dead-letters list {' and '.join(kept)})."
             )
     if pipeline.disk is not None:
         said.append(

@@ -56,7 +56,7 @@ def test_it_is_exported_once_when_the_processor_is_mended(store, tmp_path):
     def replay(divisor):
         path = tmp_path / "pipeline.yaml"
         path.write_text(PIPELINE.format(root=store.root, out=out, divisor=divisor, first="share"))
-        words = ["dead-letters", store.root, "replay", "lake", "--pipeline", str(path), "--json"]
+        words = ["dead-letters", "replay", store.root, "lake", "--pipeline", str(path), "--json"]
         result = CliRunner().invoke(build_app(), words)
         return result.exit_code, {one["bundle"]: one["why_not"] for one in json.loads(result.stdout)}
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
+from typer import BadParameter
+
 from quiver.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,8 +88,8 @@ def path(text: str | Path) -> Path:
     Return *text* as a path. Its name is what help texts show.
 
     Raises:
-        UsageError: it is empty.
+        BadParameter: it is empty.
     """
     if text == "":
-        raise UsageError("an empty path names nothing; write . for the directory that this runs in")
+        raise BadParameter("an empty path names nothing; write . for the current directory")
     return Path(text)
