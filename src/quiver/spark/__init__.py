@@ -20,13 +20,14 @@ module               purpose
 `bundle_query.py`    how every exporter's query is started and stopped
 `checkpoints.py`     a query's checkpoint: copied beside it, restored, checked
 `cast.py`            any Arrow type → one Spark takes (pure)
+`log_source.py`      the shell of every format that reads: data source, batch reader, streaming reader
+`log_sink.py`        the shell of every format that writes to a log: batch and streaming writer
 `formats.py`         all formats, and `register`
 `table_options.py`   the options of a catalog table, kept in its schema
 `bundles.py`         `map_bundles`: whole bundles in tasks
 `tables.py`          a batch of descriptors → a frame for each signal
 `otlp_rows.py`       rows of a view → OTLP requests again (pure)
 `java.py`            Find a Java that Spark 4 runs on, or say in one sentence what to install
-`refused_stream.py`  A stream that cannot be: what is wrong is said when Spark first asks it for a position
 ===================  =============================================================================================
 
 Importing this package starts no JVM::

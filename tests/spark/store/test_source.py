@@ -14,7 +14,8 @@ import quiver.spark
 from quiver.bundle import OTLP_SCHEMA
 from quiver.errors import CorruptionError, DataLossError, UsageError
 from quiver.otap import view_schema
-from quiver.spark.store.source import BatchReader, QuiverDataSource
+from quiver.spark.log_source import BatchReader
+from quiver.spark.store.source import QuiverDataSource
 from quiver.store.segment.reader import SegmentReader
 
 

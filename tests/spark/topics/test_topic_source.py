@@ -16,7 +16,7 @@ from quiver.errors import DataLossError, DirectoryInUseError, UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.topics.options import parse_topic_options
 from quiver.spark.topics.rows import TOPIC_SCHEMA
-from quiver.spark.topics.source import TopicStreamReader
+from quiver.spark.topics.source import TopicDataSource
 from quiver.topics import TopicSettings, TopicStore
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.message import decode_message
@@ -246,8 +246,8 @@ def test_a_time_to_start_at(topics):
 
 def stream_of(store, **options):
     """What runs in a query's own process."""
-    options = parse_topic_options({"path": store.root, "topic": ORDERS, **options})
-    return TopicStreamReader(options, from_arrow_schema(TOPIC_SCHEMA))
+    source = TopicDataSource({"path": store.root, "topic": ORDERS, **options})
+    return source.streamReader(from_arrow_schema(TOPIC_SCHEMA))
 
 
 def at(offset):
@@ -279,7 +279,7 @@ def test_a_first_batch_that_is_planned_again(topics):
     assert reader.initialOffset() == at(-1)
     assert reader.latestOffset(at(-1), ReadAllAvailable()) == at(10)
     [part] = reader.partitions(at(-1), at(10))
-    assert (part.stretches[0].start, part.stretches[0].stop) == (0, 10)
+    assert (part.spans[0].start, part.spans[0].stop) == (0, 10)
     assert reader.partitions(at(10), at(10)) == []
 
 
@@ -349,7 +349,7 @@ def one_at_a_time(topics):
 def test_what_ack_checkpoint_keeps_is_no_query(topics):
     """A query would move it without being asked."""
     with pytest.raises(UsageError, match="ack_checkpoint"):
-        stream_of(topics, subscription="_checkpoint")
+        stream_of(topics, subscription="_checkpoint").initialOffset()
 
 
 class CountingSyncs(type(REAL_FILES)):

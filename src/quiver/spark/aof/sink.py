@@ -199,7 +199,7 @@ def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AofSink:
-    """Format `quiver-aof`, as `quiver.spark.store.sink` drives it."""
+    """Format `quiver-aof`, as `quiver.spark.log_sink` drives it."""
 
     options: AofSinkOptions
 

@@ -330,7 +330,7 @@ def stage_here(
 
 @dataclass(frozen=True, slots=True)
 class StoreSink:
-    """Format `quiver`, as `quiver.spark.store.sink` drives it, into the store at *root*."""
+    """Format `quiver`, as `quiver.spark.log_sink` drives it, into the store at *root*."""
 
     options: SinkOptions
     root: str

@@ -1,33 +1,22 @@
-"""
-The Spark data source `quiver`: batch and streaming reads of a store's sealed bundles.
-
-Spark makes these objects in several processes and pickles them between, so constructors only keep what they
-are given. Batches are Arrow, always of exactly the declared schema. Filters are never taken over from Spark:
-4.3 shares a pushed filter between all scans of a frame and then returns wrong rows; choose less with options.
-"""
+"""The Spark data source `quiver`: batch and streaming reads of a store's sealed bundles, and writes to it."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from quiver.bundle import OTAP
 from quiver.errors import UsageError
 from quiver.instant import IngestedAt
-from quiver.option_values import refuse_ending, refuse_stream_options
 from quiver.otap import slots_of_view, view_schema
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.cast import spark_schema
-from quiver.spark.refused_stream import stream_reader
+from quiver.spark.log_source import LogDataSource, ReadableLog, parallelism
 from quiver.spark.store.read_partition import (
     BUNDLE_SCHEMA,
     IPC_SCHEMA,
@@ -35,15 +24,8 @@ from quiver.spark.store.read_partition import (
     ROWS_FIELD,
     PartitionReader,
 )
-from quiver.spark.store.sink import BatchWriter, StreamWriter
-from quiver.spark.store.sink_options import SinkOptions, parse_sink_options
+from quiver.spark.store.sink_options import parse_sink_options
 from quiver.spark.store.sink_stage import store_sink
-from quiver.spark.table_options import (
-    given_options,
-    options_of_table,
-    refuse_write_without_options,
-    schema_with_options,
-)
 from quiver.store.cold.files import ColdFiles
 from quiver.store.reading.cores import CoresSubscription
 from quiver.store.reading.offsets import Position, StartingOffsets
@@ -57,110 +39,45 @@ from quiver.store.segment.type_promotion import columns_of, representative
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["BatchReader", "QuiverDataSource", "SpansPartition", "StreamReader"]
+    from quiver.spark.log_sink import Sink
+
+__all__ = ["QuiverDataSource", "StoreLog"]
 
 
-class SpansPartition(InputPartition):
-    """What one task reads."""
+class StoreLog(ReadableLog):
+    """The sealed bundles of one store. In a query's own process it is a subscriber; in tasks it only reads."""
 
-    def __init__(self, spans: tuple[Span, ...]) -> None:
-        super().__init__(None)
-        self.spans = spans
-
-
-class QuiverDataSource(DataSource):
-    """
-    ``format("quiver")`` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
-
-    Options of reads: see `quiver.store.reading.stream_options`; of writes: `quiver.spark.store.sink_options`.
-    """
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-        self._given = given_options(options)
-
-    @cached_property
-    def _parsed(self) -> SourceOptions:
-        # Not at once: a sink has other options.
-        parsed = parse_options(self._given)
-        # Tasks may run with another working directory.
-        return replace(parsed, path=os.path.abspath(parsed.path))  # noqa: PTH100 - kept as text
-
-    @classmethod
-    def name(cls) -> str:
-        """The name of the format."""
-        return "quiver"
-
-    def schema(self) -> StructType:
-        """
-        Return the schema the options ask for.
-
-        A slot's columns are those of all sealed segments together; with a schema given to `load` nothing is
-        looked at.
-
-        Raises:
-            UsageError: no segment has the slot, a column is unknown, or its types do not go together.
-        """
-        options = self._parsed
-        if options.mode == "bundles":
-            schema = pa.schema([*BUNDLE_SCHEMA, ROWS_FIELD]) if options.include_metadata else BUNDLE_SCHEMA
-        elif options.mode == "ipc":
-            schema = IPC_SCHEMA
-        else:
-            schema = _rows_schema(options)
-            if options.include_metadata:
-                schema = pa.schema([*schema, *METADATA_SCHEMA])
-        return schema_with_options(from_arrow_schema(schema), self.name(), self.options)
-
-    def reader(self, schema: StructType) -> BatchReader:
-        """Return the batch reader. Spark passes *schema* by keyword."""
-        self._given = options_of_table(self._given, schema, self.name())
-        refuse_stream_options(self._given, STREAM_OPTIONS)
-        return BatchReader(self._parsed, schema)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """
-        Return the streaming reader, which raises what is wrong with the options when it is asked for a position.
-
-        Spark passes *schema* by keyword.
-        """
-        return stream_reader(lambda: self._stream_reader(schema))
-
-    def _stream_reader(self, schema: StructType) -> StreamReader:
-        self._given = options_of_table(self._given, schema, self.name())
-        refuse_ending(self._given)
-        return StreamReader(self._parsed, schema)
-
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: ARG002, FBT001 - Spark's signature
-        """
-        Return the batch writer.
-
-        Raises:
-            UsageError: an option is unknown, missing or contradicts another, or what is there is to be overwritten.
-        """
-        refuse_write_without_options(self._given, self.name())
-        return BatchWriter(store_sink(_append_options(self._given, overwrite=overwrite)))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, FBT001, N802
-        """
-        Return the streaming writer.
-
-        Raises:
-            UsageError: an option is unknown, missing or contradicts another, or the output mode is not append.
-        """
-        return StreamWriter(store_sink(_append_options(self._given, overwrite=overwrite)))
-
-
-class BatchReader(DataSourceReader):
-    """Reads the bundles that are sealed when the frame is first used; the list is frozen from then on."""
-
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._reader = _partition_reader(options, schema)
+        self._subscribed: Subscription | CoresSubscription | None = None
 
-    def partitions(self) -> list[SpansPartition]:
+    def __getstate__(self) -> dict[str, Any]:
+        # A lock cannot travel: tasks only read, and never acknowledge.
+        return {**self.__dict__, "_subscribed": None}
+
+    @property
+    def bytes_max(self) -> int | None:
+        """The size limit of a streaming batch."""
+        return self._options.limits.bytes_max
+
+    def schema(self) -> pa.Schema:
         """
-        Return one partition per task.
+        Return the schema that the options ask for. A slot has the columns of all sealed segments together.
+
+        Raises:
+            UsageError: no segment has the slot, a column is unknown, or its types cannot be merged.
+        """
+        options = self._options
+        if options.mode == "bundles":
+            return pa.schema([*BUNDLE_SCHEMA, ROWS_FIELD]) if options.include_metadata else BUNDLE_SCHEMA
+        if options.mode == "ipc":
+            return IPC_SCHEMA
+        schema = _rows_schema(options)
+        return pa.schema([*schema, *METADATA_SCHEMA]) if options.include_metadata else schema
+
+    def plan_all(self) -> list[tuple[Span, ...]]:
+        """
+        Return what each task reads: the bundles that are sealed now, between the bounds of the options.
 
         Raises:
             UsageError: there is no store at the path.
@@ -179,86 +96,85 @@ class BatchReader(DataSourceReader):
             start = _resolve(options.starting, segments)
             end = _resolve(options.ending, segments)
             spans += spans_between(segments.from_position(start), start, end)
-        parts = pack(spans, parallelism=_parallelism(), partitions_min=options.partitions_min)
-        return [SpansPartition(part) for part in parts]
+        return pack(spans, parallelism=parallelism(), partitions_min=options.partitions_min)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one partition, in a task."""
-        return self._reader.read(_spans(partition))
+    def read(self, spans: tuple[Span, ...], target: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of *spans*, in a task."""
+        options = self._options
+        return PartitionReader(
+            options.mode, options.view, options.slot, target, options.fail_on_data_loss, options.table
+        ).read(spans)
 
-
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming query's source. In the query's own process it is a subscriber; elsewhere it only reads."""
-
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._options = options
-        self._reader = _partition_reader(options, schema)
-        self._made: Subscription | CoresSubscription | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A lock cannot travel: tasks get what reads, never what acks.
-        return {**self.__dict__, "_made": None}
-
-    @property
-    def _subscription(self) -> Subscription | CoresSubscription:
-        if self._made is None:
-            options = self._options
-            if None in store_roots(REAL_FILES, options.path):
-                self._made = _subscribed(options, options.path)
-            else:
-                self._made = CoresSubscription(
-                    REAL_FILES,
-                    options,
-                    # A core that comes later has nothing that was there before the query.
-                    lambda root, is_first: _subscribed(
-                        options if is_first else replace(options, starting="earliest"), root
-                    ),
-                    parallelism=_parallelism(),
-                )
-        return self._made
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def initial(self) -> dict[str, Any]:
         """Return where a new query starts; the subscriber exists durably on return."""
         return self._subscription.initial()
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return a limit that stands for the three options; Spark replaces it where all is to be read at once."""
-        return ReadMaxBytes(self._options.limits.bytes_max or 1)
+    def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
+        """Ack everything before *start*, whose batch is committed, and return where the next batch ends."""
+        return self._subscription.latest(start, unlimited=unlimited)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Ack what lies before *start*, whose batch is committed, and return where the next batch ends."""
-        return self._subscription.latest(start, unlimited=isinstance(limit, ReadAllAvailable))
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+    def tail(self) -> dict[str, Any] | None:
         """Return the end of the store, for progress reports."""
         return self._subscription.tail()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end of this run at what the store holds now."""
+    def available_now(self) -> None:
+        """Fix the end of this run at what the store contains now."""
         self._subscription.available_now()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[SpansPartition]:
-        """Return one partition per task for the bundles from *start* to before *end*."""
-        return [SpansPartition(spans) for spans in self._subscription.plan(start, end)]
+    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Span, ...]]:
+        """Return what each task reads of the bundles from *start* to before *end*."""
+        return self._subscription.plan(start, end)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one partition, in a task."""
-        return self._reader.read(_spans(partition))
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Ack what lies before *end*: its batch is committed."""
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Ack everything before *end*: its batch is committed."""
         self._subscription.commit(end)
 
-    def stop(self) -> None:
-        """Let go of the subscriber. Spark only comes here after an error; otherwise the process just dies."""
-        if self._made is not None:
-            self._made.release()
+    def release(self) -> None:
+        """Release the subscriber."""
+        if self._subscribed is not None:
+            self._subscribed.release()
+
+    @property
+    def _subscription(self) -> Subscription | CoresSubscription:
+        if self._subscribed is None:
+            options = self._options
+            if None in store_roots(REAL_FILES, options.path):
+                self._subscribed = _subscribe(options, options.path)
+            else:
+                self._subscribed = CoresSubscription(
+                    REAL_FILES,
+                    options,
+                    # A core that is added later contains nothing from before the query.
+                    lambda root, is_first: _subscribe(
+                        options if is_first else replace(options, starting="earliest"), root
+                    ),
+                    parallelism=parallelism(),
+                )
+        return self._subscribed
 
 
-def _append_options(given: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
-    if overwrite:
-        raise UsageError('a store only grows: write with mode("append"), a stream with outputMode("append")')
-    return parse_sink_options(given)
+class QuiverDataSource(LogDataSource):
+    """
+    ``format("quiver")`` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
+
+    Options of reads: see `quiver.store.reading.stream_options`; of writes: `quiver.spark.store.sink_options`.
+    """
+
+    format_name = "quiver"
+    log_kind = "store"
+    stream_options = STREAM_OPTIONS
+
+    @staticmethod
+    def log(given: Mapping[str, str]) -> StoreLog:
+        """Return the store that the options describe."""
+        options = parse_options(given)
+        # Tasks may run with another working directory.
+        return StoreLog(replace(options, path=os.path.abspath(options.path)))  # noqa: PTH100 - kept as text
+
+    @staticmethod
+    def sink(given: Mapping[str, str], schema: StructType) -> Sink:  # noqa: ARG004 - any columns
+        """Return the sink that the options describe. It takes any columns."""
+        return store_sink(parse_sink_options(given))
 
 
 def _rows_schema(options: SourceOptions) -> pa.Schema:
@@ -280,9 +196,9 @@ def _check_columns(columns: Iterable[str] | None, names: list[str]) -> None:
 
 def _slot_schema(options: SourceOptions) -> pa.Schema:
     """
-    Return the columns of a slot over all sealed segments, each under the widest type that one of them has it in.
+    Return the columns of a slot over all sealed segments, each with the widest type that a segment has for it.
 
-    The data is not read: a task checks a segment before it uses it.
+    No data is read: a task checks a segment before it uses it.
     """
     roots = store_roots(REAL_FILES, options.path).values()
     schemas = [
@@ -306,13 +222,13 @@ def _slot_schema(options: SourceOptions) -> pa.Schema:
     return spark_schema(representative(schemas, options.columns), nanos_as_bigint=options.nanos_as_bigint)
 
 
-def _subscribed(options: SourceOptions, root: str) -> Subscription:
+def _subscribe(options: SourceOptions, root: str) -> Subscription:
     segments = _segment_list(options, root)
     starting = options.starting
     if isinstance(starting, IngestedAt):
         starting = _resolve(starting, segments)
     own = replace(options, path=root, starting=starting)
-    return Subscription(REAL_FILES, own, segments, parallelism=_parallelism())
+    return Subscription(REAL_FILES, own, segments, parallelism=parallelism())
 
 
 def _segment_list(options: SourceOptions, root: str) -> SegmentList:
@@ -324,25 +240,9 @@ def _segment_list(options: SourceOptions, root: str) -> SegmentList:
     return SegmentList(ColdFiles(REAL_FILES), root, slots=slots, fail_on_data_loss=options.fail_on_data_loss)
 
 
-def _partition_reader(options: SourceOptions, schema: StructType) -> PartitionReader:
-    target = to_arrow_schema(schema, timezone="UTC")
-    return PartitionReader(options.mode, options.view, options.slot, target, options.fail_on_data_loss, options.table)
-
-
 def _resolve(offsets: StartingOffsets, segments: SegmentList) -> Position:
     if isinstance(offsets, Position):
         return offsets
     if isinstance(offsets, IngestedAt):
         return segments.ingested_from(offsets.time_ns)
     return Position(0, 0) if offsets == "earliest" else segments.end(Position(0, 0))
-
-
-def _spans(partition: InputPartition) -> tuple[Span, ...]:
-    # Spark turns an empty list of partitions into one with nothing in it.
-    return partition.spans if isinstance(partition, SpansPartition) else ()
-
-
-def _parallelism() -> int:
-    """Return how many tasks may run at once: Spark does not tell a data source, so this host's cores."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return max(1, len(affinity(0)) if affinity is not None else (os.cpu_count() or 1))

@@ -296,7 +296,7 @@ def _hold_sink_lock(files: FileSystem, path: str, clock: Clock) -> Lock | None:
 
 @dataclass(frozen=True, slots=True)
 class TopicSink:
-    """Format `quiver-topic`, as `quiver.spark.store.sink` drives it."""
+    """Format `quiver-topic`, as `quiver.spark.log_sink` drives it."""
 
     options: TopicSinkOptions
 

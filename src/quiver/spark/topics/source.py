@@ -1,42 +1,25 @@
-"""
-The Spark data source `quiver-topic`: batch and streaming reads of topics, and writes to them.
-
-As with `quiver`, Spark makes these objects in several processes and pickles them between, so constructors only keep
-what they are given; batches are Arrow of exactly the declared schema; filters are never taken over from Spark.
-"""
+"""The Spark data source `quiver-topic`: batch and streaming reads of topics, and writes to them."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from quiver.errors import DataLossError, UsageError
 from quiver.instant import IngestedAt
-from quiver.option_values import refuse_ending, refuse_stream_options
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.refused_stream import stream_reader
-from quiver.spark.store.sink import BatchWriter, StreamWriter
-from quiver.spark.table_options import (
-    given_options,
-    options_of_table,
-    refuse_write_without_options,
-    schema_with_options,
-)
+from quiver.spark.log_source import LogDataSource, ReadableLog, parallelism
 from quiver.spark.topics.offsets import BEGINNING, Bound, offsets_from_json, offsets_to_json
 from quiver.spark.topics.options import STREAM_OPTIONS, TopicOptions, parse_topic_options
 from quiver.spark.topics.rows import PRODUCER_SCHEMA, TOPIC_SCHEMA, TopicRows
 from quiver.spark.topics.sink import TopicSink
-from quiver.spark.topics.sink_options import TopicSinkOptions, check_columns, parse_topic_sink_options
+from quiver.spark.topics.sink_options import check_columns, parse_topic_sink_options
 from quiver.topics.format.names import check_topic, is_namespace, parse_wal_file_name
 from quiver.topics.reading.place import TopicPlace
 from quiver.topics.reading.progress import TopicProgress
@@ -46,98 +29,37 @@ from quiver.topics.reading.view import TopicView
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["StretchesPartition", "TopicBatchReader", "TopicDataSource", "TopicStreamReader"]
+__all__ = ["TopicDataSource", "TopicsLog"]
 
 _log = logging.getLogger("quiver")
 
 
-class StretchesPartition(InputPartition):
-    """What one task reads."""
+class TopicsLog(ReadableLog):
+    """The topics of one load. With a subscription, a query's own process confirms what is committed."""
 
-    def __init__(self, stretches: tuple[Stretch, ...]) -> None:
-        super().__init__(None)
-        self.stretches = stretches
-
-
-class TopicDataSource(DataSource):
-    """
-    ``format("quiver-topic")`` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
-
-    Options of reads: see `quiver.spark.topics.options`; of writes: `quiver.spark.topics.sink_options`.
-    """
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-        self._given = given_options(options)
-
-    @cached_property
-    def _parsed(self) -> TopicOptions:
-        # Not at once: a sink has other options.
-        parsed = parse_topic_options(self._given)
-        return replace(parsed, place=absolute(parsed.place))
-
-    @classmethod
-    def name(cls) -> str:
-        """The name of the format."""
-        return "quiver-topic"
-
-    def schema(self) -> StructType:
-        """Return the columns of a message that are asked for; with `includeMetadata` those of its producer, too."""
-        options = self._parsed
-        fields = [TOPIC_SCHEMA.field(name) for name in options.columns]
-        fields += PRODUCER_SCHEMA if options.include_metadata else ()
-        return schema_with_options(from_arrow_schema(pa.schema(fields)), self.name(), self.options)
-
-    def reader(self, schema: StructType) -> TopicBatchReader:
-        """Return the batch reader. Spark passes *schema* by keyword."""
-        self._given = options_of_table(self._given, schema, self.name())
-        refuse_stream_options(self._given, STREAM_OPTIONS)
-        return TopicBatchReader(self._parsed, schema)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """
-        Return the streaming reader, which raises what is wrong with the options when it is asked for a position.
-
-        Spark passes *schema* by keyword.
-        """
-        return stream_reader(lambda: self._stream_reader(schema))
-
-    def _stream_reader(self, schema: StructType) -> TopicStreamReader:
-        self._given = options_of_table(self._given, schema, self.name())
-        refuse_ending(self._given)
-        return TopicStreamReader(self._parsed, schema)
-
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
-        """
-        Return the batch writer.
-
-        Raises:
-            UsageError: an option or a column is unknown, missing or contradicts another, or a topic is to be
-            overwritten.
-        """
-        refuse_write_without_options(self._given, self.name())
-        return BatchWriter(TopicSink(_sink_options(self._given, schema, overwrite=overwrite)))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802
-        """
-        Return the streaming writer.
-
-        Raises:
-            UsageError: an option or a column is unknown, missing or contradicts another, or the mode is not append.
-        """
-        return StreamWriter(TopicSink(_sink_options(self._given, schema, overwrite=overwrite)))
-
-
-class TopicBatchReader(DataSourceReader):
-    """Reads the messages that are there when the frame is first used; the list is frozen from then on."""
-
-    def __init__(self, options: TopicOptions, schema: StructType) -> None:
+    def __init__(self, options: TopicOptions) -> None:
         self._options = options
-        self._rows = _rows(options, schema)
+        self._views: dict[str, TopicView] = {}
+        self._progress: dict[str, TopicProgress] = {}
+        self._available: dict[str, int] | None = None
 
-    def partitions(self) -> list[StretchesPartition]:
+    def __getstate__(self) -> dict[str, Any]:
+        # Locks cannot travel: tasks only read, and never confirm.
+        return {**self.__dict__, "_views": {}, "_progress": {}}
+
+    @property
+    def bytes_max(self) -> int | None:
+        """The size limit of a streaming batch."""
+        return self._options.limits.bytes_max
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of a message; with `includeMetadata` those of its producer, too."""
+        fields = [TOPIC_SCHEMA.field(name) for name in self._options.columns]
+        return pa.schema([*fields, *(PRODUCER_SCHEMA if self._options.include_metadata else ())])
+
+    def plan_all(self) -> list[tuple[Stretch, ...]]:
         """
-        Return one partition per task.
+        Return what each task reads: the messages that are there now, between the bounds of the options.
 
         Raises:
             UsageError: there is no such topic.
@@ -152,43 +74,36 @@ class TopicBatchReader(DataSourceReader):
             stop = min(_bound(options.ending, view, tip, tip), tip)
             start = view.start_offset() if start == BEGINNING else start
             stretches += view.stretches(start, stop) if start < stop else ()
-        parts = pack_stretches(stretches, parallelism=_parallelism(), partitions_min=options.partitions_min)
-        return [StretchesPartition(part) for part in parts]
+        return self._pack(stretches)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one partition, in a task."""
-        return self._rows.read(_stretches(partition))
+    def read(self, spans: tuple[Stretch, ...], target: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of *spans*, in a task."""
+        return TopicRows(self._options.place, target, self._options.fail_on_data_loss).read(spans)
 
+    def check_stream(self) -> None:
+        """
+        Refuse a stream from `latest` without a subscription.
 
-class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming query's source. With a subscription it keeps that one's progress, in the query's own process only."""
-
-    def __init__(self, options: TopicOptions, schema: StructType) -> None:
-        if options.starting == "latest" and options.subscription is None:
+        Raises:
+            UsageError: the stream starts at latest and has no subscription.
+        """
+        if self._options.starting == "latest" and self._options.subscription is None:
             raise UsageError(
                 "startingOffsets=latest needs a subscription, which remembers where that was: a query that dies in its "
                 "first batch asks again"
             )
-        self._options = options
-        self._rows = _rows(options, schema)
-        self._views: dict[str, TopicView] = {}
-        self._progress: dict[str, TopicProgress] = {}
-        self._available: dict[str, int] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Locks cannot travel: tasks get what reads, never what confirms.
-        return {**self.__dict__, "_views": {}, "_progress": {}}
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def initial(self) -> dict[str, Any]:
         """Return where a new query starts; its subscriptions exist durably on return."""
         return offsets_to_json({topic: self._first(topic) for topic in topics_of(self._options)})
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return a limit that stands for both options; Spark replaces it where all is to be read at once."""
-        return ReadMaxBytes(self._options.limits.bytes_max or 1)
+    def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
+        """
+        Confirm everything before *start*, whose batch is committed, and return where the next batch ends.
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Confirm what lies before *start*, whose batch is committed, and return where the next batch ends."""
+        Raises:
+            DataLossError: a topic ends before *start*.
+        """
         began = offsets_from_json(start)
         self._confirm(began)
         known = dict.fromkeys([*began, *topics_of(self._options)])
@@ -196,22 +111,22 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tips = {topic: self._tip(topic, at) for topic, at in firsts.items()}
         ends = {topic: max(at, tips[topic]) for topic, at in firsts.items()}
         limits = self._options.limits
-        if not isinstance(limit, ReadAllAvailable) and not limits.unlimited:
+        if not unlimited and not limits.unlimited:
             waiting = {topic: end - max(firsts[topic], 0) for topic, end in ends.items()}
             for topic, share in shared_limits(limits, waiting).items():
                 ends[topic] = self._reach(topic, firsts[topic], ends[topic], share)
         return offsets_to_json(ends)
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+    def tail(self) -> dict[str, Any] | None:
         """Return the ends of the topics, for progress reports."""
         return offsets_to_json({topic: view.next_offset() for topic, view in self._views.items()})
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end of this run at what the topics hold now."""
+    def available_now(self) -> None:
+        """Fix the end of this run at what the topics contain now."""
         self._available = {topic: self._view(topic).next_offset(durable=True) for topic in topics_of(self._options)}
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[StretchesPartition]:
-        """Return one partition per task for the messages from *start* to before *end*."""
+    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Stretch, ...]]:
+        """Return what each task reads of the messages from *start* to before *end*."""
         began = offsets_from_json(start)
         stretches: list[Stretch] = []
         for topic, stop in offsets_from_json(end).items():
@@ -219,24 +134,19 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = began[topic] if topic in began else self._first(topic)
             first = view.start_offset() if first == BEGINNING else first
             stretches += view.stretches(first, stop) if first < stop else ()
-        options = self._options
-        parts = pack_stretches(stretches, parallelism=_parallelism(), partitions_min=options.partitions_min)
-        return [StretchesPartition(part) for part in parts]
+        return self._pack(stretches)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one partition, in a task."""
-        return self._rows.read(_stretches(partition))
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Confirm what lies before *end*: its batch is committed."""
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Confirm everything before *end*: its batch is committed."""
         self._confirm(offsets_from_json(end))
 
-    def stop(self) -> None:
-        """Let go of the subscriptions. Spark only comes here after an error; otherwise the process just dies."""
-        for one in self._progress.values():
-            one.release()
+    def release(self) -> None:
+        """Release the subscriptions."""
+        for progress in self._progress.values():
+            progress.release()
 
-    # ── of each topic ────────────────────────────────────────────────────────────────────────────────────
+    def _pack(self, stretches: list[Stretch]) -> list[tuple[Stretch, ...]]:
+        return pack_stretches(stretches, parallelism=parallelism(), partitions_min=self._options.partitions_min)
 
     def _view(self, topic: str) -> TopicView:
         if topic not in self._views:
@@ -280,13 +190,38 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._options.fail_on_data_loss:
                 raise problem
             _log.warning("quiver.spark.topic_behind reason=%s", problem)
-        # What appeared after the beginning of an available-now run is for the next one.
+        # An available-now run leaves later topics and messages to the next run.
         return tip if self._available is None else min(tip, self._available.get(topic, max(start, 0)))
 
     def _reach(self, topic: str, start: int, end: int, limits: TopicLimits) -> int:
         view = self._view(topic)
         first = view.start_offset() if start == BEGINNING else start
         return reach(view.stretches(first, end), first, limits) if first < end else end
+
+
+class TopicDataSource(LogDataSource):
+    """
+    ``format("quiver-topic")`` of `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
+
+    Options of reads: see `quiver.spark.topics.options`; of writes: `quiver.spark.topics.sink_options`.
+    """
+
+    format_name = "quiver-topic"
+    log_kind = "topic"
+    stream_options = STREAM_OPTIONS
+
+    @staticmethod
+    def log(given: Mapping[str, str]) -> TopicsLog:
+        """Return the topics that the options describe."""
+        options = parse_topic_options(given)
+        return TopicsLog(replace(options, place=absolute(options.place)))
+
+    @staticmethod
+    def sink(given: Mapping[str, str], schema: StructType) -> TopicSink:
+        """Return the sink that the options describe, for rows of *schema*."""
+        options = parse_topic_sink_options(given)
+        check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options)
+        return TopicSink(replace(options, place=absolute(options.place)))
 
 
 def absolute(place: TopicPlace) -> TopicPlace:
@@ -311,24 +246,12 @@ def topics_of(options: TopicOptions) -> list[str]:
     return sorted(name for name in found if _is_topic(options.place, name))
 
 
-def _sink_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> TopicSinkOptions:
-    if overwrite:
-        raise UsageError('a topic only grows: write with mode("append"), a stream with outputMode("append")')
-    options = parse_topic_sink_options(given)
-    check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options)
-    return replace(options, place=absolute(options.place))
-
-
 def _is_topic(place: TopicPlace, name: str) -> bool:
     try:
         names = REAL_FILES.list_dir(f"{place.root}/{check_topic(name)}")
     except (UsageError, NotADirectoryError, FileNotFoundError):
         return False
     return any(parse_wal_file_name(one, place.file_name) is not None for one in names)
-
-
-def _rows(options: TopicOptions, schema: StructType) -> TopicRows:
-    return TopicRows(options.place, to_arrow_schema(schema, timezone="UTC"), options.fail_on_data_loss)
 
 
 def _bound(bound: Bound, view: TopicView, earliest: int, latest: int) -> int:
@@ -341,13 +264,3 @@ def _bound(bound: Bound, view: TopicView, earliest: int, latest: int) -> int:
     if bound == "latest":
         return latest
     return bound.get(view.topic, earliest)
-
-
-def _stretches(partition: InputPartition) -> tuple[Stretch, ...]:
-    # Spark turns an empty list of partitions into one with nothing in it.
-    return partition.stretches if isinstance(partition, StretchesPartition) else ()
-
-
-def _parallelism() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return max(1, len(affinity(0)) if affinity is not None else (os.cpu_count() or 1))
