@@ -67,10 +67,10 @@ def test_a_small_file_of_gigabytes_is_reported_and_not_read(store_dir, call, nam
     monkeypatch.setattr(RealFile, "pread", bounded_pread)
     verified = call("verify", store_dir)
     assert verified.exit_code == 1
-    assert "larger than 268435456 bytes, which no such file is: it was not read" in verified.output
+    assert "too large: a valid file has at most 268435456 bytes; it was not read" in verified.output
     inspected = call("inspect", store_dir)
     assert inspected.exit_code == 1
-    assert "which no such file is: it was not read" in inspected.output
+    assert "too large: a valid file has at most" in inspected.output
 
 
 def test_a_file_of_another_program_is_not_read(store_dir, call, monkeypatch):

@@ -79,7 +79,7 @@ def test_a_report_that_is_none_is_said_to_be_one(store_dir, call, shape):
         assert "its exporter replaces it" in said
         assert "fast" in result.output
         assert result.exit_code == (1 if command == "subscribers" else 0)
-    assert "never this large" in of_slow(call("subscribers", store_dir, "--json"))["report_problem"] or shape != "huge"
+    assert "too large" in of_slow(call("subscribers", store_dir, "--json"))["report_problem"] or shape != "huge"
 
 
 def test_top_shows_it_with_the_dead_letters(store_dir, call):

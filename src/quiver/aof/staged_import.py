@@ -52,7 +52,8 @@ from quiver.primitives.batch_notes import (
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.disk.staging import names_in, remove_taken
-from quiver.primitives.scan import Answer, Frame
+from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import checked_value, read_bounded
 
 __all__ = ["SinkAdoption", "load_commit"]
 
@@ -86,8 +87,8 @@ def load_commit(files: FileSystem, path: str) -> BatchCommit:
         CorruptionError: it is not what was written.
         FileNotFoundError: there is none.
     """
-    data = files.read_all(path, size_max=NOTE_BYTES_MAX)
-    return _valued(path, data, decode_commit(data))
+    data = read_bounded(files, path, NOTE_BYTES_MAX)
+    return checked_value(decode_commit(data), path, len(data))
 
 
 class SinkAdoption:
@@ -143,8 +144,8 @@ class SinkAdoption:
                     self._report(error)
 
     def _recover_batch(self, path: str, log_records: int) -> None:
-        data = self._files.read_all(path, size_max=NOTE_BYTES_MAX)
-        step = _valued(path, data, decode_begun(data))
+        data = read_bounded(self._files, path, NOTE_BYTES_MAX)
+        step = checked_value(decode_begun(data), path, len(data))
         there = min(max(0, log_records - step.log_records), step.count)
         if there < step.count:
             # Others append from now on: what the log has more from here on says nothing about this batch.
@@ -267,12 +268,6 @@ def _notes(names: list[str]) -> list[tuple[int, str]]:
 
 def _last_done(notes: list[tuple[int, str]]) -> int:
     return max((batch for batch, kind in notes if kind == "done"), default=-1)
-
-
-def _valued(path: str, data: bytes, answer: Answer[T]) -> T:
-    if isinstance(answer, Frame):
-        return answer.value
-    raise CorruptionError(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from quiver.primitives.disk.file_system import File
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.primitives.findings import Description, Problem
+from quiver.primitives.findings import Description, Problem, too_large_reason
 
 __all__ = ["describe_file"]
 
@@ -51,7 +51,7 @@ def describe_file(
         size_max = _size_max(kind)
         if kind == "unknown" or size > size_max:
             found = Description(path, kind, size)
-            too_large = f"larger than {size_max} bytes, which no such file is: it was not read"
+            too_large = too_large_reason(size_max)
             found.problems.append(Problem(0, "a file of another program" if kind == "unknown" else too_large))
             return found
         data = file.pread(size_max, 0)

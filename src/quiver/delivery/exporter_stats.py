@@ -9,7 +9,6 @@ report.
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
 from collections.abc import Sequence
 
@@ -19,8 +18,7 @@ from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.atomic import replace_advisory_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
-from quiver.primitives.scan import Frame, NeedMore
+from quiver.primitives.small_file import read_checked
 from quiver.store.format.exporter_report import (
     FAILURE_TYPES,
     REPORT_BYTES_MAX,
@@ -63,20 +61,9 @@ def load_report(fs: FileSystem, root: str, exporter: str) -> ExporterReport | No
     """
     path = f"{root}/{report_name(exporter)}"
     try:
-        answer = decode_report(memoryview(fs.read_all(path, size_max=REPORT_BYTES_MAX)))
-    except (FileNotFoundError, NotADirectoryError):
+        return read_checked(fs, path, decode_report, REPORT_BYTES_MAX)
+    except NotADirectoryError:
         return None
-    except NO_FILE_ERRORS as error:
-        raise CorruptionError(path, 0, no_file_reason(error)) from error
-    except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise CorruptionError(path, REPORT_BYTES_MAX, "an exporter's report is never this large") from error
-        raise
-    if isinstance(answer, NeedMore):
-        raise CorruptionError(path, 0, "the file is cut short")
-    if not isinstance(answer, Frame):
-        raise CorruptionError(path, answer.offset, answer.reason)
-    return answer.value
 
 
 class ExporterStats:

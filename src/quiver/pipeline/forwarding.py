@@ -28,7 +28,7 @@ from quiver.pipeline.model import Pipeline
 from quiver.pipeline.plugins import OtapExporterConfig, OtlpExporterConfig
 from quiver.pipeline.processes.child import DRAIN_S
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import read_if_valid
 from quiver.primitives.worker import Worker
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import STORE_ID
@@ -224,10 +224,9 @@ def _identity(store: Store) -> str:
     it is unreadable.
     """
     try:
-        answer = decode_identity(memoryview(REAL_FILES.read_all(f"{store.path}/{STORE_ID}", size_max=_ID_BYTES_MAX)))
+        return read_if_valid(REAL_FILES, f"{store.path}/{STORE_ID}", decode_identity, _ID_BYTES_MAX) or ""
     except OSError:
         return ""
-    return answer.value if isinstance(answer, Frame) else ""
 
 
 def _undelivered(

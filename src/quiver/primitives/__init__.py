@@ -9,6 +9,7 @@ module               purpose
 `checksum.py`        checksums by exact name: crc32, crc32c, crc64_nvme, fold64to32 (pure)
 `packing.py`         bounds-checked cursor over a memoryview; padding (pure)
 `scan.py`            Frame | NeedMore | Damage: the three answers of every decoder (pure)
+`small_file.py`      small files that are read and decoded as a whole, with one wording for their damage
 `findings.py`        what is told to people about files and what is wrong with them (pure)
 `batch_notes.py`     batches that many stage and one takes over: names, checked notes (pure)
 `boot.py`            which boot of the machine this is

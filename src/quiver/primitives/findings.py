@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quiver.primitives.disk.file_system import NotRegularFileError
-from quiver.primitives.scan import Answer, Damage, Frame, NeedMore
+from quiver.primitives.scan import Answer, Damage, Frame, as_damage
 
 __all__ = [
     "A_DIRECTORY",
@@ -22,6 +22,7 @@ __all__ = [
     "Kind",
     "Problem",
     "no_file_reason",
+    "too_large_reason",
 ]
 
 Kind = Literal[
@@ -40,6 +41,11 @@ NO_FILE_ERRORS = (IsADirectoryError, NotRegularFileError)
 
 NO_FILE_REASONS = frozenset({A_DIRECTORY, _NOT_REGULAR})
 """All that `no_file_reason` returns."""
+
+
+def too_large_reason(size_max: int) -> str:
+    """Return what to report of a file that was not read because no valid one has more than *size_max* bytes."""
+    return f"too large: a valid file has at most {size_max} bytes; it was not read"
 
 
 def no_file_reason(error: OSError) -> str:
@@ -108,10 +114,7 @@ class Description:
         """Return the value of *answer*, or note the problem and return None."""
         if isinstance(answer, Frame):
             return answer.value
-        if isinstance(answer, NeedMore):
-            self.problems.append(Problem(self.size_bytes, f"cut short: at least {answer.missing} bytes are missing"))
-        else:
-            self.problems.append(Problem(answer.offset, answer.reason))
+        self.note(as_damage(answer, self.size_bytes))
         return None
 
     def note(self, problem: Damage | None) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["Answer", "Damage", "Frame", "NeedMore", "is_zero"]
+__all__ = ["Answer", "Damage", "Frame", "NeedMore", "as_damage", "is_zero"]
 
 _ZEROS = bytes(64 * 1024)
 
@@ -44,6 +44,13 @@ class Damage:
 
 Answer = Frame[T] | NeedMore | Damage
 """What a decoder of `T` returns: ``Answer[WalHeader]``."""
+
+
+def as_damage(answer: NeedMore | Damage, size_bytes: int) -> Damage:
+    """Return *answer* as the damage of a file of *size_bytes*: a file that ends too early is cut short."""
+    if isinstance(answer, NeedMore):
+        return Damage(size_bytes, f"cut short: at least {answer.missing} bytes are missing")
+    return answer
 
 
 def is_zero(view: memoryview, offset: int = 0) -> bool:

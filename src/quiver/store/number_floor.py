@@ -5,7 +5,7 @@ from __future__ import annotations
 from quiver.clock import Clock
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import read_if_valid
 from quiver.store.format.floor import Floor, decode_floor_file, encode_floor
 from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR
 
@@ -24,12 +24,8 @@ def read_floor(fs: FileSystem, root: str) -> Floor:
     Raises:
         OSError: it could not be read.
     """
-    try:
-        data = fs.read_all(f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", size_max=FLOOR_BYTES_MAX)
-    except FileNotFoundError:
-        return Floor(0)
-    answer = decode_floor_file(memoryview(data))
-    return answer.value if isinstance(answer, Frame) else Floor(0)
+    path = f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"
+    return read_if_valid(fs, path, decode_floor_file, FLOOR_BYTES_MAX) or Floor(0)
 
 
 def raise_floor(fs: FileSystem, root: str, floor: int) -> None:

@@ -19,14 +19,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 from quiver.errors import CorruptionError
 from quiver.primitives.batch_notes import NOTE_BYTES_MAX, ONCE_PREFIX, commit_name, parse_part_directory
 from quiver.primitives.disk.atomic import remove_durably, remove_if_empty
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.staging import remove_staged
-from quiver.primitives.scan import Answer, Frame, NeedMore
+from quiver.primitives.small_file import checked_value, read_bounded, read_checked
 from quiver.store.context import Parts
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger
 from quiver.store.format.floor import decode_floor
@@ -54,8 +53,6 @@ __all__ = ["Adoption", "OpenAdoption", "awaits_adoption", "first_free_segment", 
 
 _FLOOR_BYTES_MAX = 64 * 1024
 
-_Value = TypeVar("_Value")
-
 
 def writer_commits(files: FileSystem, directory: str) -> list[int]:
     """
@@ -78,12 +75,8 @@ def load_commit(files: FileSystem, path: str) -> SinkCommit:
         CorruptionError: it is not what was written.
         FileNotFoundError: there is none.
     """
-    answer = decode_commit(memoryview(files.read_all(path, size_max=NOTE_BYTES_MAX)))
-    if isinstance(answer, Frame):
-        return answer.value
-    if isinstance(answer, NeedMore):
-        raise CorruptionError(path, 0, "the commit of a sink is cut short")
-    raise CorruptionError(path, answer.offset, answer.reason)
+    data = read_bounded(files, path, NOTE_BYTES_MAX)
+    return checked_value(decode_commit(memoryview(data)), path, len(data))
 
 
 def awaits_adoption(files: FileSystem, root: str, *, writer: str | None = None) -> bool:
@@ -123,25 +116,10 @@ def first_free_segment(files: FileSystem, root: str) -> int:
         if progress is not None:
             highest = max(highest, progress.oldest_incomplete - 1, *progress.entries, -1)
     ledger = f"{root}/{DROP_LEDGER}"
-    dropped = _decoded(files, ledger, decode_drop_ledger, DROP_LEDGER_BYTES_MAX) or ()
+    dropped = read_checked(files, ledger, decode_drop_ledger, DROP_LEDGER_BYTES_MAX) or ()
     highest = max(highest, *(entry.seq for entry in dropped), -1)
-    floor = _decoded(files, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor, _FLOOR_BYTES_MAX) or 0
+    floor = read_checked(files, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor, _FLOOR_BYTES_MAX) or 0
     return max(highest + 1, floor)
-
-
-def _decoded(
-    files: FileSystem, path: str, decode: Callable[[memoryview], Answer[_Value]], size_max: int
-) -> _Value | None:
-    try:
-        view = memoryview(files.read_all(path, size_max=size_max))
-    except FileNotFoundError:
-        return None
-    answer = decode(view)
-    if isinstance(answer, Frame):
-        return answer.value
-    raise CorruptionError(
-        path, getattr(answer, "offset", len(view)), getattr(answer, "reason", "the file is cut short")
-    )
 
 
 class Adoption:

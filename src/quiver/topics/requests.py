@@ -30,7 +30,7 @@ from quiver.errors import DirectoryInUseError, QuiverError, TransientError, Usag
 from quiver.primitives.disk.atomic import replace_advisory_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.lock import is_held
-from quiver.primitives.scan import Frame
+from quiver.primitives.scan import Frame, as_damage
 from quiver.topics.administration import TopicAdministration
 from quiver.topics.format.names import LOCK_NAME
 from quiver.topics.format.request import (
@@ -192,7 +192,7 @@ class RequestQueue:
         if isinstance(found, Frame):
             answer = self._answer(found.value, do)
         else:
-            answer = encode_refusal(Refusal("UsageError", getattr(found, "reason", "the request is cut short")))
+            answer = encode_refusal(Refusal("UsageError", as_damage(found, 0).reason))
         with contextlib.suppress(OSError):  # on a full disk nobody is answered: it is asked for again
             replace_advisory_file(self._files, self._path(identity, "answer"), answer)
         with contextlib.suppress(OSError):
@@ -268,7 +268,7 @@ def _unanswered(root: str, wait_s: float, *, is_taken: bool) -> DirectoryInUseEr
 def _result(data: bytes) -> Mapping[str, Any]:
     found = decode_answer(data)
     if not isinstance(found, Frame):
-        raise QuiverError(f"the answer cannot be read: {getattr(found, 'reason', 'it is cut short')}")
+        raise QuiverError(f"the answer cannot be read: {as_damage(found, len(data)).reason}")
     if not isinstance(found.value, Refusal):
         return found.value
     kind = getattr(quiver.errors, found.value.kind, QuiverError)

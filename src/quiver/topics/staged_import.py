@@ -35,7 +35,8 @@ from quiver.primitives.batch_notes import (
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.staging import names_in, remove_taken
-from quiver.primitives.scan import Answer, Damage, Frame
+from quiver.primitives.scan import Damage
+from quiver.primitives.small_file import checked_value, read_bounded, read_checked
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.sink_batch import (
     INCOMING_DIR,
@@ -65,8 +66,8 @@ def load_batch(files: FileSystem, path: str) -> BatchNote:
         CorruptionError: it is not what was written.
         FileNotFoundError: there is none.
     """
-    data = files.read_all(path, size_max=NOTE_BYTES_MAX)
-    return _valued(path, data, decode_commit(data))
+    data = read_bounded(files, path, NOTE_BYTES_MAX)
+    return checked_value(decode_commit(data), path, len(data))
 
 
 class SinkAdoption:
@@ -131,13 +132,11 @@ class SinkAdoption:
         logs = {part.topic: self._topic(part.topic) for part in note.parts}
         path = f"{directory}/{begun_name(note.batch)}"
         there: set[str] = set()
-        try:
-            data = files.read_all(path, size_max=NOTE_BYTES_MAX)
-        except FileNotFoundError:
+        begun = read_checked(files, path, decode_begun, NOTE_BYTES_MAX)
+        if begun is None:
             # What is not durable may be gone after a power loss, and its offsets are then given out again, to us.
             replace_file(files, path, encode_begun({topic: log.durable_offset() for topic, log in logs.items()}))
         else:
-            begun = _valued(path, data, decode_begun(data))
             for topic, log in logs.items():
                 there |= _named_since(log, begun.get(topic, 0), f"{note.writer}:{note.batch}:")
         count = 0
@@ -178,9 +177,3 @@ def _chunks(
             yield chunk[first : first + _CHUNK_MESSAGES]
     if index != messages:
         raise CorruptionError(path, 0, f"{index} messages where {messages} were committed")
-
-
-def _valued(path: str, data: bytes, answer: Answer[T]) -> T:
-    if isinstance(answer, Frame):
-        return answer.value
-    raise CorruptionError(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))

@@ -32,11 +32,11 @@ def with_lost_list() -> Rig:
 def test_a_lost_list_stops_a_store_without_a_tier_and_is_told_by_readers() -> None:
     """It is no store that never sent anything: the mark in the root says that there was a list."""
     rig = with_lost_list()
-    with pytest.raises(CorruptionError, match="the list is gone; it says which segments only the object tier has"):
+    with pytest.raises(CorruptionError, match="the list is missing; it says which segments only the object tier has"):
         rig.open(cold_objects=None, cold_local_bytes=None)
     reader = read(ROOT, fs=rig.files)
     assert [number_of(bundle) for _, bundle in reader.bundles()] == [6, 7, 8]
-    assert [(problem.path, problem.reason[:16]) for problem in reader.problems] == [(LIST, "the list is gone")]
+    assert [(problem.path, problem.reason[:19]) for problem in reader.problems] == [(LIST, "the list is missing")]
     assert [found.path for found in check_store(rig.files, ROOT).findings if found.damaged] == [LIST]
     rig.files.remove(MARK)
     with rig.open(cold_objects=None, cold_local_bytes=None) as store:

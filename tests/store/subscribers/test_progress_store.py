@@ -155,7 +155,7 @@ def test_a_segment_number_that_no_store_reaches_is_damage(disk):
 def test_a_file_too_large_to_be_one_is_damage(disk, monkeypatch):
     save_progress(disk, ROOT, "a", OLD, profile="spec")
     monkeypatch.setattr(progress_store, "PROGRESS_BYTES_MAX", 40)
-    with pytest.raises(CorruptionError, match="never this large"):
+    with pytest.raises(CorruptionError, match="too large"):
         load_progress(disk, ROOT, "a")
     assert progress_store.recreate_damaged(disk, ROOT, "a", profile="spec").copy is None
     assert load_progress(disk, ROOT, "a") == Progress(0, {})

@@ -32,7 +32,7 @@ from quiver.aof.format.status import STATUS_VERSION, decode_status
 from quiver.aof.format.warm_file import decode_seek_table
 from quiver.primitives.batch_notes import parse_note_name
 from quiver.primitives.findings import Description, Problem
-from quiver.primitives.scan import Frame
+from quiver.primitives.scan import Frame, as_damage
 
 __all__ = ["describe_log_file", "kind_of"]
 
@@ -126,7 +126,7 @@ def _describe_footer(to: Description, view: memoryview, header: SegmentHeader) -
         return None
     answer = decode_footer(foot)
     if not isinstance(answer, Frame):
-        to.problems.append(Problem(at, getattr(answer, "reason", "the footer is cut short")))
+        to.problems.append(Problem(at, as_damage(answer, len(foot)).reason))
         return None
     footer = answer.value
     wrong = agrees_with(footer, header)

@@ -50,7 +50,7 @@ from quiver.objects import ObjectLocation, open_objects
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
-from quiver.primitives.scan import Frame
+from quiver.primitives.scan import Frame, as_damage
 
 __all__ = ["LogFiles", "SegmentFile", "is_log_directory", "logs_below"]
 
@@ -178,7 +178,7 @@ class LogFiles:
     def _pointer_problem(self, data: bytes | None) -> str | None:
         answer = decode_pointer(memoryview(data or b""))
         if not isinstance(answer, Frame):
-            return getattr(answer, "reason", "it is cut short")
+            return as_damage(answer, 0).reason
         names = {one.segment_id: one for one in self._listed()}
         named = names.get(answer.value.segment_id)
         footer = None if named is None else self._footer_of(named)
@@ -528,7 +528,7 @@ def _header_of(name: SegmentName, head: bytes) -> tuple[SegmentHeader | None, st
     """Return the header of the segment *name*, or why there is none."""
     answer = decode_header(memoryview(head))
     if not isinstance(answer, Frame):
-        return None, "the file is too short" if len(head) < HEADER_BYTES else getattr(answer, "reason", "cut short")
+        return None, "the file is too short" if len(head) < HEADER_BYTES else as_damage(answer, len(head)).reason
     header = answer.value
     if (header.segment_index, header.base_offset) != (name.segment_id & 0xFFFF_FFFF, name.base_offset):
         return None, "its header belongs to another segment than its name"

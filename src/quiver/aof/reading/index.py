@@ -27,7 +27,7 @@ from quiver.aof.reading.catalog import SealedSegment
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, replace_file
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import read_if_valid
 
 __all__ = ["SparseIndexes", "before_number", "before_time", "load_index"]
 
@@ -42,14 +42,9 @@ def load_index(fs: FileSystem, root: str, segment_id: int, base_offset: int, end
         OSError: the disk cannot be read.
     """
     path = f"{root}/{INDEX}/{index_name(segment_id, base_offset)}"
-    try:
-        data = fs.read_all(path, size_max=INDEX_BYTES_MAX)
-    except FileNotFoundError:
+    found = read_if_valid(fs, path, decode_index, INDEX_BYTES_MAX)
+    if found is None:
         return None
-    answer = decode_index(memoryview(data))
-    if not isinstance(answer, Frame):
-        return None
-    found = answer.value
     fits = (found.segment_index, found.base_offset, found.end) == (segment_id & 0xFFFF_FFFF, base_offset, end)
     return found if fits else None
 

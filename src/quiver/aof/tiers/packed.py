@@ -35,6 +35,7 @@ from quiver.primitives.checksum import crc64_nvme
 from quiver.primitives.disk.disk_full import require_room
 from quiver.primitives.disk.file_system import Buffer, FileSystem
 from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import checked_value
 
 __all__ = ["PackedSegment", "ReadAt", "pack", "records_problem", "unpack_to"]
 
@@ -121,9 +122,7 @@ class PackedSegment:
         if isinstance(size, Frame):
             tail = self._read_at(max(0, self.size_bytes - size.value), size.value)
         answer = decode_seek_table(memoryview(tail), self.size_bytes)
-        if not isinstance(answer, Frame):
-            raise CorruptionError(self.name, 0, getattr(answer, "reason", "it is cut short"))
-        return answer.value
+        return checked_value(answer, self.name, self.size_bytes)
 
     def _frame(self, frame: PackedFrame, packed: bytes | memoryview | None = None) -> bytes:
         data = self._read_at(frame.start, frame.packed_bytes) if packed is None else packed

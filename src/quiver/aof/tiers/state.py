@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from quiver.aof.format.manifest_record import Event, Fields, ManifestRecord
 from quiver.aof.format.tier_entry import TierEntry, decode_entries, encode_entries
-from quiver.primitives.scan import Damage, Frame
+from quiver.primitives.scan import Damage, Frame, as_damage
 
 __all__ = ["ALL_SEGMENTS", "TierState", "entry_record", "key_record"]
 
@@ -47,7 +47,7 @@ class TierState:
         elif record.kind == Event.TIER1_SNAPSHOT:
             answer = decode_entries(str(record.fields[0]))
             if not isinstance(answer, Frame):
-                return answer if isinstance(answer, Damage) else Damage(0, "a manifest snapshot is cut short")
+                return as_damage(answer, 0)
             if not answer.value:
                 self.entries.pop(record.segment_id, None)
             self.entries.update({one.segment_id: one for one in answer.value})

@@ -23,10 +23,8 @@ from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import Buffer, File, FileStat, FileSystem, WriteMapping
 from quiver.primitives.disk.file_system import Mapping as FileMapping
 from quiver.primitives.disk.mapping import ReadMapping
-from quiver.primitives.findings import NO_FILE_ERRORS, no_file_reason
-from quiver.primitives.scan import Damage, Frame
-from quiver.store.cold.location import location_from_list, mark_path, object_key
-from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, decode_cold_list
+from quiver.store.cold.location import load_cold_list, location_from_list, object_key
+from quiver.store.format.cold_list import ColdSegment
 from quiver.store.format.names import COLD_LIST, SEGMENTS_DIR, parse_segment_name, segment_name
 
 __all__ = [
@@ -68,37 +66,12 @@ def read_cold_list(fs: FileSystem, directory: str) -> ColdListing | None:
         SettingsError: another version wrote it.
         OSError: the disk says so.
     """
-    path = f"{directory}/{COLD_LIST}"
-    try:
-        data = _read_list(fs, path)
-    except FileNotFoundError:
-        if not fs.exists(mark_path(directory)):
-            return None
-        # It is made after the list: both may have appeared just now.
-        try:
-            data = _read_list(fs, path)
-        except FileNotFoundError:
-            raise CorruptionError(
-                path, 0, "the list is gone: which segments the object tier has is not known"
-            ) from None
-    answer = decode_cold_list(memoryview(data))
-    if not isinstance(answer, Frame):
-        offset, reason = (answer.offset, answer.reason) if isinstance(answer, Damage) else (len(data), "cut short")
-        raise CorruptionError(path, offset, f"{reason}: which segments the object tier has is not known")
-    location, folder = location_from_list(answer.value.location)
-    verified = {entry.seq: entry for entry in answer.value.entries if entry.state == "verified"}
+    found = load_cold_list(fs, directory, consequence="the segments in the object tier are unknown")
+    if found is None:
+        return None
+    location, folder = location_from_list(found.location)
+    verified = {entry.seq: entry for entry in found.entries if entry.state == "verified"}
     return ColdListing(location, folder, verified)
-
-
-def _read_list(fs: FileSystem, path: str) -> bytes:
-    try:
-        return fs.read_all(path, size_max=COLD_LIST_BYTES_MAX)
-    except NO_FILE_ERRORS as error:
-        raise CorruptionError(path, 0, no_file_reason(error)) from None
-    except OSError as error:
-        if error.errno != errno.EFBIG:
-            raise
-        raise CorruptionError(path, 0, f"{error.strerror}, which no list is") from None
 
 
 def require_place(tier: ObjectTier, missing: str) -> None:

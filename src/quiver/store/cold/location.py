@@ -7,24 +7,30 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from quiver.clock import Clock
-from quiver.errors import SettingsError, StoreClosedError
+from quiver.errors import CorruptionError, SettingsError, StoreClosedError
 from quiver.objects.location import Backend, ObjectLocation
 from quiver.objects.opening import open_objects
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.store.format.cold_list import ColdSegment, object_name
-from quiver.store.format.names import COLD_MARK
+from quiver.primitives.small_file import read_checked
+from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdList, ColdSegment, decode_cold_list, object_name
+from quiver.store.format.names import COLD_LIST, COLD_MARK
 
 __all__ = [
+    "LIST_MISSING",
     "TierWhenNeeded",
     "folder_of",
+    "load_cold_list",
     "location_from_list",
     "location_to_list",
     "mark_path",
     "object_key",
     "quarantine_key",
 ]
+
+
+LIST_MISSING = "the list is missing"
 
 
 def folder_of(identity: str) -> str:
@@ -36,6 +42,33 @@ def mark_path(directory: str) -> str:
     """Return the path of the mark that belongs to the cold list in *directory*, where the segments are."""
     root = directory.rpartition("/")[0]
     return f"{root}/{COLD_MARK}" if root else COLD_MARK
+
+
+def load_cold_list(fs: FileSystem, directory: str, *, consequence: str) -> ColdList | None:
+    """
+    Return the cold list in *directory*, where the segments are; None when the store has none.
+
+    Args:
+        fs: the file system.
+        directory: where the segments are.
+        consequence: completes the error message after the reason: what to do, or what is unknown now.
+
+    Raises:
+        CorruptionError: the list is damaged or missing.
+        OSError: the disk could not be read.
+    """
+    path = f"{directory}/{COLD_LIST}"
+    try:
+        found = read_checked(fs, path, decode_cold_list, COLD_LIST_BYTES_MAX)
+        if found is not None or not fs.exists(mark_path(directory)):
+            return found
+        # The mark is created after the list, so both may have appeared just now.
+        found = read_checked(fs, path, decode_cold_list, COLD_LIST_BYTES_MAX)
+    except CorruptionError as error:
+        raise CorruptionError(path, error.offset, f"{error.reason}; {consequence}") from error
+    if found is None:
+        raise CorruptionError(path, 0, f"{LIST_MISSING}; {consequence}")
+    return found
 
 
 def object_key(folder: str, entry: ColdSegment) -> str:

@@ -17,17 +17,14 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quiver.errors import CorruptionError, SettingsError
+from quiver.errors import SettingsError
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.scan import Damage, Frame
-from quiver.store.cold.location import location_from_list, mark_path
+from quiver.store.cold.location import load_cold_list, location_from_list, mark_path
 from quiver.store.format.cold_list import (
-    COLD_LIST_BYTES_MAX,
     ColdList,
     ColdSegment,
     ColdState,
-    decode_cold_list,
     encode_cold_list,
 )
 from quiver.store.format.names import COLD_LIST, COLD_MARK, segment_name
@@ -118,18 +115,9 @@ class ColdRegister:
             SettingsError: its objects lie elsewhere than *location*.
             OSError: the disk says so.
         """
-        path = f"{directory}/{COLD_LIST}"
-        try:
-            data = files.read_all(path, size_max=COLD_LIST_BYTES_MAX)
-        except FileNotFoundError:
-            if files.exists(mark_path(directory)):
-                raise CorruptionError(path, 0, f"the list is gone; {_WHAT_TO_DO}") from None
+        found = load_cold_list(files, directory, consequence=_WHAT_TO_DO)
+        if found is None:
             return cls(files, directory, location or {})
-        answer = decode_cold_list(memoryview(data))
-        if not isinstance(answer, Frame):
-            offset, reason = (answer.offset, answer.reason) if isinstance(answer, Damage) else (len(data), "cut short")
-            raise CorruptionError(path, offset, f"{reason}; {_WHAT_TO_DO}")
-        found = answer.value
         before, folder = location_from_list(found.location)
         if location is not None and found.entries:
             wanted, folder_wanted = location_from_list(location)

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.scan import Answer, Frame
+from quiver.primitives.scan import Answer
+from quiver.primitives.small_file import read_if_valid
 from quiver.store.format.names import DEAD_LETTER_DIR
 from quiver.store.format.room import (
     CAP_NOTE,
@@ -122,8 +123,4 @@ def _write(files: FileSystem, path: str, data: bytes) -> None:
 
 def _read(files: FileSystem, path: str, decode: Callable[[memoryview], Answer[int]]) -> int | None:
     """Return the number in a note; None when there is none, or when it is being written at this moment."""
-    try:
-        answer = decode(memoryview(files.read_all(path, size_max=ROOM_NOTE_BYTES_MAX)))
-    except FileNotFoundError:
-        return None
-    return answer.value if isinstance(answer, Frame) else None
+    return read_if_valid(files, path, decode, ROOM_NOTE_BYTES_MAX)

@@ -32,6 +32,7 @@ from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage, Frame
+from quiver.primitives.small_file import read_if_valid
 from quiver.settings import Profile
 from quiver.store.cold.files import read_cold_list
 from quiver.store.format.cursor import decode_cursor
@@ -271,12 +272,7 @@ def _replace_log(fs: FileSystem, root: str, config_hash: bytes) -> bool:
 
 
 def _cursor(fs: FileSystem, directory: str) -> int:
-    try:
-        data = fs.read_all(f"{directory}/{CURSOR_NAME}", size_max=SMALL_FILE_BYTES_MAX)
-    except FileNotFoundError:
-        return 0
-    answer = decode_cursor(memoryview(data))
-    return answer.value if isinstance(answer, Frame) else 0
+    return read_if_valid(fs, f"{directory}/{CURSOR_NAME}", decode_cursor, SMALL_FILE_BYTES_MAX) or 0
 
 
 # 4. Progress.

@@ -28,7 +28,7 @@ from quiver.primitives.disk.copying import damaged_copy, keep_damaged, link_or_c
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.findings import NO_FILE_REASONS, Finding
-from quiver.primitives.scan import Answer, Damage, Frame
+from quiver.primitives.scan import Answer, Damage, Frame, as_damage
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.drop_ledger import decode_drop_ledger
@@ -171,10 +171,12 @@ class _Work:
             remove_durably(self.fs, paths)
 
 
-def _damage_of(answer: Answer[Any]) -> str | None:
+def _damage_of(data: bytes, decode: Callable[[memoryview], Answer[Any]]) -> str | None:
+    answer = decode(memoryview(data))
     if isinstance(answer, Frame):
         return None
-    return f"at byte {answer.offset}: {answer.reason}" if isinstance(answer, Damage) else "at its end: it is cut short"
+    damage = as_damage(answer, len(data))
+    return f"at byte {damage.offset}: {damage.reason}"
 
 
 def _is_newer(data: bytes, problem: str) -> bool:
@@ -235,7 +237,7 @@ def _gone_if_damaged(
     work: _Work, path: str, decode: Callable[[memoryview], Answer[Any]], gave_up: str | None
 ) -> Iterator[Mend]:
     data = work.read(path)
-    problem = None if data is None else _damage_of(decode(memoryview(data)))
+    problem = None if data is None else _damage_of(data, decode)
     if data is None or problem is None or _is_newer(data, problem):
         return
     copy = work.keep(path, data)
@@ -291,7 +293,7 @@ def _backups(work: _Work) -> Iterator[Mend]:
 def _floor(work: _Work) -> Iterator[Mend]:
     path = f"{work.root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"
     data = work.read(path)
-    problem = None if data is None else _damage_of(decode_floor(memoryview(data)))
+    problem = None if data is None else _damage_of(data, decode_floor)
     if data is None or problem is None:
         return
     floor = work.highest + 1
@@ -416,7 +418,7 @@ def _retry_sets(work: _Work) -> Iterator[Mend]:
             continue
         path = f"{work.root}/{name}"
         data = work.fs.read_all(path, size_max=RETRY_SET_BYTES_MAX)
-        problem = _damage_of(decode_retry_set(memoryview(data)))
+        problem = _damage_of(data, decode_retry_set)
         if problem is not None and not _is_newer(data, problem):
             yield _mend_retry_set(work, path, subscriber, data, f"damaged {problem}")
 

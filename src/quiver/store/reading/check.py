@@ -18,9 +18,10 @@ from quiver.errors import AccessDeniedError, CorruptionError, ObjectsUnavailable
 from quiver.objects.port import ObjectTier
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import NO_FILE_ERRORS, Finding, Kind, no_file_reason
-from quiver.primitives.scan import Answer, Damage, Frame
+from quiver.primitives.scan import Answer, Frame
+from quiver.primitives.small_file import checked_value, read_bounded, read_if_valid
 from quiver.store.cold.files import ColdFiles, ColdListing, object_problem, read_cold_list
-from quiver.store.cold.location import folder_of, object_key
+from quiver.store.cold.location import LIST_MISSING, folder_of, object_key
 from quiver.store.cores.instances import is_store
 from quiver.store.format.cold_list import COLD_LIST_BYTES_MAX, ColdSegment, decode_cold_list, parse_object_name
 from quiver.store.format.cores import CORE_CLAIM, EVICTED
@@ -229,7 +230,7 @@ def _check_cold_list(fs: FileSystem, report: StoreReport) -> None:
     _check_small(fs, report, path, decode_cold_list)
     # The mark is made after the list and goes before it.
     if not fs.exists(path) and fs.exists(f"{report.root}/{COLD_MARK}") and not fs.exists(path):
-        reason = "the list is gone: which segments the object tier has is not known"
+        reason = f"{LIST_MISSING}; the segments in the object tier are unknown"
         report.findings.append(Finding(path, 0, "damaged", reason))
 
 
@@ -251,28 +252,16 @@ def _check_small(
     fs: FileSystem, report: StoreReport, path: str, decode: Callable[[memoryview], Answer[Any]]
 ) -> Any | None:
     try:
-        data = fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)
+        data = read_bounded(fs, path, SMALL_FILE_BYTES_MAX)
+        report.files += 1
+        report.bytes_read += len(data)
+        return checked_value(decode(memoryview(data)), path, len(data))
     except FileNotFoundError:
         return None
     except NO_FILE_ERRORS as error:
         report.findings.append(Finding(path, 0, "damaged", no_file_reason(error)))
-        return None
-    except OSError as error:
-        if error.errno != errno.EFBIG:
-            raise
-        reason = f"larger than {SMALL_FILE_BYTES_MAX} bytes, which no such file is: it was not read"
-        report.findings.append(Finding(path, 0, "damaged", reason))
-        return None
-    report.files += 1
-    report.bytes_read += len(data)
-    answer = decode(memoryview(data))
-    if isinstance(answer, Frame):
-        return answer.value
-    if isinstance(answer, Damage):
-        report.findings.append(Finding(path, answer.offset, "damaged", answer.reason))
-    else:
-        reason = f"cut short: at least {answer.missing} more bytes belong here"
-        report.findings.append(Finding(path, len(data), "damaged", reason))
+    except CorruptionError as error:
+        report.findings.append(Finding(path, error.offset, "damaged", error.reason))
     return None
 
 
@@ -286,10 +275,9 @@ class _Span(NamedTuple):
 
 def _cursor_now(fs: FileSystem, path: str) -> int:
     try:
-        answer = decode_cursor(memoryview(fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)))
-    except (FileNotFoundError, *NO_FILE_ERRORS):
+        return read_if_valid(fs, path, decode_cursor, SMALL_FILE_BYTES_MAX) or 0
+    except NO_FILE_ERRORS:
         return 0
-    return answer.value if isinstance(answer, Frame) else 0
 
 
 def _check_positions(report: StoreReport, spans: Sequence[_Span], covered: int) -> None:

@@ -6,11 +6,12 @@ Takes no lock and changes nothing. Whatever is listed may be gone when it is ope
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.scan import Frame
+from quiver.primitives.scan import Answer
+from quiver.primitives.small_file import read_checked
 from quiver.store.cold.files import ColdFiles, OpenTier
 from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.floor import decode_floor
@@ -150,15 +151,10 @@ class StoreDirectory:
         except FileNotFoundError:
             return []
 
-    def _sidecar(self, name: str, decode: Any) -> int:
+    def _sidecar(self, name: str, decode: Callable[[memoryview], Answer[int]]) -> int:
         # One that is missing or damaged only means more to look at.
         try:
-            view = memoryview(self._fs.read_all(f"{self.path}/{name}", size_max=_SIDECAR_BYTES_MAX))
-        except FileNotFoundError:
+            return read_checked(self._fs, f"{self.path}/{name}", decode, _SIDECAR_BYTES_MAX) or 0
+        except CorruptionError as damage:
+            self.report(damage)
             return 0
-        answer = decode(view)
-        if isinstance(answer, Frame):
-            return int(answer.value)
-        offset, reason = getattr(answer, "offset", len(view)), getattr(answer, "reason", "the file is cut short")
-        self.report(CorruptionError(f"{self.path}/{name}", offset, reason))
-        return 0

@@ -13,7 +13,6 @@ asks before it acknowledges everything up to a position: what stands in the set 
 
 from __future__ import annotations
 
-import errno
 import heapq
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -28,7 +27,7 @@ from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.copying import keep_damaged
 from quiver.primitives.disk.file_system import FileSystem, Lock
 from quiver.primitives.disk.lock import hold
-from quiver.primitives.scan import Frame, NeedMore
+from quiver.primitives.small_file import read_bounded, read_checked
 from quiver.store.format.names import QUARANTINE_DIR, retry_lock_name, retry_set_name
 from quiver.store.format.retry_set import (
     RETRY_ENTRIES_MAX,
@@ -58,28 +57,7 @@ def load_retry_set(fs: FileSystem, root: str, subscriber_id: str) -> tuple[Retry
         UsageError: not a valid subscriber id.
     """
     path = f"{root}/{retry_set_name(subscriber_id)}"
-    try:
-        return _decode(path, _read(fs, path))
-    except FileNotFoundError:
-        return ()
-
-
-def _read(fs: FileSystem, path: str) -> bytes:
-    try:
-        return fs.read_all(path, size_max=RETRY_SET_BYTES_MAX)
-    except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise CorruptionError(path, RETRY_SET_BYTES_MAX, "a retry set is never this large") from error
-        raise
-
-
-def _decode(path: str, data: bytes) -> tuple[RetryEntry, ...]:
-    answer = decode_retry_set(memoryview(data))
-    if isinstance(answer, NeedMore):
-        raise CorruptionError(path, len(data), f"the file is cut short by at least {answer.missing} bytes")
-    if not isinstance(answer, Frame):
-        raise CorruptionError(path, answer.offset, answer.reason)
-    return answer.value
+    return read_checked(fs, path, decode_retry_set, RETRY_SET_BYTES_MAX) or ()
 
 
 class RetrySet:
@@ -166,7 +144,7 @@ class RetrySet:
         if self._fs is None or self.path is None:
             return
         try:
-            data = _read(self._fs, self.path)
+            data = read_bounded(self._fs, self.path, RETRY_SET_BYTES_MAX)
         except CorruptionError:
             data = None  # more than can be copied
         if data is not None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quiver.errors import CorruptionError
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import read_checked
 from quiver.store.format.drop_ledger import (
     DROP_ENTRIES_MAX,
     DROP_LEDGER_BYTES_MAX,
@@ -34,16 +33,7 @@ def load_skipped(fs: FileSystem, root: str, subscriber: str) -> tuple[DroppedSeg
         UsageError: not a valid id.
     """
     path = f"{root}/{skip_ledger_name(subscriber)}"
-    try:
-        data = fs.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)
-    except FileNotFoundError:
-        return ()
-    answer = decode_drop_ledger(memoryview(data))
-    if isinstance(answer, Frame):
-        return answer.value
-    raise CorruptionError(
-        path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "the file is cut short")
-    )
+    return read_checked(fs, path, decode_drop_ledger, DROP_LEDGER_BYTES_MAX) or ()
 
 
 def record_skipped(fs: FileSystem, root: str, subscriber: str, entries: Sequence[DroppedSegment]) -> None:

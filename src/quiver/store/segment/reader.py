@@ -25,7 +25,7 @@ from quiver.errors import CorruptionError, StoreClosedError, UnsupportedFormatEr
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.mapping import let_pages_go
-from quiver.primitives.scan import Damage, NeedMore
+from quiver.primitives.scan import Damage, NeedMore, as_damage
 from quiver.store.format.names import parse_segment_name
 from quiver.store.format.segment.file import (
     SegmentFooter,
@@ -104,7 +104,7 @@ class SegmentReader:
         mapping.close()
         answer = decode_segment_footer(view)
         if isinstance(answer, NeedMore):
-            raise CorruptionError(path, len(view), f"cut short: {answer.missing} more bytes are needed for a segment")
+            raise CorruptionError(path, len(view), as_damage(answer, len(view)).reason)
         if isinstance(answer, Damage):
             raise _footer_damage(path, view, answer)
         footer = answer.value

@@ -29,7 +29,7 @@ from quiver.errors import CorruptionError, UsageError
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.copying import checksum_of, copy_file, link_or_copy
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import read_checked
 from quiver.store.cores.instances import instance_roots
 from quiver.store.format.names import (
     SEGMENT_FLOOR,
@@ -177,15 +177,10 @@ def check_snapshot(fs: FileSystem, source: str) -> tuple[Snapshot, list[Corrupti
 
 def _listed(fs: FileSystem, source: str) -> Snapshot:
     path = f"{source}/{SNAPSHOT_LIST}"
-    try:
-        data = fs.read_all(path, size_max=SNAPSHOT_LIST_BYTES_MAX)
-    except FileNotFoundError:
-        raise UsageError(f"{source} is not a finished snapshot: it has no {SNAPSHOT_LIST}") from None
-    answer = decode_snapshot_list(memoryview(data))
-    if isinstance(answer, Frame):
-        return answer.value
-    offset, reason = getattr(answer, "offset", len(data)), getattr(answer, "reason", "the list is cut short")
-    raise CorruptionError(path, offset, reason)
+    found = read_checked(fs, path, decode_snapshot_list, SNAPSHOT_LIST_BYTES_MAX)
+    if found is None:
+        raise UsageError(f"{source} is not a finished snapshot: it has no {SNAPSHOT_LIST}")
+    return found
 
 
 def places_in(fs: FileSystem, source: str) -> list[str]:

@@ -14,7 +14,6 @@ subscriber takes it along.
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.copying import keep_damaged
 from quiver.primitives.disk.file_system import FileSystem, Lock
 from quiver.primitives.disk.lock import hold
-from quiver.primitives.scan import Frame, NeedMore
+from quiver.primitives.small_file import checked_value, read_bounded
 from quiver.settings import DamagePolicy, Profile
 from quiver.store.format.drop_ledger import DroppedSegment, DropReason
 from quiver.store.format.names import (
@@ -98,23 +97,17 @@ def find_subscribers(fs: FileSystem, root: str) -> list[str]:
 
 
 def _read(fs: FileSystem, path: str) -> bytes:
-    try:
-        return fs.read_all(path, size_max=PROGRESS_BYTES_MAX)
-    except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise CorruptionError(path, PROGRESS_BYTES_MAX, "a progress file is never this large") from error
-        raise
+    return read_bounded(fs, path, PROGRESS_BYTES_MAX)
 
 
 def _decode(path: str, data: bytes) -> Progress:
-    answer = decode_progress(memoryview(data))
-    if isinstance(answer, NeedMore):
-        raise CorruptionError(path, len(data), f"the file is cut short by at least {answer.missing} bytes")
-    if not isinstance(answer, Frame):
-        # The checksum at its end is right, so the version was not damaged: what it says must not be thrown away.
-        is_newer = "unsupported version" in answer.reason and progress_checksum(memoryview(data)) is not None
-        raise (UnsupportedFormatError if is_newer else CorruptionError)(path, answer.offset, answer.reason)
-    progress = answer.value
+    try:
+        progress = checked_value(decode_progress(memoryview(data)), path, len(data))
+    except CorruptionError as error:
+        # A valid checksum means that the version is not damaged: the contents must not be thrown away.
+        if "unsupported version" in error.reason and progress_checksum(memoryview(data)) is not None:
+            raise UnsupportedFormatError(path, error.offset, error.reason) from None
+        raise
     if max(progress.oldest_incomplete, max(progress.entries, default=0)) > SEGMENT_SEQ_MAX:
         raise CorruptionError(path, 14, f"names a segment above {SEGMENT_SEQ_MAX}")
     return progress

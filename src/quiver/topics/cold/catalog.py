@@ -20,7 +20,8 @@ from quiver.clock import Clock
 from quiver.errors import CorruptionError, FencedError, MetadataUnavailableError
 from quiver.metadata.port import CHANGES_MAX, Entry, MetadataStore
 from quiver.observe import Observer
-from quiver.primitives.scan import Frame
+from quiver.primitives.scan import Frame, as_damage
+from quiver.primitives.small_file import checked_value
 from quiver.topics.cold.spans import ObjectSpan, ObjectSpans
 from quiver.topics.format.descriptor import (
     ObjectDescriptor,
@@ -121,10 +122,11 @@ class ObjectCatalogue:
 
     def _decoded(self, entry: Entry) -> ObjectDescriptor:
         answer = decode_descriptor(entry.value)
-        reason = getattr(answer, "reason", "cut short")
-        if isinstance(answer, Frame):
-            if entry.key == descriptor_key(self._root, self.topic, answer.value.start_offset):
-                return answer.value
+        if not isinstance(answer, Frame):
+            reason = as_damage(answer, len(entry.value)).reason
+        elif entry.key == descriptor_key(self._root, self.topic, answer.value.start_offset):
+            return answer.value
+        else:
             reason = f"it begins with message {answer.value.start_offset}, its key says another"
         raise CorruptionError(entry.key, 0, f"{reason}; quiver topic rebuild-catalogue makes it anew")
 
@@ -303,9 +305,7 @@ class ObjectCatalogue:
         if entry is None:
             return None
         answer = decode_sealed_state(entry.value)
-        if not isinstance(answer, Frame):
-            raise CorruptionError(key, 0, getattr(answer, "reason", "cut short"))
-        return answer.value
+        return checked_value(answer, key, len(entry.value))
 
     def keep_state(self, state: SealedState) -> None:
         """

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from quiver.errors import CorruptionError
 from quiver.metadata.port import Entry, MetadataStore
-from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import checked_value
 from quiver.topics.cold.catalog import Commits
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.cursor import (
@@ -63,9 +63,7 @@ class CursorMirror:
             if name is None:
                 continue
             answer = decode_progress(entry.value)
-            if not isinstance(answer, Frame):
-                raise CorruptionError(entry.key, 0, getattr(answer, "reason", "cut short"))
-            owner, saved = answer.value
+            owner, saved = checked_value(answer, entry.key, len(entry.value))
             found[name] = owner, replace(saved, name=name)
         return found
 
@@ -81,9 +79,7 @@ class CursorMirror:
         for entry in self._entries():
             if entry.key.endswith("/cursor"):
                 answer = decode_cursor(entry.value)
-                if not isinstance(answer, Frame):
-                    raise CorruptionError(entry.key, 0, getattr(answer, "reason", "cut short"))
-                highest = max(highest, answer.value + 1)
+                highest = max(highest, checked_value(answer, entry.key, len(entry.value)) + 1)
         for _, saved in self._kept().values():
             highest = max(highest, saved.next_offset, *(behind for _, behind in saved.acked))
         return highest

@@ -30,7 +30,7 @@ from quiver.observe import Observer
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import read_if_valid
 from quiver.topics.cold.catalog import ObjectCatalogue
 from quiver.topics.cold.source import ObjectSource, SourceRange
 from quiver.topics.format.checkpoint import (
@@ -340,9 +340,4 @@ def uploaded_from(files: FileSystem, directory: str) -> int:
 
 
 def _read_checkpoint(files: FileSystem, path: str) -> UploaderCheckpoint | None:
-    try:
-        data = files.read_all(path, size_max=CHECKPOINT_BYTES_MAX)
-    except FileNotFoundError:
-        return None
-    answer = decode_uploader_checkpoint(data)
-    return answer.value if isinstance(answer, Frame) else None
+    return read_if_valid(files, path, decode_uploader_checkpoint, CHECKPOINT_BYTES_MAX)

@@ -10,7 +10,7 @@ from quiver.errors import CorruptionError, DirectoryInUseError
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem, Lock
 from quiver.primitives.disk.lock import hold
-from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import read_checked
 from quiver.topics.format.names import SUBSCRIPTIONS_DIR, parse_subscription_file, subscription_file
 from quiver.topics.format.subscription import (
     SUBSCRIPTION_BYTES_MAX,
@@ -71,15 +71,9 @@ class SubscriptionFiles:
             OSError: the disk cannot be read.
         """
         path = self._path(name)
-        try:
-            data = self._files.read_all(path, size_max=SUBSCRIPTION_BYTES_MAX)
-        except FileNotFoundError:
-            return None
-        answer = decode_subscription(data)
-        if isinstance(answer, Frame):
-            # A copy under another name is another subscription: it must not write to the first one's file.
-            return replace(answer.value, name=name)
-        raise CorruptionError(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
+        saved = read_checked(self._files, path, decode_subscription, SUBSCRIPTION_BYTES_MAX)
+        # A copy under another name is another subscription: it must not write to the first one's file.
+        return None if saved is None else replace(saved, name=name)
 
     def save(self, saved: SavedSubscription) -> None:
         """

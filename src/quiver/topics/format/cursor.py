@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import Buffer
-from quiver.primitives.scan import Answer, Damage, Frame
+from quiver.primitives.scan import Answer, Damage, Frame, as_damage
 from quiver.topics.format.names import check_subscription
 from quiver.topics.format.subscription import SavedSubscription, decode_subscription, encode_subscription
 
@@ -95,9 +95,11 @@ def decode_progress(data: Buffer) -> Answer[tuple[str, SavedSubscription]]:
         answer = decode_subscription(text.encode())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return Damage(0, f"no progress: {type(error).__name__}: {error}")
-    if isinstance(answer, Frame) and isinstance(owner, str):
-        return Frame((owner, answer.value), len(data))
-    return Damage(0, getattr(answer, "reason", "it is cut short"))
+    if not isinstance(answer, Frame):
+        return as_damage(answer, len(data))
+    if not isinstance(owner, str):
+        return Damage(0, "the owner of the progress is not text")
+    return Frame((owner, answer.value), len(data))
 
 
 def decode_cursor(data: Buffer) -> Answer[int]:

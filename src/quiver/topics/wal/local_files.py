@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import read_checked
 from quiver.topics.format.checkpoint import CHECKPOINT_BYTES_MAX, WalCheckpoint, decode_wal_checkpoint
 from quiver.topics.format.frame import FRAME_HEADER, FRAME_HEADER_BYTES, take_frames
 from quiver.topics.format.names import WAL_CHECKPOINT, parse_wal_file_name, wal_file_name
@@ -63,13 +63,9 @@ def load_checkpoint(files: FileSystem, directory: str) -> WalCheckpoint | Corrup
     """
     path = f"{directory}/{WAL_CHECKPOINT}"
     try:
-        data = files.read_all(path, size_max=CHECKPOINT_BYTES_MAX)
-    except FileNotFoundError:
-        return None
-    answer = decode_wal_checkpoint(data)
-    if isinstance(answer, Frame):
-        return answer.value
-    return CorruptionError(path, getattr(answer, "offset", len(data)), getattr(answer, "reason", "it is cut short"))
+        return read_checked(files, path, decode_wal_checkpoint, CHECKPOINT_BYTES_MAX)
+    except CorruptionError as error:
+        return error
 
 
 def local_files(
