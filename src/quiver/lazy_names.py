@@ -9,15 +9,39 @@ imports nothing: type checkers see its names below ``TYPE_CHECKING``, and the in
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["lazy_names", "warn_renamed"]
+__all__ = ["lazy_names", "renamed_keyword", "warn_renamed"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def warn_renamed(owner: str, name: str, new: str) -> None:
     """Warn that *name* of *owner* is called *new* now. Call it from the function that the user called."""
     warnings.warn(f"{owner}.{name} is now {owner}.{new}; use the new name", DeprecationWarning, stacklevel=3)
+
+
+def renamed_keyword(former: str, name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Return a decorator that also accepts the keyword *former* for *name*, with a `DeprecationWarning`."""
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if former in kwargs and name not in kwargs:
+                warnings.warn(
+                    f"{function.__qualname__}({former}=) is now {name}=; use the new name",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+                kwargs[name] = kwargs.pop(former)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 def lazy_names(

@@ -119,6 +119,19 @@ def test_a_row_that_cannot_be_sent_takes_nothing_with_it(server):
     assert [row["d"] for row in rows if "d" in row] == [Decimal(10) ** 70, Decimal("1e-70")]
 
 
+def test_timeout_s_still_works_with_a_warning(server):
+    with Sender.from_conf(f"ws::addr={server.address};") as sender:
+        sender.row("t", columns={"v": 1})
+        fsn = sender.flush()
+        with pytest.warns(DeprecationWarning, match=r"Sender.wait_until_confirmed\(timeout_s=\) is now timeout="):
+            assert sender.wait_until_confirmed(fsn, timeout_s=10)
+        assert sender.wait_until_confirmed(fsn, timeout=10)
+        with pytest.raises(TypeError):
+            sender.wait_until_confirmed(fsn, timeout=10, timeout_s=10)
+        with pytest.warns(DeprecationWarning, match="timeout_s"), pytest.raises(TypeError):
+            sender.wait_until_confirmed(fsn, 10, timeout_s=10)
+
+
 def test_a_flush_larger_than_a_segment_is_cut(server):
     """Into as many frames as it takes, in order."""
     with Sender.from_conf(f"ws::addr={server.address};auto_flush=off;sf_max_bytes=4096;") as sender:

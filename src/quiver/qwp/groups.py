@@ -206,9 +206,9 @@ def _append(
     return appended
 
 
-def _drain(slot: Slot, loop: WireLoop, timeout_s: float, clock: Clock) -> bool:
+def _drain(slot: Slot, loop: WireLoop, timeout: float, clock: Clock) -> bool:
     ring = slot.ring
-    deadline = clock.monotonic() + timeout_s
+    deadline = clock.monotonic() + timeout
     while True:
         left_s = deadline - clock.monotonic()
         if ring.wait_until_confirmed(ring.published_fsn, max(0.0, min(_LOOK_S, left_s))):

@@ -25,6 +25,7 @@ from typing import Any, Self
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import CapacityError, PartialWriteError, SenderHaltedError, StoreClosedError, UsageError
+from quiver.lazy_names import renamed_keyword
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.file_system import Buffer, FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -404,14 +405,15 @@ class Sender(SenderFigures):
 
     # ---- what is known
 
-    def wait_until_confirmed(self, fsn: int, timeout_s: float) -> bool:
+    @renamed_keyword("timeout_s", "timeout")
+    def wait_until_confirmed(self, fsn: int, timeout: float) -> bool:
         """
-        Wait until the server has confirmed the frame *fsn*, at most *timeout_s*; say whether it has.
+        Wait up to *timeout* seconds until the server has confirmed the frame *fsn*. Return whether it has.
 
         Raises:
-            SenderHaltedError: it never will, as things are.
+            SenderHaltedError: the sender has halted, so the frame will not be confirmed.
         """
-        deadline = self._clock.monotonic() + timeout_s
+        deadline = self._clock.monotonic() + timeout
         while not self._slot.ring.wait_until_confirmed(fsn, min(0.2, max(0.0, deadline - self._clock.monotonic()))):
             if self._loop.halted is not None:
                 self._seen = self._loop.halted
@@ -471,10 +473,10 @@ class Sender(SenderFigures):
 
     def _drain(self) -> None:
         ring = self._slot.ring
-        timeout_s = self.settings.close_flush_s
-        if timeout_s <= 0:
+        timeout = self.settings.close_flush_s
+        if timeout <= 0:
             return
-        deadline = self._clock.monotonic() + timeout_s
+        deadline = self._clock.monotonic() + timeout
         while not ring.wait_until_confirmed(ring.published_fsn, min(0.2, max(0.0, deadline - self._clock.monotonic()))):
             if self._loop.halted is not None:
                 return

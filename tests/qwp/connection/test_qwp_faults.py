@@ -210,7 +210,7 @@ def test_the_last_words_of_a_server_that_hung_up_are_heard():
     with QwpServer(lambda *_: said) as server:
         host, port = server.address.split(":")
         connection, _ = open_connection(
-            _Address(host, int(port)), [], tls=None, durable_ack=False, timeout_s=5.0, clock=SYSTEM_CLOCK
+            _Address(host, int(port)), [], tls=None, durable_ack=False, timeout=5.0, clock=SYSTEM_CLOCK
         )
         wake = WakeUp()
         try:
@@ -307,7 +307,7 @@ def test_a_connection_notices_a_host_that_is_gone():
     with QwpServer() as server:
         host, port = server.address.split(":")
         connection, _ = open_connection(
-            _Address(host, int(port)), [], tls=None, durable_ack=False, timeout_s=5.0, clock=SYSTEM_CLOCK
+            _Address(host, int(port)), [], tls=None, durable_ack=False, timeout=5.0, clock=SYSTEM_CLOCK
         )
         sock = connection._sock
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1

@@ -130,19 +130,19 @@ def open_connection(
     *,
     tls: ssl.SSLContext | None,
     durable_ack: bool,
-    timeout_s: float,
+    timeout: float,
     clock: Clock,
 ) -> tuple[Connection, Accepted]:
     """
-    Connect, encrypt, upgrade: all within *timeout_s*.
+    Connect, encrypt, upgrade: all within *timeout*.
 
     Raises:
         HandshakeError: the server answered, and not with what is needed.
         OSError: it did not answer.
     """
-    deadline = clock.monotonic() + timeout_s
+    deadline = clock.monotonic() + timeout
     try:
-        sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
+        sock = socket.create_connection((address.host, address.port), timeout=timeout)
     except UnicodeError as error:
         raise OSError(f"{address.host} is no name of a host: {error}") from error
     try:
@@ -291,9 +291,9 @@ class Connection:
             return self._sock.send(self._out[0])
         return self._sock.sendmsg(list(itertools.islice(self._out, _GATHERED_MAX)))
 
-    def receive(self, wake: WakeUp, timeout_s: float | None) -> list[bytes | str]:
+    def receive(self, wake: WakeUp, timeout: float | None) -> list[bytes | str]:
         """
-        Wait until the server says something, the socket takes more, *wake* is called, or *timeout_s* has passed; return
+        Wait until the server says something, the socket takes more, *wake* is called, or *timeout* has passed; return
         the messages that have arrived.
 
         Raises:
@@ -306,7 +306,7 @@ class Connection:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
         if self._selector.get_key(self._sock).events != wanted:
             self._selector.modify(self._sock, wanted)
-        ready = {key.fileobj: events for key, events in self._selector.select(0 if pending else timeout_s)}
+        ready = {key.fileobj: events for key, events in self._selector.select(0 if pending else timeout)}
         wake.asleep = False
         if wake.reader in ready:
             wake.drain()

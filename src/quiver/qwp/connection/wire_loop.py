@@ -163,8 +163,8 @@ class WireLoop:
         """Say that there is something to send. Costs nothing while the loop is busy."""
         self._wake_up.wake()
 
-    def stop(self, timeout_s: float) -> None:
-        """End the loop; what is not confirmed stays in the slot. Waits at most *timeout_s* for the thread."""
+    def stop(self, timeout: float) -> None:
+        """End the loop; what is not confirmed stays in the slot. Waits at most *timeout* for the thread."""
         with self._pause:
             self._stopping = True
             self._pause.notify_all()
@@ -172,7 +172,7 @@ class WireLoop:
         self._wake_up.asleep = True
         self._wake_up.wake()
         if self._worker is not None:
-            self._worker.join(timeout_s)
+            self._worker.join(timeout)
 
     def stats(self) -> dict[str, Any]:
         """Return figures of this moment about the slot."""
@@ -355,7 +355,7 @@ class WireLoop:
             headers,
             tls=self._tls,
             durable_ack=settings.durable_ack,
-            timeout_s=settings.handshake_s,
+            timeout=settings.handshake_s,
             clock=self._clock,
         )
 

@@ -312,19 +312,19 @@ class Ring:
 
     # ---- the other side
 
-    def wait_for_frame(self, fsn: int, timeout_s: float) -> bool:
+    def wait_for_frame(self, fsn: int, timeout: float) -> bool:
         """
-        Wait until the frame *fsn* is there, the ring is closed, or *timeout_s* has passed; say
+        Wait until the frame *fsn* is there, the ring is closed, or *timeout* has passed; say
         whether it is there.
         """
         with self._changed:
             if self._published < fsn and not self._closed:
-                self._clock.wait(self._changed, timeout_s)
+                self._clock.wait(self._changed, timeout)
             return self._published >= fsn
 
-    def wait_until_confirmed(self, fsn: int, timeout_s: float) -> bool:
-        """Wait until *fsn* is confirmed, or *timeout_s* has passed; say whether it is."""
-        deadline = self._clock.monotonic() + timeout_s
+    def wait_until_confirmed(self, fsn: int, timeout: float) -> bool:
+        """Wait until *fsn* is confirmed, or *timeout* has passed; say whether it is."""
+        deadline = self._clock.monotonic() + timeout
         with self._changed:
             while self._acked < fsn and self._failed is None and not self._closed:
                 left = deadline - self._clock.monotonic()
