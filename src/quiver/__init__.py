@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from quiver.store.reading.read import read
     from quiver.store.receipts import BundleReceipt
     from quiver.store.store import Store
-    from quiver.store.subscribers.handle import BundleHandle, Subscriber
+    from quiver.store.subscribers.claims import BundleHandle
+    from quiver.store.subscribers.subscriber import Subscriber
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -60,7 +61,8 @@ else:
             "quiver.store.receipts": "BundleReceipt",
             "quiver.store.cores.opening": "open_path=open",
             "quiver.store.store": "Store",
-            "quiver.store.subscribers.handle": "BundleHandle Subscriber",
+            "quiver.store.subscribers.claims": "BundleHandle",
+            "quiver.store.subscribers.subscriber": "Subscriber",
         },
         renamed={
             "AtCapacity": "CapacityError",

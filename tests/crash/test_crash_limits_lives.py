@@ -86,7 +86,7 @@ class Lives:
             case "read":
                 name = chance.choice(["reads", "reads", "reads", "sleeps"])
                 self.got[name] += rig.drain(store, name, chance.randrange(20))
-                store._registry.flush()
+                store._subscribers.flush()
             case "maintain":
                 store.maintain()
             case "flush":

@@ -13,7 +13,7 @@ from quiver.store.catalog import Catalog
 from quiver.store.cold.register import ColdRegister
 from quiver.store.directory_identity import HeldPlace
 from quiver.store.sealing.schedule import Sealing
-from quiver.store.subscribers.registry import Registry
+from quiver.store.subscribers.subscribers import Subscribers
 from quiver.store.wal.writer import WalWriter
 
 __all__ = ["Parts"]
@@ -45,7 +45,7 @@ class Parts:
     room: threading.Condition
     maintenance: threading.RLock
     catalog: Catalog
-    registry: Registry
+    subscribers: Subscribers
     wal: WalWriter
     sealing: Sealing
     cold: ColdRegister

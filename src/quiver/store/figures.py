@@ -7,13 +7,14 @@ from typing import Any
 from quiver.store.cold.tier import ColdTier
 from quiver.store.context import Parts
 from quiver.store.format.names import QUARANTINE_DIR
+from quiver.store.subscribers.subscribers import Subscribers
 
-__all__ = ["figures"]
+__all__ = ["figures", "subscriber_figures"]
 
 
 def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int, staged_bytes: int) -> dict[str, Any]:
     """Return figures of this moment: bytes, counts, and each subscriber's lag."""
-    catalog, registry = parts.catalog, parts.registry
+    catalog, subscribers = parts.catalog, parts.subscribers
     with parts.lock:
         found: dict[str, Any] = {
             "segments": len(catalog),
@@ -29,15 +30,36 @@ def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int
     found |= {
         "disk_bytes": disk_bytes,
         "staged_bytes": staged_bytes,
-        "incomplete_segments": found["segments"] - len(registry.complete_segments()),
+        "incomplete_segments": found["segments"] - len(subscribers.complete_segments()),
         "quarantined_files": len(parts.files.list_dir(quarantine)) if parts.files.exists(quarantine) else 0,
     }
     if cold.is_used:
         found["cold"] = cold.stats()
-    return found | {"subscribers": registry.stats()}
+    return found | {"subscribers": subscriber_figures(subscribers)}
 
 
 def _age_s(parts: Parts) -> float:
     """Return the age of the oldest bundle that is in no segment yet; 0 when there is none."""
     oldest_ns = parts.sealing.oldest_ns()
     return 0.0 if oldest_ns is None else max(0.0, (parts.clock.now_ns() - oldest_ns) / 1e9)
+
+
+def subscriber_figures(subscribers: Subscribers) -> dict[str, dict[str, int | float | bool]]:
+    """Return the figures of each subscriber by id; `dropped_bundles` counts since the store was opened."""
+    return {
+        status.id: {
+            "registered": status.is_registered,
+            "owned": status.is_owned,
+            "orphan": status.is_orphan,
+            "oldest_incomplete": status.oldest_incomplete,
+            "pending_bundles": status.pending_bundles,
+            "claimed_bundles": status.claimed_bundles,
+            "deferred_bundles": status.deferred_bundles,
+            "dropped_bundles": subscribers.table.lost[status.id],
+            "lag_bytes": status.lag_bytes,
+            "lag_seconds": status.lag_seconds,
+            "idle_seconds": status.idle_seconds,
+            "progress_age_seconds": status.progress_age_seconds,
+        }
+        for status in subscribers.statuses()
+    }

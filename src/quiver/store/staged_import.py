@@ -284,4 +284,4 @@ class OpenAdoption:
     def _on_adopted(self, info: SegmentInfo) -> None:
         self._cleanup.know(info)
         self._parts.catalog.add(info)
-        self._parts.registry.sealed(SegmentRef.of(info))
+        self._parts.subscribers.sealed(SegmentRef.of(info))

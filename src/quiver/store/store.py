@@ -45,9 +45,9 @@ from quiver.store.sealing.group_seal import GroupSeal
 from quiver.store.sealing.schedule import LAG_SEGMENTS, Sealing
 from quiver.store.sealing.sealer import Sealer
 from quiver.store.segment.info import SegmentInfo
-from quiver.store.subscribers.calls import SubscriberCalls
-from quiver.store.subscribers.registry import Registry
 from quiver.store.subscribers.state import SegmentRef
+from quiver.store.subscribers.subscriber import SubscriberCalls
+from quiver.store.subscribers.subscribers import Subscribers
 from quiver.store.views import StoreViews
 from quiver.store.wal.moved import DirectoryMovedError
 from quiver.store.wal.replay import decode_slots
@@ -154,7 +154,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         next_seq = max(next_seq, recovery.load_floor(files, root, observer=observer, clock=self._clock))
         steps.done("load_floor", next_segment=next_seq)
         segments = self.catalog.segments()
-        self._registry = Registry(
+        self._subscribers = Subscribers(
             files,
             root,
             segments=map(SegmentRef.of, segments),
@@ -168,10 +168,10 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             audit_bytes_max=self.settings.audit_bytes_max,
             deleting=DeletionPause(self._capacity, self._maintenance),
         )
-        steps.done("progress", subscribers=len(list(self._registry.members.all())))
+        steps.done("progress", subscribers=len(self._subscribers.table.listed()))
         ledger = DropLedger.load(files, root, observer)
         steps.done("drop_ledger", highest=ledger.highest)
-        next_seq = max(next_seq, self._registry.floor() + 1, ledger.highest + 1)
+        next_seq = max(next_seq, self._subscribers.floor() + 1, ledger.highest + 1)
         self._sealing = Sealing(files, self._segments_dir, self.settings, self._clock, observer, next_seq, self.adapter)
         self._furnish(ledger)
         self._cleanup.take_back()
@@ -183,7 +183,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         with contextlib.suppress(OSError):  # maintenance goes on with it, and says so
             self._cleanup.continue_drops()
         steps.done("continue_drops")
-        steps.done("missing", segments=self._registry.count_missing())
+        steps.done("missing", segments=self._subscribers.count_missing())
         self._cleanup.side.measure()
         self._cleanup.reserve.keep()
         self._cleanup.side.measure(now=True)
@@ -255,13 +255,13 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             room=self._room,
             maintenance=self._maintenance,
             catalog=self.catalog,
-            registry=self._registry,
+            subscribers=self._subscribers,
             wal=self._wal,
             sealing=self._sealing,
             cold=self._cold.register,
             place=HeldPlace(self._files, self.path, self._wal, self._observer),
         )
-        self._registry.members.require_place = parts.place.require
+        self._subscribers.require_place = parts.place.require
         self._cold_tier = ColdTier(parts, self._cold.tier.get, on_damage=self._quarantine, is_sending=self._cold.is_set)
         self._cleanup = Cleanup(parts, ledger, on_reserve=self._on_reserve)
         self._sealer = Sealer(parts, self._cleanup)
@@ -455,7 +455,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         born_s = self._sealing.open_born_s()
         if born_s is not None and self._cleanup.retention.is_over_age(born_s, now_s=self._clock.monotonic()):
             return True
-        return self._sealing.is_old() and self._registry.least_lag_segments() < LAG_SEGMENTS
+        return self._sealing.is_old() and self._subscribers.least_lag_segments() < LAG_SEGMENTS
 
     def reclaim(self, bytes_wanted: int) -> int:
         """
@@ -520,7 +520,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             last_to_first.callback(self._directory_lock.release)
             last_to_first.callback(self._wal.close)
             last_to_first.callback(self.catalog.close)
-            last_to_first.callback(self._registry.close, writes=is_here)
+            last_to_first.callback(self._subscribers.close, writes=is_here)
             if self._wal.failure is None:
                 self._close_cleanly()
             elif not self._logging:

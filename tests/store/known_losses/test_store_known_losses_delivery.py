@@ -340,7 +340,7 @@ def test_retries_in_an_outage_grow_without_end(files: CrashFileSystem) -> None:
             while (handle := subscriber.next_bundle(timeout=0)) is not None:
                 handle.defer(1.0)
             clock.advance(1.5)
-        (membership,) = store._registry.members.listed()
+        (membership,) = store._subscribers.table.listed()
         queue = membership.queue
         assert queue is not None
         assert len(queue._delayed) + len(queue._due) < 200

@@ -5,9 +5,11 @@ import pyarrow as pa
 from quiver.bundle import Bundle, BundleRef
 from quiver.errors import CorruptionError
 from quiver.observe import InMemoryObserver
+from quiver.store.figures import subscriber_figures
 from quiver.store.format.drop_ledger import DroppedSegment
-from quiver.store.subscribers.registry import Registry
 from quiver.store.subscribers.state import SegmentRef
+from quiver.store.subscribers.subscriber import SubscriberCalls
+from quiver.store.subscribers.subscribers import Subscribers
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -27,8 +29,21 @@ class Observed(InMemoryObserver):
         self.told.append({"name": name, **attributes})
 
 
+class Registry(SubscriberCalls):
+    """What a store offers about its subscribers, and what it calls itself, without the store."""
+
+    def __init__(self, subscribers):
+        self._subscribers = subscribers
+
+    def __getattr__(self, name):
+        return getattr(self._subscribers, name)
+
+    def stats(self):
+        return subscriber_figures(self._subscribers)
+
+
 class Bench:
-    """A store's side of it. *options* are those of `Registry`."""
+    """The store's side of its subscribers. *options* are those of `Subscribers`."""
 
     def __init__(self, disk=None, *, waits="skip", segments=(), next_seq=0, **options):
         self.disk = disk or CrashFileSystem()
@@ -39,14 +54,16 @@ class Bench:
         self.unreadable: set[BundleRef] = set()
         self.reads: list[BundleRef] = []
         self.registry = Registry(
-            self.disk,
-            ROOT,
-            segments=segments,
-            next_seq=next_seq,
-            load=self.load,
-            clock=self.clock,
-            observer=self.observer,
-            **options,
+            Subscribers(
+                self.disk,
+                ROOT,
+                segments=segments,
+                next_seq=next_seq,
+                load=self.load,
+                clock=self.clock,
+                observer=self.observer,
+                **options,
+            )
         )
 
     def load(self, ref):

@@ -58,7 +58,7 @@ def test_every_outcome_is_there_with_time_and_reason():
     bench.clock.advance(1)
     rejected.reject("no such column")
     deferred.defer(100)
-    bench.registry.fold_drops([dropped(0, 5, "age")])
+    bench.registry.drops.apply([dropped(0, 5, "age")])
     bench.seal(1, 2)
     bench.registry.unregister("b")
     bench.registry.flush()

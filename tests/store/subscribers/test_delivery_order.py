@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from quiver.bundle import BundleRef
 from quiver.errors import BundleUnavailableError, UsageError
-from quiver.store.subscribers.delivery import BACKFILL_EVERY, DeliveryQueue, Order, check_order
+from quiver.store.subscribers.queue import BACKFILL_EVERY, DeliveryQueue, Order, check_order
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
 

@@ -30,7 +30,7 @@ def _three(bench):
 def test_everybody_in_reach_has_it_resolved_durably_and_counted():
     bench = Bench()
     here, _ = _three(bench)
-    assert bench.registry.fold_drops([dropped(0, 3)]) == {"here": 2, "idle": 3}
+    assert bench.registry.drops.apply([dropped(0, 3)]) == {"here": 2, "idle": 3}
     for seed in range(8):
         disk = bench.disk.clone_after_crash(seed)
         for name in ("here", "idle"):
@@ -45,10 +45,10 @@ def test_everybody_in_reach_has_it_resolved_durably_and_counted():
 def test_once_more_changes_and_counts_nothing():
     bench = Bench()
     _three(bench)
-    bench.registry.fold_drops([dropped(0, 3)])
+    bench.registry.drops.apply([dropped(0, 3)])
     steps = []
     bench.disk.on_step = lambda op, path: steps.append((op, path))
-    assert bench.registry.fold_drops([dropped(0, 3)]) == {}
+    assert bench.registry.drops.apply([dropped(0, 3)]) == {}
     assert [path for op, path in steps if op == "rename"] == []
     assert bench.observer.total(COUNTED) == 5
 
@@ -57,16 +57,16 @@ def test_it_is_settled_when_the_other_process_has_taken_note():
     bench = Bench()
     _, elsewhere = _three(bench)
     entry = dropped(0, 3)
-    bench.registry.fold_drops([entry])
+    bench.registry.drops.apply([entry])
     bench.registry.removed([0])
-    assert not bench.registry.drops_settled(entry)
+    assert not bench.registry.drops.is_settled(entry)
     elsewhere.know([SegmentRef(1, 2)])
     assert elsewhere.fold_drops([entry]) == {"size": 3}
     assert elsewhere.fold_drops([entry]) == {}
-    assert not bench.registry.drops_settled(entry)
+    assert not bench.registry.drops.is_settled(entry)
     elsewhere.save()
     bench.registry.refresh()
-    assert bench.registry.drops_settled(entry)
+    assert bench.registry.drops.is_settled(entry)
     assert load_progress(bench.disk, ROOT, "query") == Progress(1, {})
 
 
@@ -75,22 +75,22 @@ def test_it_is_done_for_a_process_that_ended_without_taking_note():
     bench = Bench()
     _, elsewhere = _three(bench)
     entry = dropped(0, 3)
-    bench.registry.fold_drops([entry])
+    bench.registry.drops.apply([entry])
     bench.registry.removed([0])
     elsewhere.release()
-    assert bench.registry.fold_drops([entry]) == {"query": 3}
-    assert bench.registry.drops_settled(entry)
+    assert bench.registry.drops.apply([entry]) == {"query": 3}
+    assert bench.registry.drops.is_settled(entry)
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
 def test_without_subscribers_or_with_those_that_came_later_it_is_settled_at_once(profile):
     bench = Bench(profile=profile)
     bench.seal(0, 3)
-    assert bench.registry.fold_drops([dropped(0, 3)]) == {}
-    assert bench.registry.drops_settled(dropped(0, 3))
+    assert bench.registry.drops.apply([dropped(0, 3)]) == {}
+    assert bench.registry.drops.is_settled(dropped(0, 3))
     bench.registry.register("late")
-    assert bench.registry.fold_drops([dropped(0, 3)]) == {}
-    assert bench.registry.drops_settled(dropped(0, 3))
+    assert bench.registry.drops.apply([dropped(0, 3)]) == {}
+    assert bench.registry.drops.is_settled(dropped(0, 3))
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
@@ -101,8 +101,8 @@ def test_a_segment_that_is_gone_already_can_be_folded(profile):
     bench.registry.close()
     again = Bench(bench.disk, segments=[SegmentRef(1, 1)], profile=profile)
     entry = dropped(0, 3, "age")
-    assert again.registry.fold_drops([entry]) == {"a": 3}
-    assert again.registry.drops_settled(entry)
+    assert again.registry.drops.apply([entry]) == {"a": 3}
+    assert again.registry.drops.is_settled(entry)
     assert names(again.refs(again.registry.register("a"))) == ["1:0"]
 
 
@@ -114,17 +114,17 @@ def test_a_loss_is_not_counted_again_after_a_restart(profile):
     """
     bench = Bench(profile=profile)
     here, _ = _three(bench)
-    assert bench.registry.fold_drops([dropped(0, 3)]) == {"here": 2, "idle": 3}
+    assert bench.registry.drops.apply([dropped(0, 3)]) == {"here": 2, "idle": 3}
     bench.registry.removed([0])
     bench.ack_all(here)
     bench.registry.flush()
     disk = bench.disk.clone_after_kill()
     for _ in range(2):
         again = Bench(disk, segments=[SegmentRef(1, 2)], profile=profile)
-        assert set(again.registry.fold_drops([dropped(0, 3)])) <= {"query"}
+        assert set(again.registry.drops.apply([dropped(0, 3)])) <= {"query"}
         assert names(again.refs(again.registry.register("here"))) == []
         again.registry.close()
-    assert again.registry.drops_settled(dropped(0, 3))
+    assert again.registry.drops.is_settled(dropped(0, 3))
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
@@ -135,11 +135,11 @@ def test_what_the_ledger_forgot_leaves_the_progress(profile):
     for seq in range(2):
         bench.seal(seq, 2)
     bench.ack_all(here)
-    bench.registry.fold_drops([dropped(0, 2)])
+    bench.registry.drops.apply([dropped(0, 2)])
     bench.registry.removed([0])
     bench.registry.flush()
     assert (0 in load_progress(bench.disk, ROOT, "here").entries) == (profile == "otap")
-    bench.registry.drops_forgotten([0])
+    bench.registry.drops.forget([0])
     bench.registry.removed([1])
     bench.registry.flush()
     assert load_progress(bench.disk, ROOT, "here").entries == {}
@@ -151,7 +151,7 @@ def test_several_at_once_and_out_of_order():
     subscriber = bench.registry.register("a")
     for seq in range(4):
         bench.seal(seq, 2)
-    assert bench.registry.fold_drops([dropped(1, 2), dropped(3, 2, "age")]) == {"a": 4}
+    assert bench.registry.drops.apply([dropped(1, 2), dropped(3, 2, "age")]) == {"a": 4}
     bench.registry.removed([1, 3])
     bench.registry.flush()
     assert names(bench.refs(subscriber)) == ["0:0", "0:1", "2:0", "2:1"]
@@ -165,7 +165,7 @@ def test_a_handle_of_a_dropped_bundle_can_still_be_settled():
     bench.seal(0, 3)
     acked, deferred, left = bench.refs(subscriber)
     deferred.defer(5)
-    assert bench.registry.fold_drops([dropped(0, 3)]) == {"a": 3}
+    assert bench.registry.drops.apply([dropped(0, 3)]) == {"a": 3}
     acked.ack()
     left.defer()
     bench.clock.advance(10)
@@ -181,11 +181,11 @@ def test_a_rewind_does_not_bring_back_what_was_dropped():
     for seq in range(3):
         bench.seal(seq, 1)
     bench.ack_all(subscriber)
-    bench.registry.fold_drops([dropped(1, 1)])
+    bench.registry.drops.apply([dropped(1, 1)])
     assert subscriber.rewind("earliest").bundles == 3
     assert names(bench.refs(subscriber)) == ["0:0", "2:0"]
     bench.registry.removed([1])
-    assert bench.registry.fold_drops([dropped(1, 1)]) == {}
+    assert bench.registry.drops.apply([dropped(1, 1)]) == {}
     assert bench.observer.total(COUNTED) == 0
 
 
@@ -197,9 +197,9 @@ def test_a_disk_that_refuses_is_said_and_the_next_call_goes_on():
     _three(bench)
     faulty.fail_on("rename")
     with pytest.raises(OSError, match="."):
-        bench.registry.fold_drops([dropped(0, 3)])
-    assert not bench.registry.drops_settled(dropped(0, 3))
-    bench.registry.fold_drops([dropped(0, 3)])
+        bench.registry.drops.apply([dropped(0, 3)])
+    assert not bench.registry.drops.is_settled(dropped(0, 3))
+    bench.registry.drops.apply([dropped(0, 3)])
     assert bench.observer.total(COUNTED) == 5
     assert load_progress(disk, ROOT, "here") == load_progress(disk, ROOT, "idle") == Progress(1, {})
 
@@ -214,8 +214,8 @@ def test_a_file_that_was_replaced_though_the_disk_refused_is_counted(profile):
     faulty = FaultFileSystem(bench.disk, {"sync_dir": 1})
     again = Bench(faulty, segments=[SegmentRef(0, 3)], profile=profile)
     with pytest.raises(OSError, match="Input/output"):
-        again.registry.fold_drops([dropped(0, 3)])
-    again.registry.fold_drops([dropped(0, 3)])
+        again.registry.drops.apply([dropped(0, 3)])
+    again.registry.drops.apply([dropped(0, 3)])
     assert again.observer.total(COUNTED) == 3
 
 
@@ -231,7 +231,7 @@ def test_a_crash_at_any_step_leaves_nobody_with_a_gap(profile):
     bench.registry.flush()
 
     def work():
-        bench.registry.fold_drops([dropped(0, 2)])
+        bench.registry.drops.apply([dropped(0, 2)])
         bench.registry.removed([0])
         bench.registry.flush()
 
@@ -240,8 +240,8 @@ def test_a_crash_at_any_step_leaves_nobody_with_a_gap(profile):
             disk = state.clone_after_kill()
             segments = [SegmentRef(1, 2)] if is_gone else [SegmentRef(0, 2), SegmentRef(1, 2)]
             again = Bench(disk, segments=segments, profile=profile)
-            again.registry.fold_drops([dropped(0, 2)])
-            assert again.registry.drops_settled(dropped(0, 2))
+            again.registry.drops.apply([dropped(0, 2)])
+            assert again.registry.drops.is_settled(dropped(0, 2))
             again.registry.removed([0])
             assert names(again.refs(again.registry.register("a"))) == ["1:0"]
             assert names(again.refs(again.registry.register("b"))) == ["1:0", "1:1"]
@@ -256,4 +256,4 @@ def test_an_entry_for_another_count_counts_for_nothing():
     with SubscriberFile(bench.disk, ROOT, "a") as file:
         file.put(progress)
     again = Bench(bench.disk)
-    assert again.registry.fold_drops([dropped(0, 3)]) == {"a": 3}
+    assert again.registry.drops.apply([dropped(0, 3)]) == {"a": 3}

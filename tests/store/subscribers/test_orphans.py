@@ -5,7 +5,7 @@ from registry_rig import ROOT, Bench, crash_states, names
 
 from quiver.errors import DirectoryInUseError, StoreClosedError, UnknownSubscriberError, UsageError
 from quiver.primitives.disk import lock as lock_file
-from quiver.store.subscribers import table as members
+from quiver.store.subscribers import subscribers
 from quiver.store.subscribers.progress_store import SubscriberFile, load_progress
 from quiver.store.subscribers.state import SegmentRef
 
@@ -94,7 +94,7 @@ def test_one_that_another_process_works_for_is_neither_dropped_nor_listed(monkey
         bench.clock.advance(2 * DAY_S)
         bench.registry.refresh()
         assert [orphan.id for orphan in bench.registry.orphans()] == ["gone"]
-        monkeypatch.setattr(members, "is_held", lambda fs, path: path.endswith("gone.lock"))
+        monkeypatch.setattr(subscribers, "is_held", lambda fs, path: path.endswith("gone.lock"))
         assert bench.registry.orphans() == []
     # The lock that was held was a sign of life: its age begins there.
     bench.clock.advance(DAY_S - 1)

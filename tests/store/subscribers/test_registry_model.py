@@ -11,7 +11,7 @@ from registry_rig import ROOT, Bench, dropped
 
 from quiver.bundle import BundleRef
 from quiver.store.format.drop_ledger import DroppedSegment
-from quiver.store.subscribers.handle import BundleHandle
+from quiver.store.subscribers.claims import BundleHandle
 from quiver.store.subscribers.state import SegmentRef
 
 NAMES = ("a", "b", "c")
@@ -52,7 +52,7 @@ class _RegistryMachine(RuleBasedStateMachine):
         self.bench = Bench(disk, segments=segments, next_seq=self.next_seq, **self.options)
         self.registry = self.bench.registry
         # As the store does at open: the ledger outlives the crash.
-        self.registry.fold_drops(self.ledger)
+        self.registry.drops.apply(self.ledger)
         self.subscribers = {
             name: self.registry.register(name, "earliest", order=order)
             for name, order in zip(NAMES, ORDERS, strict=True)
@@ -151,12 +151,12 @@ class _RegistryMachine(RuleBasedStateMachine):
         expected = {name: len(refs - self.resolved[name]) for name in NAMES if refs - self.resolved[name]}
         if entry not in self.ledger:
             self.ledger.append(entry)
-        assert self.registry.fold_drops(self.ledger) == expected
+        assert self.registry.drops.apply(self.ledger) == expected
         for name in NAMES:
             self.resolved[name] |= refs
             self.durable[name] |= refs
-        assert self.registry.fold_drops(self.ledger) == {}
-        assert self.registry.drops_settled(entry)
+        assert self.registry.drops.apply(self.ledger) == {}
+        assert self.registry.drops.is_settled(entry)
         if finish:
             self.remove([seq])
             self.ledger.remove(entry)
@@ -212,7 +212,7 @@ class _RegistryMachine(RuleBasedStateMachine):
             }
         order = ORDERS[NAMES.index(name)]
         self.subscribers[name] = self.registry.register(name, "earliest", order=order)
-        self.registry.fold_drops(self.ledger)
+        self.registry.drops.apply(self.ledger)
         self.durable[name] = set(self.resolved[name])
         assert self.registry.orphans() == []
 

@@ -106,7 +106,7 @@ class ColdTier:
         found = [info for info in parts.catalog.local_segments() if not self._register.is_verified(info.seq)]
         if not found or parts.settings.cold_keep_finished_s > 0:
             return found
-        finished = set(parts.registry.complete_segments())
+        finished = set(parts.subscribers.complete_segments())
         return [info for info in found if info.seq not in finished]
 
     def _leaving(self) -> list[ColdSegment]:

@@ -15,7 +15,7 @@ from quiver.errors import QuiverError, StoreClosedError, UnknownSubscriberError
 from quiver.store.cores.subscriber import require_no_place
 from quiver.store.store import Store
 from quiver.store.subscribers.records import SubscriberStatus
-from quiver.store.subscribers.rewinding import Rewound
+from quiver.store.subscribers.state import Rewound
 
 __all__ = ["MultiCoreSubscriberCalls"]
 

@@ -43,7 +43,7 @@ from quiver.store.reading.query import By, Moment, Scan
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import MaintenanceReport
 from quiver.store.store import Store
-from quiver.store.subscribers.delivery import Order
+from quiver.store.subscribers.queue import Order
 from quiver.store.subscribers.state import Start
 
 __all__ = ["CoreReceipt", "MultiCoreStore", "OpenCore"]

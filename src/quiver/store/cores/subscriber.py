@@ -15,8 +15,9 @@ from quiver.bundle import Bundle, BundleRef
 from quiver.clock import Clock
 from quiver.errors import BundleUnavailableError, StoreClosedError, UnknownSubscriberError, UsageError
 from quiver.lazy_names import lazy_names
-from quiver.store.subscribers.handle import BundleHandle, Subscriber
-from quiver.store.subscribers.rewinding import Rewound
+from quiver.store.subscribers.claims import BundleHandle
+from quiver.store.subscribers.state import Rewound
+from quiver.store.subscribers.subscriber import Subscriber
 
 __all__ = ["CoreHandle", "MultiCoreSubscriber", "require_no_place"]
 

@@ -416,7 +416,7 @@ class Admission:
             what = f"{what}; {who} refuses the next segment: {failure.strerror}"
         elif self._cleanup.reserve.is_lacking and not what.startswith(DISK):
             what = f"{what}; {DISK}{parts.path} is full"
-        holder = parts.registry.slowest()
-        if holder is None and not parts.registry.statuses():
+        holder = parts.subscribers.slowest()
+        if holder is None and not parts.subscribers.statuses():
             what = f"{what}; no subscriber is registered, so nothing is ever finished"
         raise CapacityError(what, held_by=holder)

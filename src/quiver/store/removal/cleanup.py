@@ -151,7 +151,7 @@ class Cleanup:
         Raises:
             OSError: there is still no room, or the disk failed.
         """
-        registry = self._parts.registry
+        subscribers = self._parts.subscribers
         if self._fold_again:
             # Before progress passes over the numbers that are gone: from then on nobody could tell whose loss it was.
             self._fold_again = False
@@ -159,12 +159,12 @@ class Cleanup:
         # A file can only be replaced where there is room for the new one: delete what may go, then use the reserve.
         for make_room in (self._evict_all, self.reserve.spend):
             try:
-                return registry.flush()
+                return subscribers.flush()
             except OSError as error:
                 if not is_full_disk(error):
                     raise
                 make_room()
-        return registry.flush()
+        return subscribers.flush()
 
     def _evict_all(self) -> bool:
         return self.evict(None).segments > 0
@@ -204,7 +204,7 @@ class Cleanup:
         Return whether there are segments on disk that all subscribers have resolved, as far as this
         process knows.
         """
-        return bool(self._on_disk(self._known(self._parts.registry.complete_segments())))
+        return bool(self._on_disk(self._known(self._parts.subscribers.complete_segments())))
 
     def _on_disk(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
         return [info for info in infos if self._parts.catalog.is_local(info.seq)]
@@ -213,8 +213,8 @@ class Cleanup:
         parts = self._parts
         if not len(parts.catalog):
             return []
-        parts.registry.refresh()
-        return self._out_of_log(self._known(parts.registry.complete_segments()))
+        parts.subscribers.refresh()
+        return self._out_of_log(self._known(parts.subscribers.complete_segments()))
 
     def _out_of_log(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
         """Return those of *infos* that the log would not bring back: the cursor has passed them, durably."""
@@ -245,7 +245,7 @@ class Cleanup:
             else:
                 seqs.remove(max(seqs))  # the highest name keeps the number until there is room to write it down
         freed = Freed(len(seqs), parts.catalog.delete(seqs))
-        parts.registry.removed(seqs)
+        parts.subscribers.removed(seqs)
         self.retention.gone(seqs)
         # A crash before the list says so: the segment is back, as finished as it was, and goes again.
         parts.cold.leave(seqs)
@@ -394,7 +394,7 @@ class Cleanup:
 
     def _fold(self, entries: Sequence[DroppedSegment]) -> dict[str, int]:
         try:
-            return self._parts.registry.fold_drops(entries)
+            return self._parts.subscribers.drops.apply(entries)
         except OSError as error:
             # The ledger says it too, and stays until the progress files do: what goes now makes room for them.
             if not is_full_disk(error):
@@ -420,13 +420,13 @@ class Cleanup:
             unfinished = [entry for entry in entries if entry.seq in parts.catalog]
             if unfinished:
                 self._carry_out(unfinished)
-            parts.registry.refresh()
-            parts.registry.fold_drops(entries)
+            parts.subscribers.refresh()
+            parts.subscribers.drops.apply(entries)
             # What others gave up may stand in their record still, and would count as news.
             if not parts.files.exists(f"{parts.path}/{EVICTED}"):
                 spent += [entry.seq for entry in entries if self._is_done_with(entry)]
             self._ledger.remove(spent)
-            parts.registry.drops_forgotten(spent)
+            parts.subscribers.drops.forget(spent)
 
     def _is_done_with(self, entry: DroppedSegment) -> bool:
         parts = self._parts
@@ -434,7 +434,7 @@ class Cleanup:
         return (
             entry.seq not in parts.catalog
             and (pending is None or pending.seq != entry.seq)
-            and parts.registry.drops_settled(entry)
+            and parts.subscribers.drops.is_settled(entry)
         )
 
     def _in_effect(self) -> list[DroppedSegment]:
@@ -480,7 +480,7 @@ class Cleanup:
                 parts.cold.leave(seqs)
                 for seq in seqs:
                     parts.catalog.forget(seq)
-                parts.registry.removed(seqs)
+                parts.subscribers.removed(seqs)
                 self.retention.gone(seqs)
                 with parts.lock:
                     parts.room.notify_all()
@@ -511,7 +511,7 @@ class Cleanup:
             # An object that is not what was sent is copied to a quarantine of its own by the next pass.
             parts.cold.leave([info.seq], "sent" if is_local else "damaged")
             parts.catalog.forget(info.seq)
-            parts.registry.removed([info.seq])
+            parts.subscribers.removed([info.seq])
             self.retention.gone([info.seq])
             self.side.measure(now=True)
         parts.observer.event(

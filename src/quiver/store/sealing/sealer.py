@@ -71,7 +71,7 @@ class Sealer:
             self.forget_log(info.wal_position_end or 0)
             self._cleanup.know(info, pending.born_s)
             parts.catalog.add(info)
-            parts.registry.sealed(SegmentRef.of(info))
+            parts.subscribers.sealed(SegmentRef.of(info))
             with parts.lock:
                 sealing.done()
                 if sealing.full:

@@ -1,29 +1,24 @@
 """
-Who reads a store, how far each has come, and what is handed out next.
+The subscribers of a store: who reads it, how far each has read, and which bundle is delivered next.
 
-A bundle that was sealed passes here once per subscriber: pending → claimed → resolved (acknowledged or rejected),
-or back to pending when its handle is deferred, dropped, or cannot be read.
+Each sealed bundle passes through these states once per subscriber: pending → claimed → resolved (acknowledged or
+rejected), or back to pending if its handle is deferred, dropped, or cannot be read.
 
-======================  ===========================================================================================
+======================  =================================================================================
 module                  purpose
-======================  ===========================================================================================
-`state.py`              what one subscriber has resolved, and the rule that gives a progress file its meaning; pure
-`delivery.py`           in which order its pending bundles go out, and which are claimed; pure
-`claimable_bitmap.py`   which bundles of one segment may go out; pure
-`rewinding.py`          where a rewind goes to, and what of that is gone; pure
-`progress_store.py`     progress files on disk: read, replace, own; usable without a store, from another process
-`records.py`            one subscriber as an open store sees it: live state, durable state, ownership
-`table.py`              who they are: found at open, registered, orphaned, removed
-`claims.py`             what is handed out: take, wait, decide
-`drop_applier.py`       what policy gave up, resolved for everybody whom it takes something from
-`orphaned_progress.py`  segments that were removed by hand, as far as progress files show it
-`callbacks.py`          a consumer's function, called when bundles become available
+======================  =================================================================================
+`state.py`              what one subscriber has resolved, and the rules of a progress file (pure)
+`queue.py`              its pending bundles in the order of delivery, and its claims (pure)
+`progress_store.py`     progress files on disk: read, replace, own; usable without a store
+`records.py`            one subscriber in an open store: live state, durable state, ownership
+`claims.py`             bundles that are handed out: take, wait, decide; `BundleHandle`
+`subscribers.py`        all subscribers of an open store: register, refresh, rewind, remove
+`subscriber.py`         what users call: `Subscriber`, and the methods of `Store` about subscribers
+`drop_applier.py`       segments that policy dropped, resolved for every subscriber
+`orphaned_progress.py`  segments that were removed manually, as far as progress files show it
 `audit_trail.py`        the trail of outcomes on disk
-`registry.py`           all subscribers of an open store: what it tells them and asks of them
-`calls.py`              the calls of `Store` that only the registry answers
-`handle.py`             what a consumer holds: `Subscriber` and `BundleHandle`
-======================  ===========================================================================================
+======================  =================================================================================
 
-Delivery is at least once: progress is on disk only after the next maintenance pass, and a crash before it brings
-the bundle again. Nothing is deleted because of progress that is not on disk.
+Delivery is at least once: progress is on disk only after the next maintenance pass, and a crash before it causes
+another delivery. Nothing is deleted because of progress that is not on disk.
 """

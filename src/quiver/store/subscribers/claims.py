@@ -1,103 +1,185 @@
-"""What consumers do with an open store: take a bundle, wait for one, decide about it."""
+"""The bundles that an open store has handed out: take the next one, wait for one, decide about it."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
 
 from quiver.bundle import Bundle, BundleRef
-from quiver.errors import BundleUnavailableError, UsageError
+from quiver.errors import BundleUnavailableError, CorruptionError, UsageError
 from quiver.store.format.audit import Outcome
-from quiver.store.subscribers.delivery import DeliveryQueue
-from quiver.store.subscribers.handle import BundleHandle
-from quiver.store.subscribers.records import Membership, Shared
-from quiver.store.subscribers.table import Members
+from quiver.store.subscribers.queue import DeliveryQueue
+from quiver.store.subscribers.records import SubscriberRecord, SubscriberTable
 
-__all__ = ["WAIT_S_MAX", "Claims"]
+__all__ = ["WAIT_S_MAX", "BundleHandle", "Claims"]
 
 WAIT_S_MAX = 1.0
-"""A handle that the garbage collector drops while its own thread holds the lock can wake nobody. Waiters look by
-themselves this often."""
+"""Waiters check for bundles this often. The garbage collector may drop a handle in a thread that holds the lock, and
+then cannot wake them."""
+
+
+class BundleHandle:
+    """
+    One bundle, claimed for one subscriber until it is acknowledged, rejected, deferred or dropped.
+
+    A handle that is garbage collected, or whose `with` block ends without a decision, returns the bundle: it will be
+    delivered again. Thread-safe.
+    """
+
+    __slots__ = ("_bundle", "_claims", "_record", "outcome", "queue", "ref")
+
+    def __init__(self, claims: Claims, record: SubscriberRecord, queue: DeliveryQueue, ref: BundleRef) -> None:
+        self.outcome: str | None = None
+        """How the claim ended: acked, rejected, deferred, returned or unreadable; None while it lasts."""
+        self._claims = claims
+        self._record = record
+        self._bundle: Bundle | None = None
+        self.queue = queue
+        """The queue that has the claim. The subscriber gets another one when it is released and acquired again."""
+        self.ref = ref
+        """The address of the bundle; `Subscriber.claim` accepts it."""
+
+    @property
+    def bundle(self) -> Bundle:
+        """
+        The bundle, read on first access and cached.
+
+        If it cannot be read the claim ends: the bundle is pending again, after all others. The handle can still be
+        rejected or acknowledged, which is how a consumer skips the bundle.
+
+        Raises:
+            CorruptionError: the bytes on disk are not what was written.
+            BundleUnavailableError: the segment is not on disk any more.
+            ObjectsUnavailableError: only the object tier has the bundle, and it does not answer; retry, or `defer`.
+            OSError: the disk could not be read.
+        """
+        bundle = self._bundle
+        if bundle is None:
+            try:
+                bundle = self._bundle = self._claims.load(self.ref)
+            except (CorruptionError, BundleUnavailableError, OSError):
+                self._claims.give_back_unreadable(self._record, self)
+                raise
+        return bundle
+
+    def ack(self) -> None:
+        """
+        Acknowledge the bundle: it is never delivered to this subscriber again.
+
+        Durable after the next maintenance pass. Repeating it has no effect, and neither has acknowledging a bundle
+        that policy dropped meanwhile.
+
+        Raises:
+            BundleUnavailableError: the handle was rejected, deferred or returned before.
+            StoreClosedError: the store is closed; the bundle will be delivered again.
+        """
+        self._claims.settle(self._record, self, "acked")
+
+    def reject(self, why: str = "") -> None:
+        """
+        Reject the bundle because it can never be processed: it is dropped for this subscriber, and counted.
+
+        Durable after the next maintenance pass. Repeating it has no effect. *why* is written to the audit trail if
+        there is one.
+
+        Raises:
+            BundleUnavailableError: the handle was acknowledged, deferred or returned before.
+            UsageError: *why* is not a string; nothing was decided.
+            StoreClosedError: the store is closed; the bundle will be delivered again.
+        """
+        if not isinstance(why, str):
+            # Another thread writes the trail later: the error would end that thread, and the store with it.
+            raise UsageError(f"reject({why!r}): say why as text, for example str(error)")
+        self._claims.settle(self._record, self, "rejected", why)
+
+    def defer(self, seconds: float = 0.0) -> None:
+        """
+        Return the bundle, to be delivered again after *seconds*. Other bundles are delivered meanwhile.
+
+        Raises:
+            BundleUnavailableError: the handle was acknowledged, rejected, deferred or returned before.
+            UsageError: *seconds* is negative or not a number.
+        """
+        self._claims.defer(self._record, self, seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.outcome is None:
+            self._claims.give_back(self)
+
+    def __del__(self) -> None:
+        # Runs in any thread at any moment, perhaps in one that holds the condition: it must not wait for it.
+        if getattr(self, "outcome", "") is None:
+            self._claims.dropped(self)
+
+    def __repr__(self) -> str:
+        return f"BundleHandle({self.ref}, {self.outcome or 'claimed'})"
 
 
 class Claims:
     """
-    The bundles that are handed out. Thread-safe.
+    The claims of all subscribers. Thread-safe.
 
     Args:
-        shared: what all subscribers have in common.
-        members: who they are.
+        table: the subscribers.
         load: reads one bundle; called outside all locks.
+        begin: called before the first claim for a subscriber: makes this process its owner.
     """
 
-    def __init__(self, shared: Shared, members: Members, load: Callable[[BundleRef], Bundle]) -> None:
+    def __init__(
+        self,
+        table: SubscriberTable,
+        load: Callable[[BundleRef], Bundle],
+        begin: Callable[[SubscriberRecord], None],
+    ) -> None:
         self.load = load
-        self._shared = shared
-        self._members = members
-        self._clock = shared.clock
-        self._observer = shared.observer
-        self._condition = shared.condition
-        self._lock = shared.lock
-        self._segments = shared.segments
+        self._table = table
+        self._begin = begin
+        self._clock = table.clock
+        self._observer = table.observer
+        self._condition = table.condition
+        self._lock = table.lock
+        self._segments = table.segments
         self._dropped: deque[tuple[DeliveryQueue, BundleRef]] = deque()
-        self._has_begun = False
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, member: Membership) -> None:
-        """
-        Make sure that this process works for *member*; the first time also ends the registration phase.
-
-        Raises:
-            DirectoryInUseError: another process works for it.
-            UnknownSubscriberError: it was unregistered.
-            StoreFailedError: the directory was moved.
-            StoreClosedError: the store was closed.
-            CorruptionError: its progress file is not what was written, and the policy is not to go on.
-            OSError: its progress file cannot be read.
-        """
-        if not self._has_begun:
-            self._members.activate()
-            self._has_begun = True
-        if member.queue is not None:
-            return
-        self._members.require_place()
-        with self._shared.files_lock:
-            with self._condition:
-                self._members.require(member)
-            if member.file is None:
-                member.own()
-
-    def take(self, member: Membership, timeout_s: float | None) -> BundleHandle | None:
-        """Claim the next bundle for *member*; see `Subscriber.next_bundle`."""
-        if member.queue is None or not self._has_begun:
-            self.begin(member)
+    def take(self, record: SubscriberRecord, timeout_s: float | None) -> BundleHandle | None:
+        """Claim the next bundle; see `Subscriber.next_bundle`."""
+        if record.queue is None or not self._table.is_active:
+            self._begin(record)
         with self._lock:
-            queue = self.queue_of(member)
+            queue = self.queue_of(record)
             ref = queue.take(self._clock.monotonic())
             if ref is None and timeout_s != 0:
-                queue, refs = self._wait_for(member, 1, timeout_s)
+                queue, refs = self._wait_for(record, 1, timeout_s)
                 ref = refs[0] if refs else None
-            return None if ref is None else BundleHandle(self, member, queue, ref)
+            return None if ref is None else BundleHandle(self, record, queue, ref)
 
-    def take_many(self, member: Membership, count: int, timeout_s: float | None) -> list[BundleHandle]:
-        """Claim up to *count* bundles for *member*; see `Subscriber.next_bundles`."""
+    def take_many(self, record: SubscriberRecord, count: int, timeout_s: float | None) -> list[BundleHandle]:
+        """Claim up to *count* bundles; see `Subscriber.next_bundles`."""
         if count < 1:
             raise UsageError(f"next_bundles({count}): ask for at least one")
-        if member.queue is None or not self._has_begun:
-            self.begin(member)
+        if record.queue is None or not self._table.is_active:
+            self._begin(record)
         with self._condition:
-            queue, refs = self._wait_for(member, count, timeout_s)
-            return [BundleHandle(self, member, queue, ref) for ref in refs]
+            queue, refs = self._wait_for(record, count, timeout_s)
+            return [BundleHandle(self, record, queue, ref) for ref in refs]
 
     def _wait_for(
-        self, member: Membership, count: int, timeout_s: float | None
+        self, record: SubscriberRecord, count: int, timeout_s: float | None
     ) -> tuple[DeliveryQueue, list[BundleRef]]:
-        """Claim what there is, up to *count*, as soon as there is any; nothing when *timeout_s* has passed."""
+        """Claim up to *count* bundles as soon as there is one; none if *timeout_s* passes first."""
         deadline = math.inf if timeout_s is None else self._clock.monotonic() + timeout_s
         while True:
-            queue = self.queue_of(member)
+            queue = self.queue_of(record)
             now = self._clock.monotonic()
             refs = queue.take_many(now, count)
             if refs or now >= deadline:
@@ -106,98 +188,98 @@ class Claims:
             until = min(deadline, math.inf if due is None else due, now + WAIT_S_MAX)
             self._clock.wait(self._condition, until - now)
 
-    def claim(self, member: Membership, ref: BundleRef) -> BundleHandle:
-        """Claim one bundle for *member*; see `Subscriber.claim`."""
-        self.begin(member)
+    def claim(self, record: SubscriberRecord, ref: BundleRef) -> BundleHandle:
+        """Claim one bundle by its reference; see `Subscriber.claim`."""
+        self._begin(record)
         with self._condition:
-            queue = self.queue_of(member)
+            queue = self.queue_of(record)
             queue.claim(ref)
-            return BundleHandle(self, member, queue, ref)
+            return BundleHandle(self, record, queue, ref)
 
     # ── deciding ─────────────────────────────────────────────────────────────────────────────────────
 
-    def settle(self, member: Membership, handle: BundleHandle, outcome: Outcome, why: str = "") -> None:
+    def settle(self, record: SubscriberRecord, handle: BundleHandle, outcome: Outcome, reason: str = "") -> None:
         """
         Resolve the bundle of *handle* as "acked" or "rejected"; see `BundleHandle`.
 
-        One that policy dropped meanwhile is dropped already and counts as nothing else.
+        A bundle that policy dropped meanwhile counts as dropped only.
         """
         with self._lock:
             if handle.outcome == outcome:
                 return
-            is_news = self._settle(member, self.queue_of(member), handle, outcome, why)
-            if is_news and outcome == "acked":
-                member.acked_uncounted += 1
+            is_new = self._settle(record, self.queue_of(record), handle, outcome, reason)
+            if is_new and outcome == "acked":
+                record.acked_uncounted += 1
                 return
-        if is_news:
-            self._observer.count("quiver.subscriber.rejected_bundles_total", subscriber=member.id)
+        if is_new:
+            self._observer.count("quiver.subscriber.rejected_bundles_total", subscriber=record.id)
 
-    def ack_all(self, member: Membership, handles: Iterable[BundleHandle]) -> None:
+    def ack_all(self, record: SubscriberRecord, handles: Iterable[BundleHandle]) -> None:
         """Resolve the bundles of *handles* as "acked"; see `Subscriber.ack_all`."""
         refused: BundleUnavailableError | None = None
         with self._condition:
-            queue = self.queue_of(member)
+            queue = self.queue_of(record)
             for handle in handles:
                 if handle.outcome != "acked":
                     try:
-                        member.acked_uncounted += self._settle(member, queue, handle, "acked")
+                        record.acked_uncounted += self._settle(record, queue, handle, "acked")
                     except BundleUnavailableError as error:
                         refused = refused or error
         if refused is not None:
             raise refused
 
     def _settle(
-        self, member: Membership, queue: DeliveryQueue, handle: BundleHandle, outcome: Outcome, why: str = ""
+        self, record: SubscriberRecord, queue: DeliveryQueue, handle: BundleHandle, outcome: Outcome, reason: str = ""
     ) -> bool:
-        """Resolve the bundle of *handle*, under the condition; True when it was not resolved before."""
+        """Resolve the bundle of *handle*, under the condition; return whether it was unresolved before."""
         ref = handle.ref
         if handle.outcome is not None or handle.queue is not queue or not queue.is_claimed(ref):
             self._check_claim(queue, handle, outcome)
         segment = self._segments.get(ref.segment)
-        is_news = segment is not None and member.state.resolve(ref, segment.bundle_count)
-        if is_news:
-            member.is_dirty = True
-            if self._shared.audit is not None:
-                self._shared.audit.resolved(member.id, ref.segment, ref.index, outcome, why)
+        is_new = segment is not None and record.state.resolve(ref, segment.bundle_count)
+        if is_new:
+            record.is_dirty = True
+            if self._table.audit is not None:
+                self._table.audit.resolved(record.id, ref.segment, ref.index, outcome, reason)
         queue.resolved(ref)
         handle.outcome = outcome
-        return is_news
+        return is_new
 
-    def defer(self, member: Membership, handle: BundleHandle, seconds: float) -> None:
-        """Give the bundle of *handle* back for later; see `BundleHandle.defer`."""
+    def defer(self, record: SubscriberRecord, handle: BundleHandle, seconds: float) -> None:
+        """Return the bundle of *handle* for later delivery; see `BundleHandle.defer`."""
         if not seconds >= 0:
             raise UsageError(f"defer({seconds}): seconds must be 0 or more")
         with self._condition:
-            queue = self.queue_of(member)
+            queue = self.queue_of(record)
             self._check_claim(queue, handle, "deferred")
             queue.release(handle.ref, due_s=self._clock.monotonic() + seconds if seconds else None)
             handle.outcome = "deferred"
             self._condition.notify_all()
-        self._observer.count("quiver.subscriber.deferred_bundles_total", subscriber=member.id)
+        self._observer.count("quiver.subscriber.deferred_bundles_total", subscriber=record.id)
 
     def give_back(self, handle: BundleHandle) -> None:
-        """End the claim of *handle* without a decision, also when the store is closed."""
+        """End the claim of *handle* without a decision, even if the store is closed."""
         with self._condition:
             if handle.outcome is None:
                 handle.outcome = "returned"
                 handle.queue.release(handle.ref)
                 self._condition.notify_all()
 
-    def give_back_unreadable(self, member: Membership, handle: BundleHandle) -> None:
+    def give_back_unreadable(self, record: SubscriberRecord, handle: BundleHandle) -> None:
         """End the claim of *handle* because its bundle could not be read."""
         with self._condition:
             if handle.outcome is None:
                 handle.outcome = "unreadable"
                 handle.queue.release_unreadable(handle.ref)
                 self._condition.notify_all()
-        self._observer.count("quiver.subscriber.read_errors_total", subscriber=member.id)
+        self._observer.count("quiver.subscriber.read_errors_total", subscriber=record.id)
 
     def dropped(self, handle: BundleHandle) -> None:
         """
-        Give back the bundle of a handle that was garbage collected. Never waits for a lock.
+        Return the bundle of a handle that was garbage collected. Never waits for a lock.
 
-        The collector runs wherever it likes, also in a thread that holds `_condition` or something that a holder
-        of it waits for. So the bundle is only noted, and whoever looks for one next takes note.
+        The collector runs at any point, also in a thread that holds `_condition` or something that a holder of it
+        waits for. So this only records the bundle; the next call that looks for one returns it to the queue.
         """
         self._dropped.append((handle.queue, handle.ref))
         if self._condition.acquire(blocking=False):
@@ -208,29 +290,29 @@ class Claims:
 
     # ── under the condition ──────────────────────────────────────────────────────────────────────────
 
-    def queue_of(self, member: Membership) -> DeliveryQueue:
+    def queue_of(self, record: SubscriberRecord) -> DeliveryQueue:
         """
-        Return what is pending for *member*, dropped handles included.
+        Return the queue of *record*, after the bundles of dropped handles were returned to it.
 
         Raises:
-            BundleUnavailableError: this process does not work for it any more.
+            BundleUnavailableError: this process does not own the subscriber any more.
             UnknownSubscriberError: it was unregistered.
             StoreClosedError: the store was closed.
         """
-        if self._members.is_closed or member.gone:
-            self._members.require(member)
+        if self._table.is_closed or record.is_removed:
+            record.require()
         while self._dropped:
             queue, ref = self._dropped.popleft()
             queue.release(ref)
-        if member.queue is None:
-            raise BundleUnavailableError(f"subscriber {member.id!r} was released; its claims have ended")
-        return member.queue
+        if record.queue is None:
+            raise BundleUnavailableError(f"subscriber {record.id!r} was released; its claims have ended")
+        return record.queue
 
     def _check_claim(self, queue: DeliveryQueue, handle: BundleHandle, outcome: str) -> None:
         if handle.outcome == "unreadable":
-            # Nobody claimed it since? Then the consumer may still decide what becomes of it; also when the
-            # segment went to quarantine meanwhile, where there is nothing left to decide.
-            if handle.ref.segment in self._shared.segments:
+            # If no one has claimed it since, the consumer may still decide about it. The segment may be in
+            # quarantine by now; then there is nothing left to decide.
+            if handle.ref.segment in self._segments:
                 queue.claim(handle.ref)
         elif handle.outcome is not None:
             raise BundleUnavailableError(f"bundle {handle.ref} cannot be {outcome}: it was {handle.outcome} already")

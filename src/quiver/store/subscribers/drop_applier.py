@@ -1,9 +1,9 @@
 """
-What policy gave up, resolved for everybody whom it takes something from.
+Resolve the segments that policy dropped, for every subscriber that still needed them.
 
-The store's drop ledger says durably which segments those are, before anything of them goes. Here they become
-resolved in every progress file that this process may write; the owners of the others read the ledger themselves.
-Nobody is left waiting for a bundle that can never come, whatever crashes when: all of it can be done again.
+The store's drop ledger names these segments durably before any of their files is deleted. This module resolves them in
+every progress file that this process may write; the owners of the other files read the ledger themselves. All of it can
+be repeated, so after a crash at any point no subscriber waits for a bundle that can never come.
 """
 
 from __future__ import annotations
@@ -15,108 +15,127 @@ from functools import partial
 
 from quiver.errors import CorruptionError, UnknownSubscriberError
 from quiver.store.format.drop_ledger import DroppedSegment
-from quiver.store.subscribers.records import Membership, Shared
+from quiver.store.subscribers.records import SubscriberRecord, SubscriberTable
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
-from quiver.store.subscribers.table import Members
 
-__all__ = ["Drops"]
+__all__ = ["DropApplier"]
 
 
-class Drops:
+class DropApplier:
     """
-    The dropped segments that the ledger names: they are not gone yet, or not every subscriber's progress has them
-    resolved.
+    The dropped segments in the ledger: those that still exist, or that some subscriber has not resolved durably.
+    Thread-safe.
     """
 
-    def __init__(self, shared: Shared, members: Members) -> None:
-        self._shared = shared
-        self._members = members
+    def __init__(self, table: SubscriberTable) -> None:
+        self._table = table
         self._folded: set[int] = set()
-        """Those that were resolved for everybody in reach: from then on a number without a segment is no loss."""
+        """Those that were resolved for all subscribers in reach: a missing number is not a loss any more."""
 
-    def fold(self, entries: Sequence[DroppedSegment]) -> dict[str, int]:
-        """Resolve *entries* for everybody; see `Registry.fold_drops`."""
-        shared = self._shared
+    def apply(self, entries: Sequence[DroppedSegment]) -> dict[str, int]:
+        """
+        Resolve *entries* for every subscriber that no other process owns; durable on return.
+
+        The owner of any other subscriber applies the ledger itself. Repeating the call changes and counts nothing.
+        It must be repeated while the ledger has entries: the other process may have ended before it applied them.
+
+        Returns:
+            How many bundles each subscriber lost by this call; subscribers without losses are left out.
+
+        Raises:
+            OSError: a progress file could not be written. What was resolved stays resolved; call again.
+        """
+        table = self._table
         lost: dict[str, int] = {}
         failure: OSError | None = None
-        with shared.files_lock:
-            with shared.condition:
-                shared.dropped.update((entry.seq, _segment_of(entry)) for entry in entries)
-            for member in self._members.listed():
-                with shared.condition:
+        with table.files_lock:
+            with table.condition:
+                table.dropped.update((entry.seq, _segment_of(entry)) for entry in entries)
+            for record in table.listed():
+                with table.condition:
                     if all(
-                        self._is_settled_for(member, _segment_of(entry), is_new=entry.seq not in self._folded)
+                        self._is_settled_for(record, _segment_of(entry), is_new=entry.seq not in self._folded)
                         for entry in entries
                     ):
                         continue
-                was_owned = member.file is not None
+                was_owned = record.file is not None
                 by_reason: Counter[str] = Counter()
                 try:
-                    member.edit(partial(self._resolve, member, entries, by_reason))
+                    record.edit(partial(self._resolve, record, entries, by_reason))
                 except OSError as error:
                     failure = failure or error
-                    if not was_owned and not self._says(member, entries):
-                        continue  # nothing of it was kept
+                    if not was_owned and not self._is_in_file(record, entries):
+                        continue  # nothing was kept
                 except (CorruptionError, UnknownSubscriberError):
-                    continue  # reported where it was found, or gone; the ledger keeps the entry for the next time
+                    continue  # reported where it was found, or removed; the ledger keeps the entry for the next call
                 for reason, bundles in by_reason.items():
-                    shared.count_dropped(member.id, bundles, reason=reason)
+                    table.count_dropped(record.id, bundles, reason=reason)
                 if by_reason.total():
-                    lost[member.id] = by_reason.total()
+                    lost[record.id] = by_reason.total()
         if failure is not None:
             raise failure
-        self._folded = self._folded.intersection(shared.dropped).union(entry.seq for entry in entries)
+        self._folded = self._folded.intersection(table.dropped).union(entry.seq for entry in entries)
         return lost
 
-    def _says(self, member: Membership, entries: Sequence[DroppedSegment]) -> bool:
+    def _is_in_file(self, record: SubscriberRecord, entries: Sequence[DroppedSegment]) -> bool:
         """
-        Say whether the file has them resolved although it could not be replaced for certain: the next look would find
-        nothing to count.
+        Return whether the file has *entries* resolved although replacing it failed.
+
+        Then they are counted now: the next call would find nothing to count.
         """
         with contextlib.suppress(OSError):
-            member.reload()
-        with self._shared.condition:
-            return all(member.is_durably_complete(_segment_of(entry)) for entry in entries)
+            record.reload()
+        with self._table.condition:
+            return all(record.is_durably_complete(_segment_of(entry)) for entry in entries)
 
     def _resolve(
-        self, member: Membership, entries: Sequence[DroppedSegment], by_reason: Counter[str], state: SubscriberState
+        self,
+        record: SubscriberRecord,
+        entries: Sequence[DroppedSegment],
+        by_reason: Counter[str],
+        state: SubscriberState,
     ) -> bool:
         for entry in entries:
             segment = _segment_of(entry)
-            self._shared.audit_dropped(member.id, state, segment, reason=entry.reason)
+            self._table.audit_dropped(record.id, state, segment, reason=entry.reason)
             by_reason[entry.reason] += state.resolve_all(segment)
-            if member.queue is not None:
-                member.queue.withheld(entry.seq)
+            if record.queue is not None:
+                record.queue.withheld(entry.seq)
         return True
-
-    # ── under the condition ──────────────────────────────────────────────────────────────────────────
 
     def resolve_again(self, state: SubscriberState) -> None:
         """
-        Resolve what was dropped in a *state* that went back before it: it cannot come again, and is not counted
-        again.
+        Resolve the dropped segments in a *state* that was rewound: they cannot be delivered, and are not counted again.
+
+        Under the condition.
         """
-        for segment in self._shared.dropped.values():
+        for segment in self._table.dropped.values():
             state.resolve_all(segment)
 
     def is_settled(self, entry: DroppedSegment) -> bool:
-        """Say whether every subscriber's file has it resolved."""
-        return all(self._is_settled_for(member, _segment_of(entry)) for member in self._members.all())
+        """
+        Return whether every subscriber's file has *entry* resolved.
+
+        For subscribers of other processes, as of the last `Subscribers.refresh`.
+        """
+        with self._table.condition:
+            return all(self._is_settled_for(record, _segment_of(entry)) for record in self._table.records.values())
 
     def forget(self, seqs: Iterable[int]) -> None:
-        """Forget entries that the ledger does not name any more: they are settled, and their files are gone."""
-        for seq in seqs:
-            self._shared.dropped.pop(seq, None)
+        """Forget entries that were durably removed from the ledger: they are settled, and their files are deleted."""
+        with self._table.condition:
+            for seq in seqs:
+                self._table.dropped.pop(seq, None)
 
-    def _is_settled_for(self, member: Membership, segment: SegmentRef, *, is_new: bool = False) -> bool:
-        if member.is_durably_complete(segment):
+    def _is_settled_for(self, record: SubscriberRecord, segment: SegmentRef, *, is_new: bool = False) -> bool:
+        if record.is_durably_complete(segment):
             return True
         if is_new:
-            return False  # it may never have been a segment, and yet be a loss
-        if member.durable is None or member.durable.has_begun(segment.seq):
-            return False  # taken over from another process, which had not taken note: nobody has counted it
-        # To this process a number without a segment is one that is gone: its file need not say more.
-        return member.file is not None and segment.seq not in self._shared.segments
+            return False  # a segment that was never written to disk is a loss all the same
+        if record.durable is None or record.durable.has_begun(segment.seq):
+            return False  # inherited from another process that had not applied it: it is not counted yet
+        # For this process a number without a segment means a deleted segment, so its file need not list it.
+        return record.file is not None and segment.seq not in self._table.segments
 
 
 def _segment_of(entry: DroppedSegment) -> SegmentRef:

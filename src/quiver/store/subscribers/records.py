@@ -1,12 +1,13 @@
 """
-One subscriber as an open store sees it: what it has resolved, what its file says, who works for it.
+One subscriber in an open store: what it has resolved, what its progress file says, and who owns it.
 
-Two states are kept, and they must not be confused. The live state includes the acknowledgements of a moment
-ago; the durable state is what the progress file says. Delivery goes by the live one, deletion by the durable one
-alone, or a crash would bring back a subscriber that still wants what was deleted.
+A record has two states that must not be confused. The live state includes the latest acknowledgements; the durable
+state is what the progress file says. Delivery uses the live state. Deletion uses only the durable one: otherwise a
+crash would bring back a subscriber that still needs what was deleted.
 
-Two locks, always taken in this order: `Shared.files_lock` around whatever touches the disk, `Shared.condition`
-around the states. The disk is never touched under the condition, so an acknowledgement never waits for an fsync.
+There are two locks, always taken in this order: `SubscriberTable.files_lock` around every disk access, and
+`SubscriberTable.condition` around the states. No disk access happens under the condition, so an acknowledgement never
+waits for an fsync.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quiver.clock import Clock
-from quiver.errors import CorruptionError, DirectoryInUseError
+from quiver.errors import CorruptionError, DirectoryInUseError, StoreClosedError, UnknownSubscriberError
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.settings import DamagePolicy, Profile
 from quiver.store.format.progress import Progress
 from quiver.store.subscribers import progress_store
 from quiver.store.subscribers.audit_trail import AuditTrail
-from quiver.store.subscribers.delivery import DeliveryQueue, Order
 from quiver.store.subscribers.progress_store import Recreated, SubscriberFile
+from quiver.store.subscribers.queue import DeliveryQueue, Order
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
-__all__ = ["Membership", "Shared", "SubscriberStatus"]
+__all__ = ["SubscriberRecord", "SubscriberStatus", "SubscriberTable"]
 
 _RECENT_NS = 2_000_000_000
-"""A file that changed this recently is read again: two changes within one tick of its time stamp look like one."""
+"""A file that changed this recently is read again: two changes within one tick of its time stamp are not told apart."""
 
 _FileSignature = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What all memberships of one registry have in common."""
+@dataclass(slots=True)
+class SubscriberTable:
+    """The subscribers of one store, and what their records share."""
 
     fs: FileSystem
     root: str
@@ -50,20 +51,53 @@ class Shared:
     damage_policy: DamagePolicy = "restart_earliest"
     audit: AuditTrail | None = None
     dropped: dict[int, SegmentRef] = field(default_factory=dict)
-    """By number: segments that policy gave up and that the drop ledger names still."""
+    """By number: segments that policy dropped and that the drop ledger still lists."""
     lost: Counter[str] = field(default_factory=Counter)
-    """By subscriber: bundles that it will never get, since the store was opened."""
+    """By subscriber: how many bundles it has lost since the store was opened."""
+    records: dict[str, SubscriberRecord] = field(default_factory=dict)
+    """By subscriber id. Under `condition`."""
+    is_active: bool = False
+    """Whether the registration phase has ended."""
+    is_closed: bool = False
+    """Whether the store was closed."""
     files_lock: threading.Lock = field(default_factory=threading.Lock)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """That of `condition`, for those who neither wait nor wake: they take it without a detour. Not re-entrant on
-    purpose: a handle's finalizer must find it taken, also in the thread that has it."""
+    """The lock of `condition`, for callers that neither wait nor notify: taking it directly is faster. It must not be
+    re-entrant: a handle's finalizer must find it taken even in the thread that holds it."""
     condition: threading.Condition = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "condition", threading.Condition(self.lock))
+        self.condition = threading.Condition(self.lock)
+
+    def listed(self) -> list[SubscriberRecord]:
+        """Return all records. Takes the condition."""
+        with self.condition:
+            return list(self.records.values())
+
+    def find(self, subscriber_id: str) -> SubscriberRecord:
+        """
+        Return one record. Under the condition.
+
+        Raises:
+            UnknownSubscriberError: the subscriber does not exist.
+        """
+        record = self.records.get(subscriber_id)
+        if record is None:
+            raise UnknownSubscriberError(f"there is no subscriber {subscriber_id!r}")
+        return record
+
+    def require_open(self) -> None:
+        """
+        Check that the store is open.
+
+        Raises:
+            StoreClosedError: it was closed.
+        """
+        if self.is_closed:
+            raise StoreClosedError("the store is closed")
 
     def count_dropped(self, subscriber: str, bundles: int, *, reason: str) -> None:
-        """Count what one subscriber will never get, and why. Under `files_lock`."""
+        """Count bundles that one subscriber has lost, and why. Under `files_lock`."""
         if bundles:
             self.lost[subscriber] += bundles
             self.observer.count(
@@ -71,7 +105,10 @@ class Shared:
             )
 
     def audit_dropped(self, subscriber: str, state: SubscriberState, segment: SegmentRef, *, reason: str) -> None:
-        """Note what of *segment* one subscriber will never get. Before it is resolved, under the condition."""
+        """Add to the audit trail which bundles of *segment* one subscriber loses.
+
+        Call it before they are resolved, under the condition.
+        """
         if self.audit is not None:
             self.audit.dropped(subscriber, segment.seq, state.unresolved(segment), why=reason)
 
@@ -79,22 +116,23 @@ class Shared:
 @dataclass(frozen=True, slots=True)
 class SubscriberStatus:
     """
-    How a subscriber stands at this moment, in sealed bundles.
+    The state of a subscriber at one moment, in sealed bundles.
 
     Attributes:
-        id: its name.
-        is_registered: somebody registered it since the store was opened.
-        is_owned: this process works for it.
-        is_orphan: the registration phase has ended without it.
-        oldest_incomplete: number of the oldest segment that it has not finished; the next one when it has all.
-        pending_bundles: bundles that it has not resolved, claimed and deferred ones included.
-        claimed_bundles: bundles handed out at this moment.
-        deferred_bundles: bundles that wait for their time.
-        lag_bytes: the pending bundles' share of their files.
-        lag_seconds: since the oldest segment with a pending bundle was begun, by the wall clock; 0 when none is.
-        idle_seconds: since this store saw a sign of life of it: a registration, a change of its file, a held lock.
-            Never more than since the registration phase ended.
-        progress_age_seconds: since its progress file changed, by the wall clock.
+        id: its id.
+        is_registered: it was registered since the store was opened.
+        is_owned: this process owns it.
+        is_orphan: it was not registered when the registration phase ended.
+        oldest_incomplete: number of the oldest segment with an unresolved bundle; the next number if there is none.
+        pending_bundles: unresolved bundles, including claimed and deferred ones.
+        claimed_bundles: bundles that are claimed.
+        deferred_bundles: bundles that are deferred.
+        lag_bytes: the share of the pending bundles in the bytes of their files.
+        lag_seconds: seconds since the first ingest into the oldest segment with a pending bundle, by the wall clock;
+            0 if nothing is pending.
+        idle_seconds: seconds since this store last saw it active: a registration, a change of its file, a held lock.
+            At most the time since the registration phase ended.
+        progress_age_seconds: seconds since its progress file changed, by the wall clock.
     """
 
     id: str
@@ -111,214 +149,226 @@ class SubscriberStatus:
     progress_age_seconds: float
 
 
-class Membership:
+class SubscriberRecord:
     """
-    One subscriber. `reload`, `own`, `let_go`, `save`, `edit` and `recreate_if_unowned` are called under `files_lock`;
-    all else under the condition.
+    One subscriber. `reload`, `acquire`, `release`, `save`, `edit` and `recreate_if_unowned` are called under
+    `files_lock`, all other methods under the condition.
     """
 
     __slots__ = (
         "_changed_ns",
         "_is_rewound",
-        "_shared",
         "_signature",
+        "_table",
         "acked_uncounted",
         "durable",
         "file",
-        "gone",
         "id",
         "idle_since_s",
         "is_dirty",
         "is_registered",
+        "is_removed",
         "order",
         "queue",
         "state",
     )
 
-    def __init__(self, subscriber_id: str, shared: Shared) -> None:
+    def __init__(self, subscriber_id: str, table: SubscriberTable) -> None:
         self.id = subscriber_id
         self.state = SubscriberState()
         self.durable: SubscriberState | None = None
-        """What the file on disk says; None when that is unknown, and then nothing may be deleted."""
+        """What the file on disk says; None if that is unknown, and then nothing may be deleted."""
         self.file: SubscriberFile | None = None
-        """Held while this process works for the subscriber."""
+        """Set while this process owns the subscriber."""
         self.queue: DeliveryQueue | None = None
-        """There while `file` is held."""
+        """Set while `file` is."""
         self.order: Order = "oldest"
         self.is_registered = False
         self.is_dirty = False
         self.acked_uncounted = 0
-        """Acknowledged bundles that no observer was told of yet: `tell_acked` does it for many at once."""
-        self.gone = False
-        self.idle_since_s = shared.clock.monotonic()
-        self._changed_ns = shared.clock.now_ns()
+        """Acknowledged bundles that are not counted yet; `count_acked` counts many at a time."""
+        self.is_removed = False
+        self.idle_since_s = table.clock.monotonic()
+        self._changed_ns = table.clock.now_ns()
         self._is_rewound = False
-        self._shared = shared
+        self._table = table
         self._signature: _FileSignature | None = None
 
-    def tell_acked(self) -> None:
-        """Count what was acknowledged since the last time. Takes the condition."""
-        with self._shared.condition:
+    def require(self) -> None:
+        """
+        Check that the store is open and still has this subscriber.
+
+        Raises:
+            StoreClosedError: the store was closed.
+            UnknownSubscriberError: the subscriber was unregistered.
+        """
+        self._table.require_open()
+        if self.is_removed:
+            raise UnknownSubscriberError(f"subscriber {self.id!r} was unregistered")
+
+    def count_acked(self) -> None:
+        """Count what was acknowledged since the last call. Takes the condition."""
+        with self._table.condition:
             acked, self.acked_uncounted = self.acked_uncounted, 0
         if acked:
-            self._shared.observer.count("quiver.subscriber.acked_bundles_total", acked, subscriber=self.id)
+            self._table.observer.count("quiver.subscriber.acked_bundles_total", acked, subscriber=self.id)
 
     # ── the file ─────────────────────────────────────────────────────────────────────────────────────
 
     def save(self, *, over_gaps: bool = True) -> bool:
         """
-        Write the progress if it changed; durable on return. True when it was written.
+        Write the progress if it changed, durable on return; return whether it was written.
 
         Raises:
-            OSError: the disk refused; it stays to be written.
+            OSError: the disk refused; the next call writes it.
         """
-        shared = self._shared
-        with shared.condition:
+        table = self._table
+        with table.condition:
             file = self.file
             if file is None or not self.is_dirty:
                 return False
             self.is_dirty = False
             is_rewound, self._is_rewound = self._is_rewound, False
-            self.state.advance(shared.segments, over_gaps=over_gaps)
+            self.state.advance(table.segments, over_gaps=over_gaps)
             progress = self.state.to_progress(
-                shared.segments, profile=shared.profile, over_gaps=over_gaps, dropped=shared.dropped.values()
+                table.segments, profile=table.profile, over_gaps=over_gaps, dropped=table.dropped.values()
             )
-        if shared.audit is not None:
-            shared.audit.write()  # first: what progress says is in the trail
+        if table.audit is not None:
+            table.audit.write()  # first: the trail contains all that the progress file says
         try:
             if not file.put(progress, is_rewound=is_rewound):
                 return False
         except OSError:
-            with shared.condition:
+            with table.condition:
                 self.is_dirty = True
                 self._is_rewound = self._is_rewound or is_rewound
             raise
         durable = SubscriberState.from_progress(progress)
-        with shared.condition:
+        with table.condition:
             self.durable = durable
-            self._changed_ns = shared.clock.now_ns()
+            self._changed_ns = table.clock.now_ns()
         return True
 
     def edit(self, change: Callable[[SubscriberState], bool], *, is_rewound: bool = False) -> bool:
         """
-        Apply *change* (True: something changed), durably on return; False when another process works for it.
+        Apply *change*, durable on return; return False if another process owns the subscriber.
 
-        When nobody works for it, ownership is taken for the moment.
+        *change* returns whether it changed the state. If no process owns the subscriber, this call does meanwhile.
 
         Raises:
-            CorruptionError: its file is not what was written, and the policy is not to go on.
-            UnknownSubscriberError: its file is gone.
-            OSError: the disk refused. A state that was owned before keeps the change, for the next `save`.
+            CorruptionError: the progress file is damaged, and the policy is `fail`.
+            UnknownSubscriberError: the progress file was removed.
+            OSError: the disk refused. If the state was owned before the call, the next `save` writes the change.
         """
         borrowed = self.file is None
         if borrowed:
             try:
-                self.own()
+                self.acquire()
             except DirectoryInUseError:
-                with self._shared.condition:
-                    self.idle_since_s = self._shared.clock.monotonic()
+                with self._table.condition:
+                    self.idle_since_s = self._table.clock.monotonic()
                 return False
         try:
-            with self._shared.condition:
+            with self._table.condition:
                 if change(self.state):
                     self.is_dirty = True
                     self._is_rewound = self._is_rewound or is_rewound
-            # What is borrowed is left so that any process can read it: nothing is said by a number that is missing.
+            # Any process must be able to read the file afterwards, so a missing number must not carry a meaning.
             self.save(over_gaps=not borrowed)
         finally:
             if borrowed:
-                self.let_go()
+                self.release()
                 self._signature = None
         return True
 
-    def own(self) -> None:
+    def acquire(self) -> None:
         """
-        Take the lock and go on from what the file says.
+        Take the lock and continue from what the file says.
 
         Raises:
-            DirectoryInUseError: another process works for this subscriber.
-            UnknownSubscriberError: its progress file is gone.
-            CorruptionError: the file is not what was written, and the policy is not to go on.
-            UnsupportedFormatError: a newer version wrote it; whatever the policy, it stays as it is.
+            DirectoryInUseError: another process owns the subscriber.
+            UnknownSubscriberError: the progress file was removed.
+            CorruptionError: the file is damaged, and the policy is `fail`.
+            UnsupportedFormatError: a newer version wrote the file; it is left unchanged under every policy.
             OSError: the file cannot be read.
         """
-        shared = self._shared
+        table = self._table
         file = self._new_file()
         try:
             file.acquire()
         except CorruptionError as damage:
             self._report_damage(damage)
-            if shared.damage_policy == "fail":
+            if table.damage_policy == "fail":
                 raise
             self._recreate(file)
         if file.written is not None:
-            self._adopt(file.written)
-        with shared.condition:
-            self.queue = DeliveryQueue(self.state, shared.segments, order=self.order)
+            self._set_states(file.written)
+        with table.condition:
+            self.queue = DeliveryQueue(self.state, table.segments, order=self.order)
             self.is_dirty = self._is_rewound = False
             self.file = file
 
-    def let_go(self) -> None:
-        """Give up ownership, without saving."""
-        shared = self._shared
-        with shared.condition:
+    def release(self) -> None:
+        """End ownership without saving."""
+        table = self._table
+        with table.condition:
             file, self.file, self.queue = self.file, None, None
-            self.idle_since_s = shared.clock.monotonic()
-            shared.condition.notify_all()
+            self.idle_since_s = table.clock.monotonic()
+            table.condition.notify_all()
         if file is not None:
             file.release()
 
     def reload(self) -> bool:
         """
-        Read the file of a subscriber that this process does not own, if it changed; False when it is damaged.
+        Read the file of a subscriber that this process does not own, if it changed; return False if it is damaged.
 
-        A file that is gone changes nothing here: the next listing of the directory says so.
+        A removed file has no effect here: the next listing of the directory finds it missing.
         """
-        shared = self._shared
+        table = self._table
         try:
-            stat = shared.fs.stat(progress_store.progress_path(shared.root, self.id))
+            stat = table.fs.stat(progress_store.progress_path(table.root, self.id))
         except FileNotFoundError:
             return True
         signature = (stat.modified_ns, stat.inode, stat.size_bytes)
-        is_recent = abs(shared.clock.now_ns() - stat.modified_ns) < _RECENT_NS
+        is_recent = abs(table.clock.now_ns() - stat.modified_ns) < _RECENT_NS
         if signature == self._signature and not is_recent:
             return self.durable is not None
         try:
-            progress = progress_store.load_progress(shared.fs, shared.root, self.id)
+            progress = progress_store.load_progress(table.fs, table.root, self.id)
         except CorruptionError as damage:
             if signature != self._signature:
                 self._report_damage(damage)
             self._signature = signature
-            with shared.condition:
+            with table.condition:
                 self.durable = None
             return False
         if progress is not None:
             if signature != self._signature:
-                with shared.condition:
-                    self.idle_since_s = shared.clock.monotonic()
+                with table.condition:
+                    self.idle_since_s = table.clock.monotonic()
                     self._changed_ns = stat.modified_ns
             self._signature = signature
-            self._adopt(progress)
+            self._set_states(progress)
         return True
 
     def recreate_if_unowned(self) -> None:
         """
-        Do with a damaged file what the policy says, unless another process works for the subscriber.
+        Apply the policy to a damaged file, unless another process owns the subscriber.
 
-        That one will write the file again; until then nothing is deleted.
+        The owner will write the file again; until then nothing is deleted.
 
         Raises:
-            CorruptionError: the policy is not to go on.
-            UnsupportedFormatError: a newer version wrote it; whatever the policy, it stays as it is.
+            CorruptionError: the policy is `fail`.
+            UnsupportedFormatError: a newer version wrote the file; it is left unchanged under every policy.
             OSError: the disk refused.
         """
-        shared = self._shared
-        if shared.damage_policy == "fail":
+        table = self._table
+        if table.damage_policy == "fail":
             try:
-                progress_store.lock_subscriber(shared.fs, shared.root, self.id).release()
+                progress_store.lock_subscriber(table.fs, table.root, self.id).release()
             except DirectoryInUseError:
                 return
-            progress_store.load_progress(shared.fs, shared.root, self.id)
+            progress_store.load_progress(table.fs, table.root, self.id)
             return
         file = self._new_file()
         try:
@@ -326,21 +376,21 @@ class Membership:
         except DirectoryInUseError:
             return
         file.release()
-        self._adopt(made.progress)
+        self._set_states(made.progress)
 
     def _new_file(self) -> SubscriberFile:
-        shared = self._shared
-        keep_backup = shared.damage_policy == "backup"
-        return SubscriberFile(shared.fs, shared.root, self.id, profile=shared.profile, keep_backup=keep_backup)
+        table = self._table
+        keep_backup = table.damage_policy == "backup"
+        return SubscriberFile(table.fs, table.root, self.id, profile=table.profile, keep_backup=keep_backup)
 
     def _recreate(self, file: SubscriberFile) -> Recreated:
-        shared = self._shared
-        with shared.condition:
-            next_seq = shared.segments.next_seq
-            passed_over = list(shared.segments.between(0, next_seq - 1))
-        made = file.recreate(shared.damage_policy, next_seq=next_seq)
-        skipped = sum(segment.bundle_count for segment in passed_over) if made.start == "latest" else 0
-        shared.observer.event(
+        table = self._table
+        with table.condition:
+            next_seq = table.segments.next_seq
+            skipped_segments = list(table.segments.between(0, next_seq - 1))
+        made = file.recreate(table.damage_policy, next_seq=next_seq)
+        skipped = sum(segment.bundle_count for segment in skipped_segments) if made.start == "latest" else 0
+        table.observer.event(
             "quiver.subscriber.progress.recreated",
             level=logging.WARNING,
             subscriber=self.id,
@@ -348,21 +398,21 @@ class Membership:
             start=made.start,
             skipped_bundles_max=skipped,
         )
-        # How many of them it had not resolved is what the damaged file would have said: all that it may be.
-        shared.count_dropped(self.id, skipped, reason="progress_damaged")
+        # The damaged file does not tell how many of them were resolved: count the maximum.
+        table.count_dropped(self.id, skipped, reason="progress_damaged")
         if skipped:
             nothing = SubscriberState()
-            with shared.condition:
-                for segment in passed_over:
-                    shared.audit_dropped(self.id, nothing, segment, reason="progress_damaged")
+            with table.condition:
+                for segment in skipped_segments:
+                    table.audit_dropped(self.id, nothing, segment, reason="progress_damaged")
         return made
 
     # ── the states ───────────────────────────────────────────────────────────────────────────────────
 
-    def _adopt(self, progress: Progress) -> None:
-        shared = self._shared
+    def _set_states(self, progress: Progress) -> None:
+        table = self._table
         if progress.flags:
-            shared.observer.event(
+            table.observer.event(
                 "quiver.subscriber.progress.load",
                 level=logging.WARNING,
                 subscriber=self.id,
@@ -370,18 +420,18 @@ class Membership:
             )
         live = SubscriberState.from_progress(progress)
         durable = SubscriberState.from_progress(progress)
-        with shared.condition:
+        with table.condition:
             self.state = live
             self.durable = durable
             for seq in progress.entries:
-                segment = shared.segments.get(seq)
+                segment = table.segments.get(seq)
                 if segment is not None:
                     self.reconcile(segment)
 
     def reconcile(self, segment: SegmentRef) -> None:
-        """Check the entry of *segment* against its true size."""
+        """Check the entry of *segment* against its actual bundle count."""
         if self.state.reconcile(segment):
-            self._shared.observer.event(
+            self._table.observer.event(
                 "quiver.subscriber.progress.mismatch",
                 level=logging.ERROR,
                 subscriber=self.id,
@@ -390,12 +440,12 @@ class Membership:
             )
 
     def is_durably_complete(self, segment: SegmentRef) -> bool:
-        """Say whether the file on disk says that all of *segment* is resolved."""
+        """Return whether the file on disk has all of *segment* resolved."""
         return self.durable is not None and self.durable.is_complete(segment)
 
-    def status(self, *, is_active: bool = True) -> SubscriberStatus:
-        """Return how the subscriber stands; *is_active*: the registration phase has ended."""
-        segments, clock = self._shared.segments, self._shared.clock
+    def status(self) -> SubscriberStatus:
+        """Return the status of the subscriber."""
+        segments, clock = self._table.segments, self._table.clock
         now_ns = clock.now_ns()
         bundles = size_bytes = 0
         begun_ns: int | None = None
@@ -409,7 +459,7 @@ class Membership:
             self.id,
             self.is_registered,
             self.file is not None,
-            is_active and not self.is_registered,
+            self._table.is_active and not self.is_registered,
             self.state.position(segments).segment,
             bundles,
             0 if queue is None else queue.claimed_count,
@@ -421,7 +471,7 @@ class Membership:
         )
 
     def _report_damage(self, damage: CorruptionError) -> None:
-        observer = self._shared.observer
+        observer = self._table.observer
         observer.event(
             "quiver.subscriber.progress.damaged",
             level=logging.ERROR,

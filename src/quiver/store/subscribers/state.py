@@ -31,16 +31,22 @@ from quiver.store.segment.info import SegmentInfo
 __all__ = [
     "ENTRY_BUNDLES_MAX",
     "SEGMENT_SEQ_MAX",
+    "RewindTo",
+    "Rewound",
     "SegmentRef",
     "Segments",
     "Start",
     "SubscriberState",
     "instant_ns",
+    "rewind_position",
     "start_segment",
 ]
 
 Start = Literal["latest", "earliest"] | int | datetime
 """Where a new subscriber starts: `start_segment` says what each means."""
+
+RewindTo = Literal["earliest"] | int | datetime | BundleRef
+"""The oldest segment there is, a segment number, an aware datetime, or one bundle."""
 
 ENTRY_BUNDLES_MAX = 65_536
 """A progress entry has at most 1,024 words of 64 bits. Larger segments count as a whole or not at all."""
@@ -508,3 +514,47 @@ def _segment_at(start: datetime, segments: Segments) -> int:
         if segment.ingested_max_ns is None or segment.ingested_max_ns >= start_ns:
             return segment.seq
     return segments.next_seq
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """
+    What a rewind did.
+
+    Attributes:
+        position: from this bundle on everything that exists is pending.
+        bundles: how many bundles that brought back: they were resolved and are not any more.
+        missing: segment numbers from there on that have no segment: deleted, dropped, or never used. For a time,
+            also all numbers before the oldest segment, when that was begun later.
+    """
+
+    position: BundleRef
+    bundles: int
+    missing: tuple[range, ...]
+
+
+def rewind_position(to: RewindTo, segments: Segments) -> tuple[BundleRef, tuple[range, ...]]:
+    """
+    Return the bundle that *to* means, and the segment numbers from there on that have no segment.
+
+    Raises:
+        UsageError: *to* means nothing, or a place that the store has not reached.
+    """
+    if isinstance(to, BundleRef):
+        first = start_segment(to.segment, segments)
+        segment = segments.get(first)
+        if to.index < 0 or (segment is not None and to.index >= segment.bundle_count):
+            count = 0 if segment is None else segment.bundle_count
+            raise UsageError(f"cannot rewind to bundle {to}: segment {first} has {count} bundles")
+        return to, segments.missing(first)
+    if to == "latest":
+        raise UsageError('a rewind to "latest" would skip what was not delivered; unregister and register does that')
+    first = start_segment(to, segments)
+    missing = segments.missing(first)
+    if isinstance(to, datetime):
+        oldest = segments.at_or_after(0)
+        begun_ns = None if oldest is None else oldest.ingested_min_ns
+        is_oldest = oldest is None or oldest.seq == first
+        if is_oldest and first > 0 and (begun_ns is None or begun_ns > instant_ns(to)):
+            missing = (range(first), *missing)
+    return BundleRef(first, 0), missing

@@ -1,17 +1,17 @@
 """
-In which order one subscriber's pending bundles are handed out. Pure: the time is an argument.
+The pending bundles of one subscriber, in the order of delivery. Pure: the time is an argument.
 
 =================  ==========================================================================================
-order              what goes out next
+order              which bundle is delivered next
 =================  ==========================================================================================
 ``oldest``         the oldest bundle (the default)
-``newest``         the newest one; each fourth time the oldest, so that the backlog goes on while new ones come
-``round_robin``    the oldest one of each segment in turn: all ages of a backlog go on together
+``newest``         the newest one; every fourth time the oldest, so that the backlog shrinks while new bundles arrive
+``round_robin``    the oldest one of each segment in turn, so that all parts of a backlog make progress
 =================  ==========================================================================================
 
-What may go out is a set of indices for each segment, so taking costs the same however many are claimed. A deferred
-bundle is not in it until its time has come, and holds up nothing. One that could not be read comes again when
-nothing else is pending.
+The claimable bundles are a set of indices for each segment, so the cost of `take` does not depend on how many bundles
+are claimed. A deferred bundle enters the set when its delay has passed, and does not delay others. A bundle that could
+not be read is delivered again when nothing else is pending.
 """
 
 from __future__ import annotations
@@ -24,33 +24,34 @@ from typing import Literal, get_args
 
 from quiver.bundle import BundleRef
 from quiver.errors import BundleUnavailableError, UsageError
-from quiver.store.subscribers.claimable_bitmap import FreeBits
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
-__all__ = ["BACKFILL_EVERY", "DeliveryQueue", "Order", "check_order"]
+__all__ = ["BACKFILL_EVERY", "ClaimableBitmap", "DeliveryQueue", "Order", "check_order"]
 
 Order = Literal["oldest", "newest", "round_robin"]
 
 BACKFILL_EVERY = 4
-"""Under `newest`, one bundle in so many is the oldest one."""
+"""Under `newest`, every n-th bundle is the oldest one."""
 
 _ref = partial(tuple.__new__, BundleRef)
-"""`BundleRef(*pair)` for less: it is made for every bundle."""
+"""A faster `BundleRef(*pair)`: it is called for every bundle."""
 
 _STALE_MAX = 64
-"""Deferrals that were claimed early leave their time behind; beyond this many the heap is rebuilt."""
+"""Deferrals that are claimed early leave their entry in the heap; beyond this many it is rebuilt."""
 
+_WORD_BITS = 512
+_WORD_BYTES = _WORD_BITS // 8
 
 _ENDS: dict[str, int] = {"oldest": 0, "newest": -1}
-"""Which of the segments with something free comes next, unless they take turns."""
+"""Which of the segments with claimable bundles is next; `round_robin` has no entry."""
 
 
 def check_order(order: str) -> Order:
     """
-    Return *order* when it is one.
+    Return *order* if it is a delivery order.
 
     Raises:
-        UsageError: it is not; the message names those there are.
+        UsageError: it is not; the message lists the valid values.
     """
     for known in get_args(Order):
         if order == known:
@@ -58,23 +59,108 @@ def check_order(order: str) -> Order:
     raise UsageError(f"order={order!r} is not one of {', '.join(get_args(Order))}")
 
 
+class ClaimableBitmap:
+    """
+    The bundles of one segment that may be claimed: a set of indices. Not thread-safe.
+
+    The set is cut into words. A single integer of 65,536 bits would be copied at every step.
+
+    Attributes:
+        count: the number of indices in the set.
+    """
+
+    __slots__ = ("_high", "_low", "_words", "count")
+
+    def __init__(self, bits: int) -> None:
+        data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+        self.count = bits.bit_count()
+        self._words = [
+            int.from_bytes(data[at : at + _WORD_BYTES], "little") for at in range(0, len(data), _WORD_BYTES)
+        ] or [0]
+        # All words below `_low` and above `_high` are zero.
+        self._low = 0
+        self._high = len(self._words) - 1
+
+    def add(self, index: int) -> None:
+        """Add *index*."""
+        at, bit = divmod(index, _WORD_BITS)
+        words = self._words
+        if at >= len(words):
+            words.extend([0] * (at + 1 - len(words)))
+        mask = 1 << bit
+        if not words[at] & mask:
+            words[at] |= mask
+            self.count += 1
+            self._low = min(self._low, at)
+            self._high = max(self._high, at)
+
+    def discard(self, index: int) -> None:
+        """Remove *index* if it is present."""
+        at, bit = divmod(index, _WORD_BITS)
+        if at < len(self._words) and self._words[at] >> bit & 1:
+            self._words[at] ^= 1 << bit
+            self.count -= 1
+
+    def pop_first(self) -> int:
+        """Remove and return the lowest index. The set must not be empty."""
+        words, at = self._words, self._low
+        while not (word := words[at]):
+            at += 1
+        self._low = at
+        lowest = word & -word
+        words[at] = word ^ lowest
+        self.count -= 1
+        return at * _WORD_BITS + lowest.bit_length() - 1
+
+    def pop_some(self, count: int) -> list[int]:
+        """Remove and return up to *count* of the lowest indices, ascending."""
+        words, at = self._words, self._low
+        wanted = min(count, self.count)
+        found: list[int] = []
+        while len(found) < wanted:
+            word = words[at]
+            if not word:
+                at += 1
+                continue
+            base = at * _WORD_BITS - 1
+            while word and len(found) < wanted:
+                lowest = word & -word
+                word ^= lowest
+                found.append(base + lowest.bit_length())
+            words[at] = word
+        self._low = at
+        self.count -= wanted
+        return found
+
+    def pop_last(self) -> int:
+        """Remove and return the highest index. The set must not be empty."""
+        words, at = self._words, self._high
+        while not words[at]:
+            at -= 1
+        self._high = at
+        bit = words[at].bit_length() - 1
+        words[at] ^= 1 << bit
+        self.count -= 1
+        return at * _WORD_BITS + bit
+
+
 class DeliveryQueue:
     """
-    Claims and their order for one subscriber. Not thread-safe.
+    The claims of one subscriber, and the order of its pending bundles. Not thread-safe.
 
-    A pending bundle is in exactly one place: `_free`, in `_claimed`, in `_delayed` or in `_unreadable`.
-    The set of a segment is made when it is first looked at; until then nothing of it is anywhere else.
+    A pending bundle is in exactly one of `_free`, `_claimed`, `_delayed` and `_unreadable`. The set of a segment is
+    created when it is first needed; until then none of its bundles is in the other three.
     """
 
     def __init__(self, state: SubscriberState, segments: Segments, *, order: Order = "oldest") -> None:
         self.order: Order = order
-        """May be changed at any time; it counts from the next `take` on."""
+        """May be changed at any time; takes effect with the next `take`."""
         self.arrivals = 0
-        """Grows whenever a bundle becomes free, and never otherwise."""
+        """Incremented whenever a bundle becomes claimable, and only then."""
         self._state = state
         self._segments = segments
-        self._free: dict[int, FreeBits] = {}
-        # Segments that may have a free bundle, ascending; one that turns out to have none leaves the list.
+        self._free: dict[int, ClaimableBitmap] = {}
+        # Segments that may have a claimable bundle, ascending. A segment found to have none is removed.
         self._open = [segment.seq for segment in segments if not state.is_complete(segment)]
         self._taken = 0
         self._turn = -1
@@ -85,43 +171,43 @@ class DeliveryQueue:
 
     @property
     def claimed_count(self) -> int:
-        """How many bundles are claimed now."""
+        """The number of claimed bundles."""
         return len(self._claimed)
 
     @property
     def deferred_count(self) -> int:
-        """How many bundles wait for their time."""
+        """The number of deferred bundles."""
         return len(self._delayed)
 
     def is_claimed(self, ref: BundleRef) -> bool:
-        """Say whether *ref* is claimed."""
+        """Return whether *ref* is claimed."""
         return ref in self._claimed
 
     def claimed_segments(self) -> set[int]:
-        """Return the segments of which a bundle is claimed."""
+        """Return the segments that have a claimed bundle."""
         return {ref.segment for ref in self._claimed}
 
     def sealed(self, segment: SegmentRef) -> None:
-        """Take note of a new segment."""
+        """Add a new segment."""
         self._free.pop(segment.seq, None)
         if not self._state.is_complete(segment):
             self._list(segment.seq)
             self.arrivals += 1
 
     def removed(self, seqs: Iterable[int]) -> None:
-        """Forget segments that are gone. Claims on their bundles last until they are settled."""
+        """Remove deleted segments. Claims on their bundles last until they are settled."""
         for seq in seqs:
             self._free.pop(seq, None)
             self._unlist(seq)
 
     def withheld(self, seq: int) -> None:
-        """Take note that all of segment *seq* was resolved without being delivered."""
+        """Stop delivering segment *seq*: all of it was resolved without delivery."""
         if seq in self._segments:
-            self._free[seq] = FreeBits(0)
+            self._free[seq] = ClaimableBitmap(0)
             self._unlist(seq)
 
     def rewound(self, to: BundleRef) -> None:
-        """Take note that the state was rewound to *to*. Claims and deferrals stay what they are."""
+        """Rebuild the queue after the state was rewound to *to*. Claims and deferrals are kept."""
         for seq in [seq for seq in self._free if seq >= to.segment]:
             del self._free[seq]
         behind = [segment.seq for segment in self._segments.between(to.segment) if not self._state.is_complete(segment)]
@@ -132,12 +218,12 @@ class DeliveryQueue:
         self.arrivals += 1
 
     def has_free(self, now_s: float) -> bool:
-        """Say whether `take` would return a bundle that could be read so far."""
+        """Return whether `take` would return a bundle, those that could not be read aside."""
         self._ripen(now_s)
         return self._choose("oldest") is not None
 
     def take(self, now_s: float) -> BundleRef | None:
-        """Claim and return the bundle whose turn it is at *now_s*, or None."""
+        """Claim and return the next bundle at *now_s*, or None."""
         if self._due:
             self._ripen(now_s)
         order = self.order
@@ -159,10 +245,7 @@ class DeliveryQueue:
         return ref
 
     def take_many(self, now_s: float, count: int) -> list[BundleRef]:
-        """
-        Claim and return up to *count* bundles, those that as many calls of `take` would; empty when
-        there are none.
-        """
+        """Claim and return up to *count* bundles: those that *count* calls of `take` would return."""
         refs: list[BundleRef] = []
         if self.order == "oldest":
             if self._due:
@@ -181,10 +264,10 @@ class DeliveryQueue:
 
     def claim(self, ref: BundleRef) -> None:
         """
-        Claim *ref* itself, whether it is pending, deferred or was unreadable.
+        Claim one bundle by its reference, whether it is pending, deferred or could not be read.
 
         Raises:
-            BundleUnavailableError: there is no such bundle, or it is resolved or claimed.
+            BundleUnavailableError: the bundle does not exist, or is resolved or claimed.
         """
         segment = self._segments.get(ref.segment)
         if segment is None or not 0 <= ref.index < segment.bundle_count:
@@ -199,11 +282,11 @@ class DeliveryQueue:
         self._claimed.add(ref)
 
     def resolved(self, ref: BundleRef) -> None:
-        """End the claim on *ref* for good; the state knows it as resolved."""
+        """End the claim on *ref*, which is resolved."""
         self._claimed.discard(ref)
 
     def release(self, ref: BundleRef, *, due_s: float | None = None) -> None:
-        """Give *ref* back: pending at once, or from *due_s* on."""
+        """Return *ref* to the pending bundles: immediately, or at *due_s*."""
         self._claimed.discard(ref)
         if due_s is None:
             self._give_back(ref)
@@ -215,12 +298,12 @@ class DeliveryQueue:
                 heapify(self._due)
 
     def release_unreadable(self, ref: BundleRef) -> None:
-        """Give *ref* back, to come again only when nothing else is pending."""
+        """Return *ref* to the pending bundles, to be delivered only when nothing else is pending."""
         self._claimed.discard(ref)
         self._unreadable[ref] = None
 
     def next_due_s(self) -> float | None:
-        """Return when the next deferred bundle becomes pending; None when none is deferred."""
+        """Return when the next deferred bundle becomes claimable; None if none is deferred."""
         while self._due and self._delayed.get(self._due[0][1]) != self._due[0][0]:
             heappop(self._due)
         return self._due[0][0] if self._due else None
@@ -232,7 +315,7 @@ class DeliveryQueue:
             self._give_back(ref)
 
     def _give_back(self, ref: BundleRef) -> None:
-        # Its segment may be gone by now, or dropped by policy.
+        # Its segment may have been deleted or dropped by policy.
         if self._is_pending(ref):
             free = self._bits(ref.segment)
             if free is not None:
@@ -252,12 +335,12 @@ class DeliveryQueue:
             del self._open[at]
         return None
 
-    def _bits(self, seq: int) -> FreeBits | None:
+    def _bits(self, seq: int) -> ClaimableBitmap | None:
         free = self._free.get(seq)
         if free is None:
             segment = self._segments.get(seq)
             if segment is not None:
-                free = self._free[seq] = FreeBits(self._state.unresolved(segment))
+                free = self._free[seq] = ClaimableBitmap(self._state.unresolved(segment))
         return free
 
     def _withhold(self, ref: BundleRef) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.store.subscribers.claimable_bitmap import FreeBits
+from quiver.store.subscribers.queue import ClaimableBitmap
 
 INDEX = st.one_of(st.integers(0, 5), st.sampled_from([510, 511, 512, 513, 1023, 1024]), st.integers(0, 65_535))
 STEP = st.tuples(st.sampled_from(["add", "discard", "first", "some", "last"]), INDEX)
@@ -12,7 +12,7 @@ STEP = st.tuples(st.sampled_from(["add", "discard", "first", "some", "last"]), I
 
 @given(st.sets(INDEX), st.lists(STEP, max_size=60))
 def test_it_is_a_set(at_first, steps):
-    free, model = FreeBits(sum(1 << index for index in at_first)), set(at_first)
+    free, model = ClaimableBitmap(sum(1 << index for index in at_first)), set(at_first)
     for what, number in steps:
         if what == "add":
             free.add(number)
@@ -35,6 +35,6 @@ def test_it_is_a_set(at_first, steps):
 
 @pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 65_536])
 def test_all_of_a_segment_in_order(count):
-    free = FreeBits((1 << count) - 1)
+    free = ClaimableBitmap((1 << count) - 1)
     assert free.pop_some(count) == list(range(count))
     assert free.pop_some(1) == []
