@@ -106,7 +106,7 @@ class AofAsLog:
         self.manager.maintain()
         if self._rolls:
             with suppress(RolloverError, WouldBlockError):
-                self.log.force_rollover(timeout_s=10)
+                self.log.force_rollover(timeout=10)
 
     def read(self) -> list[bytes]:
         return payloads(self.log)

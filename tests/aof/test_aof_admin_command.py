@@ -24,7 +24,7 @@ def root(tmp_path):
         log = manager.log("orders")
         for number in range(4):
             log.append_record_with_timeout(b"%d" % number, 5)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         log.append_record(b"open")
         manager.maintain()
     return tmp_path / "aof"
@@ -70,7 +70,7 @@ def test_a_damaged_segment_is_left(tmp_path):
     root, cold = tmp_path / "aof", tmp_path / "cold"
     with AofManager.open(str(root), background=False) as manager:
         manager.log("orders").append_records([b"one", b"two"])
-        manager.log("orders").force_rollover(timeout_s=5)
+        manager.log("orders").force_rollover(timeout=5)
     (path,) = root.glob("orders/segments/*.seg")
     data = bytearray(path.read_bytes())
     data[64 + 24] ^= 1

@@ -29,7 +29,7 @@ def root(tmp_path):
         for number in range(3):
             log.append_records([b"%d.%d" % (number, part) for part in range(3)], ext_id=number)
             if number < 2:
-                log.force_rollover(timeout_s=5)
+                log.force_rollover(timeout=5)
         manager.log("quiet")
     return tmp_path / "aof"
 
@@ -184,7 +184,7 @@ def test_what_waits_beside_a_live_writer(tmp_path):
             if number == 1:
                 objects.fail_on("put_parts", 1, times=100)
             log.append_record_with_timeout(b"%d" % number, 5)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
             manager.maintain()
         (told,) = json.loads(run("dump", root, "--json"))["logs"]
         assert told["queues"]["upload"] == log.tiers.snapshot().upload_queue_depth == 2

@@ -192,7 +192,7 @@ def test_ids_are_packed():
     with open_manager(CrashFileSystem(), tiny(id_strategy="packed")) as manager:
         log = manager.log("orders")
         first = log.append_record(b"x")
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         assert (first, log.append_record(b"x")) == (64, 1 << 32 | 64)
 
 
@@ -203,7 +203,7 @@ def test_compression_packs_what_is_sealed(compression):
     with open_manager(files, tiny(compression=compression)) as manager:
         log = manager.log("orders")
         log.append_record(b"x" * 1000)
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         manager.maintain()
     packed = [name for name in files.list_dir(f"{ROOT}/orders/warm") if name.endswith(".zst")]
     assert len(packed) == (compression == "zstd")
@@ -258,7 +258,7 @@ def rolled(files, retention, clock, count=4):
     log = manager.log("orders")
     for number in range(count):
         log.append_record(b"record %d" % number)
-        log.force_rollover(timeout_s=1)
+        log.force_rollover(timeout=1)
         clock.advance(10)
     log.append_record(b"last")
     manager.maintain()

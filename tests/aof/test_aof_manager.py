@@ -168,7 +168,7 @@ def test_the_upstream_watermark_comes_back():
         log.set_coordinator_watermark(77)
         log.set_coordinator_watermark(5)
         log.append_record(b"x")
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         log.set_coordinator_watermark(99)
     with open_manager(files) as manager:
         log = manager.log("orders")
@@ -187,7 +187,7 @@ def test_a_seal_says_nothing_of_what_came_behind_its_segment():
         manager.maintain()
         log.append_record(b"2" * 12_000)
         log.set_coordinator_watermark(2)
-        log.run_upkeep()  # seals the first segment; nothing of the second is synced
+        log._context.run_maintenance()  # seals the first segment; nothing of the second is synced
         assert [one.state for one in log.segment_snapshot()] == ["sealed", "active"]
         crashed = files.clone_after_crash(0)
     with open_manager(crashed) as manager:
@@ -197,7 +197,7 @@ def test_a_seal_says_nothing_of_what_came_behind_its_segment():
     with open_manager(files) as manager:
         log = manager.log("orders")
         log.set_coordinator_watermark(2)
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     with open_manager(files) as manager:
         assert manager.log("orders").coordinator_watermark == 2
 
@@ -223,7 +223,7 @@ def test_an_upstream_log_is_taken_over_once_over_any_crash():
     for disk in (*crashed[::5], killed, files):
         with open_manager(disk) as manager:
             log = manager.log("orders")
-            assert replay_upstream(log, entries, timeout_s=5) == log.coordinator_watermark == log.last_ext_id() == 24
+            assert replay_upstream(log, entries, timeout=5) == log.coordinator_watermark == log.last_ext_id() == 24
             assert payloads(log) == list(upstream.values())
     assert asked[-2:] == [25, 25]
 
@@ -246,7 +246,7 @@ def test_a_watermark_that_no_footer_holds_is_refused(watermark):
         with pytest.raises(UsageError):
             log.set_coordinator_watermark(watermark)
         log.append_record(b"x")
-        assert log.force_rollover(timeout_s=5) == 0
+        assert log.force_rollover(timeout=5) == 0
 
 
 @pytest.mark.parametrize("number", range(9))

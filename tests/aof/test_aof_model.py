@@ -119,7 +119,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.room is None)
     @rule()
     def roll_over(self):
-        self.log.force_rollover(timeout_s=5)
+        self.log.force_rollover(timeout=5)
 
     @rule()
     def close_and_open(self):

@@ -11,6 +11,7 @@ from quiver.aof.reading.reader import Reader
 from quiver.aof.reading.source import Record, Sources
 from quiver.clock import Clock
 from quiver.errors import StoreFailedError
+from quiver.lazy_names import renamed_keyword
 
 __all__ = ["TailFollower"]
 
@@ -44,17 +45,19 @@ class TailFollower:
         self._sealed_segment_id = sealed_after
         self._sealed_end = self._end_of(sealed_after)
 
-    def next(self, timeout_s: float | None = None) -> Record | None:
+    @renamed_keyword("timeout_s", "timeout")
+    def next(self, timeout: float | None = None) -> Record | None:
         """
-        Return the next record, waiting for it; None when *timeout_s* passed first, or when the log was closed.
+        Return the next record, waiting for it; None when *timeout* passed first, or when the log was closed.
 
         Raises:
             DataLossError: records are lost or damaged, and that is to be raised; the next call goes on behind them.
             StoreFailedError: the log failed, and all that it can still show was returned.
         """
-        return self._wait_for(self._next_record, timeout_s)
+        return self._wait_for(self._next_record, timeout)
 
-    def next_sealed_segment(self, timeout_s: float | None = None) -> int | None:
+    @renamed_keyword("timeout_s", "timeout")
+    def next_sealed_segment(self, timeout: float | None = None) -> int | None:
         """
         Return the id of the next segment that is sealed, in order and each once; None as above.
 
@@ -63,7 +66,7 @@ class TailFollower:
             them. StoreFailedError: as `next`.
         """
         before = self._sealed_segment_id
-        found = self._wait_for(lambda: self._sources.next_sealed_segment_id(before), timeout_s)
+        found = self._wait_for(lambda: self._sources.next_sealed_segment_id(before), timeout)
         if found is None:
             return None
         extent, end = self._sources.extent(found), self._sealed_end
@@ -86,8 +89,8 @@ class TailFollower:
             record = next(self._records, None)
         return record
 
-    def _wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
-        deadline = deadline_of(self._clock, timeout_s)
+    def _wait_for(self, look: Callable[[], T | None], timeout: float | None) -> T | None:
+        deadline = deadline_of(self._clock, timeout)
         while True:
             seen = self._notifier.generation("records")
             is_closed, failure = self._is_closed(), self._failure()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from quiver.aof.append.blocking import Waiting
 from quiver.aof.append.notify import Notifier
@@ -31,7 +32,7 @@ class LogReading:
     _waiting: Waiting
     _clock: Clock
     _observer: Observer
-    _closed: bool
+    _is_closed: Callable[[], bool]
 
     def open_reader(
         self,
@@ -147,7 +148,7 @@ class LogReading:
         sealed = self._catalog.all()
         after = sealed[-1].segment_id if record_id is None and sealed else split_record_id(reader.position)[0] - 1
         return TailFollower(
-            reader, self._segments, self._notifier, clock=self._clock, is_closed=lambda: self._closed,
+            reader, self._segments, self._notifier, clock=self._clock, is_closed=self._is_closed,
             failure=self._failure, sealed_after=after,
         )  # fmt: skip
 

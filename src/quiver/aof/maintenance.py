@@ -59,7 +59,7 @@ class Upkeep:
 
     Args:
         again: called with the seconds after which this should be tried again.
-        poison: makes the log refuse everything from now on, and returns the error that says so.
+        fail: makes the log refuse everything from now on, and returns the error that says so.
         wants_sealed: says of the id of the segment that takes records whether somebody waits for its upload.
 
     Attributes:
@@ -79,7 +79,7 @@ class Upkeep:
         clock: Clock,
         observer: Observer,
         again: Callable[[float], None],
-        poison: Callable[[str], StoreFailedError],
+        fail: Callable[[str], StoreFailedError],
         indexes: SparseIndexes,
         trim: HeadTrim,
         wants_sealed: Callable[[int], bool],
@@ -98,7 +98,7 @@ class Upkeep:
         self._clock = clock
         self._observer = observer
         self._again = again
-        self._poison = poison
+        self._fail = fail
         self._indexes = indexes
         self._trim = trim
         self._wants_sealed = wants_sealed
@@ -219,7 +219,7 @@ class Upkeep:
             if passes(error):
                 raise
             # The rename may have happened and its sync may not: nobody knows which pointer the disk has.
-            raise self._poison(f"the pointer to segment {segment.segment_id} could not be written: {error}") from error
+            raise self._fail(f"the pointer to segment {segment.segment_id} could not be written: {error}") from error
         return SealedSegment(segment.path, segment.header, footer)
 
     def _throw_away(self) -> None:

@@ -21,6 +21,7 @@ from quiver.aof.format.names import (
     is_stream_name,
 )
 from quiver.aof.log import Aof
+from quiver.aof.log_context import LogContext
 from quiver.aof.reading.files import is_log_directory
 from quiver.aof.recovery import recover
 from quiver.aof.snapshots import LogSnapshot
@@ -67,6 +68,7 @@ class AofManager:
         self._objects = objects
         self._compaction = compaction
         self._logs: dict[str, Aof] = {}
+        self._contexts: dict[str, LogContext] = {}
         self._guard = threading.RLock()
         self._closed = False
         files.make_dirs(self.path)
@@ -141,7 +143,7 @@ class AofManager:
                 _require_same(log, config)
             if log is None or log.closed:
                 log = self._logs[name] = self._open(name, _checked(config) or self.config)
-                log.adopt()
+                log.import_staged()
             return log
 
     def _open(self, name: str, config: AofConfig) -> Aof:
@@ -157,12 +159,14 @@ class AofManager:
             self._files, root, stream_id=stream_id, clock=self._clock, observer=self._observer, now_s=began
         )
         self._observer.record("aof_recovery_duration_seconds", self._clock.monotonic() - began)
-        log = Aof(
+        context = LogContext(
             name, config, recovered, stream_id=stream_id, fs=self._files,
             clock=self._clock, observer=self._observer, workers=self._workers, objects=objects,
             compaction=self._compaction,
         )  # fmt: skip
+        log = Aof(context)
         refuse_in_children(log, f"the log {name}")
+        self._contexts[name] = context
         return log
 
     def _objects_of(self, config: AofConfig) -> Callable[[], ObjectTier] | None:
@@ -206,10 +210,10 @@ class AofManager:
     def maintain(self) -> None:
         """Do by hand, in this thread, what the threads would do now: flush what is due, seal, make segments, retire."""
         with self._guard:
-            logs = [log for log in self._logs.values() if not log.closed]
-        for log in logs:
-            self._workers.ask_upkeep(log)
-            self._workers.ask_sinks(log)
+            contexts = [context for context in self._contexts.values() if not context.closed]
+        for context in contexts:
+            self._workers.ask_upkeep(context)
+            self._workers.ask_sinks(context)
         self._workers.run_pending()
 
     def close(self) -> None:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable
 
 from quiver.aof.log import Aof
 from quiver.errors import UsageError
+from quiver.lazy_names import renamed_keyword
 from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["replay_upstream"]
 
 
+@renamed_keyword("timeout_s", "timeout")
 def replay_upstream(
-    log: Aof, entries: Callable[[int], Iterable[tuple[int, Buffer]]], *, timeout_s: float | None = None
+    log: Aof, entries: Callable[[int], Iterable[tuple[int, Buffer]]], *, timeout: float | None = None
 ) -> int:
     """
     Append what the upstream log has behind what *log* has of it; return the number of the last entry that is here.
@@ -24,7 +26,7 @@ def replay_upstream(
 
     Raises:
         UsageError: a number that does not grow, or is none of 64 bits.
-        WouldBlockError: nothing was taken for *timeout_s* (None: wait as long as it takes); call it again.
+        WouldBlockError: nothing was taken for *timeout* (None: wait as long as it takes); call it again.
         InvalidRecordError, StoreClosedError, StoreFailedError: as `Aof.append_record`; what came before is in the log.
     """
     taken = begin = max(log.coordinator_watermark, log.last_ext_id())
@@ -38,7 +40,7 @@ def replay_upstream(
         before = number
         if number <= begin:
             continue
-        log.append_record_with_timeout(payload, timeout_s, ext_id=number)
+        log.append_record_with_timeout(payload, timeout, ext_id=number)
         log.set_coordinator_watermark(number)
         taken = number
     return taken

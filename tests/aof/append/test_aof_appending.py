@@ -80,7 +80,7 @@ def _reserved(log, size):
         try:
             return log.append_reserve(size)
         except WouldBlockError:
-            log.run_upkeep()
+            log._context.run_maintenance()
     raise AssertionError("no room")
 
 
@@ -308,7 +308,7 @@ def test_a_rollover_is_asked_for_and_answered(manager):
     manager.maintain()
     assert log.append_record(b"two") >> 32 == 1
     assert log.seal_current_segment() == 0
-    assert log.force_rollover(timeout_s=5) == 1
+    assert log.force_rollover(timeout=5) == 1
     assert payloads(log) == [b"one", b"two"]
 
 
@@ -397,7 +397,7 @@ def test_a_follower_misses_nothing(manager):
     assert follower.next(0).payload == b"one"
     for number in range(3):
         log.append_record(b"%d" % number)
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     log.append_record(b"unsynced")
     assert [follower.next(0).payload for _ in range(3)] == [b"0", b"1", b"2"]
     assert follower.next(0) is None
@@ -457,7 +457,7 @@ def test_an_id_between_two_records_is_no_damage(manager):
     for sealed in (False, True):
         first, second = log.append_records([b"one" * 300, b"two" * 300])
         if sealed:
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         for wrong in (first + 1, first + 30, second - 1, second + 7):
             with pytest.raises(UnknownRecordError, match="none begins at"):
                 log.read_record(wrong)

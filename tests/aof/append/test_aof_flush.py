@@ -327,7 +327,7 @@ def test_what_was_appended_is_counted_from_opening_on():
                 assert (log.snapshot().appended_records, log.snapshot().appended_bytes) == (number, number * 3024)
             total += 9
             assert log.snapshot().record_count == total
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
             assert log.snapshot().appended_bytes == 9 * 3024
 
 
@@ -357,7 +357,7 @@ def test_every_gauge_has_a_value():
             log.append_record(b"z")
         room.cancel()
         manager.log("packed", tiny(compression="zstd")).append_record(b"x")
-        manager.log("packed").force_rollover(timeout_s=5)
+        manager.log("packed").force_rollover(timeout=5)
         found = collected()
         assert found["aof_records", "orders"] == 2
         assert found["aof_flush_backlog_bytes", "orders"] == log.snapshot().backlog_bytes

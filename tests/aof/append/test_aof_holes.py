@@ -47,7 +47,7 @@ def test_damage_to_a_sealed_segment_is_no_hole():
         log = manager.log("orders")
         for number in range(3):
             log.append_record(b"%d" % number)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         last = log.append_record(b"confirmed")
         log.flush_until(last)
         killed = files.clone_after_kill()

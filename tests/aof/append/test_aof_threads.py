@@ -87,7 +87,7 @@ def stress(manager, *, logs: int, writers: int, each: int) -> None:
     def roll(log):
         while not done.is_set():
             try:
-                log.force_rollover(timeout_s=60)
+                log.force_rollover(timeout=60)
             except WouldBlockError:
                 continue
             done.wait(0.01)

@@ -44,7 +44,7 @@ class Filled:
             self.clock.advance(1 if number % 2 else 0)
             record_id = self.log.append_record_with_timeout(b"%d." % number * (number * 37 % 2000 + 1), 5)
             if number in (40, 80):
-                self.log.force_rollover(timeout_s=5)
+                self.log.force_rollover(timeout=5)
             self.records.append(self.log.read_record(record_id))
 
     def check(self, log=None) -> None:

@@ -69,7 +69,7 @@ def test_a_segment_that_is_sealed_meanwhile_is_durable(how):
         log.flush_until(log.append_record(b"first"))
 
         def go_on():
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
             log.flush_until(log.append_record(b"second"))
             clock.advance(5)
             manager.maintain()

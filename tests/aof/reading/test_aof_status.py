@@ -41,7 +41,7 @@ def test_a_dump_beside_a_live_writer_has_its_counts(tmp_path):
         log = manager.log("orders")
         log.append_record(b"x" * 100)
         log.flush()
-        log.run_status()
+        log._context.run_status()
         told = dumped(tmp_path)
         assert (told["state"], told["held"], told["problem"]) == ("open", True, "")
         assert told["writer"] == told["holder"] == f"pid {os.getpid()} quiver aof"
@@ -61,7 +61,7 @@ def test_a_writer_that_died_is_called_dead(tmp_path):
     """Its last words are shown, and that they are old. One who opens the log next begins with none."""
     with AofManager.open(str(tmp_path)) as manager:
         manager.log("orders").append_record(b"x")
-        manager.log("orders").run_status()
+        manager.log("orders")._context.run_status()
         kept = (tmp_path / "orders" / "aof.status").read_bytes()
     (tmp_path / "orders" / "aof.status").write_bytes(kept)
     assert "no process on this machine has the log open" in dumped(tmp_path)["said"]
@@ -103,7 +103,7 @@ def test_a_directory_in_its_place_is_ignored(tmp_path):
         (tmp_path / "orders" / "aof.status" / "kept").mkdir(parents=True)
         log = manager.log("orders")
         log.append_record(b"x")
-        log.run_status()
+        log._context.run_status()
         assert "is ignored" in dumped(tmp_path)["said"]
     with AofManager.open(str(tmp_path), background=False) as manager:
         assert payloads(manager.log("orders")) == [b"x"]
@@ -130,14 +130,14 @@ def test_a_status_that_cannot_be_written_harms_nobody(operation):
         log = manager.log("orders")
         log.append_record(b"x")
         log.flush()
-        log.run_status()
+        log._context.run_status()
         assert files.exists(PATH) == (operation in {"remove", "read_all"})
         assert payloads(log) == [b"x"]
     files.operation = ""
     with AofManager.open(ROOT, tiny(), files=files, clock=clock) as manager:
         log = manager.log("orders")
         assert not files.exists(PATH)
-        log.run_status()
+        log._context.run_status()
         status = read_status(files, f"{ROOT}/orders").status
         assert status is not None
         assert status.figures["records"] == 1
@@ -151,13 +151,13 @@ def test_it_is_written_when_there_is_something_new():
     with AofManager.open(ROOT, config, files=files, clock=clock) as manager:
         log = manager.log("orders")
         log.append_record(b"x" * 900)
-        log.run_status()
+        log._context.run_status()
         first = files.read_all(PATH, size_max=STATUS_BYTES_MAX)
-        log.run_status()
+        log._context.run_status()
         assert files.read_all(PATH, size_max=STATUS_BYTES_MAX) == first
         with pytest.raises(WouldBlockError):
             log.append_record(b"x" * 900)
-        log.run_status()
+        log._context.run_status()
         answer = decode_status(memoryview(files.read_all(PATH, size_max=STATUS_BYTES_MAX)))
         assert isinstance(answer, Frame)
         assert answer.value.figures["would_block"] == {"flush": 1}
@@ -170,7 +170,7 @@ def test_a_log_without_threads_tells_nothing():
     with open_manager(files) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
-        log.run_status()
+        log._context.run_status()
         manager.maintain()
     assert not files.exists(PATH)
 
@@ -183,12 +183,12 @@ def test_crashes_while_it_is_replaced():
         log = manager.log("orders")
         log.append_record(b"x")
         log.flush()
-        log.run_status()
+        log._context.run_status()
         files.on_step = lambda _op, path: disks.extend(
             [files.clone_after_kill(), *map(files.clone_after_crash, range(3))] if "aof.status" in path else []
         )
         log.append_record(b"y")
-        log.run_status()
+        log._context.run_status()
         files.on_step = None
     assert len(disks) >= 12
     for disk in disks:

@@ -119,7 +119,7 @@ def test_logs_do_not_touch_each_other():
         for number in range(4):
             busy.append_record_with_timeout(b"%d" % number * 9_000, 5)
             busy.flush()
-            busy.force_rollover(timeout_s=5)
+            busy.force_rollover(timeout=5)
         files.on_step = None
     for disk in disks:
         with open_manager(disk) as manager:
@@ -139,7 +139,7 @@ def test_retention_that_fails_goes_on_later(operation, action):
             log = manager.log("orders")
             for number in range(4):
                 log.append_record(b"%d" % number)
-                log.force_rollover(timeout_s=5)
+                log.force_rollover(timeout=5)
         with open_manager(files, tiny(retention=retention), clock) as manager:
             log = manager.log("orders")
             files.fail_on(operation, nth)

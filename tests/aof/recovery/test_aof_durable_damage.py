@@ -32,7 +32,7 @@ def closed(*, sealed: int = 1) -> tuple[CrashFileSystem, dict[int, bytes]]:
         log = manager.log("orders")
         for _ in range(sealed):
             written |= dict(zip(log.append_records(RECORDS[:3]), RECORDS[:3], strict=True))
-            log.force_rollover(timeout_s=1)
+            log.force_rollover(timeout=1)
         written |= dict(zip(log.append_records(RECORDS), RECORDS, strict=True))
     return files, written
 

@@ -148,7 +148,7 @@ def test_who_waits_for_a_log_that_is_closed_undurable_is_told():
 
     def wait() -> None:
         try:
-            log.flush_until(record_id, timeout_s=1e9)
+            log.flush_until(record_id, timeout=1e9)
         except (NotDurableError, StoreClosedError) as error:
             told.append(error)
 
@@ -175,7 +175,7 @@ def test_only_what_is_there_is_durable():
     assert not log.is_durable(77 << 32 | 64)
     log.flush()
     assert log.is_durable(record_id)
-    log.force_rollover(timeout_s=5)
+    log.force_rollover(timeout=5)
     assert log.is_durable(record_id)
     later = log.append_record(b"two")
     files.fail_on("sync", 1)
@@ -220,7 +220,7 @@ def test_ids_of_a_segment_in_quarantine_are_not_given_out_again():
     with open_manager(disk) as manager:
         log = manager.log("orders")
         log.append_record(b"one")
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         lost = log.append_record(b"two")
         log.flush()
     path = segment_files(disk)[-1]
@@ -288,9 +288,9 @@ def test_what_is_no_time_out_is_refused(timeout_s: Any) -> None:
                 lambda: log.append_record_with_timeout(b"y", timeout_s),
                 lambda: log.append_records_with_timeout([b"y"], timeout_s),
                 lambda: log.wait_for_writable_segment(timeout_s),
-                lambda: log.flush_until(record_id, timeout_s=timeout_s),
-                lambda: log.flush(timeout_s=timeout_s),
-                lambda: log.force_rollover(timeout_s=timeout_s),
+                lambda: log.flush_until(record_id, timeout=timeout_s),
+                lambda: log.flush(timeout=timeout_s),
+                lambda: log.force_rollover(timeout=timeout_s),
                 lambda: log.tail_follower().next(timeout_s),
             ):
                 with pytest.raises(UsageError, match="a time-out is a number of seconds"):

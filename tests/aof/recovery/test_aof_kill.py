@@ -77,7 +77,7 @@ def work(directory: str, told: mmap.mmap, first: int, chance: random.Random, upl
                 if kind == 2:
                     log.flush_until(record_id)
                 elif kind == 3 and number % 50 == 0:
-                    log.force_rollover(timeout_s=30)
+                    log.force_rollover(timeout=30)
             COUNT.pack_into(told, 0, number)
 
 

@@ -33,7 +33,7 @@ def test_records_of_unaligned_length_survive_recovery(size):
             log.append_record(record)
         log.flush()
         crashed = files.clone_after_crash(0)
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     for disk in (crashed, files):
         with open_manager(disk) as manager:
             assert payloads(manager.log("orders")) == expected
@@ -70,10 +70,10 @@ def test_sealing_an_empty_tail_does_nothing():
     files = CrashFileSystem()
     with open_manager(files) as manager:
         log = manager.log("orders")
-        assert log.force_rollover(timeout_s=5) is None
+        assert log.force_rollover(timeout=5) is None
         log.append_record(b"x")
-        log.force_rollover(timeout_s=5)
-        assert log.force_rollover(timeout_s=5) is None
+        log.force_rollover(timeout=5)
+        assert log.force_rollover(timeout=5) is None
     with open_manager(files) as manager:
         assert payloads(manager.log("orders")) == [b"x"]
 
@@ -111,7 +111,7 @@ def test_the_order_of_a_seal():
         log.append_record(b"y")
         with pytest.raises(WouldBlockError):
             log.seal_current_segment()
-        found = steps_of(files, log.run_upkeep)
+        found = steps_of(files, log._context.run_maintenance)
         steps = [one for one in found if one[0] not in {"create", "reserve"} or ".spare" not in one[1]]
         steps = [one for one in steps if ".json" not in one[1] and one != ("sync_dir", "durability")]
         assert steps[0][0] == steps[1][0] == "sync"
@@ -145,7 +145,7 @@ def test_the_pointer_is_never_missing():
     with open_manager(files) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         missing = []
 
         def on_step(op, path):
@@ -155,7 +155,7 @@ def test_the_pointer_is_never_missing():
         files.on_step = on_step
         for _ in range(3):
             log.append_record(b"x")
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         files.on_step = None
         assert missing == []
 
@@ -184,7 +184,7 @@ def test_base_offsets_count_headers_records_and_footers():
             log = manager.log("orders")
             log.append_record(b"x" * (number + 1))
             assert log.segment_snapshot()[-1].base_offset == expected
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         expected += 64 + 24 + number + 1 + 96
 
 
@@ -226,7 +226,7 @@ def test_a_pointer_that_cannot_be_written_delays_the_seal_and_nothing_else():
         log.append_record(b"one")
         files.fail_on("pwrite", 1)
         with pytest.raises(RolloverError):
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         log.append_record_with_timeout(b"two", 5)
         manager.maintain()
         assert [one.state for one in log.segment_snapshot()] == ["sealed", "active"]
@@ -240,7 +240,7 @@ def test_the_durability_snapshot_does_not_grow():
         log = manager.log("orders")
         for _ in range(20):
             log.append_record(b"x")
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         log.append_record(b"x")
         path = f"{ROOT}/orders/warm/durability/{log.stream_id:020}.json"
     found = decode_durability(memoryview(files.read_all(path, size_max=1 << 20))).value
@@ -257,7 +257,7 @@ def test_a_damaged_header_of_a_sealed_segment_costs_nothing(offset, records):
     with open_manager(files, config, clock) as manager:
         log = manager.log("orders")
         log.append_records([b"x", b"y"], ext_id=7)
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         clock.advance(0 if records else 100)
         manager.maintain()
         manager.maintain()
@@ -282,7 +282,7 @@ def test_a_damaged_header_is_not_made_of_a_damaged_segment():
     with open_manager(files) as manager:
         log = manager.log("orders")
         log.append_record(b"xyz")
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     (path,) = segment_files(files)
     file = files.open_write(path)
     file.pwrite(b"\x01", 20)
@@ -299,7 +299,7 @@ def test_a_flipped_bit_in_the_size_of_a_sealed_segment_costs_nothing(bit):
     with open_manager(files) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     (path,) = segment_files(files)
     file = files.open_write(path)
     file.pwrite(bytes([file.pread(1, 28 + bit // 8)[0] ^ 1 << bit % 8]), 28 + bit // 8)
@@ -315,7 +315,7 @@ def test_two_files_of_one_segment():
     with open_manager(files) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     (path,) = segment_files(files)
     data = bytearray(files.read_all(path, size_max=SIZE))
     data[20:28] = (500).to_bytes(8, "little")
@@ -336,14 +336,14 @@ def test_the_footer_says_what_is_in_the_segment():
     with open_manager(files) as manager:
         log = manager.log("orders")
         log.append_record(b"end")
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     data = memoryview(files.read_all(segment_files(files)[0], size_max=SIZE))
     footer = decode_footer(data[-96:]).value
     again = CrashFileSystem()
     with open_manager(again) as manager:
         log = manager.log("orders")
         log.append_records([b"0" * 10, b"tail", b"1" * 10, b"tail", b"2" * 10, b"tail", b"end"])
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     other = decode_footer(memoryview(again.read_all(segment_files(again)[0], size_max=SIZE))[-96:]).value
     assert (footer.record_count, footer.checksum, footer.durable_bytes) == (7, other.checksum, other.durable_bytes)
     assert footer.last_record_id & 0xFFFF_FFFF > HEADER_BYTES
@@ -381,7 +381,7 @@ def test_closing_packs_nothing_again():
         with open_manager(files, tiny(compression="zstd")) as manager:
             log = manager.log("orders")
             log.append_record(b"x")
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
             manager.maintain()
     assert len(packed) == len(set(packed)) == 3
 
@@ -392,7 +392,7 @@ def test_a_segment_that_leaves_is_counted_once():
         log = manager.log("orders")
         for _ in range(2):
             log.append_record(b"x")
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         for _ in range(3):
             log.tiers.evict(0)
             manager.maintain()
@@ -422,7 +422,7 @@ def test_a_pointer_to_a_segment_that_is_gone_gives_no_place_twice():
         log = manager.log("orders")
         for _ in range(2):
             log.append_record(b"x")
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
     files.remove(segment_files(files)[-1])
     with open_manager(files) as manager:
         log = manager.log("orders")
@@ -442,7 +442,7 @@ def test_a_file_that_is_no_segment_keeps_no_log_shut():
         log = manager.log("orders")
         assert payloads(log) == [b"x"]
         log.append_record(b"y")
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     assert all(files.exists(path) for path in stray)
 
 

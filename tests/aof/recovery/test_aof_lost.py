@@ -53,7 +53,7 @@ def fill(log, count, *, start=0) -> list[bytes]:
     for number in range(start, start + count):
         records = [b"%d.%d." % (number, part) * (50 + part) for part in range(3)]
         log.append_records_with_timeout(records, 5)
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         written += records
     return written
 
@@ -110,9 +110,9 @@ def test_a_follower_is_told_what_retention_took(config):
         assert [follower.next(0).payload for _ in range(200)] == [b"%d" % number for number in range(200)]
         assert [other.next(0).payload for _ in range(200)][-1] == b"199"
         for number in range(300, 1500, 300):
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
             log.append_records_with_timeout([b"%d" % one for one in range(number, number + 300)], 5)
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         manager.maintain()
         first = int(payloads(log)[0])
         assert first > 300
@@ -178,7 +178,7 @@ def test_a_record_that_expired_is_unknown():
     with opened(files, EXPIRING) as manager:
         log = manager.log("orders")
         expired = log.append_record(b"first")
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         written = fill(log, 3)
         manager.maintain()
         kept = payloads(log)
@@ -214,7 +214,7 @@ def test_nothing_is_lost_behind_the_last_record_of_a_segment_that_left():
         log.flush()
         end = Reader(beside(files), new._reader.position)
         assert payloads(log) == [record.payload for record in reader] == [follower.next(0).payload] == [b"one"]
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         written = fill(log, 1, start=1)
         manager.maintain()
         assert len(segment_files(files)) == 1
@@ -272,7 +272,7 @@ def test_a_bad_length_costs_one_record(which, length, indexed):
     with opened(files, tiny(enable_sparse_index=indexed)) as manager:
         log = manager.log("orders")
         ids = log.append_records(records)
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         log.find_record(1)
         written = fill(log, 1)
     overwrite(files, segment_files(files)[0], ids[which], length)
@@ -305,7 +305,7 @@ def test_a_page_of_zeros_or_junk_costs_the_records_in_it():
         with opened(files) as manager:
             log = manager.log("orders")
             ids = log.append_records(records)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         overwrite(files, segment_files(files)[0], 4096, junk)
         hit = [n for n, at in enumerate(ids) if at < 8192 and at + RECORD_HEAD_BYTES + 120 > 4096]
         observer = InMemoryObserver()
@@ -328,7 +328,7 @@ def test_a_record_within_a_payload_is_not_taken_for_one():
         inner = inner[: 2 * RECORD_HEAD_BYTES + 11]
         outer = log.append_record(inner)
         log.append_record(b"last")
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     overwrite(files, segment_files(files)[0], outer, bytes(4))
     with opened(files) as manager:
         found, lost = all_of(manager.log("orders").open_reader())
@@ -347,7 +347,7 @@ def test_whatever_one_record_becomes_all_others_are_read(sizes, data):
     with opened(files) as manager:
         log = manager.log("orders")
         ids = log.append_records(records)
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     which = data.draw(st.integers(0, len(sizes) - 1))
     room = RECORD_HEAD_BYTES + sizes[which]
     at = data.draw(st.integers(0, room - 1))
@@ -482,9 +482,9 @@ def test_one_bad_frame_of_a_packed_segment_costs_its_records():
             log = manager.log("orders")
             for record in records:
                 log.append_record_with_timeout(record, 5)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
             log.append_record(b"last")
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
             log.tiers.evict(0)
         (path,) = copies_in(files, big)
         # What cannot be packed is stored: a frame is about as long as its bytes. Its head says that it is one.
@@ -589,9 +589,9 @@ def test_a_follower_of_a_log_that_failed_is_told():
         follower = log.tail_follower(log.append_record(b"durable"))
         log.flush()
         log.append_record(b"not durable")
-        log.poison("a thread died")
-        assert follower.next(timeout_s=0).payload == b"durable"
+        log._context.fail("a thread died")
+        assert follower.next(timeout=0).payload == b"durable"
         for wait in (follower.next, follower.next_sealed_segment):
             with pytest.raises(StoreFailedError, match="a thread died"):
-                wait(timeout_s=0)
-    assert follower.next(timeout_s=0) is None
+                wait(timeout=0)
+    assert follower.next(timeout=0) is None

@@ -231,7 +231,7 @@ def sealed_disk(count: int) -> CrashFileSystem:
         for number in range(count):
             log.set_coordinator_watermark(number * 10)
             log.append_record(b"record %d" % number)
-            log.force_rollover(timeout_s=1)
+            log.force_rollover(timeout=1)
     return files
 
 
@@ -283,7 +283,7 @@ def test_a_pointer_with_impossible_numbers_is_ignored(pointer):
         assert payloads(log) == [b"record 0", b"record 1", b"record 2"]
         assert log.coordinator_watermark == 20
         assert log.append_record(b"more") >> 32 == 3
-        log.force_rollover(timeout_s=1)
+        log.force_rollover(timeout=1)
     assert beside.pointer().segment_id == 3
     assert check_log_directory(files, "orders", beside.directory, read_records=True).findings == ()
 
@@ -304,7 +304,7 @@ def test_a_bad_record_costs_itself_alone_where_the_pointer_is_lost_too():
         log = manager.log("orders")
         for _ in range(2):
             log.append_records([b"one", b"two", b"three"])
-            log.force_rollover(timeout_s=1)
+            log.force_rollover(timeout=1)
     overwrite(files, segment_files(files)[0], b"X", HEADER_BYTES + 27 + 24)
     files.remove(f"{SEGMENTS}/current.sealed")
     with open_manager(files) as manager:
@@ -347,7 +347,7 @@ def test_damage_in_a_sealed_segment_costs_one_record():
         log = manager.log("orders")
         for number in range(3):
             log.append_record(b"record %d" % number)
-        log.force_rollover(timeout_s=1)
+        log.force_rollover(timeout=1)
     (path,) = segment_files(files)
     overwrite(files, path, b"X", HEADER_BYTES + 32 + 24)
     with open_manager(files) as manager:

@@ -27,7 +27,7 @@ def fill(files, config=None, count=4):
         log = manager.log("orders")
         for number in range(count):
             log.append_record(b"record %d" % number)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         log.append_record(b"last")
 
 

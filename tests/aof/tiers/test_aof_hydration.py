@@ -28,7 +28,7 @@ def with_cold_segments(files, *, count=3):
     log = manager.log("orders")
     for number in range(count + 1):
         log.append_record(b"%d" % number)
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     log.append_record(b"last")
     for number in range(count):
         log.tiers.evict(number)
@@ -114,7 +114,7 @@ def test_a_segment_that_does_not_come_back_is_told_of(error, told):
         log = manager.log("orders")
         for number in range(2):
             log.append_record(b"%d" % number)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         manager.maintain()
         manager.maintain()
         if error is None:
@@ -169,7 +169,7 @@ def test_events_have_the_documents_names(tmp_path):
         log = manager.log("orders")
         for number in range(2):
             log.append_record(b"%d" % number)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         for _ in range(2):
             manager.maintain()
         assert payloads(log) == [b"0", b"1"]

@@ -102,7 +102,7 @@ def test_no_id_comes_again():
         first = log.append_record(b"first")
         assert first >> 32 > (lost >> 32) + 1000
         log.append_record_with_timeout(b"a record that does not fit into the first segment" * 200, 5)
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         manager.maintain()
         assert len(payloads(log)) == len(written) + 2
     checked = check_log_directory(files, "orders", LOG, read_records=True, objects=bucket(files))
@@ -328,7 +328,7 @@ def two_logs(tmp_path):
         for name in ("orders", "trades"):
             log = manager.log(name)
             log.append_record(name.encode())
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
             streams[name] = f"{log.stream_id:016x}"
         for _ in range(2):
             manager.maintain()

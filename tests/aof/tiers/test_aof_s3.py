@@ -30,7 +30,7 @@ def test_a_bucket(tmp_path, s3_server: S3Server):
         log = manager.log("orders")
         for number in range(4):
             log.append_records_with_timeout([b"%d.%d" % (number, part) * 500 for part in range(5)], 5)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         written = payloads(log)
         manager.maintain()
         assert list(log.tiers.snapshot().residency.values()).count("uploaded_to_tier2") == 3
@@ -61,7 +61,7 @@ def test_logs_that_are_restored(tmp_path, s3_server: S3Server):
             log = manager.log(name)
             for number in range(3):
                 log.append_records_with_timeout([b"%d.%d" % (number, part) * 500 for part in range(5)], 5)
-                log.force_rollover(timeout_s=5)
+                log.force_rollover(timeout=5)
             streams[name] = f"{log.stream_id:016x}"
         for _ in range(2):
             manager.maintain()
@@ -88,7 +88,7 @@ def test_a_lost_and_a_damaged_object(tmp_path, s3_server: S3Server):
         log = manager.log("orders")
         for number in range(5):
             log.append_records_with_timeout([b"%d.%d" % (number, part) * 500 for part in range(5)], 5)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         written = payloads(log)
         manager.maintain()
     objects = open_objects(ObjectLocation.from_url(where["root"], where["options"]))

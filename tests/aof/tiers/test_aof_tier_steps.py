@@ -242,7 +242,7 @@ def test_a_log_goes_on_behind_the_copy_of_its_newest_segment(where, turns):
             assert log.snapshot().record_count == len(written)
             killed = files.clone_after_kill()
             if turn:
-                log.force_rollover(timeout_s=5)
+                log.force_rollover(timeout=5)
         with open_tiered(killed, config) as manager:
             assert payloads(manager.log("orders")) == written
 

@@ -63,7 +63,7 @@ def fill(log, count, *, start=0) -> dict[int, bytes]:
     for number in range(start, start + count):
         records = [b"%d.%d." % (number, part) * (50 + part) for part in range(3)]
         written |= dict(zip(log.append_records_with_timeout(records, 5), records, strict=True))
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
     return written
 
 

@@ -66,7 +66,7 @@ def fill(log, count) -> list[bytes]:
     for number in range(count):
         records = [b"%d.%d." % (number, part) * 100 for part in range(2)]
         log.append_records_with_timeout(records, 5)
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         written += records
     return written
 
@@ -174,7 +174,7 @@ def test_a_crash_at_any_step_of_an_upload(power_cut):
         with opened(one) as manager:
             log = manager.log("orders")
             assert payloads(log) in (written, [*written, b"x"])
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
             manager.maintain()
             assert len(objects_in(one)) == 2 + (len(payloads(log)) > 4) == len(segment_files(one))
             assert log.tiers.snapshot().upload_queue_depth == 0
@@ -268,7 +268,7 @@ def test_a_quiet_log_is_sealed_uploaded_and_expired(reopened):
             new = log.append_record(b"%d" % turn)
             assert new > record_id
             log.flush()
-            assert follower.next(timeout_s=1).payload == b"0"
+            assert follower.next(timeout=1).payload == b"0"
             assert log.snapshot().record_count == 2 + turn
             assert log.find_record_number(1 + turn) == new
     assert len(segment_files(files)) == 2
@@ -315,7 +315,7 @@ def test_a_segment_without_records_survives_a_crash_at_any_step():
     with opened(files, config, clock=clock) as manager:
         log = manager.log("orders")
         last = log.append_records([b"one", b"two"])[-1]
-        log.force_rollover(timeout_s=5)
+        log.force_rollover(timeout=5)
         clock.advance(61)
         files.on_step = lambda _op, _path: moments.extend([files.clone_after_kill(), files.clone_after_crash(2)])
         manager.maintain()
@@ -454,7 +454,7 @@ class Surprised:
     """A log whose tiers meet an error that nothing expected."""
 
     name = "orders"
-    run_flush = run_upkeep = run_sinks = run_status = None
+    run_flush = run_maintenance = run_sinks = run_status = None
 
     def __init__(self):
         self.turns = 0
@@ -463,7 +463,7 @@ class Surprised:
         self.turns += 1
         raise ZeroDivisionError
 
-    def poison(self, reason):
+    def fail(self, reason):
         raise AssertionError(reason)
 
 

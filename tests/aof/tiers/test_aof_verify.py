@@ -110,7 +110,7 @@ def test_the_exit_code(tmp_path):
         log = manager.log("orders")
         for text in (b"one", b"two", b"three"):
             log.append_record(text)
-            log.force_rollover(timeout_s=5)
+            log.force_rollover(timeout=5)
         for _ in range(2):
             manager.maintain()
 

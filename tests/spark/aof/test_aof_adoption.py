@@ -127,7 +127,7 @@ def test_the_thread_appends_by_itself(root):
     with AofManager.open(root.rpartition("/")[0]) as manager:
         follower = manager.log("orders").tail_follower()
         write(REAL_FILES, root, 0, ["a"])
-        record = follower.next(timeout_s=30)
+        record = follower.next(timeout=30)
         assert record is not None
         assert record.payload == b"a"
 
@@ -141,7 +141,7 @@ def test_a_batch_is_longer_than_segments(root):
         assert [bytes(one.payload).decode() for one in log.open_reader()] == texts
         found = staged(REAL_FILES, root, 1, ["x", "y" * 17_000])
         commit_records(REAL_FILES, root, writer="query", batch=1, staged=[found], clock=ManualClock())
-        assert log.adopt() == 1
+        assert log.import_staged() == 1
         assert commit_name(1) in left(REAL_FILES, root)
         log.append_record_with_timeout(b"own", 5)
     assert write(REAL_FILES, root, 2, [])
@@ -161,8 +161,8 @@ def test_damage_waits_and_others_go_on(root):
         for path, changed in ((bad, data[:-1] + b"?"), (cut, data[:-1])):
             with open(path, "wb") as file:
                 file.write(changed)
-        assert log.adopt() == 2
-        assert log.adopt() == 0
+        assert log.import_staged() == 2
+        assert log.import_staged() == 0
         assert texts_of(log) == ["good", "b"]
         log.append_record(b"own")
         assert observer.total("aof_sink_records_total") == 2
@@ -196,7 +196,7 @@ def test_producers_go_on_beside_it(root):
             thread.start()
         for batch in range(5):
             write(REAL_FILES, root, batch, [f"s{batch * 10 + number}" for number in range(10)])
-            log.adopt()
+            log.import_staged()
         for thread in threads:
             thread.join()
         found = [bytes(record.payload).decode() for record in log.open_reader()]
@@ -217,12 +217,12 @@ def test_a_step_that_fails_holds_the_log():
         write(disk, ROOT, 0, ["a", "b"])
         log.flush()
         files.fail_on("sync")
-        assert log.adopt() == 0
+        assert log.import_staged() == 0
         with pytest.raises(WouldBlockError) as blocked:
             log.append_record(b"other")
         assert blocked.value.kind == "tail"
         files.heal()
-        assert log.adopt() == 2
+        assert log.import_staged() == 2
         manager.maintain()
         log.append_record_with_timeout(b"other", 5)
         assert texts_of(log) == ["own", "a", "b", "other"]
@@ -237,10 +237,10 @@ def test_a_note_that_cannot_be_written_holds_nobody_up():
         log.append_record(b"own")
         write(disk, ROOT, 0, ["a", "b"])
         files.fail_on("pwrite")
-        assert log.adopt() == 0
+        assert log.import_staged() == 0
         log.append_record(b"other")
         files.heal()
-        assert log.adopt() == 2
+        assert log.import_staged() == 2
         assert texts_of(log) == ["own", "other", "a", "b"]
 
 
@@ -297,7 +297,7 @@ def test_a_crash_in_the_middle_of_two_writers():
         write(files, ROOT, 1, ["same", "same"], writer="one")
         write(files, ROOT, 0, ["same", "same", "same"], writer="two")
         files.on_step = stop
-        manager.log("orders").adopt()
+        manager.log("orders").import_staged()
     files.on_step = None
     for disk in (files.clone_after_kill(), *(files.clone_after_crash(seed) for seed in range(6))):
         with open_manager(disk) as manager:

@@ -83,7 +83,7 @@ def test_from_log_to_log(spark, tmp_path):
                 .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
             )  # fmt: skip
             query.awaitTermination()
-            seen += [bytes(follower.next(timeout_s=30).payload) for _ in range(count)]
+            seen += [bytes(follower.next(timeout=30).payload) for _ in range(count)]
         assert seen == [str(at).encode() for at in range(9)]
         assert copy.snapshot().record_count == 9
 

@@ -31,7 +31,7 @@ class Log:
             for _ in range(segments):
                 data = [b"%06d" % (len(self.written) + part) + b"." * size for part in range(records)]
                 self.written |= dict(zip(log.append_records_with_timeout(data, 5, ext_id=7), data, strict=True))
-                log.force_rollover(timeout_s=5)
+                log.force_rollover(timeout=5)
             manager.maintain()
 
     def source(self, **options) -> AofDataSource:

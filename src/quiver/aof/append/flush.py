@@ -80,7 +80,7 @@ class Flusher:
         observer: Observer,
         again: Callable[[float], None],
         flushed: Callable[[], None],
-        poison: Callable[[str], StoreFailedError],
+        fail: Callable[[str], StoreFailedError],
         seed: int,
     ) -> None:
         self.metrics = FlushMetrics()
@@ -92,7 +92,7 @@ class Flusher:
         self._observer = observer
         self._again = again
         self._flushed = flushed
-        self._poison = poison
+        self._fail = fail
         self._turn = threading.Condition()
         self._busy = False
         self._syncing = threading.Lock()
@@ -174,7 +174,7 @@ class Flusher:
             try:
                 gained = segment.sync(self._fs, self._directory)
             except CorruptionError as lost:
-                raise self._poison(str(lost)) from lost
+                raise self._fail(str(lost)) from lost
             self._observer.record("aof_flush_latency_seconds", self._clock.monotonic() - began)
             self._observer.count("aof_durable_bytes_total", gained)
             self._tail.zero_ahead(segment, gained)

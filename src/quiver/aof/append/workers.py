@@ -37,7 +37,7 @@ class Worked(Protocol):
     def run_flush(self) -> None:
         """Make durable what is written."""
 
-    def run_upkeep(self) -> None:
+    def run_maintenance(self) -> None:
         """Seal, make spares, retire."""
 
     def run_tiers(self) -> None:
@@ -49,7 +49,7 @@ class Worked(Protocol):
     def run_status(self) -> None:
         """Tell those beside the process how the log does."""
 
-    def poison(self, reason: str) -> StoreFailedError:
+    def fail(self, reason: str) -> StoreFailedError:
         """Refuse everything from now on."""
 
 
@@ -161,14 +161,14 @@ class Workers:
             self._died = died
             logs = list(self._logs)
         for log in logs:
-            log.poison(str(died))
+            log.fail(str(died))
 
     def _guarded(self, kind: str) -> Callable[[Worked], None]:
         def work(log: Worked) -> None:
             try:
                 work_of = {
-                    "flush": log.run_flush, "upkeep": log.run_upkeep, "tiers": log.run_tiers, "sinks": log.run_sinks,
-                    "status": log.run_status,
+                    "flush": log.run_flush, "upkeep": log.run_maintenance, "tiers": log.run_tiers,
+                    "sinks": log.run_sinks, "status": log.run_status,
                 }  # fmt: skip
                 work_of[kind]()
             except (QuiverError, OSError) as error:
@@ -185,7 +185,7 @@ class Workers:
                 problem = f"in the thread for {kind}: {error!r}"
                 with contextlib.suppress(Exception):  # the observer may be what failed
                     if kind in _WAITED_FOR:
-                        log.poison(problem)
+                        log.fail(problem)
                     else:
                         if kind == "tiers":
                             self.ask_tiers(log, _AGAIN_S)
@@ -205,7 +205,7 @@ class Workers:
             self._logs.add(log)
             died = self._died
         if died is not None:
-            log.poison(str(died))
+            log.fail(str(died))
         self.ask_sinks(log, sinks_after_s)
         self.ask_status(log, status_after_s)
 

@@ -11,6 +11,7 @@ from quiver.aof.append.reservation import Reservation
 from quiver.aof.append.tail import Tail
 from quiver.aof.segment_index import require_id
 from quiver.errors import RolloverError, WouldBlockError
+from quiver.lazy_names import renamed_keyword
 from quiver.primitives.disk.file_system import Buffer
 
 __all__ = ["LogWriting"]
@@ -59,11 +60,12 @@ class LogWriting:
             return self._durability.durably(lambda _: self._tail.append_many(payloads, ext_id), durable, None)
         return self._tail.append_many(payloads, ext_id)
 
+    @renamed_keyword("timeout_s", "timeout")
     def append_record_with_timeout(
-        self, payload: Buffer, timeout_s: float | None, *, ext_id: int | None = None, durable: Durable = False
+        self, payload: Buffer, timeout: float | None, *, ext_id: int | None = None, durable: Durable = False
     ) -> int:
         """
-        Append one record, waiting up to *timeout_s* (None: as long as it takes) while it would block.
+        Append one record, waiting up to *timeout* (None: as long as it takes) while it would block.
 
         With *durable* that time includes the wait until it is durable.
 
@@ -74,23 +76,24 @@ class LogWriting:
         """
         if durable:
             return self._durability.durably(
-                lambda left_s: self.append_record_with_timeout(payload, left_s, ext_id=ext_id), durable, timeout_s
+                lambda left_s: self.append_record_with_timeout(payload, left_s, ext_id=ext_id), durable, timeout
             )
         try:
             return self._tail.append(payload, ext_id)
         except WouldBlockError:
-            return self._waiting.retry(lambda: self._tail.append(payload, ext_id), timeout_s)
+            return self._waiting.retry(lambda: self._tail.append(payload, ext_id), timeout)
 
+    @renamed_keyword("timeout_s", "timeout")
     def append_records_with_timeout(
         self,
         payloads: Sequence[Buffer],
-        timeout_s: float | None,
+        timeout: float | None,
         *,
         ext_id: int | Sequence[int] | None = None,
         durable: Durable = False,
     ) -> list[int]:
         """
-        Append all of *payloads*, waiting up to *timeout_s* while it would block.
+        Append all of *payloads*, waiting up to *timeout* while it would block.
 
         Raises:
             WouldBlockError: none was written in that time. InvalidRecordError, NotDurableError, UsageError,
@@ -98,12 +101,12 @@ class LogWriting:
         """
         if durable:
             return self._durability.durably(
-                lambda left_s: self.append_records_with_timeout(payloads, left_s, ext_id=ext_id), durable, timeout_s
+                lambda left_s: self.append_records_with_timeout(payloads, left_s, ext_id=ext_id), durable, timeout
             )
         try:
             return self._tail.append_many(payloads, ext_id)
         except WouldBlockError:
-            return self._waiting.retry(lambda: self._tail.append_many(payloads, ext_id), timeout_s)
+            return self._waiting.retry(lambda: self._tail.append_many(payloads, ext_id), timeout)
 
     def append_reserve(self, size: int) -> Reservation:
         """
@@ -124,38 +127,41 @@ class LogWriting:
         """
         return self._waiting.in_order(lambda: self._tail.append(payload, ext_id))
 
-    def wait_for_writable_segment(self, timeout_s: float | None) -> None:
+    @renamed_keyword("timeout_s", "timeout")
+    def wait_for_writable_segment(self, timeout: float | None) -> None:
         """
-        Return when a segment takes records, waiting up to *timeout_s*.
+        Return when a segment takes records, waiting up to *timeout*.
 
         Raises:
             WouldBlockError: there was none in that time.
             StoreClosedError, StoreFailedError: there will be none.
         """
-        self._waiting.retry(self._tail.require_writable, timeout_s)
+        self._waiting.retry(self._tail.require_writable, timeout)
 
     # ---- durability
 
-    def flush_until(self, record_id: int, *, timeout_s: float | None = None) -> None:
+    @renamed_keyword("timeout_s", "timeout")
+    def flush_until(self, record_id: int, *, timeout: float | None = None) -> None:
         """
         Return when the record is durable, and with it all before it. Callers that overlap share one sync.
 
         Raises:
-            NotDurableError: *timeout_s* passed, or syncs failed; the record is written: never append it again.
+            NotDurableError: *timeout* passed, or syncs failed; the record is written: never append it again.
             UnknownRecordError, StoreClosedError: there is no such record; whether there is cannot be told any more.
             StoreFailedError: written bytes were lost.
         """
         require_id(record_id)
-        self._durability.flush_until(record_id, timeout_s)
+        self._durability.flush_until(record_id, timeout)
 
-    def flush(self, *, timeout_s: float | None = None) -> None:
+    @renamed_keyword("timeout_s", "timeout")
+    def flush(self, *, timeout: float | None = None) -> None:
         """
         Make everything durable that was appended before the call.
 
         Raises:
             NotDurableError, StoreFailedError: as `flush_until`.
         """
-        self._durability.flush(timeout_s)
+        self._durability.flush(timeout)
 
     def wait_until_uploaded(self, record_id: int, timeout: float | None = None) -> None:
         """
@@ -198,16 +204,17 @@ class LogWriting:
             raise RolloverError(f"segment {rollover.segment_id} could not be sealed yet: {rollover.error}")
         return rollover.segment_id
 
-    def force_rollover(self, *, timeout_s: float | None = None) -> int | None:
+    @renamed_keyword("timeout_s", "timeout")
+    def force_rollover(self, *, timeout: float | None = None) -> int | None:
         """
         Have the segment that takes records sealed, and wait until the next one does; return the id of the sealed one.
 
         None when there is nothing to seal.
 
         Raises:
-            WouldBlockError: it took longer than *timeout_s*; it goes on.
+            WouldBlockError: it took longer than *timeout*; it goes on.
             RolloverError, StoreClosedError, StoreFailedError: as `seal_current_segment`.
         """
-        sealed = self._waiting.retry(self.seal_current_segment, timeout_s)
-        self.wait_for_writable_segment(timeout_s)
+        sealed = self._waiting.retry(self.seal_current_segment, timeout)
+        self.wait_for_writable_segment(timeout)
         return sealed

@@ -70,7 +70,7 @@ def seal(
 ) -> None:
     """Seal the segment that takes records, if it has any. Nobody may have the logs open: a writer seals by itself."""
     with _opened(root, log, object_location(objects, option)) as opened:
-        _print_row(opened.name, {"sealed": opened.force_rollover(timeout_s=timeout_s)}, as_json=as_json)
+        _print_row(opened.name, {"sealed": opened.force_rollover(timeout=timeout_s)}, as_json=as_json)
 
 
 def flush(
@@ -86,8 +86,8 @@ def flush(
     itself.
     """
     with _opened(root, log, object_location(objects, option)) as opened:
-        opened.adopt()
-        opened.flush(timeout_s=timeout_s)
+        opened.import_staged()
+        opened.flush(timeout=timeout_s)
         _print_row(opened.name, {"durable_records": opened.snapshot().record_count}, as_json=as_json)
 
 
@@ -121,11 +121,11 @@ def _uploaded(root: Path, name: str, location: ObjectLocation, timeout_s: float)
     from quiver.errors import WouldBlockError  # noqa: PLC0415
 
     with _opened(root, name, location) as opened:
-        opened.adopt()
+        opened.import_staged()
         tiers, uploads = opened.tiers, opened.tiers.uploads
         before = tiers.counts.uploads
         try:
-            opened.force_rollover(timeout_s=_SEAL_S)
+            opened.force_rollover(timeout=_SEAL_S)
         except WouldBlockError:
             if opened.segment_snapshot()[-1].state != "sealed":  # else it is the next one that has no room on the disk
                 raise
