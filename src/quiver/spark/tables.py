@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from quiver.bundle import BundleRef
 from quiver.errors import CorruptionError
 from quiver.otap import VIEWS, decode_groups, slots_of_view, view_schema
 from quiver.otap.stored import StoredTables, stored_requests
 from quiver.primitives.scan import Damage
 from quiver.spark.bundles import open_bundles_at
-from quiver.store.reading.offsets import STORE_UNKNOWN, Position
+from quiver.store.reading.offsets import STORE_UNKNOWN
 from quiver.store.reading.segments import store_root
 from quiver.store.segment.cast import coalesce, conform
 
@@ -59,24 +60,24 @@ class Descriptors:
         """Take in the descriptors of a frame of mode `bundles`."""
         return cls(batch.select("path", "segment", "index", "slots").toArrow())
 
-    def behind(self, exported_through: Mapping[str, Position]) -> Descriptors:
+    def behind(self, exported_through: Mapping[str, BundleRef]) -> Descriptors:
         """Return those that lie behind what was exported before: a store's directory → position."""
         if not exported_through:
             return self
         columns = (self.table.column(name).to_pylist() for name in ("path", "segment", "index"))
         wanted = [
-            Position(segment, index) >= exported_through.get(store_root(path), Position(0, 0))
+            BundleRef(segment, index) >= exported_through.get(store_root(path), BundleRef(0, 0))
             for path, segment, index in zip(*columns, strict=True)
         ]
         return Descriptors(self.table.filter(pa.array(wanted, pa.bool_())))
 
-    def through(self, identities: Mapping[str, str]) -> dict[str, Position]:
+    def through(self, identities: Mapping[str, str]) -> dict[str, BundleRef]:
         """Return identity of a store → the position behind the last of its bundles. *identities* are by directory."""
-        reached: dict[str, Position] = {}
+        reached: dict[str, BundleRef] = {}
         columns = (self.table.column(name).to_pylist() for name in ("path", "segment", "index"))
         for path, segment, index in zip(*columns, strict=True):
             store = identities.get(store_root(path), STORE_UNKNOWN)
-            position = Position(segment, index + 1)
+            position = BundleRef(segment, index + 1)
             reached[store] = max(reached.get(store, position), position)
         return reached
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from quiver.bundle import BundleRef
 from quiver.errors import CorruptionError
 from quiver.spark.exporters.parquet_commit import (
     RECORDS_KEPT,
@@ -14,7 +15,6 @@ from quiver.spark.exporters.parquet_commit import (
     committed_apart,
     part_prefix,
 )
-from quiver.store.reading.offsets import Position
 from quiver.testing.crashfs import CrashFileSystem
 
 QUERY = "c5026f74-7f8b-4a17-8beb-a452f78be02a"
@@ -66,7 +66,7 @@ def export(fs, batch, attempt, query_id=QUERY):
     """One run of a batch, as the exporter does it after a restart."""
     made = committer(fs, query_id)
     if not made.is_committed(batch):
-        made.commit(batch, write_parts(fs, query_id, batch, attempt), {STORE: Position(batch + 1, 0)})
+        made.commit(batch, write_parts(fs, query_id, batch, attempt), {STORE: BundleRef(batch + 1, 0)})
 
 
 def fresh():
@@ -161,7 +161,7 @@ def test_a_crash_while_recovering_changes_nothing():
 
     base.on_step = stop_at_first_part
     with pytest.raises(PowerCut):
-        made.commit(1, parts, {STORE: Position(2, 0)})
+        made.commit(1, parts, {STORE: BundleRef(2, 0)})
     assert renames
     base.on_step = None
     for stop in range(30):
@@ -216,7 +216,7 @@ def test_a_bundle_by_itself_is_exported_once_beside_the_query(stop):
     assert len(visible(fs)) == len(before) + 2
     assert sorted(hidden(fs)) == sorted(part.name for part in running)
     made = committer(fs)
-    assert made.exported_through == {STORE: Position(1, 0)}, "it says nothing of other bundles"
+    assert made.exported_through == {STORE: BundleRef(1, 0)}, "it says nothing of other bundles"
     assert hidden(fs) == []
 
 
@@ -226,17 +226,17 @@ def test_a_new_query_of_the_same_subscriber_goes_on_where_the_old_one_stopped():
     export(fs, 0, "a")
     made = committer(fs)
     parts = write_parts(fs, QUERY, 1, "b")
-    record = ExportRecord(1, "exp", {STORE: Position(7, 3)}, tuple((p, f"x-{i}.parquet") for i, p in enumerate(parts)))
+    record = ExportRecord(1, "exp", {STORE: BundleRef(7, 3)}, tuple((p, f"x-{i}.parquet") for i, p in enumerate(parts)))
     fs.make_dirs(f"/out/_quiver/{QUERY}")
     file = fs.create(f"/out/_quiver/{QUERY}/0000000001.json")
     file.pwrite(record.encode(), 0)
     file.close()
     write_parts(fs, QUERY, 2, "never committed")
     again = committer(fs, OTHER)
-    assert again.exported_through == {STORE: Position(7, 3)}
+    assert again.exported_through == {STORE: BundleRef(7, 3)}
     assert {"logs/x-0.parquet", "spans/x-1.parquet"} <= set(visible(fs))
     assert not [name for name in fs.list_dir("/out/logs") if name.endswith(".part")]
-    assert made.exported_through == {STORE: Position(1, 0)}
+    assert made.exported_through == {STORE: BundleRef(1, 0)}
 
 
 @pytest.mark.parametrize(("store", "subscriber"), [("other", "exp"), (STORE, "other"), ("unknown", "exp")])
@@ -263,7 +263,7 @@ def test_old_records_go():
     fs = fresh()
     made = committer(fs)
     for batch in range(RECORDS_KEPT + 5):
-        made.commit(batch, write_parts(fs, QUERY, batch, "a", ("logs",)), {STORE: Position(batch + 1, 0)})
+        made.commit(batch, write_parts(fs, QUERY, batch, "a", ("logs",)), {STORE: BundleRef(batch + 1, 0)})
     names = fs.list_dir(f"/out/_quiver/{QUERY}")
     assert len(names) == RECORDS_KEPT
     assert names[0] == "0000000005.json"
@@ -273,7 +273,7 @@ def test_a_damaged_record_is_said():
     """Cut anywhere or any byte flipped: an error, never another batch."""
     fs = fresh()
     made = committer(fs)
-    made.commit(0, write_parts(fs, QUERY, 0, "a"), {STORE: Position(1, 0)})
+    made.commit(0, write_parts(fs, QUERY, 0, "a"), {STORE: BundleRef(1, 0)})
     path = f"/out/_quiver/{QUERY}/0000000000.json"
     data = fs.read_all(path, size_max=10_000)
     good = ExportRecord.decode(data, path)
@@ -298,7 +298,7 @@ def test_a_record_of_the_first_version_is_read():
 
     body = {"v": 1, "batch": 4, "store": STORE, "subscriber": "exp", "through": {"seq": 7, "idx": 3}, "files": []}
     data = json.dumps({"crc32": _checksum(body), "record": body}).encode()
-    assert ExportRecord.decode(data, "record") == ExportRecord(4, "exp", {STORE: Position(7, 3)}, ())
+    assert ExportRecord.decode(data, "record") == ExportRecord(4, "exp", {STORE: BundleRef(7, 3)}, ())
 
 
 def test_every_core_has_its_position():
@@ -306,9 +306,9 @@ def test_every_core_has_its_position():
     fs = fresh()
     made = ExportCommitter(fs, "/out", query_id=QUERY, stores=["a", "b"], subscriber="exp", suffix=".jsonl")
     made.recover()
-    made.commit(0, write_parts(fs, QUERY, 0, "a"), {"a": Position(1, 0), "b": Position(4, 2)})
-    made.commit(1, write_parts(fs, QUERY, 1, "a"), {"b": Position(5, 0)})
+    made.commit(0, write_parts(fs, QUERY, 0, "a"), {"a": BundleRef(1, 0), "b": BundleRef(4, 2)})
+    made.commit(1, write_parts(fs, QUERY, 1, "a"), {"b": BundleRef(5, 0)})
     assert all(name.endswith(".jsonl") for name in visible(fs))
     again = ExportCommitter(fs, "/out", query_id=OTHER, stores=["a", "b", "c"], subscriber="exp")
     again.recover()
-    assert again.exported_through == {"a": Position(1, 0), "b": Position(5, 0)}
+    assert again.exported_through == {"a": BundleRef(1, 0), "b": BundleRef(5, 0)}

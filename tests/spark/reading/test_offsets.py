@@ -4,20 +4,21 @@ import json
 
 import pytest
 
+from quiver.bundle import BundleRef
 from quiver.errors import DataLossError, UsageError
-from quiver.store.reading.offsets import Position, StreamOffset, parse_starting
+from quiver.store.reading.offsets import StreamOffset, parse_starting
 
 
 def test_the_text_spark_compares_never_changes():
     """The keys come in one order, and nothing else is in an offset."""
-    offset = StreamOffset("5c0f", Position(12, 3))
+    offset = StreamOffset("5c0f", BundleRef(12, 3))
     assert json.dumps(offset.to_json()) == '{"v": 1, "store": "5c0f", "seq": 12, "idx": 3}'
     assert StreamOffset.from_json(offset.to_json()) == offset
 
 
 def test_positions_order_by_segment_then_bundle():
     """A later segment is later whatever the index."""
-    assert Position(1, 9) < Position(2, 0) < Position(2, 1)
+    assert BundleRef(1, 9) < BundleRef(2, 0) < BundleRef(2, 1)
 
 
 @pytest.mark.parametrize(
@@ -37,10 +38,10 @@ def test_a_foreign_checkpoint_is_refused(value):
 
 def test_another_store_is_refused_and_an_unknown_one_is_not():
     """A checkpoint counts in one store only, as far as the store has an identity."""
-    offset = StreamOffset("aaa", Position(0, 0))
+    offset = StreamOffset("aaa", BundleRef(0, 0))
     offset.check_store("aaa", "p")
     offset.check_store("unknown", "p")
-    StreamOffset("unknown", Position(0, 0)).check_store("bbb", "p")
+    StreamOffset("unknown", BundleRef(0, 0)).check_store("bbb", "p")
     with pytest.raises(DataLossError, match=r"belongs to store aaa, but bbb is here"):
         offset.check_store("bbb", "p")
 
@@ -48,8 +49,8 @@ def test_another_store_is_refused_and_an_unknown_one_is_not():
 @pytest.mark.parametrize(
     ("text", "meaning"),
     [
-        ("earliest", "earliest"), (" Latest ", "latest"), ('{"seq":12,"idx":3}', Position(12, 3)),
-        ('{"seq": 4}', Position(4, 0)), ('{"v":1,"store":"x","seq":1,"idx":2}', Position(1, 2)),
+        ("earliest", "earliest"), (" Latest ", "latest"), ('{"seq":12,"idx":3}', BundleRef(12, 3)),
+        ('{"seq": 4}', BundleRef(4, 0)), ('{"v":1,"store":"x","seq":1,"idx":2}', BundleRef(1, 2)),
     ],
 )  # fmt: skip
 def test_starting_offsets_are_a_word_or_a_position(text, meaning):

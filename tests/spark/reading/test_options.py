@@ -3,11 +3,11 @@
 import pytest
 from pyspark.sql.types import StructType
 
+from quiver.bundle import BundleRef
 from quiver.errors import UsageError
 from quiver.spark.aof.source import AofDataSource
 from quiver.spark.store.source import QuiverDataSource
 from quiver.spark.topics.source import TopicDataSource
-from quiver.store.reading.offsets import Position
 from quiver.store.reading.partitions import Limits
 from quiver.store.reading.stream_options import parse_options
 
@@ -23,7 +23,7 @@ def test_keys_come_in_any_case():
     assert options.path == "/b"
     assert options.view == "logs"
     assert options.limits == Limits(bundles_max=5, bytes_max=1024 * 1024)
-    assert options.starting == Position(1, 2)
+    assert options.starting == BundleRef(1, 2)
     assert options.columns == ("a", "b")
     assert options.include_metadata
     assert not options.fail_on_data_loss

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quiver.store.reading.offsets import Position
+from quiver.bundle import BundleRef
 from quiver.store.reading.partitions import (
     PARTITION_BYTES_MIN,
     Limits,
@@ -28,36 +28,36 @@ def bundles_of(spans):
 def test_a_batch_ends_at_the_first_limit():
     """Bundles, rows and bytes each end a batch."""
     segments = [segment(1, 10, 1000, 100), segment(2, 10, 1000, 100)]
-    start = Position(0, 0)
-    assert take(segments, start, Limits()) == Position(3, 0)
-    assert take(segments, start, Limits(bundles_max=3)) == Position(1, 3)
-    assert take(segments, start, Limits(bundles_max=10)) == Position(2, 0)
-    assert take(segments, start, Limits(bundles_max=13)) == Position(2, 3)
-    assert take(segments, start, Limits(rows_max=50)) == Position(1, 5)
-    assert take(segments, start, Limits(bytes_max=250)) == Position(1, 2)
-    assert take(segments, start, Limits(bundles_max=9, rows_max=50, bytes_max=250)) == Position(1, 2)
+    start = BundleRef(0, 0)
+    assert take(segments, start, Limits()) == BundleRef(3, 0)
+    assert take(segments, start, Limits(bundles_max=3)) == BundleRef(1, 3)
+    assert take(segments, start, Limits(bundles_max=10)) == BundleRef(2, 0)
+    assert take(segments, start, Limits(bundles_max=13)) == BundleRef(2, 3)
+    assert take(segments, start, Limits(rows_max=50)) == BundleRef(1, 5)
+    assert take(segments, start, Limits(bytes_max=250)) == BundleRef(1, 2)
+    assert take(segments, start, Limits(bundles_max=9, rows_max=50, bytes_max=250)) == BundleRef(1, 2)
 
 
 def test_a_batch_has_at_least_one_bundle():
     """A bundle larger than the limit is still delivered, alone."""
-    assert take([segment(4, 2, 10_000)], Position(4, 0), Limits(bytes_max=1)) == Position(4, 1)
-    assert take([segment(4, 2, 10_000)], Position(4, 1), Limits(bytes_max=1)) == Position(5, 0)
+    assert take([segment(4, 2, 10_000)], BundleRef(4, 0), Limits(bytes_max=1)) == BundleRef(4, 1)
+    assert take([segment(4, 2, 10_000)], BundleRef(4, 1), Limits(bytes_max=1)) == BundleRef(5, 0)
 
 
 def test_nothing_new_leaves_the_position():
     """Also when a start behind the last bundle is written with its index."""
-    assert take([], Position(3, 0), Limits()) == Position(3, 0)
-    assert take([segment(2, 5)], Position(3, 0), Limits()) == Position(3, 0)
-    assert take([segment(2, 5)], Position(2, 5), Limits()) == Position(2, 5)
-    assert end_of([segment(2, 5)], Position(9, 1)) == Position(9, 1)
+    assert take([], BundleRef(3, 0), Limits()) == BundleRef(3, 0)
+    assert take([segment(2, 5)], BundleRef(3, 0), Limits()) == BundleRef(3, 0)
+    assert take([segment(2, 5)], BundleRef(2, 5), Limits()) == BundleRef(2, 5)
+    assert end_of([segment(2, 5)], BundleRef(9, 1)) == BundleRef(9, 1)
 
 
 def test_an_end_is_never_passed():
     """A run that stops at what was available takes nothing that came later."""
     segments = [segment(1, 4), segment(2, 4), segment(3, 4)]
-    assert take(segments, Position(1, 2), Limits(), end=Position(2, 3)) == Position(2, 3)
-    assert take(segments, Position(1, 2), Limits(), end=Position(3, 0)) == Position(3, 0)
-    assert take(segments, Position(2, 3), Limits(), end=Position(2, 3)) == Position(2, 3)
+    assert take(segments, BundleRef(1, 2), Limits(), end=BundleRef(2, 3)) == BundleRef(2, 3)
+    assert take(segments, BundleRef(1, 2), Limits(), end=BundleRef(3, 0)) == BundleRef(3, 0)
+    assert take(segments, BundleRef(2, 3), Limits(), end=BundleRef(2, 3)) == BundleRef(2, 3)
 
 
 segment_lists = st.lists(
@@ -74,7 +74,7 @@ segment_lists = st.lists(
 def test_batches_cover_everything_once_and_in_order(segments, bundles_max, bytes_max, parallelism, at_least):
     """Whatever the limits: each bundle in exactly one batch, in exactly one partition, in order."""
     limits = Limits(bundles_max=bundles_max, bytes_max=bytes_max)
-    position, seen = Position(0, 0), []
+    position, seen = BundleRef(0, 0), []
     while True:
         end = take(segments, position, limits)
         if end == position:
@@ -92,16 +92,16 @@ def test_batches_cover_everything_once_and_in_order(segments, bundles_max, bytes
 
 def test_small_batches_are_one_task_and_large_ones_fill_the_cores():
     """A second task has to be worth its start."""
-    small = spans_between([segment(1, 100, 1 * MIB)], Position(0, 0), Position(2, 0))
+    small = spans_between([segment(1, 100, 1 * MIB)], BundleRef(0, 0), BundleRef(2, 0))
     assert len(pack(small, parallelism=8)) == 1
-    large = spans_between([segment(1, 100, 8 * PARTITION_BYTES_MIN)], Position(0, 0), Position(2, 0))
+    large = spans_between([segment(1, 100, 8 * PARTITION_BYTES_MIN)], BundleRef(0, 0), BundleRef(2, 0))
     parts = pack(large, parallelism=4)
     assert [sum(span.stop - span.start for span in part) for part in parts] == [25, 25, 25, 25]
 
 
 def test_a_wished_number_of_partitions_is_kept_as_far_as_there_are_bundles():
     """`minPartitions` is a hint: bundles are never cut."""
-    spans = spans_between([segment(1, 3, 10)], Position(0, 0), Position(2, 0))
+    spans = spans_between([segment(1, 3, 10)], BundleRef(0, 0), BundleRef(2, 0))
     assert len(pack(spans, parallelism=1, partitions_min=2)) == 2
     assert len(pack(spans, parallelism=1, partitions_min=9)) == 3
     assert pack([], parallelism=4, partitions_min=4) == []

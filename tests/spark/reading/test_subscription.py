@@ -6,10 +6,11 @@ import pathlib
 import pytest
 from stores import StoreMaker
 
+from quiver.bundle import BundleRef
 from quiver.errors import CorruptionError, DataLossError, DirectoryInUseError, UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.reading.listing import drop, rewind
-from quiver.store.reading.offsets import Position, StreamOffset
+from quiver.store.reading.offsets import StreamOffset
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options
 from quiver.store.reading.subscription import Subscription
@@ -39,7 +40,7 @@ def make(store):
 
 
 def at(segment, index, store="5c0f0000-0000-0000-0000-000000000001"):
-    return StreamOffset(store, Position(segment, index)).to_json()
+    return StreamOffset(store, BundleRef(segment, index)).to_json()
 
 
 def bundles_of(plan):
@@ -131,7 +132,7 @@ def test_acks_come_from_the_start_of_the_next_batch_and_from_commit(store, make)
     store.rows(4)
     query = make()
     query.initial()
-    assert query.acked == Position(0, 0)
+    assert query.acked == BundleRef(0, 0)
     query.latest(at(0, 2), unlimited=False)
     query.release()
     assert str(progress_of(store)) == "0:2"
@@ -143,7 +144,7 @@ def test_acks_come_from_the_start_of_the_next_batch_and_from_commit(store, make)
 
 
 def test_a_whole_segment_is_confirmed_by_the_next_position(store, make):
-    """Position 1:0 confirms all of segment 0, whose file may then go."""
+    """BundleRef 1:0 confirms all of segment 0, whose file may then go."""
     path = store.rows(4)
     store.rows(1)
     query = make()
@@ -184,7 +185,7 @@ def test_a_rewound_query_begins_with_a_new_checkpoint(store, make):
     again = make()
     assert again.initial() == at(0, 0)
     again.latest(at(0, 3), unlimited=False)
-    assert again.acked == Position(0, 3)
+    assert again.acked == BundleRef(0, 3)
 
 
 def test_one_that_was_dropped_and_comes_back_begins_with_a_new_checkpoint(store, make):
@@ -329,7 +330,7 @@ def test_damaged_progress_is_begun_again(store, make):
     again = make()
     assert again.initial() == at(0, 0)
     assert again.latest(at(0, 2), unlimited=False) == at(1, 0)
-    assert again.acked == Position(0, 2)
+    assert again.acked == BundleRef(0, 2)
 
 
 def test_a_stream_needs_a_name_and_a_store(store, tmp_path):

@@ -7,12 +7,13 @@ import errno
 
 import pytest
 
+from quiver.bundle import BundleRef
 from quiver.errors import DataLossError
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.cursor import encode_cursor
 from quiver.store.format.drop_ledger import DroppedSegment, encode_drop_ledger
-from quiver.store.reading.offsets import Position, StreamOffset
+from quiver.store.reading.offsets import StreamOffset
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options
 from quiver.store.reading.subscription import Subscription
@@ -59,7 +60,7 @@ def query(store):
 
 
 def at(segment, index=0, store="5c0f0000-0000-0000-0000-000000000001"):
-    return StreamOffset(store, Position(segment, index)).to_json()
+    return StreamOffset(store, BundleRef(segment, index)).to_json()
 
 
 def write(store, name, *entries):

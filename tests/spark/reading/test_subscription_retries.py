@@ -5,7 +5,7 @@ import pytest
 from quiver.bundle import BundleRef
 from quiver.errors import CorruptionError, DataLossError
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.reading.offsets import Position, StreamOffset
+from quiver.store.reading.offsets import StreamOffset
 from quiver.store.reading.retry_set import RetrySet
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options
@@ -41,7 +41,7 @@ def retries(store):
 
 
 def at(segment, index):
-    return StreamOffset("5c0f0000-0000-0000-0000-000000000001", Position(segment, index)).to_json()
+    return StreamOffset("5c0f0000-0000-0000-0000-000000000001", BundleRef(segment, index)).to_json()
 
 
 def hold(retries, *refs):

@@ -9,10 +9,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 import quiver
+from quiver.bundle import BundleRef
 from quiver.errors import DataLossError, DirectoryInUseError, UsageError
 from quiver.settings import Settings
 from quiver.spark.store.source import QuiverDataSource
-from quiver.store.reading.offsets import CoresOffset, Position, StreamOffset
+from quiver.store.reading.offsets import CoresOffset, StreamOffset
 
 SCHEMA = from_arrow_schema(pa.schema([("id", pa.int64())]))
 ALL = ReadAllAvailable()
@@ -200,7 +201,7 @@ def test_batch_reads_take_all_cores(tmp_path):
 
 def test_offsets_have_one_text():
     """Spark compares it: by the number of the core, whatever order they were found in."""
-    cores = {core: StreamOffset(f"id{core}", Position(core, 1)) for core in (10, 2, 0)}
+    cores = {core: StreamOffset(f"id{core}", BundleRef(core, 1)) for core in (10, 2, 0)}
     text = json.dumps(CoresOffset(cores).to_json())
     assert text == (
         '{"v": 2, "cores": {"0": {"store": "id0", "seq": 0, "idx": 1}, "2": {"store": "id2", "seq": 2, "idx": 1}, '

@@ -38,7 +38,7 @@ from quiver.spark.exporters.output_files import begin_file, synced_bytes
 from quiver.spark.exporters.parquet_commit import ExportCommitter, Part, committed_apart, part_prefix
 from quiver.spark.exporters.settings import check_file_mode, directory_mode
 from quiver.spark.processors.bad_bundle_filter import ExportBatch
-from quiver.store.reading.offsets import STORE_UNKNOWN, Position
+from quiver.store.reading.offsets import STORE_UNKNOWN
 from quiver.store.reading.segments import store_identities, store_root
 from quiver.store.segment.cast import conform
 
@@ -123,7 +123,7 @@ class PartWriter:
         *,
         prefix: str,
         attempt: str,
-        exported_through: Mapping[str, Position],
+        exported_through: Mapping[str, BundleRef],
         compression: str,
         adapter: Adapter = OTAP,
         fail_on_data_loss: bool = True,
@@ -177,7 +177,7 @@ class PartWriter:
     def _bundles(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, BundleRef, Bundle]]:
         for path, ref, bundle in open_bundles_at(descriptors, adapter=self._adapter, fail_on_data_loss=self._fail):
             root = store_root(path)
-            if Position(ref.segment, ref.index) >= self._exported_through.get(root, Position(0, 0)):
+            if ref >= self._exported_through.get(root, BundleRef(0, 0)):
                 yield root, ref, bundle
 
     def _decode(self, tables: dict[tuple[str, bytes], _Table], task: str, requests: dict[str, list[Any]]) -> None:
@@ -317,11 +317,11 @@ class ParquetExporter:
         }
         with committer.writing(batch_id):
             rows = self._written(batch, part_prefix(query_id, batch_id), exported_through)
-        through: dict[str, Position] = {}
+        through: dict[str, BundleRef] = {}
         for row in rows:
             if not row["part"]:
                 store = self._stores.get(row["store"], STORE_UNKNOWN)
-                reached = Position(row["segment"], row["index"] + 1)
+                reached = BundleRef(row["segment"], row["index"] + 1)
                 through[store] = max(through.get(store, reached), reached)
         files = committer.commit(batch_id, _parts(rows), through)
         self._delivered(rows)
@@ -360,7 +360,7 @@ class ParquetExporter:
         """Return under which of *names* a bundle was exported by itself."""
         return committed_apart(REAL_FILES, self._output, names)
 
-    def _written(self, batch: DataFrame, prefix: str, exported_through: Mapping[str, Position]) -> list[Row]:
+    def _written(self, batch: DataFrame, prefix: str, exported_through: Mapping[str, BundleRef]) -> list[Row]:
         self._attempts += 1
         task = PartWriter(
             self._output,

@@ -31,11 +31,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+from quiver.bundle import BundleRef
 from quiver.errors import CorruptionError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.store.reading.offsets import STORE_UNKNOWN, Position
+from quiver.store.reading.offsets import STORE_UNKNOWN
 
 __all__ = [
     "APART_PREFIX",
@@ -95,7 +96,7 @@ class ExportRecord:
 
     batch: int
     subscriber: str
-    through: Mapping[str, Position]
+    through: Mapping[str, BundleRef]
     files: tuple[tuple[Part, str], ...]
 
     def encode(self) -> bytes:
@@ -137,7 +138,7 @@ class ExportRecord:
                 for entry in body["files"]
             )
             reached = body["through"] if version == RECORD_VERSION else {body["store"]: body["through"]}
-            through = {str(store): Position(place["seq"], place["idx"]) for store, place in reached.items()}
+            through = {str(store): BundleRef(place["seq"], place["idx"]) for store, place in reached.items()}
             return cls(body["batch"], body["subscriber"], through, files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptionError(path, 0, "the file is not a commit record") from error
@@ -204,7 +205,7 @@ class ExportCommitter:
         self._suffix = suffix
         self._subscriber = subscriber
         self._records = f"{output}/{RECORDS_DIR}/{query_id}"
-        self.exported_through: dict[str, Position] = {}
+        self.exported_through: dict[str, BundleRef] = {}
         """Of a store every bundle before its position was committed by an earlier query of the same subscriber."""
 
     def recover(self) -> None:
@@ -296,7 +297,7 @@ class ExportCommitter:
                 self._remove_leftovers((part_prefix(self._query_id, batch),))
             raise
 
-    def commit(self, batch: int, parts: Iterable[Part], through: Mapping[str, Position]) -> tuple[str, ...]:
+    def commit(self, batch: int, parts: Iterable[Part], through: Mapping[str, BundleRef]) -> tuple[str, ...]:
         """
         Make the *parts* of *batch* visible, all of them, also across a crash. Durable on return.
 

@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from quiver.bundle import BundleRef
 from quiver.spark.exporters.exported import Exported
-from quiver.store.reading.offsets import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,7 +34,7 @@ class BatchOf:
     query: str
     number: int
     stores: tuple[str, ...] = ()
-    through: Mapping[str, Position] | None = None
+    through: Mapping[str, BundleRef] | None = None
 
 
 class TableExporter(Protocol):
@@ -43,7 +43,7 @@ class TableExporter(Protocol):
     def has(self, batch: BatchOf) -> bool:
         """Say whether *batch* is exported already; then it is not to be computed again."""
 
-    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:
+    def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:
         """
         Return identity of a store → the position before which another query of the same exporter exported
         everything.

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from quiver.bundle import OTAP
+from quiver.bundle import OTAP, BundleRef
 from quiver.errors import UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.exported import Exported, Observed, exported_parts
@@ -60,7 +60,6 @@ from quiver.spark.tables import column_named
 from quiver.spark.topics.export import TopicExporter
 from quiver.spark.topics.export_settings import TopicSinkSettings
 from quiver.store.format.sink_commit import INCOMING_DIR
-from quiver.store.reading.offsets import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -86,7 +85,7 @@ class _Forgetful:
         """Return False."""
         return False
 
-    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:  # noqa: ARG002
+    def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:  # noqa: ARG002
         """Return nothing."""
         return {}
 
@@ -159,7 +158,7 @@ class QuiverExporter:
         """Say whether the store has *batch*."""
         return is_committed(REAL_FILES, self._root, writer=batch.query, batch=batch.number)
 
-    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:  # noqa: ARG002 - kept by batch only
+    def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:  # noqa: ARG002 - kept by batch only
         """Return nothing: the store knows batches of queries, not where they came from."""
         return {}
 
@@ -267,7 +266,7 @@ class FileExporter:
         """Say whether *batch* has its files; they are in place then, durably."""
         return self._committer(batch).is_committed(batch.number)
 
-    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:
+    def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:
         """Return how far earlier queries came: a lost checkpoint writes nothing twice."""
         return self._committer(batch).exported_through
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
 
+from quiver.bundle import BundleRef
 from quiver.spark.exporters.exported import Exported, Observed
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
 from quiver.spark.questdb.sink import QuestdbDataSource
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from quiver.spark.exporters.table_exporter import BatchOf
-    from quiver.store.reading.offsets import Position
 
 __all__ = ["QuestdbExporter", "flat"]
 
@@ -40,7 +40,7 @@ class QuestdbExporter:
         """Return False: a batch that is repeated is recognised by the slots."""
         return False
 
-    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:  # noqa: ARG002
+    def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:  # noqa: ARG002
         """Return nothing."""
         return {}
 

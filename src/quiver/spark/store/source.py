@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from quiver.bundle import OTAP
+from quiver.bundle import OTAP, BundleRef
 from quiver.errors import UsageError
 from quiver.instant import IngestedAt
 from quiver.otap import slots_of_view, view_schema
@@ -28,7 +28,7 @@ from quiver.spark.store.sink_options import parse_sink_options
 from quiver.spark.store.sink_stage import store_sink
 from quiver.store.cold.files import ColdFiles
 from quiver.store.reading.cores import CoresSubscription
-from quiver.store.reading.offsets import Position, StartingOffsets
+from quiver.store.reading.offsets import StartingOffsets
 from quiver.store.reading.partitions import Span, pack, spans_between
 from quiver.store.reading.segments import SegmentList, store_roots
 from quiver.store.reading.stream_options import STREAM_OPTIONS, SourceOptions, parse_options
@@ -85,7 +85,7 @@ class StoreLog(ReadableLog):
         """
         options = self._options
         roots = store_roots(REAL_FILES, options.path)
-        if len(roots) > 1 and any(isinstance(bound, Position) for bound in (options.starting, options.ending)):
+        if len(roots) > 1 and any(isinstance(bound, BundleRef) for bound in (options.starting, options.ending)):
             raise UsageError(
                 f"{options.path} holds {len(roots)} cores, each with positions of its own: read one of them, such as "
                 f"{next(iter(roots.values()))}, or give a time: startingTimestamp, endingTimestamp"
@@ -240,9 +240,9 @@ def _segment_list(options: SourceOptions, root: str) -> SegmentList:
     return SegmentList(ColdFiles(REAL_FILES), root, slots=slots, fail_on_data_loss=options.fail_on_data_loss)
 
 
-def _resolve(offsets: StartingOffsets, segments: SegmentList) -> Position:
-    if isinstance(offsets, Position):
+def _resolve(offsets: StartingOffsets, segments: SegmentList) -> BundleRef:
+    if isinstance(offsets, BundleRef):
         return offsets
     if isinstance(offsets, IngestedAt):
         return segments.ingested_from(offsets.time_ns)
-    return Position(0, 0) if offsets == "earliest" else segments.end(Position(0, 0))
+    return BundleRef(0, 0) if offsets == "earliest" else segments.end(BundleRef(0, 0))

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK
 from quiver.errors import UsageError
 from quiver.otap import VIEW_SLOTS
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from quiver.spark.exporters.table_exporter import BatchOf
-    from quiver.store.reading.offsets import Position
 
 __all__ = ["TopicExporter"]
 
@@ -54,7 +54,7 @@ class TopicExporter:
         """Say whether *batch* is committed: then its messages are in the topic, or will be before any later one's."""
         return is_batch_committed(REAL_FILES, self._place.root or "", writer=batch.query, batch=batch.number)
 
-    def exported_through(self, batch: BatchOf) -> Mapping[str, Position]:  # noqa: ARG002 - kept by batch only
+    def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:  # noqa: ARG002 - kept by batch only
         """Return nothing: a topic knows batches of queries, not where they came from."""
         return {}
 

@@ -1,7 +1,7 @@
 """
 Where a reader stands in a store: the next bundle to read. Pure.
 
-A position orders bundles by segment number, then by index. Everything at or behind a position is unread,
+A position is a `BundleRef`; they order by segment number, then by index. Everything at or behind a position is unread,
 everything before it is read. "Behind the last bundle of segment 12" is written ``seq 13, idx 0``, so a
 position never depends on how many bundles a segment has, and stays the same while nothing new arrives.
 
@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
+from quiver.bundle import BundleRef
 from quiver.errors import DataLossError, UsageError
 from quiver.instant import IngestedAt
 
@@ -30,7 +31,6 @@ __all__ = [
     "OFFSET_VERSION",
     "STORE_UNKNOWN",
     "CoresOffset",
-    "Position",
     "StartingOffsets",
     "StreamOffset",
     "parse_starting",
@@ -45,18 +45,7 @@ STORE_UNKNOWN = "unknown"
 _SEQUENCE_MAX = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Position:
-    """The next bundle to read: segment number, and index within the segment."""
-
-    segment: int
-    index: int
-
-    def __str__(self) -> str:
-        return f"{self.segment}:{self.index}"
-
-
-StartingOffsets = Literal["earliest", "latest"] | Position | IngestedAt
+StartingOffsets = Literal["earliest", "latest"] | BundleRef | IngestedAt
 """Where to start: an end of the store, an exact position, or a time."""
 
 
@@ -65,7 +54,7 @@ class StreamOffset:
     """A position in one particular store, as it stands in a checkpoint."""
 
     store: str
-    position: Position
+    position: BundleRef
 
     def to_json(self) -> dict[str, Any]:
         """Return the dict Spark keeps. The order of the keys is part of the format."""
@@ -183,11 +172,11 @@ def parse_starting(text: str, *, option: str = "startingOffsets") -> StartingOff
     return _position(value, option=option)
 
 
-def _position(value: Mapping[str, Any], *, option: str = "offset") -> Position:
+def _position(value: Mapping[str, Any], *, option: str = "offset") -> BundleRef:
     segment, index = value.get("seq"), value.get("idx", 0)
     if not _is_count(segment) or not _is_count(index):
         raise UsageError(f"{option}: {_shown(value)} needs whole numbers seq and idx, both at least 0")
-    return Position(segment, index)
+    return BundleRef(segment, index)
 
 
 def _is_count(value: object) -> TypeGuard[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quiver.store.reading.offsets import Position
+from quiver.bundle import BundleRef
 
 __all__ = ["PARTITION_BYTES_MIN", "Limits", "SegmentSummary", "Span", "end_of", "pack", "spans_between", "take"]
 
@@ -75,16 +75,16 @@ class Limits:
         return Limits(*parts)
 
 
-def end_of(segments: Sequence[SegmentSummary] | Sequence[Span], start: Position) -> Position:
+def end_of(segments: Sequence[SegmentSummary] | Sequence[Span], start: BundleRef) -> BundleRef:
     """Return the position behind the last segment, never one below *start*."""
     if not segments:
         return start
-    return max(start, Position(segments[-1].segment + 1, 0))
+    return max(start, BundleRef(segments[-1].segment + 1, 0))
 
 
 def take(
-    segments: Iterable[SegmentSummary], start: Position, limits: Limits, *, end: Position | None = None
-) -> Position:
+    segments: Iterable[SegmentSummary], start: BundleRef, limits: Limits, *, end: BundleRef | None = None
+) -> BundleRef:
     """
     Return where a batch that begins at *start* ends.
 
@@ -123,7 +123,7 @@ def take(
         rows += count * bundle_rows
         size += count * bundle_bytes
         at_end = first + count == segment.bundle_count
-        reached = Position(segment.segment + 1, 0) if at_end else Position(segment.segment, first + count)
+        reached = BundleRef(segment.segment + 1, 0) if at_end else BundleRef(segment.segment, first + count)
         if count < stop - first:
             break
     return reached
@@ -135,7 +135,7 @@ def _room(limit: int | None, used: float, each: float) -> int:
     return int((limit - used) / each)
 
 
-def spans_between(segments: Iterable[SegmentSummary], start: Position, end: Position) -> list[Span]:
+def spans_between(segments: Iterable[SegmentSummary], start: BundleRef, end: BundleRef) -> list[Span]:
     """Return the bundles from *start* to before *end*, one span a segment, ascending."""
     spans = []
     for segment in segments:

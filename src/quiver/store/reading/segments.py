@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
-from quiver.bundle import schema_fingerprint
+from quiver.bundle import BundleRef, schema_fingerprint
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import CorruptionError, DataLossError, UsageError
 from quiver.primitives.disk.file_system import FileSystem
@@ -27,7 +27,7 @@ from quiver.store.format.names import (
 )
 from quiver.store.format.segment.file import StreamEntry
 from quiver.store.number_floor import read_floor
-from quiver.store.reading.offsets import STORE_UNKNOWN, Position
+from quiver.store.reading.offsets import STORE_UNKNOWN
 from quiver.store.reading.partitions import SegmentSummary
 from quiver.store.segment.listing import list_segments
 from quiver.store.segment.reader import SegmentReader
@@ -147,17 +147,17 @@ class SegmentList:
         """Return where segment *number* lies, or would lie."""
         return f"{self._directory}/{segment_name(number)}"
 
-    def first(self) -> Position:
+    def first(self) -> BundleRef:
         """Return the position of the oldest bundle; 0:0 in an empty store."""
         numbers = self.numbers()
-        return Position(numbers[0] if numbers else 0, 0)
+        return BundleRef(numbers[0] if numbers else 0, 0)
 
-    def end(self, start: Position) -> Position:
+    def end(self, start: BundleRef) -> BundleRef:
         """Return the position behind the newest segment, never one below *start*."""
         numbers = self.numbers()
-        return max(start, Position(numbers[-1] + 1, 0)) if numbers else start
+        return max(start, BundleRef(numbers[-1] + 1, 0)) if numbers else start
 
-    def ingested_from(self, time_ns: int) -> Position:
+    def ingested_from(self, time_ns: int) -> BundleRef:
         """
         Return the first bundle that was ingested at *time_ns* or later; behind the last one when there is none.
 
@@ -171,10 +171,10 @@ class SegmentList:
             times = None if reader is None else reader.manifest.ingested_times_ns
             if reader is None or (times is not None and not any(time >= time_ns for time in times)):
                 continue
-            return Position(number, 0 if times is None else next(i for i, time in enumerate(times) if time >= time_ns))
-        return self.end(Position(0, 0))
+            return BundleRef(number, 0 if times is None else next(i for i, time in enumerate(times) if time >= time_ns))
+        return self.end(BundleRef(0, 0))
 
-    def from_position(self, start: Position) -> Iterator[SegmentSummary]:
+    def from_position(self, start: BundleRef) -> Iterator[SegmentSummary]:
         """
         Yield the segments from *start* on, ascending, each opened only when it is asked for.
 
@@ -211,7 +211,7 @@ class SegmentList:
         """
         known: set[bytes] = set()
         told: set[pa.Schema] = set()
-        for summary in self.from_position(Position(0, 0)):
+        for summary in self.from_position(BundleRef(0, 0)):
             if known >= summary.fingerprints:
                 continue
             for fingerprint, schema in self._stream_schemas(summary.path):
@@ -283,7 +283,7 @@ class SegmentList:
             raise problem
         raise DataLossError(path, 0, "the segment was deleted while it was being listed") from problem
 
-    def check_complete(self, start: Position, end: Position) -> None:
+    def check_complete(self, start: BundleRef, end: BundleRef) -> None:
         """
         Refuse to plan from *start* to before *end* when a segment between them is known to be gone.
 
@@ -315,7 +315,7 @@ class SegmentList:
         _log.warning("quiver.spark.segments_missing path=%s count=%d reason=%s", path, len(gone), reason)
         self._seen.difference_update(gone)
 
-    def check_reached(self, position: Position) -> None:
+    def check_reached(self, position: BundleRef) -> None:
         """
         Refuse a position that the store has not come to: what it gives out next would count as read.
 
@@ -325,12 +325,12 @@ class SegmentList:
         Raises:
             DataLossError: naming how far the store has come.
         """
-        end = self.end(Position(0, 0))
+        end = self.end(BundleRef(0, 0))
         if position <= end:
             return
         floor = read_floor(self._files, self._root).value
         reached = max(floor, *(number + 1 for number in self._quarantined()), end.segment)
-        if floor and position > Position(reached, 0):
+        if floor and position > BundleRef(reached, 0):
             raise DataLossError(
                 self._root,
                 0,
@@ -338,7 +338,7 @@ class SegmentList:
                 "the store is an older copy of the one that was read; start with a new checkpoint",
             )
 
-    def is_between_copies(self, position: Position, reached: Position) -> bool:
+    def is_between_copies(self, position: BundleRef, reached: BundleRef) -> bool:
         """
         Say whether no segment of this store ever was between *position* and *reached*: it was restored from a copy, and
         goes on above all numbers that the original can have used.
@@ -346,12 +346,12 @@ class SegmentList:
         skipped = read_floor(self._files, self._root).skipped
         return (
             skipped is not None
-            and Position(skipped.start, 0) <= position
+            and BundleRef(skipped.start, 0) <= position
             and position.segment < skipped.stop
-            and reached <= Position(skipped.stop, 0)
+            and reached <= BundleRef(skipped.stop, 0)
         )
 
-    def forget_before(self, position: Position) -> None:
+    def forget_before(self, position: BundleRef) -> None:
         """Stop expecting segments below *position*: their bundles are confirmed."""
         self._seen = {number for number in self._seen if number >= position.segment}
 

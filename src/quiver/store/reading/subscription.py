@@ -27,6 +27,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from quiver.bundle import BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import CorruptionError, DataLossError, DirectoryInUseError, UnknownSubscriberError, UsageError
 from quiver.observe import InMemoryObserver, Observer
@@ -37,7 +38,7 @@ from quiver.store.format.cursor import decode_cursor
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, DroppedSegment, decode_drop_ledger
 from quiver.store.format.names import CURSOR_NAME, DROP_LEDGER, WAL_DIR
 from quiver.store.reading.checkpoint import Checkpoint
-from quiver.store.reading.offsets import Position, StreamOffset
+from quiver.store.reading.offsets import StreamOffset
 from quiver.store.reading.partitions import Limits, Span, pack, spans_between, take
 from quiver.store.reading.retry_set import HeldBundles, before_held
 from quiver.store.reading.segments import STORE_ID_NAME, SegmentList, store_identity
@@ -100,12 +101,12 @@ class Subscription:
         self._held = HeldBundles(files, options.path, options.subscriber)
         self._released_for = self._held.refs
         self._checkpoint = None if options.checkpoint is None else Checkpoint(files, options.checkpoint)
-        self._acked = Position(0, 0)
-        self._available: Position | None = None
+        self._acked = BundleRef(0, 0)
+        self._available: BundleRef | None = None
         self._store = ""
 
     @property
-    def acked(self) -> Position:
+    def acked(self) -> BundleRef:
         """Everything before this position is confirmed, durably."""
         self._own()
         return self._acked
@@ -190,7 +191,7 @@ class Subscription:
 
     def available_now(self) -> None:
         """From now on, take nothing that is not in the store at this moment."""
-        self._available = self._segments.end(Position(0, 0))
+        self._available = self._segments.end(BundleRef(0, 0))
 
     def tail(self) -> dict[str, Any] | None:
         """Return the end of the store, for progress reports; None before the first other call."""
@@ -200,7 +201,7 @@ class Subscription:
         """Let go of the subscriber."""
         self._file.release()
 
-    def _reach(self, start: Position, limits: Limits) -> Position:
+    def _reach(self, start: BundleRef, limits: Limits) -> BundleRef:
         end = self._segments.end(start)
         if self._available is not None:
             end = max(start, min(end, self._available))
@@ -208,7 +209,7 @@ class Subscription:
             return end
         return take(self._segments.from_position(start), start, limits, end=end)
 
-    def _confirmed(self, offset: Mapping[str, Any]) -> Position:
+    def _confirmed(self, offset: Mapping[str, Any]) -> BundleRef:
         self._own()
         position = self._parse(offset)
         if position <= self._acked:
@@ -223,13 +224,13 @@ class Subscription:
         self._segments.forget_before(position)
         return position
 
-    def _parse(self, offset: Mapping[str, Any]) -> Position:
+    def _parse(self, offset: Mapping[str, Any]) -> BundleRef:
         parsed = StreamOffset.from_json(offset)
         parsed.check_store(self.store, self._options.path)
         self._segments.check_reached(parsed.position)
         return parsed.position
 
-    def _not_below_acked(self, position: Position) -> Position:
+    def _not_below_acked(self, position: BundleRef) -> BundleRef:
         if position >= self._acked:
             return position
         if self._segments.is_between_copies(position, self._acked):
@@ -244,10 +245,10 @@ class Subscription:
         _log.warning("quiver.spark.checkpoint_behind path=%s reason=%s", self._file.path, reason)
         return self._acked
 
-    def _offset(self, position: Position) -> dict[str, Any]:
+    def _offset(self, position: BundleRef) -> dict[str, Any]:
         return StreamOffset(self._store, position).to_json()
 
-    def _refs(self, before: Position | None = None) -> list[SegmentRef]:
+    def _refs(self, before: BundleRef | None = None) -> list[SegmentRef]:
         """Return the segments with their bundle counts, up to the one that *before* lies in."""
         refs = []
         # One that is deleted meanwhile is resolved, or nobody is owed it: no loss.
@@ -258,7 +259,7 @@ class Subscription:
         return refs
 
     def _create(self, starting: object) -> None:
-        start = starting.segment if isinstance(starting, Position) else starting
+        start = starting.segment if isinstance(starting, BundleRef) else starting
         options = self._options
         created = create_if_missing(
             self._files,
@@ -269,7 +270,7 @@ class Subscription:
             profile=profile_in_use(self._files, options.path),
         )
         self._own()
-        if created and isinstance(starting, Position) and starting > self._acked:
+        if created and isinstance(starting, BundleRef) and starting > self._acked:
             self._file.ack_through(starting.segment, starting.index)
             self._file.save()
             self._acked = self._position()
@@ -431,8 +432,7 @@ class Subscription:
                 ) from error
             self._create("earliest")
 
-    def _position(self) -> Position:
+    def _position(self) -> BundleRef:
         held = self._held.refs
         # A batch that was not committed may ask again for what it put into the retry set.
-        ref = before_held(self._file.position(held=held), held, self._refs() if held else ())
-        return Position(ref.segment, ref.index)
+        return before_held(self._file.position(held=held), held, self._refs() if held else ())
