@@ -18,7 +18,7 @@ POLICY = RetryPolicy(initial_interval_s=1.0, max_interval_s=30.0, multiplier=2.0
 @pytest.mark.parametrize(
     "problem",
     [
-        UsageError("the processor acme:gone cannot be made"),
+        UsageError("the processor acme:gone cannot be created"),
         OSError(28, "no space left"),
         ValueError("a processor of another package does not like its keys"),
         RuntimeError("an exception of Spark's, whose class nobody knows here"),

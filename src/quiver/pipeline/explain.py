@@ -168,7 +168,7 @@ def _receivers(buffer: Buffer) -> list[tuple[str, ReceiverConfig | PolledReceive
 
 
 def _receiver(name: str, config: ReceiverConfig | PolledReceiverConfig, buffer: Buffer) -> dict[str, Any]:
-    told = config.told()
+    told = config.describe()
     if buffer.kind == "memory" and "ack" in told:
         told["ack"] = "logged"  # there is nothing to sync
     return {"node": name, **told, "into": buffer.name}

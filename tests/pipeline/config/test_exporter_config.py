@@ -63,7 +63,7 @@ def test_options_for_spark_are_texts():
 
 def test_an_option_without_a_value_is_refused():
     """Spark would be told the text None."""
-    with pytest.raises(ValidationError, match="topic has no value; an empty text is written in quotes"):
+    with pytest.raises(ValidationError, match="topic has no value; write an empty string in quotes"):
         SparkExporterConfig(format="kafka", options={"topic": None})
 
 

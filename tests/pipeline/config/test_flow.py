@@ -150,13 +150,16 @@ def test_receivers_with_other_destinations_have_other_buffers():
 @pytest.mark.parametrize(
     ("ways", "reason"),
     [
-        (["otlp > persistence > errors > console", "persistence > redact > console"], "console is reached in two ways"),
-        (["otlp > persistence > errors > redact > console", "errors > console"], "console is reached in two ways"),
-        (["otlp > persistence > console", "otlp > parquet"], "put everything behind persistence"),
+        (
+            ["otlp > persistence > errors > console", "persistence > redact > console"],
+            "console is reached over two routes",
+        ),
+        (["otlp > persistence > errors > redact > console", "errors > console"], "console is reached over two routes"),
+        (["otlp > persistence > console", "otlp > parquet"], "feed parquet from persistence"),
         (["otlp > persistence > late > console"], "are both persistence nodes"),
-        (["otlp > persistence > errors"], "errors has no destinations; what it makes would be lost"),
-        (["otlp"], "otlp has no destinations; what it receives would be lost"),
-        (["otlp > persistence > parquet > console"], "parquet is an exporter; it is the end of the line"),
+        (["otlp > persistence > errors"], "errors has no destinations; its data would be lost"),
+        (["otlp"], "otlp has no destinations; its data would be lost"),
+        (["otlp > persistence > parquet > console"], "parquet is an exporter and cannot have destinations"),
         (["persistence > console"], "nobody feeds persistence"),
         (["otlp > errors > second"], "errors is a processor and cannot feed second, a receiver"),
         (["otlp > errors > redact > errors"], "in a circle: errors → redact → errors"),
@@ -182,7 +185,7 @@ def test_a_graph_with_more_ways_than_can_be_counted_is_refused_at_once(monkeypat
     for name in (f"{letter}{at}" for letter in "abc" for at in range(61)):
         monkeypatch.setitem(CONFIGS, name, step)
 
-    with pytest.raises(PipelineError, match="console is reached in two ways"):
+    with pytest.raises(PipelineError, match="console is reached over two routes"):
         load(*diamonds(60, "console"))
 
 
@@ -212,7 +215,7 @@ def test_a_node_is_not_called_like_a_buffer_that_is_made(ways, like, named, monk
     for short, name in long.items():
         ways = [way.replace(short, name) for way in ways]
 
-    with pytest.raises(PipelineError, match=f"is called {named or 'staged-'}.* here; choose another name"):
+    with pytest.raises(PipelineError, match=f"is named {named or 'staged-'}.* here; rename"):
         load(*ways)
 
 

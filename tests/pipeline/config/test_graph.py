@@ -52,8 +52,10 @@ nodes:
 """
 
 
-REACHED_TWICE = "parquet is reached in two ways, first on line 8; give each way a node of its own"
-PUT_BEHIND = "otlp_receiver feeds persistence and parquet; put everything behind persistence, which hands it to each"
+REACHED_TWICE = "parquet is reached over two routes, first on line 8; give each route its own node"
+PUT_BEHIND = (
+    "otlp_receiver feeds persistence and parquet; feed parquet from persistence, which delivers to each destination"
+)
 
 
 def load(text, **values):

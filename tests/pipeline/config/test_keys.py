@@ -237,7 +237,7 @@ CHANGES = {
 
 REFUSED = {
     ("urn:quiver:qwp:receiver", "durable"): ("tier", "durable: tier waits for the object tier"),
-    ("urn:otel:otap:exporter", "http_endpoint"): ("http://127.0.0.1:2", "OTAP is spoken over gRPC only"),
+    ("urn:otel:otap:exporter", "http_endpoint"): ("http://127.0.0.1:2", "OTAP needs gRPC"),
     **{
         (urn, key): (RETRY[key], f"{key} has no effect here")
         for urn, plugin in PLUGINS.items()

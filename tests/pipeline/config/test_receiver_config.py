@@ -88,8 +88,8 @@ def test_secrets_are_in_no_text_of_the_pipeline():
     ("tls:\n  cert_file: a\n  key_fiel: b", 2, "tls.key_fiel; did you mean key_file?"),
     ("auth: {}", 0, "auth: there is no token, no user and no file"),
     ("auth:\n  baerer: {}", 1, "unknown key auth.baerer; did you mean bearer?"),
-    ("auth:\n  basic:\n    username: ada", 1, "username and password belong together"),
-    ("auth:\n  basic: {username: ada, password: a, users: {ada: b}}", 0, "the user ada is among basic.users, too"),
+    ("auth:\n  basic:\n    username: ada", 1, "give username and password together"),
+    ("auth:\n  basic: {username: ada, password: a, users: {ada: b}}", 0, "the user ada is also in basic.users"),
     ('auth:\n  bearer: {token: ""}', 0, "a bearer token is printable ASCII"),
     ("max_connections: 0", 0, "max_connections"),
     ("keepalive:\n  ping_interval: 0s", 1, "keepalive.ping_interval must be positive"),
@@ -120,7 +120,7 @@ def test_a_port_that_others_can_reach_is_refused_at_its_own_line(addresses, key,
 
 
 def test_metrics_that_others_can_reach_are_refused():
-    with pytest.raises(PipelineError, match="listen: others can reach 0.0.0.0, and metrics are told in plain text"):
+    with pytest.raises(PipelineError, match="listen: others can reach 0.0.0.0, and metrics are served in plain text"):
         load("", top='metrics: {listen: "0.0.0.0:9464"}\n')
     assert load("", top='metrics: {listen: "0.0.0.0:9464", insecure: true}\n').metrics.insecure
     assert load("", top='metrics: {listen: "127.0.0.1:9464"}\n').metrics.listen == "127.0.0.1:9464"

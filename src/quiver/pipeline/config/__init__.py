@@ -1,29 +1,25 @@
 """
-The pipeline file: parsed, checked, and turned into settings.
+The pipeline file: parsed, validated, and turned into settings.
 
-===================  =================================================================================================
+===================  ==================================================================================
 module               purpose
-===================  =================================================================================================
-`parse.py`           text → plain values, each with its line; placeholders filled in
-`shapes.py`          values of either shape → nodes: what each is, whom it feeds
-`receiver_place.py`  where a receiver runs, and what that asks of its settings
-`flow.py`            nodes → buffers and the routes out of each, also those that stand in no file
-`formatting.py`      says sizes and times as people do. `beside` names what lies beside a store. `extras` says what to
-                     install when a
-`exporter.py`        The configs of what sends on: exporters that pass requests on, and exporters that are queries of
-                     the Spark process
-`limits.py`          `memory` and `disk`, beside `nodes`: how much a pipeline may keep
-`otap.py`            The config of what listens for OTAP
-`polled.py`          The config of a receiver that fetches what it stores, and listens nowhere
-`processor.py`       The configs of what stands between: the persistence node in both of its spellings, and the
-                     processors on Spark
-`questdb.py`         The config of the exporter to QuestDB
-`qwp.py`             The config of what listens for QWP
-`receiver.py`        The configs of what listens
-`route_tables.py`    Which tables there are along a route: those of the signals, and what queries add to them
-`store.py`           The config of a store that another program fills, as the beginning of a pipeline
-`topic.py`           The configs of topics in a pipeline: one as the end of a route, one as the beginning of another
-                     pipeline
-`values.py`          What the configs of all plugins are made of: sizes, durations and addresses as people write them
-===================  =================================================================================================
+===================  ==================================================================================
+`parse.py`           YAML → plain values with line numbers; placeholders filled in
+`shapes.py`          values of either shape → nodes and edges
+`flow.py`            nodes → buffers and routes, including implicit buffers (pure)
+`route_tables.py`    the tables along a route: those of the signals, and those that queries add
+`values.py`          sizes, durations, addresses and file modes as written in YAML
+`formatting.py`      sizes and durations for people
+`receiver_place.py`  where a receiver runs, and how its settings adapt to that
+`receiver.py`        receivers that listen on a port: OTLP, and the section `metrics`
+`otap.py`            the OTAP receiver
+`qwp.py`             the QWP receiver
+`polled.py`          receivers that poll a source instead of listening on a port
+`store.py`           the receiver that reads the store of another program
+`topic.py`           the exporter to a topic, and the receiver that reads one
+`processor.py`       the persistence node in both of its forms, and the processors on Spark
+`exporter.py`        exporters: forwarders in the ingest process, and queries in the Spark process
+`questdb.py`         the exporter to QuestDB
+`limits.py`          the sections `memory` and `disk`
+===================  ==================================================================================
 """

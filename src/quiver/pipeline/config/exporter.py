@@ -1,5 +1,5 @@
 """
-The configs of what sends on: exporters that pass requests on, and exporters that are queries of the
+Configs of exporters: those that forward requests from the ingest process, and those that run as queries in the
 Spark process.
 """
 
@@ -44,18 +44,19 @@ __all__ = [
 
 class RetryConfig(Config):
     """
-    `retry`, of any exporter.
+    `retry` of any exporter.
 
     Attributes:
-        initial_interval: how long a bundle waits after its first failure.
-        max_interval: it never waits longer than this, unless the far side asks for it.
-        multiplier: each time so many times as long.
-        jitter: which part of a delay chance may take off, 0 to 1.
-        max_attempts: so many failures use a bundle up; any number when not given. On Spark those count that processors
-            have with it, and `quiver.delivery.policy.PROCESSOR_ATTEMPTS` is the number when neither bound is given.
-        max_elapsed: as long after its first failure the next one uses it up; never when not given.
-        on_exhausted: what becomes of a bundle that is used up, or refused for good: `dead_letter` keeps it aside,
-            `drop` counts it, `halt` stops the exporter.
+        initial_interval: the delay after the first failure of a bundle.
+        max_interval: the maximum delay, unless the server asks for a longer one.
+        multiplier: each delay is this many times the one before.
+        jitter: the fraction of a delay that may be subtracted at random, 0 to 1.
+        max_attempts: the number of failures after which a bundle is exhausted; unlimited by default. On Spark, failures
+            of processors count, and `quiver.delivery.policy.PROCESSOR_ATTEMPTS` applies when neither bound is given.
+        max_elapsed: the time since the first failure after which the next failure exhausts a bundle; unlimited by
+            default.
+        on_exhausted: what happens to a bundle that is exhausted or permanently refused: `dead_letter` stores it as a
+            dead letter, `drop` counts and drops it, `halt` stops the exporter.
     """
 
     initial_interval: Duration | None = None
@@ -69,15 +70,15 @@ class RetryConfig(Config):
 
 class DeadLettersConfig(Config):
     """
-    `dead_letters`, of any exporter whose `retry.on_exhausted` is `dead_letter`.
+    `dead_letters` of any exporter whose `retry.on_exhausted` is `dead_letter`.
 
     Attributes:
-        size_cap: the most that its dead letters take on the disk, of all cores together.
-        size_cap_policy: at the cap, `backpressure` keeps a bundle in the buffer until there is room for its letter,
-            `drop_oldest` drops the oldest letters.
-        max_age: an older letter is dropped; none is when not given.
-        replay: `auto` delivers letters again once the exporter works again, except those whose data were refused;
-            `manual` leaves all of them to a person.
+        size_cap: the maximum size of the dead letters on disk, over all cores.
+        size_cap_policy: at the cap, `backpressure` keeps a bundle in the buffer until its dead letter fits, and
+            `drop_oldest` drops the oldest dead letters.
+        max_age: dead letters older than this are dropped; unlimited by default.
+        replay: `auto` delivers dead letters again once the exporter works again, except those whose data was refused;
+            `manual` leaves replay to the operator.
     """
 
     size_cap: Size | None = None
@@ -91,18 +92,18 @@ _IN_RETRY = {
     "max_retry_interval": "max_interval",
     "retry_multiplier": "multiplier",
 }
-"""Keys of an exporter → what the same is called in its `retry`."""
+"""A key of an exporter → the key of the same setting in `retry`."""
 
 
 def is_said(config: Mapping[str, Any], key: str) -> bool:
-    """Say whether the *config* of an exporter, as it is written, has *key* under either of its names."""
+    """Return whether the *config* of an exporter, as written in the file, has *key* under either of its names."""
     retry = config.get("retry")
     return key in config or (isinstance(retry, Mapping) and retry.get(_IN_RETRY.get(key, "")) is not None)
 
 
 class ExporterConfig(Config):
     """
-    What every exporter has.
+    Settings of every exporter.
 
     Attributes:
         retry: see `RetryConfig`.
@@ -119,10 +120,10 @@ class ExporterConfig(Config):
     retry_multiplier: float | None = None
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Refuse a retry policy that is none."""
+        """Refuse an invalid retry policy."""
         for flat, key in _IN_RETRY.items():
             if getattr(self, flat) is not None and getattr(self.retry, key) is not None:
-                raise ValueError(f"{flat} and retry.{key} both say the same; keep one")
+                raise ValueError(f"{flat} and retry.{key} set the same value; keep one")
         try:
             policy = self.policy()
             self.letters()
@@ -135,10 +136,10 @@ class ExporterConfig(Config):
 
     def policy(self) -> RetryPolicy:
         """
-        Return how often and how long it tries, and what it does in the end.
+        Return the retry policy.
 
         Raises:
-            SettingsError: out of range.
+            SettingsError: a value is out of range.
         """
         initial, most = (
             _first(self.initial_retry_interval, self.retry.initial_interval),
@@ -161,10 +162,10 @@ class ExporterConfig(Config):
 
     def letters(self) -> LetterPolicy:
         """
-        Return how much room its dead letters have, how long they stay, and who replays them.
+        Return the limits of the dead letters, and whether they are replayed automatically.
 
         Raises:
-            SettingsError: out of range.
+            SettingsError: a value is out of range.
         """
         given = {
             "size_cap_bytes": self.dead_letters.size_cap,
@@ -176,12 +177,12 @@ class ExporterConfig(Config):
 
     @property
     def destination(self) -> str:
-        """Where it sends or writes."""
+        """The destination, human-readable."""
         return ""
 
     @property
     def sends(self) -> str:
-        """How, for people."""
+        """How the exporter sends, human-readable."""
         return ""
 
 
@@ -201,21 +202,21 @@ class _ClientTls(Config):
 
 class OtlpExporterConfig(ExporterConfig):
     """
-    `urn:otel:otlp:exporter`: each bundle to an OTLP endpoint, from the ingest process; Spark is not needed.
+    `urn:otel:otlp:exporter`: sends each bundle to an OTLP endpoint from the ingest process, without Spark.
 
     Attributes:
         grpc_endpoint: ``http://host:port``, or ``https://`` for TLS.
-        http_endpoint: the same for OTLP/HTTP, without ``/v1/logs`` and the like; one of the two is given.
-        compression_method: of the requests.
-        timeout: of one request.
-        tls: whom to trust, what to show, or `insecure` for plain text.
+        http_endpoint: the same for OTLP/HTTP, without a path such as ``/v1/logs``. Give one of the two endpoints.
+        compression_method: compression of the requests.
+        timeout: time limit of one request.
+        tls: certificates, or `insecure` for plain text.
         headers: sent with every request.
-        max_in_flight: requests on their way at once.
-        denied: which requests are retried that were refused for who sent them, or where to: `credentials` those without
-            permission, `retry` also those to a wrong address, `drop` none.
-        max_request_bytes: a larger request is divided between records, as is one that is refused for its size.
-        min_batch: requests are combined until they have so many bytes; without it each is sent as it was received.
-        max_delay: so long at most the first of them waits for the others.
+        max_in_flight: the maximum number of concurrent requests.
+        denied: which refused requests are retried: `credentials` retries those that lack permission, `retry` also those
+            sent to a wrong address, `drop` none.
+        max_request_bytes: a larger request is split between records, like one that the server refuses for its size.
+        min_batch: combine requests until they have this many bytes; by default each is sent as it was received.
+        max_delay: the maximum time that a request waits to be combined.
     """
 
     grpc_endpoint: str | None = None
@@ -231,7 +232,7 @@ class OtlpExporterConfig(ExporterConfig):
     max_delay: Duration | None = None
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse an exporter that sends nowhere, or to two places."""
+        """Require exactly one endpoint."""
         if (self.grpc_endpoint is None) == (self.http_endpoint is None):
             raise ValueError("give grpc_endpoint or http_endpoint, one of them")
         super().model_post_init(context)
@@ -245,12 +246,12 @@ class OtlpExporterConfig(ExporterConfig):
 
     @property
     def destination(self) -> str:
-        """Where it sends."""
+        """The endpoint."""
         return self.grpc_endpoint or self.http_endpoint or ""
 
     @property
     def sends(self) -> str:
-        """How."""
+        """Protocol and compression, human-readable."""
         protocol = "gRPC" if self.grpc_endpoint else "HTTP"
         packed = "gzip" if self.request_compression == "gzip" else "not compressed"
         return f"OTLP over {protocol}, {packed}, up to {self.max_in_flight} at once{self._combines}"
@@ -261,7 +262,7 @@ class OtlpExporterConfig(ExporterConfig):
 
     @property
     def request_compression(self) -> Literal["none", "gzip"]:
-        """How whole requests are compressed."""
+        """Compression of complete requests."""
         return self.compression_method
 
     def settings(self) -> ExporterSettings:
@@ -288,10 +289,10 @@ class OtlpExporterConfig(ExporterConfig):
 
     def sizes(self) -> RequestSizes:
         """
-        Return how large requests are.
+        Return the limits on the size of requests.
 
         Raises:
-            SettingsError: one is out of range.
+            SettingsError: a value is out of range.
         """
         sizes = RequestSizes(request_bytes_max=self.max_request_bytes, batch_bytes_min=self.min_batch)
         return sizes if self.max_delay is None else replace(sizes, batch_delay_s_max=self.max_delay)
@@ -303,15 +304,16 @@ class _Arrow(Config):
 
 class OtapExporterConfig(OtlpExporterConfig):
     """
-    `urn:otel:otap:exporter`: each bundle as batches on OTAP streams; the keys of `urn:otel:otlp:exporter`, too.
+    `urn:otel:otap:exporter`: sends each bundle as batches on OTAP streams. Also accepts the keys of
+    `urn:otel:otlp:exporter`.
 
     Attributes:
-        compression_method: `zstd` compresses the tables inside the batches, as `arrow.payload_compression: zstd` does:
-            gRPC has no zstd for whole messages here. `gzip` compresses whole messages.
+        compression_method: `zstd` compresses the tables inside the batches, like `arrow.payload_compression: zstd`,
+            because gRPC has no zstd for complete messages here. `gzip` compresses complete messages.
         arrow: `payload_compression` of the tables in a batch.
-        payload_compression: the same.
-        stream_lifetime: a stream is followed by another after this.
-        max_message_bytes: no batch is longer; receivers refuse more than 4 MiB unless told otherwise.
+        payload_compression: the same setting under a second name.
+        stream_lifetime: the age at which a stream is replaced by a new one.
+        max_message_bytes: the maximum size of a batch; receivers accept 4 MiB by default.
         metric_metadata: send `Metric.metadata`, which one implementation refuses.
     """
 
@@ -323,12 +325,12 @@ class OtapExporterConfig(OtlpExporterConfig):
     metric_metadata: bool = False
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse what an exporter of OTLP requests refuses, and HTTP, over which OTAP is not spoken."""
+        """Apply the checks of the OTLP exporter, and require gRPC."""
         super().model_post_init(context)
         if self.http_endpoint is not None:
-            raise ValueError("OTAP is spoken over gRPC only; give grpc_endpoint")
+            raise ValueError("OTAP needs gRPC; give grpc_endpoint")
         if self.arrow.payload_compression is not None and self.payload_compression is not None:
-            raise ValueError("payload_compression and arrow.payload_compression both say the same; keep one")
+            raise ValueError("payload_compression and arrow.payload_compression set the same value; keep one")
         try:
             self.otap()
         except SettingsError as error:
@@ -336,29 +338,29 @@ class OtapExporterConfig(OtlpExporterConfig):
 
     @property
     def request_compression(self) -> Literal["none", "gzip"]:
-        """How whole messages are compressed."""
+        """Compression of complete messages."""
         return "gzip" if self.compression_method == "gzip" else "none"
 
     @property
     def table_compression(self) -> Literal["zstd", "none"]:
-        """How the tables in a batch are compressed. `none` only where nobody asked for zstd."""
+        """Compression of the tables in a batch: `none` only if no key asks for zstd."""
         if self.compression_method == "zstd":
             return "zstd"
         return self.arrow.payload_compression or self.payload_compression or "zstd"
 
     @property
     def sends(self) -> str:
-        """How."""
+        """Protocol and compression, human-readable."""
         whole = ", messages gzip" if self.request_compression == "gzip" else ""
         tables = "zstd" if self.table_compression == "zstd" else "not compressed"
         return f"OTAP over gRPC, tables {tables}{whole}{self._combines}"
 
     def otap(self) -> OtapSenderSettings:
         """
-        Return what only OTAP has.
+        Return the settings that only OTAP has.
 
         Raises:
-            SettingsError: out of range.
+            SettingsError: a value is out of range.
         """
         return OtapSenderSettings(
             payload_compression=self.table_compression,
@@ -373,11 +375,11 @@ class OtapExporterConfig(OtlpExporterConfig):
 
 class QueryExporterConfig(ExporterConfig):
     """
-    What every exporter has that is a query of the Spark process.
+    Settings of every exporter that runs as a query in the Spark process.
 
     Attributes:
-        trigger: how often a batch is written.
-        checkpoint: Spark's own notes; in the run directory, or for files `<path>/_checkpoint`, when not given.
+        trigger: the interval between batches.
+        checkpoint: Spark's checkpoint directory; by default in the run directory, or `<path>/_checkpoint` for files.
     """
 
     trigger: Duration = 1.0
@@ -385,19 +387,19 @@ class QueryExporterConfig(ExporterConfig):
 
     @property
     def sends(self) -> str:
-        """How often."""
+        """The interval between batches, human-readable."""
         return f"a batch every {duration_words(self.trigger)}" if self.trigger else "batches without a pause"
 
 
 class ParquetExporterConfig(QueryExporterConfig):
     """
-    `urn:quiver:parquet:exporter`: one directory of Parquet files a signal, right for any reader at every moment.
+    `urn:quiver:parquet:exporter`: one directory of Parquet files per signal. Readers only ever see complete files.
 
     Attributes:
         path: the output directory.
-        compression: of the Parquet pages.
-        file_mode: permission bits of the files, in quotes; as the umask says when not given.
-        checkpoint: Spark's own notes; `<path>/_checkpoint` when not given, a name that readers of Parquet pass over.
+        compression: compression of the Parquet pages.
+        file_mode: permission bits of the files, in quotes; the umask decides by default.
+        checkpoint: Spark's checkpoint directory; by default `<path>/_checkpoint`, a name that Parquet readers ignore.
     """
 
     path: Annotated[str, Field(min_length=1)]
@@ -405,7 +407,7 @@ class ParquetExporterConfig(QueryExporterConfig):
     file_mode: FileMode = None
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse a mode with which the files could not be written."""
+        """Refuse a mode that does not let the owner write the files."""
         super().model_post_init(context)
         try:
             check_file_mode(self.file_mode)
@@ -414,22 +416,22 @@ class ParquetExporterConfig(QueryExporterConfig):
 
     @property
     def destination(self) -> str:
-        """Where it writes."""
+        """The output directory."""
         return self.path
 
     @property
     def checkpoint_path(self) -> str:
-        """Where Spark keeps its notes."""
+        """Spark's checkpoint directory."""
         return self.checkpoint or f"{self.path}/_checkpoint"
 
 
 def _texts(value: object) -> object:
-    """Spark's options are texts; a number or a truth value of the YAML is meant as one."""
+    """Convert numbers and booleans of the YAML to strings: Spark's options are strings."""
     if not isinstance(value, Mapping):
         return value
     for key, text in value.items():
         if text is None:
-            raise ValueError(f"{key} has no value; an empty text is written in quotes")
+            raise ValueError(f"{key} has no value; write an empty string in quotes")
     return {key: str(text).lower() if isinstance(text, bool) else str(text) for key, text in value.items()}
 
 
@@ -442,11 +444,11 @@ _QuiverKeys = settings_config("quiver", QuiverSinkSettings, QueryExporterConfig)
 
 
 class ConsoleExporterConfig(_ConsoleKeys):  # type: ignore[valid-type,misc]
-    """`urn:quiver:console:exporter`: rows, printed in the log of the Spark process. Keys: `ConsoleSettings`."""
+    """`urn:quiver:console:exporter`: prints rows to the log of the Spark process. Keys: `ConsoleSettings`."""
 
     @property
     def destination(self) -> str:
-        """Where it writes."""
+        """The log of the Spark process."""
         return "the log of the Spark process"
 
 
@@ -455,7 +457,7 @@ class FileExporterConfig(_FileKeys):  # type: ignore[valid-type,misc]
 
     @property
     def destination(self) -> str:
-        """Where it writes."""
+        """The output directory."""
         return str(self.path)
 
 
@@ -464,14 +466,14 @@ class SparkExporterConfig(_SparkKeys):  # type: ignore[valid-type,misc]
 
     @property
     def destination(self) -> str:
-        """Where it writes."""
+        """Format and path."""
         return f"{self.format} {shown(self.path or '')}".strip()
 
 
 class QuiverExporterConfig(_QuiverKeys):  # type: ignore[valid-type,misc]
-    """`urn:quiver:quiver:exporter`: processed data in another store. Keys: `QuiverSinkSettings`."""
+    """`urn:quiver:quiver:exporter`: writes processed data to another store. Keys: `QuiverSinkSettings`."""
 
     @property
     def destination(self) -> str:
-        """Where it writes."""
+        """The directory of the other store."""
         return str(self.path)

@@ -1,14 +1,14 @@
 """
-How the data flows: which buffers a pipeline has, who fills each, and which ways lead out of it.
+Plan the data flow: the buffers of a pipeline, the receivers that fill each, and the routes out of it.
 
-A buffer is a store. What stands in a file as nodes becomes buffers and, out of each, routes: through processors, to an
+A buffer is a store. The nodes of a file become buffers and routes. A route leads from a buffer through processors to an
 exporter or into another buffer. Each route is a subscriber of its buffer, named like the node at its end, and receives
-everything. Three kinds of buffers stand in no file::
+everything. Three kinds of buffers are implicit::
 
-    receiver → processor → persistence → exporter          intake: what was received waits, durably, to be processed
-    receiver → exporter                                    memory: nothing was said of persistence
-    persistence → processor → otlp_exporter                staged: what takes bundles cannot take rows; they are
-                                                           requests again and wait here
+    receiver → processor → persistence → exporter          intake: received data waits durably to be processed
+    receiver → exporter                                    memory: the file has no persistence node
+    persistence → processor → otlp_exporter                staged: the exporter takes bundles, not rows; rows are
+                                                           converted back to requests and wait here
 
 Pure: names in, names out.
 """
@@ -30,13 +30,13 @@ BufferKind = Literal["persistence", "intake", "memory", "staged"]
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
     """
-    A way out of a buffer.
+    A route out of a buffer.
 
     Attributes:
-        name: of the node at its end, which is the subscriber id.
-        processors: the nodes on the way, in order.
-        into: the buffer it ends in; None when it ends at an exporter.
-        strategy: the dispatch strategy of the port it begins at.
+        name: the name of the node at its end, which is the subscriber id.
+        processors: the processors on the route, in order.
+        into: the buffer at its end; None if it ends at an exporter.
+        strategy: the dispatch strategy of the port where it starts.
     """
 
     name: str
@@ -51,12 +51,12 @@ class BufferPlan:
     A buffer.
 
     Attributes:
-        name: of the persistence node, or a made one.
-        kind: see the picture above.
-        beside: the persistence node whose directory and settings it takes after, for what stands in no file; None for
+        name: the name of the persistence node; a generated one for implicit buffers.
+        kind: see the diagram above.
+        beside: for an implicit buffer, the persistence node whose directory and settings it derives from; None for
             memory.
         receivers: the nodes that fill it directly.
-        routes: the ways out.
+        routes: the routes out of it.
     """
 
     name: str
@@ -68,10 +68,10 @@ class BufferPlan:
 
 def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[BufferPlan]:
     """
-    Return the buffers of *nodes*, which feed each other in no circle, in the order of the flow.
+    Return the buffers of *nodes*, which must not form a cycle, in the order of the flow.
 
     Raises:
-        PipelineError: a node feeds what it cannot feed, or is reached in two ways.
+        PipelineError: a node feeds a node that it cannot feed, or is reached over two routes.
     """
     for node in nodes.values():
         _check_destinations(document, node, nodes)
@@ -104,14 +104,14 @@ def plan_buffers(document: Document, nodes: Mapping[str, RawNode]) -> list[Buffe
 
 
 def _check_made_names(document: Document, nodes: Mapping[str, RawNode], plans: Sequence[BufferPlan]) -> None:
-    """Refuse two buffers, or a buffer and a node, of one name: directories and subscribers are named like them."""
+    """Refuse duplicate names of buffers and nodes: directories and subscribers are named after them."""
     taken: dict[str, RawNode | None] = dict(nodes)
     for plan in plans:
         if plan.kind == "persistence":
             continue
         if plan.name in taken:
             node = nodes.get(plan.name) or nodes[plan.receivers[0] if plan.receivers else plan.routes[0].name]
-            reason = f"a buffer that stands in no file is called {plan.name} here; choose another name than {node.name}"
+            reason = f"an implicit buffer is named {plan.name} here; rename {node.name}"
             raise document.invalid(node.path, reason)
         taken[plan.name] = None
 
@@ -125,13 +125,12 @@ def _check_destinations(document: Document, node: RawNode, nodes: Mapping[str, R
     if kind == "exporter":
         if node.edges:
             first = next(iter(node.edges.values())).path
-            raise document.invalid(first, f"{node.name} is an exporter; it is the end of the line and feeds nobody")
+            raise document.invalid(first, f"{node.name} is an exporter and cannot have destinations")
         return
     if not node.edges and not _is_store(node):
-        lost = "receives" if kind == "receiver" else "makes"
         stores = [one.name for one in nodes.values() if _is_store(one)]
         hint = f". Send it to {stores[0]}" if stores else ""
-        raise document.invalid(node.path, f"{node.name} has no destinations; what it {lost} would be lost{hint}")
+        raise document.invalid(node.path, f"{node.name} has no destinations; its data would be lost{hint}")
     for name, edge in node.edges.items():
         other = nodes[name]
         if other.plugin.kind == "receiver":
@@ -140,7 +139,7 @@ def _check_destinations(document: Document, node: RawNode, nodes: Mapping[str, R
             raise document.invalid(edge.path, f"{node.name} and {name} are both persistence nodes; one is enough here")
         if kind == "receiver" and _is_store(other) and len(node.edges) > 1:
             more = next(one for one in node.edges if one != name)
-            reason = f"{node.name} feeds {name} and {more}; put everything behind {name}, which hands it to each"
+            reason = f"{node.name} feeds {name} and {more}; feed {more} from {name}, which delivers to each destination"
             raise document.invalid(node.edges[more].path, reason)
         if kind == "receiver" and edge.strategy == "broadcast":
             reason = "broadcast would store a copy for each core; write round_robin: every exporter gets everything"
@@ -152,7 +151,7 @@ def _a(node: RawNode) -> str:
 
 
 def _ways(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the processors and the end of each way that begins with one of *first*."""
+    """Yield the processors and the end of each route that starts with one of *first*."""
     for name in first:
         node = nodes[name]
         if node.plugin.kind == "exporter" or _is_store(node):
@@ -163,7 +162,7 @@ def _ways(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> Iterator
 
 
 def _store_behind(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> str | None:
-    """Return the first persistence node that can be reached from *first*, over however many ways."""
+    """Return the first persistence node that can be reached from *first*."""
     waiting = list(first)
     seen: set[str] = set()
     while waiting:
@@ -180,14 +179,14 @@ def _store_behind(nodes: Mapping[str, RawNode], first: Mapping[str, object]) -> 
 def _lead_out(
     document: Document, nodes: Mapping[str, RawNode], plan: BufferPlan, start: RawNode, reached: dict[str, Path]
 ) -> Iterator[BufferPlan]:
-    """Fill the routes of *plan*; yield the buffers that lie behind some of them."""
+    """Fill the routes of *plan*; yield the buffers at the end of some of them."""
     for between, end in _ways(nodes, start.edges):
         last = nodes[between[-1]] if between else start
         path = last.edges[end].path
         strategy = start.edges[between[0] if between else end].strategy
         if end in reached and (not _is_store(nodes[end]) or any(route.name == end for route in plan.routes)):
             line = document.line(reached[end])
-            reason = f"{end} is reached in two ways, first on line {line}; give each way a node of its own"
+            reason = f"{end} is reached over two routes, first on line {line}; give each route its own node"
             raise document.invalid(path, reason)
         reached[end] = path
         node = nodes[end]
@@ -203,7 +202,7 @@ def _lead_out(
 
 
 def _in_order(plans: Sequence[BufferPlan]) -> list[BufferPlan]:
-    """Return *plans*, each before those it leads into."""
+    """Return *plans* in topological order."""
     rest = list(plans)
     found: list[BufferPlan] = []
     while rest:

@@ -1,4 +1,4 @@
-"""Sizes and times as people write them."""
+"""Formats sizes and durations for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["duration_words", "size_words"]
 
 
 def size_words(count: int) -> str:
-    """Return ``32 MiB`` for 33554432, and the bytes themselves for what is no round number."""
+    """Format a size: ``32 MiB`` for 33554432, one decimal when it is not a multiple of the unit."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if count >= unit:
             return f"{count // unit} {name}" if count % unit == 0 else f"{count / unit:.1f} {name}"
@@ -16,7 +16,7 @@ def size_words(count: int) -> str:
 
 
 def duration_words(seconds: float) -> str:
-    """Return ``25 ms``, ``1 s`` or ``3 days``."""
+    """Format a duration: ``25 ms``, ``1 s`` or ``3 days``."""
     if 0 < seconds < 1:
         return f"{seconds * 1000:g} ms"
     for unit, name in ((86400, "days"), (3600, "h"), (60, "min")):

@@ -1,4 +1,4 @@
-"""`memory` and `disk`, beside `nodes`: how much a pipeline may keep."""
+"""The sections `memory` and `disk` of a pipeline file: how much data a pipeline may hold."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["MEMORY_OPEN_S", "DiskConfig", "MemoryConfig"]
 
 class DiskConfig(Config):
     """
-    `disk`.
+    The section `disk`.
 
     Attributes:
-        size_cap: the most that logs, segments, what is staged, and dead letters of all buffers take together. At the
-            cap each buffer does as its own `size_cap_policy` says.
+        size_cap: the maximum size of logs, segments, staged batches and dead letters of all buffers together. At the
+            cap each buffer applies its own `size_cap_policy`.
     """
 
     size_cap: Size
 
 
 MEMORY_OPEN_S = 0.25
-"""Nothing is gained by waiting for more: what is in memory is not written to a disk."""
+"""A segment in memory is sealed this early: waiting for a larger one saves no disk writes."""
 
 
 class MemoryConfig(Config):
     """
-    `memory`, beside `nodes`: the bounds of a pipeline without a persistence node.
+    The section `memory`: the limits of a pipeline without a persistence node.
 
     Attributes:
-        size_cap: the most that may wait.
-        size_cap_policy: what happens then: senders are told to come later, or the oldest goes.
+        size_cap: the maximum size of the data that waits for exporters.
+        size_cap_policy: at the cap, ask senders to retry later, or drop the oldest data.
     """
 
     size_cap: Annotated[Size, Field(ge=32 * MIB)] = 256 * MIB

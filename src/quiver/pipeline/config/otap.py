@@ -1,4 +1,4 @@
-"""The config of what listens for OTAP."""
+"""The config of the OTAP receiver."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ __all__ = ["OtapReceiverConfig"]
 
 class OtapReceiverConfig(OtlpReceiverConfig):
     """
-    `urn:otel:otap:receiver`: OTAP streams, and OTLP requests beside them; all keys of `urn:otel:otlp:receiver`, too.
+    `urn:otel:otap:receiver`: receives OTAP streams and OTLP requests. Also accepts the keys of
+    `urn:otel:otlp:receiver`.
 
     Attributes:
-        max_streams: streams open at once.
-        max_batches_in_flight: batches of a stream that wait for their status.
-        stream_idle_timeout: a stream without a batch for so long is ended.
-        max_dictionary_bytes: what the dictionaries of all streams take together.
-        max_stream_dictionary_bytes: what those of one stream take.
-        max_inflated_bytes: what the tables of one batch take.
+        max_streams: the maximum number of open streams.
+        max_batches_in_flight: the maximum number of batches of a stream that wait for their status.
+        stream_idle_timeout: a stream without a batch for this long is closed.
+        max_dictionary_bytes: the maximum size of the dictionaries of all streams together.
+        max_stream_dictionary_bytes: the maximum size of the dictionaries of one stream.
+        max_inflated_bytes: the maximum size of the tables of one batch.
     """
 
     max_streams: Annotated[int, Field(ge=1, le=100_000)] = 256
@@ -41,13 +42,10 @@ class OtapReceiverConfig(OtlpReceiverConfig):
     _speaks: ClassVar[str] = "OTAP and OTLP"
 
     def model_post_init(self, context: Any, /) -> None:
-        """
-        Refuse what a receiver of OTLP requests refuses, a receiver without gRPC, and limits that do not go
-        together.
-        """
+        """Apply the checks of the OTLP receiver, require gRPC, and refuse limits that contradict each other."""
         super().model_post_init(context)
         if self.grpc_address is None:
-            raise ValueError("OTAP is spoken over gRPC only; give listening_addr or protocols.grpc")
+            raise ValueError("OTAP needs gRPC; give listening_addr or protocols.grpc")
         try:
             self.otap()
         except SettingsError as error:

@@ -1,12 +1,12 @@
 """
-YAML text → plain values that know their lines.
+Parse YAML into plain values whose line numbers are known.
 
-Only what a pipeline needs: mappings with text keys, lists, scalars. A key written twice, a file that expands
-beyond measure and a placeholder without a value are refused, each with its line.
+Supports only what a pipeline needs: mappings with string keys, lists, scalars. Duplicate keys, files that expand too
+far, and placeholders without a value are refused, each with its line.
 
-Placeholders stand inside a scalar: `{{name}}` and `${NAME}` (or `${env:NAME}`), with a default `{{name:-default}}` and
-`${NAME:-default}`; `$${NAME}` is the text `${NAME}`. Values are put in after the YAML was read, so a value can never
-change the structure of the file, and what is put in is not looked at again.
+Placeholders are part of a scalar: `{{name}}` and `${NAME}` (or `${env:NAME}`), with a default `{{name:-default}}` and
+`${NAME:-default}`; `$${NAME}` is the text `${NAME}`. Values are inserted after the YAML is parsed, so a value can never
+change the structure of the file, and inserted text is not expanded again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Document:
     Attributes:
         source: the file's name, for messages.
         value: dicts, lists and scalars.
-        placeholders: the names of all placeholders met.
+        placeholders: the names of all placeholders in the file.
     """
 
     source: str
@@ -53,7 +53,7 @@ class Document:
     _lines: dict[Path, int] = field(default_factory=dict)
 
     def line(self, path: Path) -> int:
-        """Return the line, counted from 1, of the key or item at *path*; of the nearest parent when it is not there."""
+        """Return the line, counted from 1, of the key or item at *path*, or of its nearest parent that exists."""
         while path and path not in self._lines:
             path = path[:-1]
         return self._lines.get(path, 1)
@@ -77,7 +77,7 @@ def load_document(text: str, *, source: str, values: Mapping[str, str]) -> Docum
     Parse *text*, filling placeholders from *values*.
 
     Raises:
-        PipelineError: not YAML, too large, a key twice, or a placeholder without a value.
+        PipelineError: the text is not YAML, is too large, repeats a key, or has a placeholder without a value.
     """
     if len(text.encode()) > DOCUMENT_BYTES_MAX:
         raise PipelineError(source, 1, f"the file is larger than {DOCUMENT_BYTES_MAX} bytes")
@@ -97,7 +97,7 @@ def load_document(text: str, *, source: str, values: Mapping[str, str]) -> Docum
 
 def _syntax_error(source: str, text: str, error: yaml.YAMLError) -> PipelineError:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    # A character that no YAML has is told without a mark.
+    # PyYAML reports an illegal character without a mark.
     at = error.position if isinstance(error, yaml.reader.ReaderError) else 0
     line = mark.line + 1 if mark is not None else text.count("\n", 0, at) + 1
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
@@ -121,7 +121,7 @@ class _Reading:
     def read(self, node: yaml.Node, path: Path) -> Any:
         self.count += 1
         if self.count > NODES_MAX or len(path) > DEPTH_MAX:
-            raise self._invalid(node, "the file expands beyond measure; are there aliases in aliases?")
+            raise self._invalid(node, "the file expands too far; are there aliases in aliases?")
         self.lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
@@ -136,35 +136,35 @@ class _Reading:
                 raise self._invalid(key_node, 'a key must be a word; write quotes around a placeholder: "{{name}}"')
             key = str(key_node.value)
             if key in result:
-                raise self._invalid(key_node, f"{key} is there twice, first on line {self.lines[(*path, key)]}")
+                raise self._invalid(key_node, f"duplicate key {key}, first on line {self.lines[(*path, key)]}")
             self.lines[(*path, key)] = key_node.start_mark.line + 1
             result[key] = self.read(value_node, (*path, key))
         return result
 
     def _scalar(self, node: yaml.Node) -> Any:
         if not isinstance(node, yaml.ScalarNode):
-            raise self._invalid(node, "neither a value nor a list nor a mapping")
+            raise self._invalid(node, "not a value, a list or a mapping")
         text = str(node.value)
         filled = _PLACEHOLDER.sub(lambda match: self._fill(match, node), text)
         if filled == text:
             return self._constructed(node)
         if node.style is not None and "\0" not in filled:
             return filled
-        # A plain scalar is read as it would have been had the value stood there.
+        # Parse a plain scalar as if the value had been written in the file.
         resolve: Any = self.loader.resolve
         tag = resolve(yaml.ScalarNode, filled, (True, False))
         return self._constructed(yaml.ScalarNode(tag, filled, node.start_mark, node.end_mark))
 
     def _constructed(self, node: yaml.ScalarNode) -> Any:
         if "\0" in node.value:
-            raise self._invalid(node, "a value holds a zero byte, which nothing can be called by")
+            raise self._invalid(node, "a value contains a zero byte, which no name may contain")
         try:
             return self.loader.construct_object(node)
         except PipelineError:
             raise
-        except (ValueError, LookupError, AttributeError) as error:  # as PyYAML meets a text that is not of its tag
+        except (ValueError, LookupError, AttributeError) as error:  # PyYAML, for a text that does not match its tag
             kind = str(node.tag).rpartition(":")[2]
-            raise self._invalid(node, f"not valid YAML: this is no {kind}; write quotes around a text") from error
+            raise self._invalid(node, f"not valid YAML: not a valid {kind}; write quotes around a string") from error
 
     def _fill(self, match: re.Match[str], node: yaml.Node) -> str:
         if match["literal"]:

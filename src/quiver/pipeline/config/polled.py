@@ -1,4 +1,4 @@
-"""The config of a receiver that fetches what it stores, and listens nowhere."""
+"""The config of receivers that poll a source instead of listening on a port."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ __all__ = ["PolledReceiverConfig"]
 
 class PolledReceiverConfig(Config):
     """
-    What such receivers have in common. With several cores one of them fetches: a position has one reader.
+    Settings of every polling receiver. With several cores only the first one polls: a position has one reader.
 
     Attributes:
-        poll_interval: how often the end is looked at.
+        poll_interval: the interval between polls.
     """
 
     poll_interval: Duration = 0.25
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Refuse to look without end."""
+        """Require a positive poll interval."""
         if self.poll_interval <= 0:
             raise ValueError("poll_interval must be positive")
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Nothing: it listens nowhere."""
+        """Empty: a polling receiver has no port."""
         return {}
 
     @property
     @abstractmethod
     def position(self) -> str:
-        """What it goes on from, for people; no two receivers may have the same."""
+        """The durable position that it reads from, human-readable; no two receivers may share one."""
 
     @abstractmethod
     def settings(self) -> Any:
@@ -47,13 +47,13 @@ class PolledReceiverConfig(Config):
 
     @abstractmethod
     def receiver(self, store: Store, observer: Observer) -> Receiver:
-        """Return the receiver, not yet started, that fills *store*."""
+        """Return a receiver that fills *store*; it is not started yet."""
 
     def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
-        """Yield it, not yet started, where it runs: of several cores in the first."""
+        """Yield the receiver, not started yet, in the first core; nothing in the others."""
         if place.core == 0:
             yield self.receiver(place.store, place.observer)
 
     @abstractmethod
-    def told(self) -> dict[str, str]:
-        """Return what it reads, and as whom, for people."""
+    def describe(self) -> dict[str, str]:
+        """Describe what the receiver reads, and under which name."""

@@ -1,4 +1,4 @@
-"""The configs of what stands between: the persistence node in both of its spellings, and the processors on Spark."""
+"""The configs of processors: the persistence node in both of its forms, and the processors on Spark."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ __all__ = [
 ]
 
 PROCESSORS_GROUP = "quiver.processors"
-"""The entry-point group of processors that other packages bring: the name is the URN, or its middle part."""
+"""The entry-point group for processors of other packages: the name is the URN, or its middle part."""
 
 RUN_SEGMENT_OPEN_S = 1.0
-"""Under `quiver run` an exporter should not wait 5 s for a slow trickle, as the library's default would have it."""
+"""With the library's default of 5 s, exporters under `quiver run` would lag 5 s behind a slow sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class PersistenceConfig:
     """
-    `urn:otap:processor:persistence`: the directory, and the store's settings with their documented keys.
+    `urn:otap:processor:persistence`: the directory, and the settings of the store with their documented keys.
 
     Attributes:
-        path: the store's directory.
-        settings: of the store.
-        receiver_defaults: keys that receivers before it have when they do not say otherwise.
-        exporter_defaults: the same for exporters behind it.
+        path: the directory of the store.
+        settings: the settings of the store.
+        receiver_defaults: default values of keys of the receivers that feed it.
+        exporter_defaults: default values of keys of the exporters that it feeds.
     """
 
     path: str
@@ -57,20 +57,20 @@ class PersistenceConfig:
 
 class DurableBufferConfig(Config):
     """
-    `urn:otel:durable_buffer:processor`: the persistence node under its later name, with keys side by side.
+    `urn:otel:durable_buffer:processor`: the persistence node under its later name, with flat keys.
 
     Attributes:
-        path: the store's directory.
+        path: the directory of the store.
         retention_size_cap: `retention.size_cap`.
         max_age: `retention.max_age`.
         size_cap_policy: `retention.size_cap_policy`.
-        poll_interval: how often progress is written and finished segments go.
-        otlp_handling: of the receivers before it that do not say.
+        poll_interval: the interval at which progress is written and finished segments are deleted.
+        otlp_handling: the default of the receivers that feed it.
         max_segment_open_duration: `segment.max_open_duration`.
-        initial_retry_interval: of the exporters behind it that do not say; so are the three others.
-        max_retry_interval: see there.
-        retry_multiplier: see there.
-        max_in_flight: bundles that such an exporter has on their way at once, at most 256.
+        initial_retry_interval: the default of the exporters that it feeds, like the next three keys.
+        max_retry_interval: see `initial_retry_interval`.
+        retry_multiplier: see `initial_retry_interval`.
+        max_in_flight: the maximum number of bundles that an exporter sends concurrently, at most 256.
     """
 
     path: str = Field(min_length=1)
@@ -87,10 +87,10 @@ class DurableBufferConfig(Config):
 
     def persistence(self) -> PersistenceConfig:
         """
-        Return what it stands for.
+        Return the equivalent persistence node.
 
         Raises:
-            SettingsError: one is out of range, or two contradict each other.
+            SettingsError: a value is out of range, or two contradict each other.
         """
         settings = Settings.from_mapping(
             {
@@ -127,28 +127,28 @@ PROCESSOR_CONFIGS: dict[str, type[Config]] = {
 
 @dataclass(frozen=True, slots=True)
 class UserProcessorConfig:
-    """A processor that another package brings: the entry point, and its keys as they are written."""
+    """A processor of another package: the entry point, and its keys as written in the file."""
 
     entry_point: EntryPoint
     arguments: Mapping[str, Any]
 
     def load(self) -> Any:
         """
-        Return the function from a DataFrame to a DataFrame that the entry point makes of the keys.
+        Return the function from a DataFrame to a DataFrame that the entry point creates from the keys.
 
         Raises:
-            UsageError: it cannot be loaded, or does not take these keys.
+            UsageError: it cannot be loaded, or does not accept these keys.
         """
         try:
             return self.entry_point.load()(**self.arguments)
         except (ImportError, AttributeError, TypeError) as error:
-            raise UsageError(f"the processor {self.entry_point.value} cannot be made: {error}") from error
+            raise UsageError(f"the processor {self.entry_point.value} cannot be created: {error}") from error
 
 
 def find_user_processor(urn: str) -> EntryPoint | None:
     """
-    Return the entry point that is named *urn*, in whichever of the ways to write one, or like its middle part; None
-    when no package brings one.
+    Return the entry point named *urn*, in any of its spellings, or named like its middle part; None if no installed
+    package has one.
     """
     wanted = _name_parts(urn)
 
@@ -158,7 +158,7 @@ def find_user_processor(urn: str) -> EntryPoint | None:
             return 3
         if parts == wanted:
             return 2
-        # One of the two says no namespace.
+        # One of the two has no namespace.
         return int(min(len(wanted), len(parts)) == 1 and parts[-1] == wanted[-1])
 
     best = max(entry_points(group=PROCESSORS_GROUP), key=fits, default=None)
@@ -166,5 +166,5 @@ def find_user_processor(urn: str) -> EntryPoint | None:
 
 
 def _name_parts(urn: str) -> list[str]:
-    """Return namespace and name, or the name alone, in whichever order name and kind stand."""
+    """Return namespace and name, or the name alone, for either order of name and kind."""
     return [part for part in urn.split(":") if part not in {"urn", "processor"}]

@@ -15,14 +15,14 @@ __all__ = ["QuestdbExporterConfig"]
 
 class QuestdbExporterConfig(QueryExporterConfig):
     """
-    `urn:quiver:questdb:exporter`: telemetry in tables of QuestDB. Keys: those of `QuestdbSinkSettings`, too.
+    `urn:quiver:questdb:exporter`: writes telemetry to QuestDB. Also accepts the keys of `QuestdbSinkSettings`.
 
     Attributes:
         conf: a connect string with ``sf_dir``.
-        table: the name over there; ``{table}`` is the name here: logs, spans or metrics.
-        tables: which are sent; all when empty.
+        table: the name of the table in QuestDB; ``{table}`` stands for logs, spans or metrics.
+        tables: the tables to send; all when empty.
         symbols: text columns that are sent as symbols.
-        at: the designated timestamp of tables that are none of the three views.
+        at: the designated timestamp column of tables other than the three views.
     """
 
     conf: Annotated[str, Field(min_length=1, repr=False)]
@@ -32,7 +32,7 @@ class QuestdbExporterConfig(QueryExporterConfig):
     at: str | None = None
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse a connect string or a name that would be refused once rows come."""
+        """Refuse an invalid connect string or table name now rather than with the first row."""
         super().model_post_init(context)
         try:
             self.settings()
@@ -41,7 +41,7 @@ class QuestdbExporterConfig(QueryExporterConfig):
 
     @property
     def destination(self) -> str:
-        """Where it writes; no password is in it."""
+        """The addresses of QuestDB, without credentials."""
         return f"QuestDB at {', '.join(self.settings().addresses)}"
 
     def settings(self) -> QuestdbSinkSettings:
@@ -49,6 +49,6 @@ class QuestdbExporterConfig(QueryExporterConfig):
         Return the settings of the exporter.
 
         Raises:
-            SettingsError: the connect string or the table's name is none.
+            SettingsError: the connect string or the table name is invalid.
         """
         return QuestdbSinkSettings(self.conf, self.table, self.tables, self.symbols, self.at)

@@ -1,4 +1,4 @@
-"""The config of what listens for QWP."""
+"""The config of the QWP receiver."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ class _Keepalive(Config):
 
 class QwpReceiverConfig(ReceiverConfig):
     """
-    `urn:quiver:qwp:receiver`: tables of QuestDB clients, over WebSocket.
+    `urn:quiver:qwp:receiver`: receives tables from QuestDB clients over WebSocket.
 
     Attributes:
-        listening_addr: where.
+        listening_addr: the address of the port.
         ack: `synced` answers OK after a group fsync, `logged` when the rows are in the log.
-        dedupe_window: rows that a client sends again on its next connection are not stored again, when it connects
-            within this time after its former connection ended. However late when left out; 0 is off.
-        dedupe_bytes: of each connection so many bytes of rows are remembered for that.
-        max_request_bytes: the most a message may take; clients are told.
-        max_table_bytes: the most that the tables of one message may take in memory.
-        max_dictionary_bytes: the most that the symbols of all connections may take together.
-        max_connections: connections that may be open at once.
-        keepalive: how long connections live.
-        request_timeout: how long a client may take to send a message.
-        handshake_timeout: how long a new client may take for its handshake.
-        durable: what a durable acknowledgement waits for: that a segment is `sealed`, or that the object `tier` has it.
+        dedupe_window: rows that a client repeats on its next connection are not stored again if it reconnects within
+            this time. Unlimited by default; 0 disables it.
+        dedupe_bytes: how many bytes of rows are remembered per connection for that.
+        max_request_bytes: the maximum size of a message; it is announced to clients.
+        max_table_bytes: the maximum size of the tables of one message in memory.
+        max_dictionary_bytes: the maximum size of the symbols of all connections together.
+        max_connections: the maximum number of open connections.
+        keepalive: lifetime limits of connections.
+        request_timeout: the time limit for a client to send a message.
+        handshake_timeout: the time limit for the handshake of a new client.
+        durable: what a durable acknowledgement waits for: `sealed` for the segment, `tier` for the object tier.
         durable_timeout: how long a client waits for a durable acknowledgement before the open segment is sealed for it.
-        listening_cores: of several cores the `first` listens, and recognises whatever a client sends again; or `all`
-            do, which takes more rows, and a client that comes back to another core may have rows stored twice.
+        listening_cores: `first` listens in one core, which recognizes everything that a client repeats. `all` listens
+            in every core, which is faster; a client that reconnects to another core may have rows stored twice.
     """
 
     listening_addr: Address
@@ -70,7 +70,7 @@ class QwpReceiverConfig(ReceiverConfig):
     listening_cores: Literal["first", "all"] = "first"
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Refuse what contradicts itself, and an address that strangers can reach."""
+        """Refuse settings that contradict each other, and an exposed address without `tls`, `auth` or `insecure`."""
         try:
             self.settings(self.listening_addr)
         except SettingsError as error:
@@ -78,15 +78,15 @@ class QwpReceiverConfig(ReceiverConfig):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where it listens, by protocol."""
+        """The address of each protocol."""
         return {"qwp": self.listening_addr}
 
     def settings_at(self, place: ReceiverPlace) -> dict[str, Any]:
         """
-        Return the settings of the port as they are at *place*; nothing where another core listens.
+        Return the settings of the port, adapted to *place*; empty if another core listens.
 
-        What a client may send again is known to the core that stored it. So of several cores one listens, unless all of
-        them are to.
+        Only the core that stored rows recognizes them when a client repeats them. So one core listens, unless
+        `listening_cores` is `all`.
 
         Raises:
             SettingsError: two of the settings contradict each other.
@@ -94,18 +94,18 @@ class QwpReceiverConfig(ReceiverConfig):
         if place.cores is not None and self.listening_cores == "first":
             if place.core != 0:
                 return {}
-            place = replace(place, cores=None)  # it shares the port with no other process
+            place = replace(place, cores=None)  # no other process shares the port
         return super().settings_at(place)
 
     def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
-        """Yield what listens, not yet started."""
+        """Yield the receiver, not started yet, if this core listens."""
         from quiver.receivers.qwp.receiver import QwpReceiver  # noqa: PLC0415 - an extra; only what is configured
 
         for settings in self.settings_at(place).values():
             yield QwpReceiver(place.store, settings, observer=place.observer)
 
-    def told(self) -> dict[str, Any]:
-        """Return what it does, for people."""
+    def describe(self) -> dict[str, Any]:
+        """Describe the receiver."""
         return {
             "qwp": self.listening_addr,
             "speaks": "QWP",

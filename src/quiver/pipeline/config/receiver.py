@@ -1,4 +1,4 @@
-"""The configs of what listens."""
+"""The configs of receivers that listen on a port."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Basic(Config):
 
     def model_post_init(self, _context: Any, /) -> None:
         if (self.username is None) != (self.password is None):
-            raise ValueError("username and password belong together")
+            raise ValueError("give username and password together")
 
 
 class _Auth(Config):
@@ -70,7 +70,7 @@ class _Auth(Config):
         users = dict(basic.users)
         if basic.username is not None and basic.password is not None:
             if basic.username in users:
-                raise SettingsError(f"basic.username: the user {basic.username} is among basic.users, too; keep one")
+                raise SettingsError(f"basic.username: the user {basic.username} is also in basic.users; keep one")
             users[basic.username] = basic.password
         tokens = bearer.tokens if bearer.token is None else (bearer.token, *bearer.tokens)
         return AuthSettings(tokens=tokens, token_file=bearer.file, users=users, user_file=basic.file)
@@ -90,12 +90,12 @@ class _Keepalive(Config):
 
 class SecuredConfig(Config):
     """
-    What every port has.
+    Security settings of every port.
 
     Attributes:
         tls: `cert_file` and `key_file`, and `client_ca_file` for client certificates; reread when they change.
         auth: `bearer` (token, tokens, file) and `basic` (username and password, users, file).
-        insecure: listen where others can reach it although `tls` or `auth` is missing.
+        insecure: allow an address that other machines can reach although `tls` or `auth` is missing.
     """
 
     tls: _Tls | None = None
@@ -104,13 +104,13 @@ class SecuredConfig(Config):
 
     @property
     def security(self) -> SecuritySettings:
-        """How the port is protected."""
+        """The security settings of the port."""
         tls = None if self.tls is None else TlsSettings(**self.tls.model_dump())
         auth = None if self.auth is None else self.auth.settings()
         return SecuritySettings(tls=tls, auth=auth, insecure=self.insecure)
 
     def security_words(self, host: str) -> str:
-        """Return how a port on *host* is protected, for people."""
+        """Describe how a port on *host* is protected."""
         words = []
         tls, auth = self.security.tls, self.security.auth
         if tls is None:
@@ -126,12 +126,12 @@ class SecuredConfig(Config):
 
 
 class ReceiverConfig(SecuredConfig):
-    """What the config of every receiver that listens has."""
+    """The config of a receiver that listens on a port."""
 
     @property
     @abstractmethod
     def addresses(self) -> dict[str, str]:
-        """Where it listens, by protocol."""
+        """The address of each protocol."""
 
     @abstractmethod
     def settings(self, address: str) -> Any:
@@ -144,7 +144,7 @@ class ReceiverConfig(SecuredConfig):
 
     def settings_at(self, place: ReceiverPlace) -> dict[str, Any]:
         """
-        Return the settings of each port as they are at *place*, by protocol.
+        Return the settings of each port, adapted to *place*, by protocol.
 
         Raises:
             SettingsError: two of the settings contradict each other.
@@ -153,33 +153,34 @@ class ReceiverConfig(SecuredConfig):
 
     @abstractmethod
     def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
-        """Yield what listens, not yet started: one for each port."""
+        """Yield one receiver per port; they are not started yet."""
 
     @abstractmethod
-    def told(self) -> dict[str, Any]:
-        """Return what it does, for people."""
+    def describe(self) -> dict[str, Any]:
+        """Describe the receiver."""
 
 
 class MetricsConfig(Config):
     """
-    `metrics`, beside `nodes`: the ingest process tells its metrics.
+    The section `metrics`: the ingest process serves its metrics over HTTP.
 
     Attributes:
-        listen: ``host:port`` of `/metrics`, `/livez` and `/readyz`. In plain text, to anybody who asks.
-        insecure: listen where others can reach it all the same.
+        listen: ``host:port`` of `/metrics`, `/livez` and `/readyz`: plain text, without authentication.
+        insecure: allow an address that other machines can reach.
     """
 
     listen: Address
     insecure: bool = False
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Refuse an address that others can reach, unless that is meant."""
+        """Refuse an address that other machines can reach, unless `insecure` allows it."""
         host = split_address(self.listen)[0]
         try:
             check_exposure(host, SecuritySettings(insecure=self.insecure))
         except SettingsError as error:
-            reason = "metrics are told in plain text to anybody; listen on 127.0.0.1, or write insecure: true"
-            raise ValueError(f"listen: others can reach {host}, and {reason}") from error
+            reason = "metrics are served in plain text without authentication"
+            remedy = "listen on 127.0.0.1, or write insecure: true"
+            raise ValueError(f"listen: others can reach {host}, and {reason}; {remedy}") from error
 
 
 class OtlpReceiverConfig(ReceiverConfig):
@@ -187,17 +188,17 @@ class OtlpReceiverConfig(ReceiverConfig):
     `urn:otel:otlp:receiver`. `listening_addr` is gRPC; `protocols` names gRPC and HTTP each.
 
     Attributes:
-        response_stream_channel_size: requests that may wait for their confirmation at once.
-        dedupe_window: a byte-identical request within this time is confirmed and not stored again; 0 is off.
+        response_stream_channel_size: the maximum number of requests that wait for their confirmation.
+        dedupe_window: a byte-identical request within this time is confirmed but not stored again; 0 disables it.
         ack: `synced` confirms after a group fsync, `logged` when the request is in the log.
-        max_request_bytes: the most a request may take on the wire.
-        max_decompressed_bytes: the most it may take once decompressed.
-        max_connections: connections that may be open at once, for each protocol.
-        keepalive: how long connections live.
-        request_timeout: how long a client may take to send a request.
-        handshake_timeout: how long a new client may take for its handshake and the head of its first request.
-        otlp_handling: `pass_through` stores requests as they came, `convert_to_arrow` as OTAP tables.
-        capture_headers: request headers that are kept as resource attributes.
+        max_request_bytes: the maximum size of a request on the wire.
+        max_decompressed_bytes: the maximum size of a decompressed request.
+        max_connections: the maximum number of open connections per protocol.
+        keepalive: lifetime limits of connections.
+        request_timeout: the time limit for a client to send a request.
+        handshake_timeout: the time limit for the handshake of a new client and the head of its first request.
+        otlp_handling: `pass_through` stores requests as received, `convert_to_arrow` as OTAP tables.
+        capture_headers: request headers to store as resource attributes.
     """
 
     listening_addr: Address | None = None
@@ -217,11 +218,11 @@ class OtlpReceiverConfig(ReceiverConfig):
     _speaks: ClassVar[str] = "OTLP"
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Refuse a receiver that listens nowhere, twice for the same protocol, or where strangers can reach it."""
+        """Require an address, at most one per protocol, that is not exposed without `tls`, `auth` or `insecure`."""
         if self.listening_addr is not None and self.protocols.grpc is not None:
-            raise ValueError("listening_addr and protocols.grpc both say where gRPC listens; keep one")
+            raise ValueError("listening_addr and protocols.grpc both set the address of gRPC; keep one")
         if self.grpc_address is None and self.http_address is None:
-            raise ValueError("the receiver listens nowhere; give listening_addr or protocols")
+            raise ValueError("the receiver has no address; give listening_addr or protocols")
         if self.grpc_address == self.http_address:
             raise ValueError(f"gRPC and HTTP cannot both listen on {self.grpc_address}")
         if self.request_timeout <= 0 or self.handshake_timeout <= 0:
@@ -261,13 +262,13 @@ class OtlpReceiverConfig(ReceiverConfig):
         )
 
     def receivers(self, place: ReceiverPlace) -> Iterator[Receiver]:
-        """Yield what listens, not yet started: one for each port."""
+        """Yield one receiver per port; they are not started yet."""
         from quiver.receivers.intake import OtlpIntake  # noqa: PLC0415 - an extra; only what is configured
         from quiver.receivers.otlp.http_receiver import OtlpHttpReceiver  # noqa: PLC0415
 
         intake: OtlpIntake | None = None
         for protocol, settings in self.settings_at(place).items():
-            # One window for both protocols: a client may come back by the other one.
+            # One dedupe window for both protocols: a client may retry over the other one.
             intake = intake or OtlpIntake(place.store, settings, observer=place.observer)
             if protocol == "grpc":
                 yield self._over_grpc()(place.store, settings, intake=intake, problems=place.problems)
@@ -279,8 +280,8 @@ class OtlpReceiverConfig(ReceiverConfig):
 
         return OtlpGrpcReceiver
 
-    def told(self) -> dict[str, Any]:
-        """Return what it does, for people."""
+    def describe(self) -> dict[str, Any]:
+        """Describe the receiver."""
         host, _ = split_address(self.grpc_address or self.http_address or "")
         return {
             "grpc": self.grpc_address,
@@ -288,7 +289,7 @@ class OtlpReceiverConfig(ReceiverConfig):
             "speaks": self._speaks,
             "security": self.security_words(host),
             "ack": self.ack,
-            "stores": "OTAP tables" if self.otlp_handling == "convert_to_arrow" else "requests as they came",
+            "stores": "OTAP tables" if self.otlp_handling == "convert_to_arrow" else "requests as received",
             "request_at_most": size_words(self.max_request_bytes),
             "waiting_at_most": self.response_stream_channel_size,
             "recognises_repeats_for": duration_words(self.dedupe_window) if self.dedupe_window else None,
@@ -296,16 +297,16 @@ class OtlpReceiverConfig(ReceiverConfig):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where it listens, by protocol."""
+        """The address of each protocol."""
         found = {"grpc": self.grpc_address, "http": self.http_address}
         return {protocol: address for protocol, address in found.items() if address is not None}
 
     @property
     def grpc_address(self) -> str | None:
-        """Where gRPC listens, or None."""
+        """The address of gRPC, or None."""
         return self.protocols.grpc.listening_addr if self.protocols.grpc else self.listening_addr
 
     @property
     def http_address(self) -> str | None:
-        """Where HTTP listens, or None."""
+        """The address of HTTP, or None."""
         return self.protocols.http.listening_addr if self.protocols.http else None

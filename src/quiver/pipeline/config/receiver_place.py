@@ -1,4 +1,4 @@
-"""Where a receiver of a pipeline runs: which store it fills, and what that asks of its settings."""
+"""Where a receiver of a pipeline runs: the store that it fills, and how its settings adapt to that."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["Receiver", "ReceiverPlace"]
 _Settings = TypeVar("_Settings", bound=OtlpSettings | QwpSettings)
 
 AGE_WITH_CORES_S = 30.0
-"""An SDK keeps its connection for ever. Asked to connect anew from time to time, all processes get their share."""
+"""SDKs keep their connections open. Closing old connections now and then spreads clients over all processes."""
 
 
 class Receiver(Protocol):
-    """What fills a store, in threads of its own."""
+    """Fills a store, in its own threads."""
 
     settings: Any
 
     def start(self) -> object:
-        """Begin."""
+        """Start receiving."""
 
     def stop(self, grace_s: float) -> None:
-        """End, in about *grace_s* seconds; what is at hand is stored and confirmed as far as there is room."""
+        """Stop within about *grace_s* seconds. Requests in progress are stored and confirmed if there is space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class ReceiverPlace:
     Where receivers run.
 
     Attributes:
-        store: that they fill.
-        observer: takes counts and events.
-        is_durable: whether the store keeps on a disk what it has.
-        cores: how many processes share the ports; None: there is one.
-        core: which of them this one is.
+        store: the store that they fill.
+        observer: receives counts and events.
+        is_durable: whether the store keeps its data on disk.
+        cores: the number of processes that share the ports; None for a single process.
+        core: the number of this process.
         problems: returns why the store is not ready for requests, one sentence each.
-        connection_share: the part of its connections that each port takes, so that all of them fit into the process.
+        connection_share: the fraction of its connections that each port may use, so that all fit into one process.
     """
 
     store: Store
@@ -58,8 +58,8 @@ class ReceiverPlace:
 
     def settled(self, settings: _Settings) -> _Settings:
         """
-        Return *settings* as they are here: in memory there is nothing to sync, cores share the port, and a process has
-        as many connections as it may open files.
+        Return *settings* adapted to this place: a store in memory has nothing to sync, cores share the port, and a
+        process can have only as many connections as it may open files.
         """
         if self.connection_share < 1:
             settings = replace(settings, connections_max=max(1, int(settings.connections_max * self.connection_share)))

@@ -1,8 +1,8 @@
 """
-Which tables there are along a route: those of the signals, and what queries add to them.
+Determine the tables along a route: those of the signals, and those that SQL processors add.
 
-A processor that is for a table that never comes would do nothing, and an exporter of one would write nothing, both
-without a word: what was to be redacted would go on as it is. So such a name is refused.
+A processor for a table that never arrives would silently do nothing, and an exporter of one would silently write
+nothing: data that should be redacted would pass unchanged. So unknown table names are refused.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["check_tables"]
 
 _OTHER_NAMES = {"trace": "spans", "traces": "spans"}
-"""What a signal is called elsewhere, and its table here."""
+"""Other names of a signal → the name of its table."""
 
 
 def check_tables(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
     """
-    Refuse names of tables, and of columns, that are nowhere.
+    Refuse names of tables and columns that do not exist.
 
     Raises:
         PipelineError: with the line of the key.
@@ -35,7 +35,7 @@ def check_tables(document: Document, raw: Mapping[str, RawNode], pipeline: Pipel
     named: dict[tuple[str, str], Iterable[str]] = {}
     for route in pipeline.routes.values():
         for spot, names, known in _named(route):
-            # One that is reached over several ways is for the tables of all of them.
+            # A node on several routes may name the tables of all of them.
             there.setdefault(spot, set()).update(known)
             named[spot] = names
     for (node, key), names in named.items():
@@ -48,7 +48,7 @@ def check_tables(document: Document, raw: Mapping[str, RawNode], pipeline: Pipel
 
 
 def _named(route: Route) -> Iterator[tuple[tuple[str, str], Iterable[str], set[str]]]:
-    """Yield which node names something under which key, what, and what there is; nothing where anything may be."""
+    """Yield (node, key), the names it gives, and the names that exist; the latter is empty if any name may exist."""
     tables: set[str] = set(SIGNALS)
     has_own, has_query = False, False
     for node in route.processors:
@@ -68,7 +68,7 @@ def _named(route: Route) -> Iterator[tuple[tuple[str, str], Iterable[str], set[s
 
 
 def _settings(node: Node) -> Any:
-    """Return the settings of a processor; None of one that another package brings, of which nothing is known."""
+    """Return the settings of a processor; None for a processor of another package, whose settings are unknown."""
     return node.config.settings() if isinstance(node.config, SettingsConfig) else None
 
 

@@ -1,7 +1,7 @@
 """
-The two shapes of a pipeline file, read into one: nodes, what each is, and whom it feeds.
+Read the two shapes of a pipeline file into one model: nodes, their plugins, and the edges between them.
 
-The shape of the architecture document says with each node where it sends::
+In the shape of the architecture document, each node lists its destinations::
 
     nodes:
       otlp_receiver:
@@ -10,7 +10,7 @@ The shape of the architecture document says with each node where it sends::
         out_ports: {out_port: {destinations: [persistence], dispatch_strategy: round_robin}}
         config: {}
 
-The later one has a version, puts the nodes of a pipeline into a group, and lists connections beside them::
+The later shape has a version, puts the nodes of a pipeline into a group, and lists the connections separately::
 
     version: otel_dataflow/v1
     groups:
@@ -43,7 +43,7 @@ VERSION = "otel_dataflow/v1"
 NODES_MAX = 200
 
 Strategy = str
-"""How the instances of what is fed share it: `round_robin` or `broadcast`."""
+"""How the instances of a destination share its input: `round_robin` or `broadcast`."""
 
 _STRATEGIES = ("round_robin", "broadcast")
 _BESIDE = ("metrics", "memory", "disk", "log_level")
@@ -57,7 +57,7 @@ _CONNECTION_KEYS = ("from", "to", "dispatch_strategy")
 
 
 class Edge(NamedTuple):
-    """Where the file says that a node feeds another, and how that one's instances share it."""
+    """An edge between two nodes: its place in the file, and the dispatch strategy."""
 
     path: Path
     strategy: Strategy = "round_robin"
@@ -66,14 +66,14 @@ class Edge(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RawNode:
     """
-    A node as the file has it, its config not looked at yet.
+    A node as written in the file; its config is not validated yet.
 
     Attributes:
-        name: lawful as a subscriber id.
-        path: where it stands in the file.
-        plugin: what it is.
+        name: a valid subscriber id.
+        path: its place in the file.
+        plugin: the plugin that its URN or type names.
         config: as written.
-        edges: the nodes it feeds, in file order.
+        edges: the nodes that it feeds, in file order.
     """
 
     name: str
@@ -85,10 +85,10 @@ class RawNode:
 
 def read_nodes(document: Document) -> dict[str, RawNode]:
     """
-    Return the nodes of *document*, whichever shape it has.
+    Return the nodes of *document*, in either shape.
 
     Raises:
-        PipelineError: the first thing that is wrong, with its line and what to write instead.
+        PipelineError: the first error, with its line and a suggestion.
     """
     top = mapping(document, (), document.value, "the pipeline")
     if {"version", "groups", "pipeline_groups"} & top.keys():
@@ -110,10 +110,10 @@ def read_nodes(document: Document) -> dict[str, RawNode]:
 
 def mapping(document: Document, path: Path, value: Any, what: str) -> dict[str, Any]:
     """
-    Return *value* when it is a mapping.
+    Return *value* if it is a mapping.
 
     Raises:
-        PipelineError: it is not; *what* says in the message what it should be.
+        PipelineError: it is not a mapping; *what* names the value in the message.
     """
     if not isinstance(value, dict):
         raise document.invalid(path, f"{what} must be a mapping of keys to values")
@@ -241,7 +241,7 @@ def _later(document: Document, top: Mapping[str, Any]) -> dict[str, RawNode]:
 
 
 def _refuse_settings(document: Document, path: Path, raw: Mapping[str, Any]) -> None:
-    """Refuse sizes of channels: between nodes lies a store or a Spark query here, and neither has one."""
+    """Refuse channel sizes: nodes are connected by stores and Spark queries, which have no channels."""
     settings = raw.get("settings")
     if settings:
         first = next(iter(mapping(document, (*path, "settings"), settings, "settings")))
@@ -270,7 +270,7 @@ def _only_pipeline(document: Document, top: Mapping[str, Any]) -> tuple[Path, di
 
 
 def _connections(document: Document, path: Path, value: Any) -> Iterator[tuple[Any, Any, Edge]]:
-    """Yield from, to and where it stands; either end may be a list of nodes."""
+    """Yield source, destination and edge of each connection; either end may be a list of nodes."""
     if value is None:
         return
     if not isinstance(value, list):

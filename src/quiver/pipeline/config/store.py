@@ -1,4 +1,4 @@
-"""The config of a store that another program fills, as the beginning of a pipeline."""
+"""The config of the receiver that reads the store of another program."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["StoreReceiverConfig"]
 
 class StoreReceiverConfig(PolledReceiverConfig):
     """
-    `urn:quiver:store:receiver`: what another program keeps in a store, as a subscriber of it; each at least once.
+    `urn:quiver:store:receiver`: reads the store of another program as a subscriber, each bundle at least once.
 
     Attributes:
-        store: directory of that store; it may be open in another process, and come later.
-        subscriber: the name that the position there is kept under; only one reader at a time has it.
-        start: where it begins when it is new there.
+        store: the directory of that store. Another process may have it open, and it may not exist yet.
+        subscriber: the subscriber id; only one reader at a time may use it.
+        start: where a new subscriber starts.
     """
 
     store: Annotated[str, Field(min_length=1)]
@@ -36,7 +36,7 @@ class StoreReceiverConfig(PolledReceiverConfig):
     start: Literal["earliest", "latest"] = "earliest"
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse what is no name of a subscriber."""
+        """Refuse an invalid subscriber id."""
         super().model_post_init(context)
         try:
             check_subscriber_id(self.subscriber)
@@ -45,7 +45,7 @@ class StoreReceiverConfig(PolledReceiverConfig):
 
     @property
     def position(self) -> str:
-        """The subscriber, and its store by whatever way."""
+        """The subscriber and the real path of its store, so that two spellings of one path are equal."""
         return f"subscriber {self.subscriber} of the store {os.path.realpath(self.store)}"
 
     def settings(self) -> StoreReceiverSettings:
@@ -57,13 +57,13 @@ class StoreReceiverConfig(PolledReceiverConfig):
         )
 
     def receiver(self, store: Store, observer: Observer) -> Receiver:
-        """Return the receiver, not yet started, that fills *store*."""
+        """Return a receiver that fills *store*; it is not started yet."""
         from quiver.receivers.store_receiver import StoreReceiver  # noqa: PLC0415 - only what is configured
 
         return StoreReceiver(store, self.settings(), observer=observer)
 
-    def told(self) -> dict[str, str]:
-        """Return what it reads, and as whom, for people."""
+    def describe(self) -> dict[str, str]:
+        """Describe which store the receiver reads, and as which subscriber."""
         return {
             "reads": self.settings().listening_addr,
             "as_subscriber": self.subscriber,

@@ -1,4 +1,4 @@
-"""The configs of topics in a pipeline: one as the end of a route, one as the beginning of another pipeline."""
+"""The configs of the exporter that writes to a topic and of the receiver that reads one."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def _as_json(given: object) -> object:
 
 
 Location = Annotated[str, BeforeValidator(_as_json)]
-"""A URL, or a mapping with options, which goes on as JSON."""
+"""A URL, or a mapping with options, which is passed on as JSON."""
 
 
 class TopicExporterConfig(QueryExporterConfig):
     """
-    `urn:quiver:topic:exporter`: messages of a topic, each batch once. Keys: those of `TopicSinkSettings`, too.
+    `urn:quiver:topic:exporter`: writes messages to a topic, each batch once. Also accepts the keys of
+    `TopicSinkSettings`.
 
     Attributes:
-        topics: directory of the topics; made when missing, may be open in another process.
+        topics: the directory of the topics. It is created when missing, and another process may have it open.
         topic: ``namespace/topic``.
-        format: `otlp`, a message for each export request; `json`, one for each row of any table.
-        objects: where the directory's cold objects are: a URL, a directory, or a mapping of `backend`, `root` and
-            `options`.
-        metadata: what is in them: a URL, or a mapping of `endpoint`, `ca_file`, `cert_file`, `key_file`, `user` and
-            `password`.
+        format: `otlp` writes one message per export request, `json` one per row of any table.
+        objects: the object store of the directory: a URL, a directory, or a mapping of `backend`, `root` and `options`.
+        metadata: the metadata store of the directory: a URL, or a mapping of `endpoint`, `ca_file`, `cert_file`,
+            `key_file`, `user` and `password`.
     """
 
     topics: Annotated[str, Field(min_length=1)]
@@ -56,7 +56,7 @@ class TopicExporterConfig(QueryExporterConfig):
     metadata: Location | None = Field(default=None, repr=False)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse what is no topic."""
+        """Refuse an invalid topic name."""
         super().model_post_init(context)
         try:
             self.settings()
@@ -65,7 +65,7 @@ class TopicExporterConfig(QueryExporterConfig):
 
     @property
     def destination(self) -> str:
-        """Where it writes."""
+        """The topic and its directory."""
         return f"topic {check_topic(self.topic)} of {self.topics.rstrip('/') or '/'}"
 
     def settings(self) -> TopicSinkSettings:
@@ -73,25 +73,24 @@ class TopicExporterConfig(QueryExporterConfig):
         Return the settings of the exporter.
 
         Raises:
-            SettingsError: no topic.
+            SettingsError: the topic name is invalid.
         """
         return TopicSinkSettings(self.topics, self.topic, self.format, self.objects, self.metadata)
 
 
 class TopicReceiverConfig(PolledReceiverConfig):
     """
-    `urn:quiver:topic:receiver`: the messages of a topic, as a subscription of it; each is stored at least once.
+    `urn:quiver:topic:receiver`: reads the messages of a topic through a subscription and stores each at least once.
 
     Attributes:
-        topics: directory of the topics; they may be open in another process, and come later.
+        topics: the directory of the topics. Another process may have it open, and it may not exist yet.
         topic: ``namespace/topic``.
-        subscription: its name; only one reader at a time has it.
-        start: where a new subscription begins.
-        signal: what the payloads are whose message does not say it; such a message is passed over without this.
-        objects: where the directory's cold objects are: a URL, a directory, or a mapping of `backend`, `root` and
-            `options`.
-        metadata: what is in them: a URL, or a mapping of `endpoint`, `ca_file`, `cert_file`, `key_file`, `user` and
-            `password`.
+        subscription: the name of the subscription; only one reader at a time may use it.
+        start: where a new subscription starts.
+        signal: the signal of messages that do not name theirs; without it, such messages are skipped.
+        objects: the object store of the directory: a URL, a directory, or a mapping of `backend`, `root` and `options`.
+        metadata: the metadata store of the directory: a URL, or a mapping of `endpoint`, `ca_file`, `cert_file`,
+            `key_file`, `user` and `password`.
     """
 
     topics: Annotated[str, Field(min_length=1)]
@@ -103,10 +102,10 @@ class TopicReceiverConfig(PolledReceiverConfig):
     metadata: Location | None = Field(default=None, repr=False)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse what is no topic, no name of a subscription, and metadata without objects."""
+        """Refuse an invalid topic or subscription name, and metadata without objects."""
         super().model_post_init(context)
         if self.metadata is not None and self.objects is None:
-            raise ValueError("metadata says what is in the object store: it needs objects, too")
+            raise ValueError("metadata describes the object store: give objects, too")
         try:
             if self.objects is not None:
                 ObjectLocation.of(self.objects)
@@ -122,7 +121,7 @@ class TopicReceiverConfig(PolledReceiverConfig):
 
     @property
     def position(self) -> str:
-        """The subscription, its topic, and where that is, by whatever way."""
+        """The subscription, its topic, and the real path, so that two spellings of one path are equal."""
         topic, root = check_topic(self.topic), os.path.realpath(self.topics)
         return f"subscription {self.subscription} of the topic {topic} in {root}"
 
@@ -140,13 +139,13 @@ class TopicReceiverConfig(PolledReceiverConfig):
         )
 
     def receiver(self, store: Store, observer: Observer) -> Receiver:
-        """Return the receiver, not yet started, that fills *store*."""
+        """Return a receiver that fills *store*; it is not started yet."""
         from quiver.receivers.topic_receiver import TopicReceiver  # noqa: PLC0415 - only what is configured
 
         return TopicReceiver(store, self.settings(), observer=observer)
 
-    def told(self) -> dict[str, str]:
-        """Return what it reads, and as whom, for people."""
+    def describe(self) -> dict[str, str]:
+        """Describe which topic the receiver reads, and through which subscription."""
         return {
             "reads": self.settings().listening_addr,
             "as_subscription": self.subscription,

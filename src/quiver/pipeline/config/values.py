@@ -1,4 +1,4 @@
-"""What the configs of all plugins are made of: sizes, durations and addresses as people write them."""
+"""Building blocks of all configs: sizes, durations, addresses and file modes as written in YAML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _address(value: object) -> object:
         except SettingsError as error:
             raise ValueError(str(error)) from error
         if port == 0:
-            raise ValueError("port 0 is any port; a restarted receiver must come back at the same one")
+            raise ValueError("port 0 is any port; a restarted receiver needs the same port as before")
     return value
 
 
@@ -58,19 +58,19 @@ Duration = Annotated[float, BeforeValidator(_duration)]
 
 
 class Config(BaseModel):
-    """A mapping of known keys; others are refused."""
+    """A mapping that refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class SettingsConfig(Config):
-    """A config whose keys are the fields of a frozen dataclass of settings, which checks itself."""
+    """A config whose keys are the fields of a frozen dataclass, which validates them."""
 
     settings_type: ClassVar[type[Any]]
     settings_fields: ClassVar[tuple[str, ...]] = ()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse what the settings refuse."""
+        """Validate the values by creating the settings."""
         super().model_post_init(context)
         try:
             self.settings()
@@ -82,7 +82,7 @@ class SettingsConfig(Config):
         Return the settings.
 
         Raises:
-            SettingsError: they refuse themselves.
+            SettingsError: a value is invalid.
         """
         return self.settings_type(**{name: _plain(getattr(self, name)) for name in self.settings_fields})
 
@@ -95,13 +95,13 @@ def _plain(value: Any) -> Any:
 
 def settings_config(name: str, settings: type[Any], base: type[Config] = Config, **types: Any) -> type[SettingsConfig]:
     """
-    Return the config whose keys are the fields of *settings*, besides those of *base*.
+    Return a config class whose keys are the fields of *settings* and those of *base*.
 
     Args:
-        name: of the config, for messages.
+        name: the name of the config, for messages.
         settings: a dataclass.
-        base: has further keys.
-        types: of fields that a YAML file writes in another way.
+        base: a config with further keys.
+        types: types of fields that YAML writes differently.
     """
     hints = get_type_hints(settings) | types
     fields: dict[str, Any] = {}
