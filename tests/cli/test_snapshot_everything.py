@@ -13,7 +13,7 @@ import pytest
 
 import quiver
 from quiver.bundle import OTLP_SCHEMA, Bundle, BundleRef
-from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 from quiver.primitives.batch_notes import commit_name
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.store.sink_options import SinkOptions
@@ -189,7 +189,7 @@ def test_a_pipeline_is_one_unit(pipeline, tmp_path, call, kept):
         [3, 30],
     ]
     staged = str(there / "buffer.staged-out")
-    assert [letter.reason for letter in read_letters(REAL_FILES, staged, "out")] == ["HTTP 403"]
+    assert [letter.reason for letter in read_dead_letters(REAL_FILES, staged, "out")] == ["HTTP 403"]
     with RetrySet.open(REAL_FILES, staged, "out") as retries:
         assert retries.get(BundleRef(0, 0)) is not None
     for name, place in (("buffer", "parquet/_checkpoint"), ("buffer.intake", "buffer.run/checkpoints/store")):

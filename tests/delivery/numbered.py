@@ -1,4 +1,4 @@
-"""Bundles that carry a number, and the way back."""
+"""Bundles with a number as their content."""
 
 import pyarrow as pa
 

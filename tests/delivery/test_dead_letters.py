@@ -1,18 +1,18 @@
-"""Dead letters: kept durably with the reason, each once, readable beside the exporter, gone when a person says so."""
+"""Dead letters: durable with their reason, without duplicates, readable while the exporter runs, and droppable."""
 
 import pytest
 from numbered import bundle_of, number_of
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.delivery.dead_letters import (
-    LETTER_SETTINGS,
+    DEAD_LETTER_SETTINGS,
     DeadLetters,
-    count_letters,
-    exporters_with_letters,
-    letters_root,
-    open_letters,
-    read_letters,
-    replay_letters,
+    count_dead_letters,
+    dead_letters_root,
+    exporters_with_dead_letters,
+    open_dead_letters,
+    read_dead_letters,
+    replay_dead_letters,
 )
 from quiver.delivery.policy import Delivered, Permanent, Transient
 from quiver.errors import BundleUnavailableError, UsageError
@@ -45,12 +45,12 @@ def letters(disk, clock):
 
 
 def drop(disk, refs=None, root=ROOT):
-    with open_letters(disk, root, "out") as box:
+    with open_dead_letters(disk, root, "out") as box:
         return None if box is None else box.drop(refs)
 
 
 def refs_of(disk, root=ROOT):
-    return [tuple(letter.ref) for letter in read_letters(disk, root, "out")]
+    return [tuple(letter.ref) for letter in read_dead_letters(disk, root, "out")]
 
 
 def fill(letters, *indexes):
@@ -58,29 +58,28 @@ def fill(letters, *indexes):
         assert letters.add(BundleRef(3, index), bundle_of(index), reason=f"HTTP 40{index}")
 
 
-def test_a_letter_says_everything(disk, clock, letters):
-    """The bundle as it was, why, how often, since when; a reader needs no lock, and nothing else to be there."""
+def test_a_dead_letter_has_the_bundle_and_its_history(disk, clock, letters):
+    """The original bundle, the reason, the attempts and their times. A reader takes no lock."""
     original = Bundle(bundle_of(5).batches, ingested_at_ns=12)
     letters.add(BundleRef(3, 4), original, reason="HTTP 400: no", attempts=6, first_failed_at_ns=99)
-    (letter,) = read_letters(disk.clone_after_crash(0), ROOT, "out")
+    (letter,) = read_dead_letters(disk.clone_after_crash(0), ROOT, "out")
     assert (letter.ref, letter.reason, letter.attempts) == (BundleRef(3, 4), "HTTP 400: no", 6)
     assert (letter.first_failed_at_ns, letter.given_up_at_ns, letter.ingested_at_ns) == (99, clock.now_ns(), 12)
     assert letter.bundle == original
-    assert exporters_with_letters(disk, ROOT) == ["out"]
+    assert exporters_with_dead_letters(disk, ROOT) == ["out"]
 
 
-def test_nothing_is_made_before_the_first_letter(disk, letters):
-    """An exporter that never gives anything up has no directory for it."""
+def test_no_directory_is_created_before_the_first_dead_letter(disk, letters):
     letters.close()
     assert not disk.exists(letters.path)
-    assert (exporters_with_letters(disk, ROOT), read_letters(disk, ROOT, "out")) == ([], [])
+    assert (exporters_with_dead_letters(disk, ROOT), read_dead_letters(disk, ROOT, "out")) == ([], [])
     assert drop(disk) is None
     with pytest.raises(UsageError):
-        letters_root(ROOT, "../out")
+        dead_letters_root(ROOT, "../out")
 
 
-def test_what_comes_twice_is_kept_once(disk, clock, letters):
-    """In one life and over lives: the original may come again when the process was killed before the ack."""
+def test_a_bundle_added_twice_is_one_dead_letter(disk, clock, letters):
+    """In one process and across restarts: after a crash before the ack, the original may be added again."""
     fill(letters, 1, 2)
     assert not letters.add(BundleRef(3, 1), bundle_of(1), reason="again")
     again = DeadLetters(ROOT, "out", files=disk.clone_after_kill(), clock=clock, background=False)
@@ -90,23 +89,22 @@ def test_what_comes_twice_is_kept_once(disk, clock, letters):
     assert refs_of(disk) == [(3, 1), (3, 2)]
 
 
-def test_an_unreadable_bundle_is_a_letter_without_content(disk, letters):
-    """That it was given up is kept all the same."""
+def test_an_unreadable_bundle_is_a_dead_letter_without_content(disk, letters):
     letters.add(BundleRef(0, 0), None, reason="CorruptionError")
-    (letter,) = read_letters(disk, ROOT, "out")
+    (letter,) = read_dead_letters(disk, ROOT, "out")
     assert (letter.bundle.slots, letter.ingested_at_ns) == ((), None)
 
 
-def test_the_slot_of_the_letter_is_a_free_one(disk, letters):
+def test_the_reason_uses_a_free_slot(disk, letters):
     """A bundle that uses the last slots keeps them."""
     batch = bundle_of(1)[60]
     letters.add(BundleRef(0, 0), Bundle(dict.fromkeys((60, 62, 63), batch)), reason="no")
-    (letter,) = read_letters(disk, ROOT, "out")
+    (letter,) = read_dead_letters(disk, ROOT, "out")
     assert letter.bundle.slots == (60, 62, 63)
 
 
-def test_dropped_letters_are_gone_from_the_disk(disk, letters):
-    """Some, then the rest; a second time nothing is left to drop."""
+def test_dropping_removes_dead_letters_from_disk(disk, letters):
+    """One, then the rest; then there is nothing left to drop."""
     fill(letters, 1, 2, 3)
     letters.close()
     assert drop(disk, {BundleRef(3, 2)}) == 1
@@ -117,27 +115,27 @@ def test_dropped_letters_are_gone_from_the_disk(disk, letters):
     assert [name for name in names if parse_segment_name(name) is not None] == []
 
 
-def test_they_are_counted_where_they_lie(disk, letters):
-    """In the log, in segments, some of them dropped: as many as are listed, and sealed ones are not read for it."""
-    assert count_letters(disk, ROOT, "out") == 0
+def test_dead_letters_are_counted_without_reading_segments(disk, letters):
+    """In the log and in segments, minus the dropped ones: the count equals the length of the list."""
+    assert count_dead_letters(disk, ROOT, "out") == 0
     fill(letters, 0, 1, 2)
-    assert count_letters(disk, ROOT, "out") == 3
+    assert count_dead_letters(disk, ROOT, "out") == 3
     letters.close()
-    assert count_letters(disk, ROOT, "out") == 3
+    assert count_dead_letters(disk, ROOT, "out") == 3
     drop(disk, {BundleRef(3, 1)})
     fill(letters, 4, 5)
-    assert count_letters(disk, ROOT, "out") == len(refs_of(disk)) == 4
-    assert count_letters(disk.clone_after_crash(0), ROOT, "out") == 4
+    assert count_dead_letters(disk, ROOT, "out") == len(refs_of(disk)) == 4
+    assert count_dead_letters(disk.clone_after_crash(0), ROOT, "out") == 4
     letters.close()
     drop(disk)
-    assert count_letters(disk, ROOT, "out") == len(refs_of(disk)) == 0
+    assert count_dead_letters(disk, ROOT, "out") == len(refs_of(disk)) == 0
 
 
-def test_letters_are_dropped_beside_the_exporter(tmp_path):
-    """What it has sealed; what it is writing in a moment. It frees the disk itself, and goes on."""
+def test_dead_letters_are_dropped_while_the_exporter_runs(tmp_path):
+    """Sealed ones; others a moment later. The exporter frees the disk and continues."""
     letters = DeadLetters(str(tmp_path), "out", background=False)
     fill(letters, 1)
-    with pytest.raises(BundleUnavailableError, match="1 letters"):
+    with pytest.raises(BundleUnavailableError, match="1 dead letters"):
         drop(REAL_FILES, root=str(tmp_path))
     letters._store.flush()
     fill(letters, 2)
@@ -151,8 +149,8 @@ def test_letters_are_dropped_beside_the_exporter(tmp_path):
     assert refs_of(REAL_FILES, str(tmp_path)) == []
 
 
-def test_replay_drops_what_was_delivered(disk, letters):
-    """One by one; what is refused again stays."""
+def test_replay_drops_delivered_dead_letters(disk, letters):
+    """One by one; those refused again are kept."""
     fill(letters, 1, 2, 3)
     letters.close()
     answers = {1: Delivered(), 2: Permanent("HTTP 400"), 3: Transient("UNAVAILABLE")}
@@ -162,26 +160,25 @@ def test_replay_drops_what_was_delivered(disk, letters):
         seen.append((number_of(letter.bundle), len(refs_of(disk))))
         return answers[seen[-1][0]]
 
-    with open_letters(disk, ROOT, "out") as box:
-        done = list(replay_letters(box, box.letters(), deliver))
+    with open_dead_letters(disk, ROOT, "out") as box:
+        done = list(replay_dead_letters(box, box.letters(), deliver))
     assert [(tuple(one.letter.ref), one.outcome) for one in done] == [((3, n), answers[n]) for n in (1, 2, 3)]
     assert seen == [(1, 3), (2, 2), (3, 2)]
     assert refs_of(disk) == [(3, 2), (3, 3)]
 
 
-def test_it_is_a_store_like_any_other(disk, letters):
-    """What reads a store reads letters."""
+def test_dead_letters_are_readable_as_a_store(disk, letters):
     fill(letters, 1, 2)
     letters.close()
-    with open_store(letters.path, LETTER_SETTINGS, files=disk, background=False) as store:
+    with open_store(letters.path, DEAD_LETTER_SETTINGS, files=disk, background=False) as store:
         handle = store.register("look", start="earliest").next_bundle(timeout=0)
         assert handle.bundle.slots == (60, 63)
         assert handle.bundle[63].to_pylist()[0]["reason"] == "HTTP 401"
 
 
 @pytest.mark.parametrize("kill", [True, False])
-def test_a_crash_at_any_step_keeps_what_was_promised(disk, clock, kill):
-    """What `add` returned for is there, once, and what was dropped is not; nothing is invented."""
+def test_a_crash_at_any_step_keeps_the_guarantees(disk, clock, kill):
+    """Each bundle whose `add` returned is there once, no dropped one is, and nothing else."""
     moments = []
     promised, begun, dropped = set(), set(), set()
 

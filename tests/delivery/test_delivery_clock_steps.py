@@ -1,4 +1,4 @@
-"""A wall clock that is set back or forward: retries come when they are due, and nothing is given up early."""
+"""Wall clock steps back and forward: retries run when they are due, and none ends early."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from numbered import bundle_of
 
 from quiver.bundle import BundleRef
-from quiver.delivery.dead_letters import DeadLetters, read_letters
-from quiver.delivery.letter_policy import LetterPolicy
+from quiver.delivery.dead_letter_policy import DeadLetterPolicy
+from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 from quiver.store.reading.retry_set import RetrySet, load_retry_set
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
@@ -31,8 +31,10 @@ def disk(clock: ManualClock) -> CrashFileSystem:
 
 
 @STEPS_S
-def test_a_retry_is_due_when_it_was_due(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
-    """Neither days later nor at once; and `max_elapsed` counts what has really passed."""
+def test_a_clock_step_does_not_change_when_a_retry_is_due(
+    disk: CrashFileSystem, clock: ManualClock, step_s: int
+) -> None:
+    """Neither delayed by days nor immediate; `max_elapsed` counts elapsed time."""
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         retries.failed(A, delay_s=10.0, reason="down")
         clock.step_wall(step_s)
@@ -45,8 +47,8 @@ def test_a_retry_is_due_when_it_was_due(disk: CrashFileSystem, clock: ManualCloc
 
 
 @STEPS_S
-def test_a_restart_after_the_step(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
-    """What was saved since bears the time of the new wall clock."""
+def test_a_restart_after_a_clock_step(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+    """Retries saved after the step have the time of the new wall clock."""
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         retries.failed(A, delay_s=10.0, reason="down")
         clock.step_wall(step_s)
@@ -60,8 +62,12 @@ def test_a_restart_after_the_step(disk: CrashFileSystem, clock: ManualClock, ste
 
 
 @STEPS_S
-def test_a_step_while_nothing_runs(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
-    """Set forward looks like time that passed; set back, the bundle is tried at once. It is never stuck."""
+def test_a_clock_step_while_the_process_is_stopped(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+    """
+    A step forward looks like elapsed time; after a step back, the bundle is retried immediately.
+
+    It is never stuck.
+    """
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         retries.failed(A, delay_s=10.0, reason="down")
     clock.step_wall(step_s)
@@ -70,18 +76,20 @@ def test_a_step_while_nothing_runs(disk: CrashFileSystem, clock: ManualClock, st
 
 
 @STEPS_S
-def test_no_letter_expires_early_or_stays_for_ever(disk: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
-    """`dead_letters.max_age` is measured on the clock that does not step."""
-    settings = LetterPolicy(max_age_s=100.0).settings()
+def test_a_clock_step_does_not_change_when_a_dead_letter_expires(
+    disk: CrashFileSystem, clock: ManualClock, step_s: int
+) -> None:
+    """`dead_letters.max_age` is measured on the monotonic clock."""
+    settings = DeadLetterPolicy(max_age_s=100.0).settings()
     letters = DeadLetters(ROOT, "out", files=disk, clock=clock, background=False, settings=settings)
     letters.add(A, bundle_of(1), reason="no")
     clock.step_wall(step_s)
-    with letters.opened_for_dropping():
+    with letters.open_for_dropping():
         pass
     clock.advance(99)
     letters._opened().maintain()
-    assert [letter.ref for letter in read_letters(disk, ROOT, "out")] == [A]
+    assert [letter.ref for letter in read_dead_letters(disk, ROOT, "out")] == [A]
     clock.advance(2)
     letters._opened().maintain()
-    assert read_letters(disk, ROOT, "out") == []
+    assert read_dead_letters(disk, ROOT, "out") == []
     letters.close()

@@ -1,8 +1,8 @@
 """
-A crash at every step of an exporter that reads in order, its far side failing on and off: nothing is lost, dead letters
-are the poisoned ones, and the disk is freed.
+A crash at every step of an exporter that reads in order from a store, with a destination that fails intermittently.
 
-The query here is Spark's part played by hand: the real source, a checkpoint on the same disk, batches of three.
+Nothing is lost, the poisoned bundles become dead letters, and the disk is freed. The test takes the part of Spark: the
+real source, a checkpoint on the same disk, batches of three bundles.
 """
 
 import json
@@ -13,7 +13,7 @@ from numbered import bundle_of, number_of
 
 from quiver.bundle import BundleRef
 from quiver.delivery.batches import BatchDelivery
-from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
 from quiver.delivery.undelivered import Undelivered
 from quiver.primitives.disk.atomic import replace_file
@@ -36,8 +36,8 @@ POISONED = {4, 9}
 SETTINGS = Settings(delete_grace_s=0.0)
 
 
-class FarSide:
-    """Takes what it is sent when it feels like it; never the poisoned ones."""
+class Destination:
+    """A destination that fails the chosen calls, and always refuses poisoned bundles."""
 
     def __init__(self, failing=()) -> None:
         self.failing = dict.fromkeys(failing, 2)
@@ -55,7 +55,7 @@ class FarSide:
 
 
 class Life:
-    """One life of writer, query and exporter over one disk."""
+    """One run of writer, query and exporter on one disk."""
 
     def __init__(self, disk, clock, far) -> None:
         self.disk, self.clock = disk, clock
@@ -81,7 +81,7 @@ class Life:
         replace_file(self.disk, f"{CHECKPOINT}/{name}", json.dumps(value).encode())
 
     def batch(self):
-        """Run the batch that was planned and not committed, or the next; False when there is none."""
+        """Run the batch that was planned and not committed, or the next one; return False if there is none."""
         committed = self.checkpoint("commits") or self.query.initial()
         planned = self.checkpoint("offsets")
         if planned is None or planned[0] != committed:
@@ -125,8 +125,8 @@ def filled(clock):
 
 
 def finish(disk, clock, has):
-    """Let another life bring it to its end; check what is promised."""
-    far = FarSide()
+    """Complete the work in another life and check the guarantees."""
+    far = Destination()
     life = Life(disk, clock, far)
     life.run(rounds=20)
     assert load_retry_set(disk, ROOT, "out") == ()
@@ -138,16 +138,16 @@ def finish(disk, clock, has):
     assert [name for name in names if parse_segment_name(name) is not None] == [], "the disk is freed"
     life.end()
     assert {*has, *far.has} == set(range(BUNDLES)) - POISONED, "everything arrived"
-    letters = read_letters(disk, ROOT, "out")
+    letters = read_dead_letters(disk, ROOT, "out")
     assert sorted(number_of(letter.bundle) for letter in letters) == sorted(POISONED)
     return far.has
 
 
 def test_without_a_crash_everything_arrives_once():
-    """However often the far side could not take it."""
+    """Regardless of how often the destination failed."""
     clock = ManualClock()
     disk = filled(clock)
-    far = FarSide(failing=(0, 3, 7, 11))
+    far = Destination(failing=(0, 3, 7, 11))
     life = Life(disk, clock, far)
     life.run(rounds=20)
     life.end()
@@ -156,11 +156,11 @@ def test_without_a_crash_everything_arrives_once():
 
 
 @pytest.mark.parametrize("how", ["kill", "power"])
-def test_a_crash_at_any_step(how):
-    """At least once, and of what was delivered only the batch that was running comes again."""
+def test_a_crash_at_any_step_loses_nothing(how):
+    """Delivery is at least once: only the batch that was running is delivered again."""
     clock = ManualClock()
     disk = filled(clock)
-    far = FarSide(failing=(0, 3, 7, 11))
+    far = Destination(failing=(0, 3, 7, 11))
     moments = []
 
     def crash(*_step):
@@ -179,10 +179,10 @@ def test_a_crash_at_any_step(how):
 
 
 def test_a_lost_checkpoint_repeats_at_most_one_batch():
-    """The query goes on where it is acknowledged; what waits in the set is not read again."""
+    """The query resumes at its acknowledged position; bundles in the retry set are not read again."""
     clock = ManualClock()
     disk = filled(clock)
-    far = FarSide()
+    far = Destination()
     far.failing = {0: 100}
     life = Life(disk, clock, far)
     for _ in range(3):

@@ -1,7 +1,4 @@
-"""
-What an exporter delivered and how it failed: the counts, and the report that outlives it, whatever lies in its
-place.
-"""
+"""Counts of deliveries and failures, and the report that survives a restart, whatever is found in its place."""
 
 import errno
 import json
@@ -52,8 +49,8 @@ def stats_at(root, clock, observer=None):
 # ── the bytes ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_page_says_what_the_code_does():
-    """Its example is what is written, its limits and types are those of the code."""
+def test_the_page_matches_the_code():
+    """Its example is the bytes that are written; its limits and types are those of the code."""
     page = PAGE.read_text(encoding="utf-8")
     text = re.findall(r"^```text\n(.*?)\n```", page, re.MULTILINE)[0].encode()
     assert encode_report(REPORT) == text
@@ -86,14 +83,14 @@ def test_the_page_says_what_the_code_does():
         {"last_failure": {"type": "data", "message": "", "at_ns": None}},
     ],
 )
-def test_what_is_no_report_is_damage(changed):
-    """Also where it is JSON text."""
+def test_anything_but_a_report_is_damage(changed):
+    """Even if it is valid JSON."""
     text = json.dumps(json.loads(encode_report(REPORT)) | changed).encode()
     assert isinstance(decode_report(memoryview(text)), Damage)
 
 
-def test_no_bytes_make_it_raise():
-    """Cut anywhere; or a text that nests deeper than any parser goes."""
+def test_decoding_any_bytes_does_not_raise():
+    """Truncated reports, and JSON that nests deeper than a parser allows."""
     text = encode_report(REPORT)
     for end in range(len(text)):
         assert isinstance(decode_report(memoryview(text[:end])), Damage)
@@ -101,14 +98,14 @@ def test_no_bytes_make_it_raise():
         assert isinstance(decode_report(memoryview(bad)), Damage)
 
 
-def test_a_later_version_may_add_members():
-    """They are passed over."""
+def test_unknown_members_are_ignored():
+    """A later version may add members."""
     text = json.dumps(json.loads(encode_report(REPORT)) | {"more": [1]}).encode()
     assert decode_report(memoryview(text)) == Frame(REPORT, len(text))
 
 
-def test_any_message_makes_a_report_that_is_read():
-    """Long, of several lines, with control characters, of characters that take many bytes."""
+def test_any_message_makes_a_readable_report():
+    """Long, with several lines, with control characters, with multi-byte characters."""
     for message in ("a\nb\tc", "\x1b[31m" * 500, "\U0001f40d" * 5000, "", "\ud800", '"' * 400):
         failure = Failure("other", exporter_report.cut_message(message), 1)
         text = encode_report(ExporterReport(None, failure))
@@ -116,8 +113,8 @@ def test_any_message_makes_a_report_that_is_read():
         assert decode_report(memoryview(text)) == Frame(ExporterReport(None, failure), len(text))
 
 
-def test_inspect_tells_it():
-    """In words; junk under that name is damage."""
+def test_inspect_describes_the_report():
+    """Invalid content under that name is damage."""
     told = describe(report_name("out"), memoryview(encode_report(REPORT))).as_dict()
     assert (told["kind"], told["sound"], told["fields"]["is_failing"]) == ("exporter report", True, True)
     assert told["fields"]["failure_message"] == FAILURE.message
@@ -128,8 +125,8 @@ def test_inspect_tells_it():
 # ── the writer ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_counter_begins_at_nothing():
-    """So that a rate sees the first event."""
+def test_every_counter_starts_at_zero():
+    """So that a rate includes the first event."""
     observer = InMemoryObserver()
     ExporterStats("out", observer)
     counted = {(name, dict(attributes).get("type")): value for (name, attributes), value in observer.counts.items()}
@@ -139,8 +136,8 @@ def test_every_counter_begins_at_nothing():
     }
 
 
-def test_what_was_delivered_is_counted(root, clock):
-    """Batches, rows, bytes; failures by type."""
+def test_deliveries_and_failures_are_counted(root, clock):
+    """Batches, rows and bytes; failures by type."""
     observer = InMemoryObserver()
     stats = stats_at(root, clock, observer)
     stats.delivered(7, 100)
@@ -151,8 +148,8 @@ def test_what_was_delivered_is_counted(root, clock):
     assert observer.counts["quiver.exporter.failures_total", (("exporter", "out"), ("type", "denied"))] == 1
 
 
-def test_a_failure_and_its_end_are_written_at_once(root, clock):
-    """And a success among many every few seconds."""
+def test_a_failure_and_the_recovery_are_written_immediately(root, clock):
+    """Repeated successes are written every few seconds."""
     stats = stats_at(root, clock)
     assert load_report(REAL_FILES, root, "out") is None
     stats.delivered(1, 1)
@@ -179,8 +176,8 @@ def test_a_failure_and_its_end_are_written_at_once(root, clock):
     assert load_report(REAL_FILES, root, "out").last_success_at_ns == clock.now_ns()
 
 
-def test_the_last_word_is_written_in_any_case(root, clock):
-    """However soon it comes."""
+def test_the_last_report_is_always_written(root, clock):
+    """Even directly after the previous one."""
     stats = stats_at(root, clock)
     stats.delivered(1, 1)
     stats.save()
@@ -190,8 +187,8 @@ def test_the_last_word_is_written_in_any_case(root, clock):
     assert load_report(REAL_FILES, root, "out").last_success_at_ns == clock.now_ns()
 
 
-def test_another_life_goes_on_with_the_report(root, clock):
-    """A failure is not over because its process ended; what succeeded last is known."""
+def test_a_restart_continues_the_report(root, clock):
+    """A failure is not over because its process ended; the last success is known."""
     stats = stats_at(root, clock)
     stats.delivered(1, 1)
     stats.failed("processor", "boom")
@@ -204,8 +201,8 @@ def test_another_life_goes_on_with_the_report(root, clock):
     assert os.stat(f"{root}/{report_name('out')}").st_mtime_ns == before, "nothing changed"
 
 
-def test_a_clock_that_goes_back_changes_no_order(root):
-    """What came later counts as later."""
+def test_a_clock_set_back_does_not_change_the_order(root):
+    """A later event has a later time."""
     clock = ManualClock(now_ns=2_000_000_000)
     stats = stats_at(root, clock)
     stats.failed("other", "x")
@@ -217,8 +214,8 @@ def test_a_clock_that_goes_back_changes_no_order(root):
     assert stats.report.is_failing
 
 
-def test_all_cores_have_the_report(tmp_path, clock):
-    """One of them is enough to go on from; one that is gone does not matter."""
+def test_every_core_has_the_report(tmp_path, clock):
+    """One report is enough to continue; a removed core does not matter."""
     roots = [str(tmp_path / name) for name in ("core_0", "core_1", "gone")]
     for one in roots[:2]:
         Path(one).mkdir()
@@ -229,8 +226,8 @@ def test_all_cores_have_the_report(tmp_path, clock):
     assert ExporterStats("out", roots=roots, clock=clock).report == stats.report
 
 
-def test_a_full_disk_delays_the_report_alone(root, clock, monkeypatch):
-    """The next look writes it."""
+def test_a_full_disk_only_delays_the_report(root, clock, monkeypatch):
+    """The next save writes it."""
     stats = stats_at(root, clock)
     stats.failed("storage", "full")
 
@@ -246,8 +243,8 @@ def test_a_full_disk_delays_the_report_alone(root, clock, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", ["garbage", "empty", "torn", "huge", "fifo", "directory"])
-def test_whatever_lies_in_its_place_is_said_and_replaced(root, clock, shape):
-    """It never hangs, nothing large is read, and the exporter goes on. A directory stays where it is."""
+def test_anything_in_place_of_the_report_is_reported_and_replaced(root, clock, shape):
+    """Reading it does not block and is bounded, and the exporter continues. A directory is left in place."""
     path = Path(root) / report_name("out")
     if shape == "fifo":
         os.mkfifo(path)

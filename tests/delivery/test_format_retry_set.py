@@ -1,4 +1,7 @@
-"""The bytes of a retry set: golden, whole, cut anywhere, flipped anywhere, with junk behind, from a later version."""
+"""
+The bytes of a retry set: golden, complete, truncated anywhere, flipped anywhere, with trailing junk, of a later
+version.
+"""
 
 import struct
 
@@ -52,16 +55,16 @@ def sealed(body):
     return body + struct.pack("<I", crc32(body))
 
 
-def test_golden():
-    """These bytes and no others, in any order they are given."""
+def test_golden_bytes():
+    """Independent of the order of the entries."""
     assert encode_retry_set(reversed(ENTRIES)) == GOLDEN
     assert decode(GOLDEN) == Frame(ENTRIES, len(GOLDEN))
     assert decode(GOLDEN + b"junk") == Frame(ENTRIES, len(GOLDEN))
     assert decode(encode_retry_set([])) == Frame((), 28)
 
 
-def test_cut_and_flipped():
-    """Every prefix needs more; every flipped byte is found."""
+def test_truncated_and_flipped_bytes_are_found():
+    """Every prefix needs more bytes; every flipped byte is found."""
     for size in range(len(GOLDEN)):
         answer = decode(GOLDEN[:size])
         assert isinstance(answer, NeedMore)
@@ -72,8 +75,8 @@ def test_cut_and_flipped():
         assert not isinstance(decode(bytes(flipped)), Frame), at
 
 
-def test_a_later_version_with_more_fields():
-    """What this version does not know, fields or flags, is skipped."""
+def test_unknown_fields_and_flags_are_skipped():
+    """A later version may have more of them."""
     head = struct.pack("<8sHHH2xI4x", RETRY_MAGIC, 1, 28, 44, 1) + b"more"
     entry = RETRY_ENTRY.pack(7, 3, 2, 5, 6, 2, 0xFE) + b"more" + b"no"
     assert decode(sealed(head + entry)) == Frame((RetryEntry(BundleRef(7, 3), 2, 5, 6, "no"),), 28 + 46 + 4)
@@ -93,8 +96,8 @@ def test_a_later_version_with_more_fields():
         ((RETRY_MAGIC, 1, 24, 40, 2), [(1, 1, 1, 0, 0, 0, 0), (1, 1, 1, 0, 0, 0, 0)], 64, "comes after"),
     ],
 )
-def test_damage_has_a_place(head, entries, offset, reason):
-    """Every length is looked at before it is used."""
+def test_damage_has_an_offset(head, entries, offset, reason):
+    """Every length is checked before it is used."""
     answer = decode(sealed(RETRY_HEADER.pack(*head) + b"".join(RETRY_ENTRY.pack(*one) for one in entries)))
     assert isinstance(answer, Damage)
     assert answer.offset == offset
@@ -102,34 +105,33 @@ def test_damage_has_a_place(head, entries, offset, reason):
 
 
 @given(st.lists(ENTRY, max_size=6, unique_by=lambda entry: entry.ref))
-def test_what_is_written_is_read(entries):
-    """In order of place; text comes back as text."""
+def test_entries_round_trip(entries):
+    """In order of position; text is read back as text."""
     answer = decode(encode_retry_set(entries))
     assert isinstance(answer, Frame)
     assert answer.value == tuple(sorted(entries, key=lambda entry: entry.ref))
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_an_answer(data):
-    """Nothing raises, with or without the magic."""
+def test_decoding_any_bytes_does_not_raise(data):
+    """With or without the magic."""
     decode(data)
     decode(RETRY_MAGIC + data)
 
 
-def test_reasons_are_cut_between_characters():
-    """A long one is read back as text."""
+def test_long_reasons_are_cut_between_characters():
     (entry,) = decode(encode_retry_set([RetryEntry(BundleRef(0, 0), 1, 0, 0, "é" * 300 + "x")])).value
     assert entry.reason == "é" * 256
 
 
-def test_what_could_not_be_read_again_is_not_written():
-    """One bundle twice."""
+def test_an_invalid_set_is_not_encoded():
+    """One with the same bundle twice."""
     with pytest.raises(UsageError):
         encode_retry_set([ENTRIES[0], ENTRIES[0]])
 
 
-def test_it_is_told_to_a_person():
-    """By its name, and by its magic under any other."""
+def test_inspect_describes_a_retry_set():
+    """By its name, or by its magic under any other name."""
     for name in ("quiver.retry.otlp", "copy.bin"):
         told = describe(name, memoryview(GOLDEN))
         assert (told.kind, told.sound, told.fields) == ("retry set", True, {"bundles": 2})

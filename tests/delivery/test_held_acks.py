@@ -1,7 +1,4 @@
-"""
-Acknowledging up to a position and leaving out what is held, against a set of numbers; over restarts, in both
-profiles.
-"""
+"""Acknowledging up to a position except for held bundles, against a model; across restarts, in both profiles."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,8 +27,8 @@ def unresolved(state):
     st.lists(st.tuples(st.sampled_from(ENDS), st.frozensets(st.sampled_from(ALL), max_size=4)), max_size=6),
     st.sampled_from(["spec", "otap"]),
 )
-def test_everything_before_the_position_but_what_is_held(acks, profile):
-    """What was resolved stays so, also when it is held afterwards; a later ack without it resolves what was held."""
+def test_everything_before_the_position_is_acknowledged_except_held_bundles(acks, profile):
+    """A resolved bundle stays resolved even if held later; a later ack that does not hold a bundle resolves it."""
     state, done = SubscriberState(), set()
     for position, held in acks:
         state.resolve_through(position, SEGMENTS, held=held)
@@ -46,8 +43,8 @@ def test_everything_before_the_position_but_what_is_held(acks, profile):
 
 
 @given(st.sampled_from(ENDS), st.frozensets(st.sampled_from(ALL), min_size=1), st.integers(0, len(COUNTS) - 1))
-def test_a_segment_that_is_not_known_holds_all_behind_it(position, held, unknown):
-    """How many bundles it has cannot be said, so nothing from there on is resolved while one of it is held."""
+def test_an_unknown_segment_holds_everything_after_it(position, held, unknown):
+    """Its number of bundles is unknown, so nothing from there on is resolved while one of its bundles is held."""
     segments = Segments(ref for ref in SEGMENTS if ref.seq != unknown)
     state = SubscriberState()
     state.resolve_through(position, segments, held=held)

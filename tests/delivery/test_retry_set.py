@@ -1,4 +1,4 @@
-"""The durable retry set: what was saved survives anything, what was not is tried once more; nobody else changes it."""
+"""The durable retry set: saved entries survive any crash, unsaved ones are tried once more, and it has one writer."""
 
 import pytest
 
@@ -36,8 +36,8 @@ def overwrite(disk, data):
     file.close()
 
 
-def test_attempts_and_times_outlive_the_process(disk, clock):
-    """The count goes on, the first failure keeps its time, the next try is due when it was due."""
+def test_attempts_and_times_survive_a_restart(disk, clock):
+    """The count continues, and the first failure and the next retry keep their times."""
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         first = retries.failed(A, delay_s=10.0, reason="down")
         retries.failed(B, delay_s=1.0, reason="down")
@@ -53,7 +53,7 @@ def test_attempts_and_times_outlive_the_process(disk, clock):
 
 
 def test_nothing_is_written_before_save(disk, clock):
-    """And nothing when nothing changed."""
+    """Nor by a save without changes."""
     retries = RetrySet.open(disk, ROOT, "out", clock=clock)
     retries.failed(A, delay_s=1.0, reason="down")
     assert load_retry_set(disk, ROOT, "out") == ()
@@ -65,8 +65,8 @@ def test_nothing_is_written_before_save(disk, clock):
     assert load_retry_set(disk, ROOT, "out") == ()
 
 
-def test_one_exporter_changes_it(disk, clock):
-    """Anybody reads it; a second writer is refused until the first has let go."""
+def test_a_retry_set_has_one_writer(disk, clock):
+    """Any process may read it; a second writer is refused until the first one closes it."""
     retries = RetrySet.open(disk, ROOT, "out", clock=clock)
     with pytest.raises(DirectoryInUseError, match="retries of out"):
         RetrySet.open(disk, ROOT, "out", clock=clock)
@@ -75,8 +75,8 @@ def test_one_exporter_changes_it(disk, clock):
     RetrySet.open(disk, ROOT, "out", clock=clock).close()
 
 
-def test_it_takes_no_more_than_it_holds(disk, clock):
-    """What is in may fail again; what is new is refused, and finds room when another is delivered."""
+def test_a_full_set_refuses_new_bundles(disk, clock):
+    """Those in the set may fail again; a new one is accepted when another was delivered."""
     retries = RetrySet.open(disk, ROOT, "out", clock=clock, entries_max=2)
     for ref in (A, B, A):
         retries.failed(ref, delay_s=1.0, reason="down")
@@ -87,8 +87,8 @@ def test_it_takes_no_more_than_it_holds(disk, clock):
     retries.failed(C, delay_s=1.0, reason="down")
 
 
-def test_a_disk_that_refuses_loses_nothing(disk, clock):
-    """What was not written is written by the next save."""
+def test_a_failed_save_loses_nothing(disk, clock):
+    """The next save writes the changes."""
     files = FaultFileSystem(disk)
     retries = RetrySet.open(files, ROOT, "out", clock=clock)
     retries.failed(A, delay_s=1.0, reason="down")
@@ -101,7 +101,7 @@ def test_a_disk_that_refuses_loses_nothing(disk, clock):
 
 
 def test_a_crash_at_any_step_leaves_the_state_before_or_after(disk, clock):
-    """Never neither, and never a mixture; after save, the state after."""
+    """Never a mixture; after a save, the state after."""
     retries = RetrySet.open(disk, ROOT, "out", clock=clock)
     retries.failed(A, delay_s=1.0, reason="down")
     retries.save()
@@ -121,8 +121,8 @@ def test_a_crash_at_any_step_leaves_the_state_before_or_after(disk, clock):
 
 
 @pytest.mark.parametrize("data", [b"not one", b"QUIVER\0R\1\0", b""])
-def test_a_damaged_set_begins_anew(disk, clock, data):
-    """The bytes are kept; where a reader in order relies on it, all that is not resolved is held."""
+def test_a_damaged_set_is_replaced(disk, clock, data):
+    """Its bytes are kept; if a reader in order relies on it, all unresolved bundles are held."""
     overwrite(disk, data)
     with pytest.raises(CorruptionError):
         load_retry_set(disk, ROOT, "out")
@@ -138,8 +138,8 @@ def test_a_damaged_set_begins_anew(disk, clock, data):
         assert len(retries) == 0
 
 
-def test_a_damaged_set_before_a_long_backlog_begins_anew_too(disk, clock):
-    """With the oldest; those behind have not been read yet."""
+def test_a_damaged_set_with_a_long_backlog_is_replaced(disk, clock):
+    """With the oldest bundles; later ones were not read yet."""
     overwrite(disk, b"not one")
     backlog = [BundleRef(segment, index) for segment in (2, 1) for index in range(40_000)]
     with RetrySet.open(disk, ROOT, "out", unresolved=lambda: backlog, clock=clock):
@@ -147,8 +147,8 @@ def test_a_damaged_set_before_a_long_backlog_begins_anew_too(disk, clock):
     assert [entry.ref for entry in load_retry_set(disk, ROOT, "out")] == sorted(backlog)[:RETRY_ENTRIES_MAX]
 
 
-def test_who_acknowledges_in_order_sees_what_is_held(disk, clock):
-    """The newest set that was saved; without a file nothing is held. It is read again only when it changed."""
+def test_a_reader_in_order_sees_the_held_bundles(disk, clock):
+    """Those of the last save; without a file none. The file is read again only if it changed."""
     held = HeldBundles(disk, ROOT, "out")
     assert (held.look(), held.refs) == (False, frozenset())
     retries = RetrySet.open(disk, ROOT, "out", clock=clock)
@@ -164,7 +164,7 @@ def test_who_acknowledges_in_order_sees_what_is_held(disk, clock):
 
 
 def test_a_halt_lasts_until_the_set_is_opened_again(disk, clock):
-    """Who opens it is the exporter that was started again: the bundle is due, and the file says so when it is saved."""
+    """Opening means that the exporter was restarted: the bundle is due, and the next save records it."""
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         retries.failed(A, delay_s=0.0, reason="HTTP 400", is_halted=True)
     assert [entry.is_halted for entry in load_retry_set(disk, ROOT, "out")] == [True]
@@ -174,8 +174,8 @@ def test_a_halt_lasts_until_the_set_is_opened_again(disk, clock):
         assert [entry.is_halted for entry in load_retry_set(disk, ROOT, "out")] == [False]
 
 
-def test_a_clock_that_was_set_back_makes_nobody_wait(disk, clock):
-    """What failed in the future is due now."""
+def test_an_entry_from_the_future_is_due_now(disk, clock):
+    """The wall clock may have been set back."""
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         retries.failed(A, delay_s=5.0, reason="down")
     earlier = ManualClock(now_ns=clock.now_ns() - 86_400_000_000_000)
@@ -184,8 +184,8 @@ def test_a_clock_that_was_set_back_makes_nobody_wait(disk, clock):
         assert retries.elapsed_s(A) == 0.0
 
 
-def test_once_closed_it_writes_nothing(disk, clock):
-    """The file may be somebody else's by then."""
+def test_a_closed_set_writes_nothing(disk, clock):
+    """Another process may own the file by then."""
     retries = RetrySet.open(disk, ROOT, "out", clock=clock)
     retries.close()
     retries.failed(A, delay_s=5.0, reason="down")
@@ -193,16 +193,16 @@ def test_once_closed_it_writes_nothing(disk, clock):
     assert load_retry_set(disk, ROOT, "out") == ()
 
 
-def test_it_goes_with_its_subscriber(disk, clock):
-    """A namesake begins without it."""
+def test_the_set_is_removed_with_its_subscriber(disk, clock):
+    """A new subscriber of the same name starts without it."""
     with RetrySet.open(disk, ROOT, "out", clock=clock) as retries:
         retries.failed(A, delay_s=1.0, reason="down")
     delete(disk, ROOT, "out")
     assert load_retry_set(disk.clone_after_crash(0), ROOT, "out") == ()
 
 
-def test_in_memory_it_is_the_same_without_a_file(clock):
-    """For an exporter whose attempts need not outlive it."""
+def test_a_set_in_memory_behaves_the_same(clock):
+    """For an exporter whose attempts need not survive a restart."""
     retries = RetrySet(clock=clock)
     retries.failed(A, delay_s=1.0, reason="down")
     assert (retries.save(), retries.path, A in retries) == (False, None, True)
@@ -220,7 +220,7 @@ def test_in_memory_it_is_the_same_without_a_file(clock):
         ((5, 0), [(2, 1)], (2, 1)),
     ],
 )
-def test_a_batch_that_was_not_committed_may_ask_again(position, held, expected):
-    """Directly before the position, over segments and gaps of them; nothing that is resolved comes with it."""
+def test_before_held_steps_back_over_held_bundles(position, held, expected):
+    """Across segments and gaps between them; it stops before the first resolved bundle."""
     segments = [SegmentRef(0, 4), SegmentRef(1, 0), SegmentRef(2, 2)]
     assert before_held(BundleRef(*position), {BundleRef(*one) for one in held}, segments) == BundleRef(*expected)

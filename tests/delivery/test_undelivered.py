@@ -1,4 +1,4 @@
-"""What becomes of a bundle that was not delivered: it waits, it is kept aside, it is dropped, or all stops."""
+"""Undelivered bundles: retried, stored as dead letters, dropped, or the exporter halts."""
 
 from random import Random
 
@@ -7,8 +7,8 @@ from numbered import bundle_of, number_of
 
 from quiver.bundle import BundleRef
 from quiver.delivery.batches import BatchDelivery, read_stored
-from quiver.delivery.dead_letters import DeadLetters, read_letters
-from quiver.delivery.policy import Again, Delivered, GiveUp, Permanent, RetryPolicy, Transient
+from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
+from quiver.delivery.policy import Delivered, Exhausted, Permanent, Retry, RetryPolicy, Transient
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import BundleUnavailableError, CapacityError, DeliveryHaltedError, UsageError
 from quiver.observe import InMemoryObserver
@@ -25,7 +25,7 @@ A, B = BundleRef(0, 0), BundleRef(0, 1)
 
 
 class Rig:
-    """A store with one sealed segment of five bundles, and what stands between it and a far side."""
+    """A store with one sealed segment of five bundles, and its undelivered bundles."""
 
     def __init__(self, *, entries_max=100, **policy) -> None:
         self.clock = ManualClock()
@@ -64,7 +64,9 @@ class Rig:
         return {entry.ref.index: entry.attempts for entry in load_retry_set(self.disk, ROOT, "out")}
 
     def letters(self):
-        return [(letter.ref.index, letter.reason, letter.attempts) for letter in read_letters(self.disk, ROOT, "out")]
+        return [
+            (letter.ref.index, letter.reason, letter.attempts) for letter in read_dead_letters(self.disk, ROOT, "out")
+        ]
 
     def given_up(self):
         counts = self.observer.counts.items()
@@ -78,55 +80,51 @@ def rig():
     return Rig(max_attempts=3)
 
 
-def test_what_fails_waits_durably(rig):
-    """The attempts are counted on the disk before the answer."""
-    assert [rig.fail(A, DOWN), rig.fail(A, DOWN)] == [Again(1.0), Again(2.0)]
+def test_failed_bundles_are_saved_before_the_verdict(rig):
+    assert [rig.fail(A, DOWN), rig.fail(A, DOWN)] == [Retry(1.0), Retry(2.0)]
     assert rig.waiting() == {0: 2}
     rig.undelivered.resolved(A)
     rig.undelivered.save()
     assert rig.waiting() == {}
 
 
-def test_what_is_used_up_is_a_letter_before_it_is_given_up(rig):
-    """With its attempts, and when they began; it stays in the set until it is acknowledged."""
+def test_an_exhausted_bundle_is_a_dead_letter_before_the_verdict(rig):
+    """With its attempts and the first failure; it stays in the retry set until it is acknowledged."""
     began = rig.clock.now_ns()
     for _ in range(2):
         rig.fail(A, DOWN)
         rig.clock.advance(5.0)
     verdict = rig.fail(A, DOWN, bundle_of(0))
-    assert isinstance(verdict, GiveUp)
-    (letter,) = read_letters(rig.disk.clone_after_crash(0), ROOT, "out")
+    assert isinstance(verdict, Exhausted)
+    (letter,) = read_dead_letters(rig.disk.clone_after_crash(0), ROOT, "out")
     assert (letter.attempts, letter.first_failed_at_ns, letter.bundle) == (3, began, bundle_of(0))
     assert rig.waiting() == {0: 2}
     assert rig.given_up() == {"dead_letter": 1}
 
 
-def test_refused_for_good_needs_no_attempts(rig):
-    """It is told with the reason that the far side gave."""
-    assert rig.fail(A, REFUSED, bundle_of(0)) == GiveUp("dead_letter", "HTTP 400: no")
+def test_a_permanent_refusal_is_a_dead_letter_immediately(rig):
+    """With the reason of the destination."""
+    assert rig.fail(A, REFUSED, bundle_of(0)) == Exhausted("dead_letter", "HTTP 400: no")
     assert rig.letters() == [(0, "HTTP 400: no", 1)]
 
 
-def test_nothing_is_given_up_without_its_letter(rig):
-    """A disk that refuses the letter makes the bundle wait; then it is tried again, and kept."""
+def test_a_bundle_is_retried_if_its_dead_letter_cannot_be_written(rig):
     rig.files.fail_on("create")
-    assert rig.fail(A, REFUSED, bundle_of(0)) == Again(1.0)
+    assert rig.fail(A, REFUSED, bundle_of(0)) == Retry(1.0)
     assert (rig.letters(), rig.given_up(), rig.waiting()) == ([], {}, {0: 1})
     rig.files.heal()
-    assert isinstance(rig.fail(A, REFUSED, bundle_of(0)), GiveUp)
+    assert isinstance(rig.fail(A, REFUSED, bundle_of(0)), Exhausted)
     assert rig.letters() == [(0, "HTTP 400: no", 2)]
 
 
-def test_dropping_is_counted():
-    """And leaves no letter."""
+def test_drop_counts_and_stores_no_dead_letter():
     rig = Rig(on_exhausted="drop")
-    assert rig.fail(A, REFUSED) == GiveUp("drop", "HTTP 400: no")
+    assert rig.fail(A, REFUSED) == Exhausted("drop", "HTTP 400: no")
     assert (rig.given_up(), rig.letters()) == ({"drop": 1}, [])
 
 
-def test_dead_letters_need_a_place():
-    """Otherwise the policy could not be kept."""
-    with pytest.raises(UsageError, match="dead letters"):
+def test_the_dead_letter_policy_needs_dead_letters():
+    with pytest.raises(UsageError, match="DeadLetters"):
         Undelivered("out", RetryPolicy())
 
 
@@ -138,8 +136,8 @@ def try_batch(rig, *indexes):
     rig.batches.settle((ref, rig.batches.try_one(ref)) for ref in refs if not rig.batches.is_held(ref))
 
 
-def test_one_sick_bundle_holds_up_nothing(rig):
-    """It waits in the set, the others are delivered; it is drained when its time has come, and not before."""
+def test_one_failing_bundle_does_not_block_others(rig):
+    """It is in the retry set and is drained when it is due, not before; the others are delivered."""
     rig.answers[1] = DOWN
     try_batch(rig, 0, 1, 2)
     assert (rig.sent, rig.waiting()) == ([0, 1, 2], {1: 1})
@@ -151,8 +149,8 @@ def test_one_sick_bundle_holds_up_nothing(rig):
     assert (rig.batches.drain(), rig.waiting(), rig.sent[-1]) == (1, {}, 1)
 
 
-def test_an_exception_is_an_answer(rig):
-    """Of whatever kind: it may pass, and is used up in the end."""
+def test_an_exception_is_a_transient_failure(rig):
+    """It is retried until retries are used up."""
     rig.answers[0] = RuntimeError("a client's own")
     try_batch(rig, 0, 1)
     for _ in range(3):
@@ -162,8 +160,8 @@ def test_an_exception_is_an_answer(rig):
     assert rig.waiting() == {}
 
 
-def test_a_far_side_that_is_down_is_asked_once_a_round():
-    """The others would only be told the same; when it is up again, all go."""
+def test_a_destination_that_is_down_is_tried_once_a_round():
+    """When it is up again, all bundles are delivered."""
     rig = Rig()
     rig.answers = dict.fromkeys(range(5), DOWN)
     try_batch(rig, 0, 1, 2, 3, 4)
@@ -175,7 +173,7 @@ def test_a_far_side_that_is_down_is_asked_once_a_round():
 
 
 def test_a_full_set_stops_the_batch():
-    """It may not be committed; what is in the set is on the disk."""
+    """It must not be committed; the set is on disk."""
     rig = Rig(entries_max=2)
     rig.answers = dict.fromkeys(range(5), DOWN)
     with pytest.raises(CapacityError):
@@ -184,7 +182,7 @@ def test_a_full_set_stops_the_batch():
 
 
 def test_halt_stops_the_batch():
-    """The reason goes with it; the bundle is neither delivered nor given up."""
+    """The error has the reason; the bundle is neither delivered nor dropped."""
     rig = Rig(on_exhausted="halt")
     rig.answers[1] = REFUSED
     with pytest.raises(DeliveryHaltedError, match=r"out stopped at bundle 0:1: HTTP 400: no"):
@@ -193,15 +191,14 @@ def test_halt_stops_the_batch():
     assert [entry.is_halted for entry in load_retry_set(rig.disk, ROOT, "out")] == [True], "for whoever looks"
 
 
-def test_halt_needs_no_room_in_the_set():
-    """All stops, noted or not."""
+def test_halt_works_with_a_full_set():
     rig = Rig(entries_max=1, on_exhausted="halt")
     rig.fail(A, DOWN)
-    assert rig.fail(B, REFUSED) == GiveUp("halt", "HTTP 400: no")
+    assert rig.fail(B, REFUSED) == Exhausted("halt", "HTTP 400: no")
 
 
-def test_what_policy_dropped_leaves_the_set(rig):
-    """There is nothing left to deliver; that it went is counted where it was dropped."""
+def test_removed_bundles_leave_the_set(rig):
+    """Nothing is left to deliver; the removal was counted where it happened."""
     rig.answers[1] = DOWN
     try_batch(rig, 0, 1)
     for name in rig.disk.list_dir(f"{ROOT}/segments"):

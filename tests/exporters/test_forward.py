@@ -8,7 +8,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from fake_far_side import FakeSender, FakeSource, otlp_bundle
+from fake_destination import FakeSender, FakeSource, otlp_bundle
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 import quiver

@@ -4,10 +4,10 @@ import threading
 from random import Random
 
 import pytest
-from fake_far_side import FakeSender, otlp_bundle
+from fake_destination import FakeSender, otlp_bundle
 
 from quiver.bundle import Bundle
-from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 from quiver.delivery.policy import RetryPolicy
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import CapacityError
@@ -85,7 +85,7 @@ class Rig:
         return [entry.attempts for entry in load_retry_set(self.disk, ROOT, "out")]
 
     def letters(self):
-        return [(letter.reason, letter.bundle) for letter in read_letters(self.disk, ROOT, "out")]
+        return [(letter.reason, letter.bundle) for letter in read_dead_letters(self.disk, ROOT, "out")]
 
 
 def test_attempts_go_on_counting_after_a_kill():

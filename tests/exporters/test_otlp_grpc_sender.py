@@ -8,7 +8,7 @@ import threading
 
 import grpc
 import pytest
-from fake_far_side import GrpcFarSide
+from fake_destination import FakeGrpcDestination
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -28,8 +28,8 @@ RETRIED = {
 def sender_to():
     made = []
 
-    def make(far_side, **how):
-        port = far_side if isinstance(far_side, int) else far_side.port
+    def make(destination, **how):
+        port = destination if isinstance(destination, int) else destination.port
         how = {"endpoint": f"http://127.0.0.1:{port}", "timeout_s": 20.0, **how}
         made.append(OtlpGrpcSender(ExporterSettings(**how)))
         return made[-1]
@@ -49,7 +49,7 @@ def free_port() -> int:
 def test_requests_of_all_signals_arrive_as_they_are(sender_to, compression):
     """Also large ones, with their headers, to the service of their signal."""
     data = bytes(range(256)) * 20_000
-    with GrpcFarSide() as far:
+    with FakeGrpcDestination() as far:
         sender = sender_to(far, compression_method=compression, headers={"Authorization": "Bearer x"})
         for signal in ("logs", "traces", "metrics"):
             assert sender.send(signal, data[:100]) == Reply("confirmed")
@@ -64,7 +64,7 @@ def test_requests_of_all_signals_arrive_as_they_are(sender_to, compression):
 
 def test_a_batch_id_goes_with_its_request(sender_to):
     """Beside the headers of the settings; without one nothing is sent."""
-    with GrpcFarSide() as far:
+    with FakeGrpcDestination() as far:
         sender = sender_to(far, headers={"Authorization": "Bearer x"})
         sender.send("logs", b"a", "store/1:2/0")
         sender.send("logs", b"a")
@@ -78,7 +78,7 @@ def test_a_batch_id_goes_with_its_request(sender_to):
 def test_every_code_is_understood(sender_to):
     """One connection, sixteen refusals."""
     codes = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
-    with GrpcFarSide(*((code, f"said {code.name}", ()) for code in codes)) as far:
+    with FakeGrpcDestination(*((code, f"said {code.name}", ()) for code in codes)) as far:
         sender = sender_to(far)
         replies = {code.name: sender.send("logs", b"x") for code in codes}
 
@@ -98,7 +98,7 @@ def test_retry_info_and_partial_success_are_read(sender_to):
     partial.partial_success.rejected_spans = 3
     partial.partial_success.error_message = "too old"
     exhausted = (grpc.StatusCode.RESOURCE_EXHAUSTED, "full", metadata)
-    with GrpcFarSide(exhausted, partial.SerializeToString()) as far:
+    with FakeGrpcDestination(exhausted, partial.SerializeToString()) as far:
         sender = sender_to(far)
         assert sender.send("traces", b"x") == Reply("retry", "RESOURCE_EXHAUSTED", "full", 1.5)
         assert sender.send("traces", b"x") == Reply("confirmed", "PARTIAL_SUCCESS", "too old", rejected_items=3)
@@ -111,7 +111,7 @@ def test_a_far_side_that_is_down_and_then_up(sender_to):
     down = sender.send("logs", b"x")
     assert (down.outcome, down.reason) == ("retry", "UNAVAILABLE")
     pause = threading.Event()
-    with GrpcFarSide(port=port) as far:
+    with FakeGrpcDestination(port=port) as far:
         for _ in range(200):
             if sender.send("logs", b"x").outcome == "confirmed":
                 break
@@ -121,7 +121,7 @@ def test_a_far_side_that_is_down_and_then_up(sender_to):
 
 def test_a_far_side_that_does_not_answer_is_a_timeout(sender_to):
     """After `timeout_s`."""
-    with GrpcFarSide() as far:
+    with FakeGrpcDestination() as far:
         far.gate = threading.Event()
         reply = sender_to(far, timeout_s=0.2).send("logs", b"x")
 
@@ -130,7 +130,7 @@ def test_a_far_side_that_does_not_answer_is_a_timeout(sender_to):
 
 def test_closing_ends_what_is_on_its_way(sender_to):
     """And what is sent afterwards; never as a refusal."""
-    with GrpcFarSide() as far:
+    with FakeGrpcDestination() as far:
         far.gate = threading.Event()
         sender = sender_to(far)
         replies = []
@@ -156,7 +156,7 @@ def _credentials(files, *, mutual=False):
 
 def test_tls_is_spoken_to_whom_is_trusted(sender_to, certificates):
     """With our own authority; without it the far side is not trusted, and the data is kept."""
-    with GrpcFarSide(credentials=_credentials(certificates)) as far:
+    with FakeGrpcDestination(credentials=_credentials(certificates)) as far:
         endpoint = f"127.0.0.1:{far.port}"
         assert sender_to(far, endpoint=endpoint, ca_file=certificates["ca"]).send("logs", b"x") == Reply("confirmed")
         assert sender_to(far, endpoint=f"https://{endpoint}").send("logs", b"x").outcome == "retry"
@@ -168,7 +168,7 @@ def test_tls_is_spoken_to_whom_is_trusted(sender_to, certificates):
 def test_a_certificate_is_shown_to_whom_asks_for_one(sender_to, certificates):
     """Mutual TLS: with the certificate it goes, without it is kept."""
     own = {"cert_file": certificates["client"], "key_file": certificates["client_key"]}
-    with GrpcFarSide(credentials=_credentials(certificates, mutual=True)) as far:
+    with FakeGrpcDestination(credentials=_credentials(certificates, mutual=True)) as far:
         how = {"endpoint": f"https://127.0.0.1:{far.port}", "ca_file": certificates["ca"]}
         assert sender_to(far, **how, **own).send("logs", b"x") == Reply("confirmed")
         assert sender_to(far, **how).send("logs", b"x").outcome == "retry"

@@ -7,7 +7,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from fake_far_side import http_far_side
+from fake_destination import fake_http_destination
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
@@ -34,7 +34,7 @@ def sender_to():
 
 def test_requests_of_all_signals_arrive_on_one_connection(sender_to):
     """At the path of their signal, below that of the endpoint."""
-    with http_far_side() as far:
+    with fake_http_destination() as far:
         sender = sender_to(far.server_port, "/base/", headers={"X-Token": "t"})
         for signal in ("logs", "traces", "metrics"):
             assert sender.send(signal, b"data of " + signal.encode()) == Reply("confirmed")
@@ -49,7 +49,7 @@ def test_requests_of_all_signals_arrive_on_one_connection(sender_to):
 
 def test_a_batch_id_goes_with_its_request(sender_to):
     """Beside the headers of the settings; without one nothing is sent."""
-    with http_far_side() as far:
+    with fake_http_destination() as far:
         sender = sender_to(far.server_port, headers={"X-Token": "t"})
         sender.send("logs", b"a", "store/1:2/0")
         sender.send("logs", b"a")
@@ -63,7 +63,7 @@ def test_a_batch_id_goes_with_its_request(sender_to):
 def test_gzip_is_said_and_done(sender_to):
     """The body is compressed, and the same bytes each time."""
     data = b"0123456789" * 10_000
-    with http_far_side() as far:
+    with fake_http_destination() as far:
         sender = sender_to(far.server_port, compression_method="gzip")
         sender.send("logs", data)
         sender.send("logs", data)
@@ -80,7 +80,7 @@ def test_every_status_is_understood(sender_to, status):
     """With what the far side says, and when to come back; the connection is used again."""
     body = Status(message="because").SerializeToString()
     answer = (status, {"Retry-After": "3", "Location": "http://127.0.0.1:1/"}, body)
-    with http_far_side(answer) as far:
+    with fake_http_destination(answer) as far:
         sender = sender_to(far.server_port)
         reply = sender.send("logs", b"x")
         assert sender.send("logs", b"x") == Reply("confirmed")
@@ -94,7 +94,7 @@ def test_every_status_is_understood(sender_to, status):
 def test_a_web_page_is_no_confirmation(sender_to):
     """A portal that answers everything with 200 has not kept the data."""
     page = (200, {"Content-Type": "text/html; charset=utf-8"}, b"<html>welcome</html>")
-    with http_far_side(page, (200, {"Content-Type": "application/json"}, b"{}")) as far:
+    with fake_http_destination(page, (200, {"Content-Type": "application/json"}, b"{}")) as far:
         sender = sender_to(far.server_port)
         assert (sender.send("logs", b"x").reason, sender.send("logs", b"x")) == ("NOT_OTLP", Reply("confirmed"))
 
@@ -103,13 +103,13 @@ def test_partial_success_is_read(sender_to):
     """From the response's body."""
     response = ExportLogsServiceResponse()
     response.partial_success.rejected_log_records = 4
-    with http_far_side((200, {}, response.SerializeToString())) as far:
+    with fake_http_destination((200, {}, response.SerializeToString())) as far:
         assert sender_to(far.server_port).send("logs", b"x").rejected_items == 4
 
 
 def test_a_kept_connection_that_was_closed_meanwhile_is_made_anew(sender_to):
     """The far side closes idle connections: that is no failure."""
-    with http_far_side((200, {}, b""), None) as far:
+    with fake_http_destination((200, {}, b""), None) as far:
         sender = sender_to(far.server_port)
         assert sender.send("logs", b"one") == Reply("confirmed")
         assert sender.send("logs", b"two") == Reply("confirmed")
@@ -119,7 +119,7 @@ def test_a_kept_connection_that_was_closed_meanwhile_is_made_anew(sender_to):
 
 def test_a_new_connection_that_breaks_is_to_be_sent_again(sender_to):
     """Once: whether the far side has it nobody knows."""
-    with http_far_side(None) as far:
+    with fake_http_destination(None) as far:
         reply = sender_to(far.server_port).send("logs", b"x")
 
     assert (reply.outcome, reply.reason) == ("retry", "CONNECTION")
@@ -233,7 +233,7 @@ def test_tls_and_certificates(sender_to, certificates):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates["server"], certificates["server_key"])
     own = {"cert_file": certificates["client"], "key_file": certificates["client_key"]}
-    with http_far_side(tls=context) as far:
+    with fake_http_destination(tls=context) as far:
         how = {"scheme": "https", "ca_file": certificates["ca"]}
         assert sender_to(far.server_port, **how).send("logs", b"x") == Reply("confirmed")
         assert sender_to(far.server_port, scheme="https").send("logs", b"x").reason == "CONNECTION"

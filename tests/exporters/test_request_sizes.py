@@ -8,12 +8,12 @@ import threading
 from random import Random
 
 import pytest
-from fake_far_side import FakeSender, FakeSource, GrpcFarSide, http_far_side, otlp_bundle
+from fake_destination import FakeGrpcDestination, FakeSender, FakeSource, fake_http_destination, otlp_bundle
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 import quiver
 from quiver.bundle import Bundle
-from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 from quiver.delivery.policy import Delivered, RetryPolicy
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import SettingsError
@@ -117,7 +117,7 @@ def sent(sender: FakeSender) -> list[bytes]:
 def test_six_megabytes_reach_a_grpc_server_with_default_limits():
     """It takes 4 MiB; what was confirmed to the sender is not given up for that."""
     wanted = texts(30_000, 200)
-    with GrpcFarSide() as far:
+    with FakeGrpcDestination() as far:
         sender = OtlpGrpcSender(ExporterSettings(f"http://127.0.0.1:{far.port}"))
         rig = Rig(sender, otlp_bundle(logs(*wanted)))
         assert rig.run() == {0: "acked"}
@@ -133,7 +133,7 @@ def test_six_megabytes_reach_a_grpc_server_with_default_limits():
 def test_the_limit_is_learned_from_a_grpc_server():
     """One refusal says how much it takes; the next request is divided before it is sent."""
     wanted = [texts(12_000, 200, name) for name in "ab"]
-    with GrpcFarSide(bytes_max=MIB) as far:
+    with FakeGrpcDestination(bytes_max=MIB) as far:
         sender = OtlpGrpcSender(ExporterSettings(f"http://127.0.0.1:{far.port}"))
         rig = Rig(sender, *(otlp_bundle(logs(*one)) for one in wanted))
         assert rig.run() == {0: "acked", 1: "acked"}
@@ -148,7 +148,7 @@ def test_the_limit_is_learned_from_a_grpc_server():
 def test_the_limit_is_learned_from_an_http_server(answer):
     """It says no size: half as much is sent, and that is the limit from then on."""
     wanted = texts(100, 1000)
-    with http_far_side(answer) as far:
+    with fake_http_destination(answer) as far:
         sender = OtlpHttpSender(ExporterSettings(f"http://127.0.0.1:{far.server_port}", protocol="http"))
         rig = Rig(sender, otlp_bundle(logs(*wanted)), otlp_bundle(logs(*wanted)))
         assert rig.run() == {0: "acked", 1: "acked"}
@@ -210,7 +210,7 @@ def test_one_record_that_is_too_large_becomes_a_dead_letter_alone(tmp_path):
     forwarder = BundleForwarder(source, sender, undelivered=undelivered, clock=clock)
     while forwarder.forward_one():
         pass
-    (letter,) = read_letters(files, "/store", "out")
+    (letter,) = read_dead_letters(files, "/store", "out")
 
     assert bodies(*(one for one in sent(sender) if len(one) <= 40_000)) == [one for one in wanted if one != huge] + [
         "next"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from far_side import far_side, rows, value
+from destination import destination, rows, value
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "otel_sdk.py"
 
@@ -27,7 +27,7 @@ def test_the_example_runs_twice(tmp_path):
     assert (int(first[1]) > 0, first[2]) == (True, "0")
     assert int(first[3]) > 0
     assert first[4].startswith("the far side: UNAVAILABLE")
-    with far_side(tmp_path / "far") as receiver:
+    with destination(tmp_path / "far") as receiver:
         second = run(tmp_path / "local", receiver.port)
     assert (second[3], second[4]) == ("0", "")
     numbers = [value(row["attributes"], "order.number") for row in rows(tmp_path / "far", "spans")]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from far_side import far_side, rows, value
+from destination import destination, rows, value
 from opentelemetry._logs import LogRecord
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor, LogRecordExportResult
@@ -95,7 +95,7 @@ def ids(found):
 def test_all_three_signals_arrive(tmp_path, protocol):
     """Through one store that the three exporters and the forwarder share."""
     path = tmp_path / "local"
-    with far_side(tmp_path / "far", protocol=protocol) as receiver:
+    with destination(tmp_path / "far", protocol=protocol) as receiver:
         endpoint = ExporterSettings(f"http://127.0.0.1:{receiver.port}", protocol=protocol, compression_method="gzip")
         with Forwarder(path, endpoint) as forwarder:
             traces = TracerProvider(resource=RESOURCE)
@@ -144,7 +144,7 @@ def test_an_export_succeeds_while_the_far_side_is_down_and_arrives_when_it_is_up
     with Forwarder(path, to) as forwarder:
         exporter = QuiverSpanExporter(path)
         assert exporter.export(spans[30:]) is SpanExportResult.SUCCESS
-        with far_side(tmp_path / "far", port=port):
+        with destination(tmp_path / "far", port=port):
             assert forwarder.drain(30.0)
             exporter.shutdown()
             assert forwarder.stop() == 0
@@ -172,7 +172,7 @@ def test_a_full_store_refuses_within_the_timeout_and_says_how_much_it_lost(tmp_p
     assert [record.message for record in caplog.records if record.name == "quiver.otel"] == [
         message for message in [caplog.records[0].message] if "traces are being dropped: at capacity" in message
     ]
-    with far_side(tmp_path / "far") as receiver, Forwarder(path, f"http://127.0.0.1:{receiver.port}") as forwarder:
+    with destination(tmp_path / "far") as receiver, Forwarder(path, f"http://127.0.0.1:{receiver.port}") as forwarder:
         assert forwarder.drain(60.0)
         assert exporter.export(spans_of(1, first=99)) is SpanExportResult.SUCCESS
         assert forwarder.drain(60.0)
@@ -469,7 +469,7 @@ def test_without_the_extra_it_is_said_what_to_install(module):
 
 def test_a_program_that_just_ends_has_sent_everything(tmp_path):
     """No shutdown and no stop: what the SDK flushes at the end is sent by the forwarder that was made before it."""
-    with far_side(tmp_path / "far") as receiver:
+    with destination(tmp_path / "far") as receiver:
         argv = [
             sys.executable,
             "-W",

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from far_side import far_side, rows, value
+from destination import destination, rows, value
 
 from quiver.otel import ExporterSettings, Forwarder
 from quiver.primitives.backoff import Backoff
@@ -43,10 +43,10 @@ def run(tmp_path, lives, items_max, random):
             # The far side is down for this life of the application.
             confirmed.update(live(tmp_path / "local", port, first, items))
             continue
-        with far_side(tmp_path / "far", port=port) as receiver:
+        with destination(tmp_path / "far", port=port) as receiver:
             port = receiver.port
             confirmed.update(live(tmp_path / "local", port, first, items))
-    with far_side(tmp_path / "far", port=port):
+    with destination(tmp_path / "far", port=port):
         to = ExporterSettings(f"http://127.0.0.1:{port}", retry=Backoff(first_s=0.05, cap_s=0.2))
         with Forwarder(tmp_path / "local", to) as forwarder:
             assert forwarder.drain(60.0)

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from far_side import far_side, rows, value
+from destination import destination, rows, value
 
 from lifeline import Lifeline
 from quiver.pipeline.graph import load_pipeline
@@ -40,7 +40,7 @@ def test_an_application_is_forwarded_from_outside(tmp_path):
     """
     store, far = tmp_path / "telemetry", tmp_path / "far"
     lifeline = Lifeline()
-    with far_side(far) as receiver:
+    with destination(far) as receiver:
         values = {
             "store": str(store),
             "directory": str(tmp_path / "data"),

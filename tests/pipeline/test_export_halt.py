@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from quiver.delivery.letter_policy import LetterPolicy
+from quiver.delivery.dead_letter_policy import DeadLetterPolicy
 from quiver.delivery.policy import RetryPolicy
 from quiver.errors import DeliveryHaltedError
 from quiver.pipeline import export
 from quiver.pipeline.queries import RunningQuery
 
-LETTERS = partial(LetterPolicy, replay="manual")
+LETTERS = partial(DeadLetterPolicy, replay="manual")
 
 
 class Query:

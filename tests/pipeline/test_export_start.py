@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from quiver.delivery.letter_policy import LetterPolicy
+from quiver.delivery.dead_letter_policy import DeadLetterPolicy
 from quiver.delivery.policy import RetryPolicy
 from quiver.errors import UsageError
 from quiver.pipeline import export
 from quiver.pipeline.queries import RunningQuery
 
-LETTERS = partial(LetterPolicy, replay="manual")
+LETTERS = partial(DeadLetterPolicy, replay="manual")
 POLICY = RetryPolicy(initial_interval_s=1.0, max_interval_s=30.0, multiplier=2.0, jitter=0.5)
 
 

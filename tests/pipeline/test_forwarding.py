@@ -23,7 +23,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 import quiver
 from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK
-from quiver.delivery.dead_letters import count_letters
+from quiver.delivery.dead_letters import count_dead_letters
 from quiver.errors import PipelineError, UsageError
 from quiver.exporters.settings import ExporterSettings
 from quiver.observe import InMemoryObserver
@@ -318,7 +318,7 @@ def test_what_was_not_let_in_comes_back_when_it_is(tmp_path):
             tokens["right"] = True
             ingest(3)
             wait_until(lambda: observer.total("quiver.exporter.replayed_total") == 3)
-        assert count_letters(REAL_FILES, store.path, "otlp_exporter") == 0
+        assert count_dead_letters(REAL_FILES, store.path, "otlp_exporter") == 0
         server.shutdown()
         thread.join()
 

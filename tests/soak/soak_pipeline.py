@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from soak_far_side import FIRST_NS, FarSide, is_poison, numbers_of
 
 from quiver.clock import SYSTEM_CLOCK
-from quiver.delivery.dead_letters import read_letters
+from quiver.delivery.dead_letters import read_dead_letters
 from quiver.pipeline.processes.child import INGEST_READY, SPARK_READY
 from quiver.pipeline.processes.run import read_state
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -203,7 +203,7 @@ def letters_of(root: str, exporter: str) -> dict[int, str]:
     """Number → reason of each dead letter; a letter is one request."""
     return {
         number: letter.reason
-        for letter in read_letters(REAL_FILES, root, exporter)
+        for letter in read_dead_letters(REAL_FILES, root, exporter)
         for data in letter.bundle[60].column(0).to_pylist()
         for number in numbers_of(data)
     }

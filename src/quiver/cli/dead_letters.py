@@ -184,7 +184,7 @@ def _ref_of(text: str) -> BundleRef:
 
 
 def _find(directory: str, exporter: str | None, bundles: list[str] | None) -> _Listing:
-    from quiver.delivery.dead_letters import exporters_with_letters, letters_root, read_letters  # noqa: PLC0415
+    from quiver.delivery.dead_letters import dead_letters_root, exporters_with_dead_letters, read_dead_letters  # noqa: PLC0415
     from quiver.pipeline.companion_stores import stores_beside  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.cores.instances import instance_roots  # noqa: PLC0415
@@ -196,14 +196,14 @@ def _find(directory: str, exporter: str | None, bundles: list[str] | None) -> _L
     listing = _Listing()
     for roots in (instance_roots(REAL_FILES, directory), *stores_beside(REAL_FILES, directory).values()):
         for root in roots:
-            for name in exporters_with_letters(REAL_FILES, root):
+            for name in exporters_with_dead_letters(REAL_FILES, root):
                 if exporter not in {None, name}:
                     continue
                 damage: list[CorruptionError] = []
-                letters = read_letters(REAL_FILES, root, name, problems=damage)
+                letters = read_dead_letters(REAL_FILES, root, name, problems=damage)
                 listing.letters += [(root, name, letter) for letter in letters if not refs or letter.ref in refs]
                 listing.damage += [(root, name, one) for one in damage]
-                folder = f"{letters_root(root, name)}/{QUARANTINE_DIR}"
+                folder = f"{dead_letters_root(root, name)}/{QUARANTINE_DIR}"
                 if REAL_FILES.exists(folder):
                     listing.quarantined += [f"{folder}/{file}" for file in REAL_FILES.list_dir(folder)]
     missing = [str(ref) for ref in refs if all(ref != letter.ref for _, _, letter in listing.letters)]
@@ -311,12 +311,12 @@ def _grouped(found: _Found) -> dict[tuple[str, str], list[DeadLetter]]:
 
 
 def _drop(found: _Found, *, as_json: bool) -> None:
-    from quiver.delivery.dead_letters import open_letters  # noqa: PLC0415
+    from quiver.delivery.dead_letters import open_dead_letters  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     dropped = 0
     for (root, name), letters in _grouped(found).items():
-        with open_letters(REAL_FILES, root, name) as box:
+        with open_dead_letters(REAL_FILES, root, name) as box:
             dropped += 0 if box is None else box.drop({letter.ref for letter in letters})
     if as_json:
         print_json({"dropped": dropped})
@@ -348,9 +348,9 @@ def _delivery_to(
         read = read_pipeline(pipeline or Path(), assignments, os.environ)
         queries = [name for name, route in read.routes.items() if route.is_query]
         if exporter in queries:
-            from quiver.pipeline.replay import LetterExport  # noqa: PLC0415 - brings Spark
+            from quiver.pipeline.replay import DeadLetterExport  # noqa: PLC0415 - brings Spark
 
-            with LetterExport(read, exporter) as export:
+            with DeadLetterExport(read, exporter) as export:
                 yield export.deliver
             return
         forwarders = dict(read.forwarders)
@@ -383,12 +383,12 @@ def _replay(found: _Found, deliver: _Deliver, *, as_json: bool) -> None:
 
 def _replay_of(root: str, name: str, letters: list[DeadLetter], deliver: _Deliver) -> Iterator[dict[str, Any]]:
     from quiver.cli.console.progress import Progress  # noqa: PLC0415
-    from quiver.delivery.dead_letters import open_letters, replay_letters  # noqa: PLC0415
+    from quiver.delivery.dead_letters import open_dead_letters, replay_dead_letters  # noqa: PLC0415
     from quiver.delivery.policy import Delivered  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
-    with open_letters(REAL_FILES, root, name) as box, Progress("replaying") as progress:
-        for one in () if box is None else replay_letters(box, letters, partial(deliver, root)):
+    with open_dead_letters(REAL_FILES, root, name) as box, Progress("replaying") as progress:
+        for one in () if box is None else replay_dead_letters(box, letters, partial(deliver, root)):
             progress(str(one.letter.ref))
             delivered = isinstance(one.outcome, Delivered)
             why = None if isinstance(one.outcome, Delivered) else str(one.outcome)

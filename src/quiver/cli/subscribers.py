@@ -134,11 +134,11 @@ def _retries(root: str, subscriber: str, now_ns: int) -> dict[str, Any]:
     from dataclasses import asdict  # noqa: PLC0415
 
     from quiver.cli.stats.waiting import waiting_of  # noqa: PLC0415
-    from quiver.delivery.dead_letters import count_letters  # noqa: PLC0415
+    from quiver.delivery.dead_letters import count_dead_letters  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
 
     waiting = waiting_of(REAL_FILES, (root,), subscriber, now_ns=now_ns)
-    return asdict(waiting) | {"dead_letters": count_letters(REAL_FILES, root, subscriber)}
+    return asdict(waiting) | {"dead_letters": count_dead_letters(REAL_FILES, root, subscriber)}
 
 
 def _retry_row(one: Standing, retries: dict[str, Any]) -> dict[str, Any]:

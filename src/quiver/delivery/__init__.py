@@ -1,15 +1,15 @@
 """
-What stands between an exporter and its far side: what to do with what was not delivered, and where it waits.
+Handling of bundles that an exporter could not deliver: retry, dead letters, replay.
 
-===================  ============================================================================
-module               purpose
-===================  ============================================================================
-`policy.py`          delivered, again later or given up: the rules (pure)
-`dead_letters.py`    what was given up: a store of the exporter's own, and what people do there
-`letter_policy.py`   how much room those have, how long they stay, who replays them (pure)
-`letter_replay.py`   those whose data were not refused, delivered again by themselves
-`undelivered.py`     the three as one object: asked for each bundle that failed
-`exporter_stats.py`  what was delivered and what failed: counts, and a report of the last of both
-`batches.py`         a reader in order: what becomes of a batch before it is committed
-===================  ============================================================================
+=======================  =================================================================================
+module                   purpose
+=======================  =================================================================================
+`policy.py`              retry policy: delivered, retry later, or exhausted (pure)
+`dead_letters.py`        dead letters: one store for each exporter; reading, dropping and replaying them
+`dead_letter_policy.py`  size cap, maximum age and replay mode of dead letters (pure)
+`dead_letter_replay.py`  automatic replay of dead letters whose data were not refused
+`undelivered.py`         policy, retry set and dead letters as one object, called for each failed bundle
+`exporter_stats.py`      counts of deliveries and failures, and a report of the last of both
+`batches.py`             delivery of a batch for a reader in order: retry or dead letter before the commit
+=======================  =================================================================================
 """

@@ -1,16 +1,16 @@
 """
-A reader in order (a Spark query) that delivers bundle by bundle: what becomes of a batch before it is committed.
+Delivery, bundle by bundle, for a reader that commits batches in order (a Spark query).
 
 ::
 
-    a batch       every bundle is tried once; what is in the retry set already is passed over
-      delivered   nothing is noted: the position covers it when the batch is committed
-      failed      into the retry set, or a dead letter
+    a batch       each bundle is tried once; bundles already in the retry set are skipped
+      delivered   nothing is recorded: committing the batch moves the position past the bundle
+      failed      the bundle enters the retry set, or becomes a dead letter
       end         the retry set is written        only then may the batch be committed
-    the set       drained apart, in any order, each bundle when its time has come; newer batches do not wait for it
+    retry set     drained separately, in any order, each bundle when its retry is due; newer batches do not wait
 
-Killed anywhere: what was not committed is tried once more, what stands in the set stays there, and nothing is
-acknowledged that is neither delivered nor kept.
+After a crash at any point, uncommitted bundles are tried again and the retry set is intact. No bundle is acknowledged
+that was neither delivered nor stored as a retry or a dead letter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
-from quiver.delivery.policy import Again, Delivered, Outcome, outcome_of_error
+from quiver.delivery.policy import Delivered, Outcome, Retry, outcome_of_error
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import BundleUnavailableError, CorruptionError, DeliveryHaltedError, InvalidBundleError
 from quiver.primitives.disk.file_system import FileSystem
@@ -32,18 +32,18 @@ __all__ = ["BatchDelivery", "read_stored"]
 
 def read_stored(fs: FileSystem, root: str, ref: BundleRef, *, adapter: Adapter = OTAP) -> Bundle:
     """
-    Return the bundle at *ref* of the store at *root*, read beside its writer.
+    Return the bundle at *ref* of the store at *root*. Safe while a writer has the store open.
 
     Raises:
-        BundleUnavailableError: its segment is gone, or has no such bundle.
-        CorruptionError: the file is not what was written.
+        BundleUnavailableError: its segment was removed, or has no such bundle.
+        CorruptionError: the file is damaged.
         OSError: the disk could not be read.
     """
     path = f"{root}/{SEGMENTS_DIR}/{segment_name(ref.segment)}"
     try:
         reader = SegmentReader.open(ColdFiles(fs), path)
     except FileNotFoundError as error:
-        raise BundleUnavailableError(f"bundle {ref} is gone: there is no {path}") from error
+        raise BundleUnavailableError(f"bundle {ref} was removed: {path} does not exist") from error
     try:
         return Bundle.of_read(reader.bundle(ref.index), reader.ingested_at_ns(ref.index), adapter)
     finally:
@@ -52,13 +52,15 @@ def read_stored(fs: FileSystem, root: str, ref: BundleRef, *, adapter: Adapter =
 
 class BatchDelivery:
     """
-    Settles batches, and drains what failed in them. Thread-safe: batches in one thread, drains in another.
+    Settles batches and retries the bundles that failed in them.
+
+    Thread-safe: one thread may settle batches while another drains the retry set.
 
     Args:
         fs: the file system.
         root: the directory of the store that the bundles come from.
         undelivered: the policy, the retry set and the dead letters; closed by `close`.
-        deliver: sends one bundle and says what became of it; an exception counts as `outcome_of_error` says.
+        deliver: sends one bundle and returns the outcome; `outcome_of_error` classifies an exception.
         adapter: the slot table.
     """
 
@@ -79,26 +81,26 @@ class BatchDelivery:
         self._drain = threading.Lock()
 
     def try_one(self, ref: BundleRef) -> Outcome | None:
-        """Read and send one bundle; None when it is gone, by policy: there is nothing left to deliver."""
+        """Read and send one bundle. Return None if the policy removed it: there is nothing left to deliver."""
         try:
             return self._deliver(ref, read_stored(self._fs, self._root, ref, adapter=self._adapter))
         except BundleUnavailableError:
             return None
-        except Exception as error:  # noqa: BLE001 - the edge: whatever a far side's client raises must not end a query
+        except Exception as error:  # noqa: BLE001 - no exception of a client library may end a query
             return outcome_of_error(error)
 
     def is_held(self, ref: BundleRef) -> bool:
-        """Say whether the retry set has *ref*: then its batch, which is run again, passes it over."""
+        """Return whether *ref* is in the retry set. A batch that runs again skips such a bundle."""
         return ref in self._undelivered.retries
 
     def settle(self, outcomes: Iterable[tuple[BundleRef, Outcome]]) -> None:
         """
-        Take note of what became of the bundles of a batch. On return it may be committed.
+        Record the outcomes of the bundles of a batch. On return the batch may be committed.
 
         Raises:
-            DeliveryHaltedError: the policy says to stop at this bundle.
-            CapacityError: the retry set is full: the batch must not be committed, and is tried again.
-            OSError: the disk refused; the same holds.
+            DeliveryHaltedError: the policy is to halt at this bundle.
+            CapacityError: the retry set is full. Do not commit the batch; try it again.
+            OSError: the disk failed. Do not commit the batch; try it again.
         """
         try:
             for ref, outcome in outcomes:
@@ -113,7 +115,7 @@ class BatchDelivery:
             return
 
         verdict = self._undelivered.failed(ref, outcome, content=lambda: self._content(ref), save=False)
-        if isinstance(verdict, Again):
+        if isinstance(verdict, Retry):
             return
         if verdict.how == "halt":
             raise DeliveryHaltedError(self._undelivered.exporter, str(ref), verdict.reason)
@@ -127,14 +129,14 @@ class BatchDelivery:
 
     def drain(self) -> int:
         """
-        Try every bundle of the retry set whose time has come, once; return how many left it.
+        Try each bundle of the retry set that is due once. Return how many left the set.
 
-        Stops at the first that fails transiently when none has succeeded before it: the far side is down, and the
-        others would only be told the same.
+        Stops at the first transient failure if no bundle left the set before it: the destination is down, and the
+        other bundles would fail for the same reason.
 
         Raises:
-            DeliveryHaltedError: the policy says to stop at a bundle.
-            OSError: the disk refused; nothing is lost.
+            DeliveryHaltedError: the policy is to halt at a bundle.
+            OSError: the disk failed; nothing is lost.
         """
         left = 0
         with self._drain:
@@ -155,5 +157,5 @@ class BatchDelivery:
         return left
 
     def close(self) -> None:
-        """Let go of the retry set and the dead letters. Idempotent."""
+        """Close the retry set and the dead letters. Idempotent."""
         self._undelivered.close()

@@ -1,15 +1,15 @@
 """
-Dead letters: the bundles an exporter gave up, each with the reason, in a store of the exporter's own.
+Dead letters: the bundles that an exporter could not deliver, each with the reason, in one store for each exporter.
 
-It lies in ``dead-letter/<exporter>/`` of the store that the bundles came from, and is a store like that one: readable
-with `quiver.read`, `quiver inspect` and Spark while the exporter runs. A letter is the bundle as it was, with one more
-slot that says why it is here (`LETTER_SCHEMA`)::
+The store is the directory ``dead-letter/<exporter>/`` inside the store that the bundles came from. `quiver.read`,
+`quiver inspect` and Spark read it like any other store, also while the exporter runs. A dead letter is the original
+bundle with one more slot for the reason (`DEAD_LETTER_SCHEMA`)::
 
-    1  the letter is logged and synced      only then
-    2  the original is acknowledged         killed in between: the original is tried once more, and may come here again
+    1  the dead letter is logged and synced    only then
+    2  the original is acknowledged            crash in between: the original is tried again and may be added again
 
-A letter is known by where the original lay (`DeadLetter.ref`): one that came twice is listed, replayed and dropped
-once.
+A dead letter is identified by the position of the original (`DeadLetter.ref`), so one that was added twice is listed,
+replayed and dropped once.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from quiver.store.subscribers.progress_store import SubscriberFile, find_subscri
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
 
 __all__ = [
-    "LETTERS",
-    "LETTER_SCHEMA",
+    "DEAD_LETTER_SCHEMA",
+    "SUBSCRIBER_ID",
     "DeadLetter",
     "DeadLetters",
-    "LetterBox",
+    "OpenDeadLetters",
     "Replayed",
-    "count_letters",
-    "exporters_with_letters",
-    "letters_root",
-    "open_letters",
-    "read_letters",
-    "replay_letters",
+    "count_dead_letters",
+    "dead_letters_root",
+    "exporters_with_dead_letters",
+    "open_dead_letters",
+    "read_dead_letters",
+    "replay_dead_letters",
 ]
 
-LETTERS = "letters"
-"""The one subscriber of such a store: what it has resolved was replayed or dropped by a person."""
+SUBSCRIBER_ID = "letters"
+"""The only subscriber of such a store. It resolves a dead letter that was replayed or dropped."""
 
 _FIELDS = (
     pa.field("segment", pa.uint64(), nullable=False),
@@ -76,32 +76,32 @@ _FIELDS = (
     pa.field("given_up_at_ns", pa.int64(), nullable=False),
     pa.field("ingested_at_ns", pa.int64(), nullable=True),
 )
-LETTER_SCHEMA = pa.schema(
+DEAD_LETTER_SCHEMA = pa.schema(
     [*_FIELDS, pa.field("is_refused", pa.bool_(), nullable=False)], metadata={"quiver.dead_letter": "2"}
 )
-_SCHEMAS = (LETTER_SCHEMA, pa.schema(_FIELDS, metadata={"quiver.dead_letter": "1"}))
-"""The first version did not say whether the data were refused."""
+_SCHEMAS = (DEAD_LETTER_SCHEMA, pa.schema(_FIELDS, metadata={"quiver.dead_letter": "1"}))
+"""Version 1 has no `is_refused`."""
 
 REASON_CHARS_MAX = 2000
 
-LETTER_SETTINGS = Settings(segment_open_s_max=1.0, delete_grace_s=0.0, maintain_interval_s=0.5)
+DEAD_LETTER_SETTINGS = Settings(segment_open_s_max=1.0, delete_grace_s=0.0, maintain_interval_s=0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """
-    One bundle that was given up.
+    A bundle that an exporter could not deliver.
 
     Attributes:
-        ref: where the original lay, in the store that the exporter reads.
-        reason: why it was given up.
-        attempts: how many failed.
-        first_failed_at_ns: when the first of them did, on the wall clock.
-        given_up_at_ns: when it came here.
-        ingested_at_ns: when the original was ingested; None when that is not known.
-        bundle: the original; empty when it could not be read any more.
-        is_refused: its data were refused, so that only a person knows whether to replay it. So is a letter of an
-            earlier version, which did not say.
+        ref: the position of the original in the store that the exporter reads.
+        reason: why it was not delivered.
+        attempts: the number of failed attempts.
+        first_failed_at_ns: when the first of them failed, by the wall clock.
+        given_up_at_ns: when it became a dead letter.
+        ingested_at_ns: when the original was ingested; None if unknown.
+        bundle: the original; empty if it was no longer readable.
+        is_refused: the destination refused the data, so the dead letter is only replayed manually. True for dead
+            letters of version 1, which do not record it.
     """
 
     ref: BundleRef
@@ -116,13 +116,13 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A letter and where it lies in the store of letters. The place of one that is not sealed yet is not final."""
+    """A dead letter and its position in its store. The position is not final before it is sealed."""
 
     letter: DeadLetter
     place: BundleRef
 
 
-def letters_root(root: str, subscriber_id: str) -> str:
+def dead_letters_root(root: str, subscriber_id: str) -> str:
     """
     Return the directory of an exporter's dead letters, in the store at *root*.
 
@@ -135,18 +135,18 @@ def letters_root(root: str, subscriber_id: str) -> str:
 
 class DeadLetters:
     """
-    Where one exporter puts what it gives up. Thread-safe. The store is opened with the first letter.
+    The dead letters of one exporter. Thread-safe. The first dead letter opens the store.
 
     Args:
         root: the directory of the store that the bundles come from.
         subscriber_id: the exporter.
-        settings: of the store of letters.
+        settings: of the store of dead letters.
         files: the file system.
-        clock: stamps letters.
+        clock: timestamps dead letters.
         adapter: the slot table.
-        background: run the store's threads; without them the caller drives `maintain`.
-        observer: takes the count of letters that the settings dropped.
-        share: of a budget that the letters are under, too.
+        background: run the store's threads; without them the caller calls `maintain`.
+        observer: receives the count of dead letters dropped by the cap or their age.
+        share: the share of a disk budget that includes the dead letters.
 
     Raises:
         UsageError: not a valid subscriber id.
@@ -157,7 +157,7 @@ class DeadLetters:
         root: str,
         subscriber_id: str,
         *,
-        settings: Settings = LETTER_SETTINGS,
+        settings: Settings = DEAD_LETTER_SETTINGS,
         files: FileSystem = REAL_FILES,
         clock: Clock = SYSTEM_CLOCK,
         adapter: Adapter = OTAP,
@@ -165,13 +165,13 @@ class DeadLetters:
         observer: Observer | None = None,
         share: DiskShare | None = None,
     ) -> None:
-        self.path = letters_root(root, subscriber_id)
+        self.path = dead_letters_root(root, subscriber_id)
         self._settings = settings
         self._files = files
         self._clock = clock
         self._adapter = adapter
         self._background = background
-        self._observer = None if observer is None else _LetterObserver(observer, subscriber_id)
+        self._observer = None if observer is None else _DeadLetterObserver(observer, subscriber_id)
         self._share = share
         self._lock = threading.Lock()
         self._store: Store | None = None
@@ -188,22 +188,22 @@ class DeadLetters:
         is_refused: bool = True,
     ) -> bool:
         """
-        Keep a bundle that was given up; durable on return. False when it is here already.
+        Add a bundle. Durable on return. Return False if it is already a dead letter.
 
         Args:
-            ref: where it lies.
-            bundle: its content; None when it cannot be read.
-            reason: why it was given up.
-            attempts: how many failed.
-            first_failed_at_ns: when the first of them did; 0: just now.
-            is_refused: its data were refused: nobody but a person replays it.
+            ref: the position of the bundle.
+            bundle: its content; None if it cannot be read.
+            reason: why it was not delivered.
+            attempts: the number of failed attempts.
+            first_failed_at_ns: when the first of them failed; 0: now.
+            is_refused: the destination refused the data, so it is only replayed manually.
 
         Raises:
-            InvalidBundleError: it uses every slot there is, or is larger than the cap.
-            CapacityError: the letters are at their cap. Nothing was kept.
-            TransientError: there is no room, or somebody else has the letters open. Nothing was kept.
-            QuiverError: the store of letters failed.
-            OSError: the disk refused.
+            InvalidBundleError: the bundle uses every slot, or is larger than the cap.
+            CapacityError: the dead letters have reached their cap. Nothing was added.
+            TransientError: the disk is full, or another process has the dead letters open. Nothing was added.
+            QuiverError: the store of dead letters failed.
+            OSError: the disk failed.
         """
         with self._lock:
             store = self._opened()
@@ -224,9 +224,9 @@ class DeadLetters:
             free = next((slot for slot in range(SLOT_MAX, -1, -1) if slot not in slots), None)
             if free is None:
                 raise InvalidBundleError(
-                    f"bundle {ref} uses all {SLOT_MAX + 1} slots: there is none left for the letter"
+                    f"bundle {ref} uses all {SLOT_MAX + 1} slots: none is left for the reason of a dead letter"
                 )
-            slots[free] = pa.RecordBatch.from_pylist([row], schema=LETTER_SCHEMA)
+            slots[free] = pa.RecordBatch.from_pylist([row], schema=DEAD_LETTER_SCHEMA)
             try:
                 store.ingest(Bundle(slots, adapter=self._adapter), durable=True)
             except CapacityError as full:
@@ -236,20 +236,22 @@ class DeadLetters:
         return True
 
     @contextlib.contextmanager
-    def opened_for_dropping(self) -> Iterator[LetterBox | None]:
+    def open_for_dropping(self) -> Iterator[OpenDeadLetters | None]:
         """
-        Open the letters for dropping, as `open_letters` does, in the process that adds them; None when there are none.
+        Open the dead letters for dropping, in the process that adds them; yield None if there are none.
+
+        Like `open_dead_letters`, which is for other processes.
 
         Raises:
             DirectoryInUseError: a command has them open for dropping, or another process for adding.
-            QuiverError: the store of letters failed.
-            OSError: the disk refused.
+            QuiverError: the store of dead letters failed.
+            OSError: the disk failed.
         """
         if not self._files.exists(f"{self.path}/{SEGMENTS_DIR}"):
             yield None
             return
         with self._lock:
-            # What was logged last has no place of its own before it is sealed.
+            # The position of a dead letter is final only when it is sealed.
             self._opened().flush()
         with _box(self._files, self.path, self._adapter) as box:
             yield box
@@ -268,8 +270,8 @@ class DeadLetters:
                 capacity=AloneCapacity(cap),
             )
             try:
-                # A store without subscribers may delete what nobody waits for.
-                store.register(LETTERS, start="earliest")
+                # A store without subscribers may delete its data.
+                store.register(SUBSCRIBER_ID, start="earliest")
                 store.activate()
                 self._known = {found.letter.ref for found in _all_letters(self._files, self.path, self._adapter)}
             except BaseException:
@@ -282,16 +284,16 @@ class DeadLetters:
 
     def close(self) -> None:
         """
-        Seal what is open, and let go. Idempotent; the next letter opens it again.
+        Seal the open segment and close the store. Idempotent; the next dead letter opens it again.
 
         Raises:
-            StoreFailedError: the disk failed; what was added is safe.
+            StoreFailedError: the disk failed; the dead letters that were added are safe.
         """
         with self._lock:
             store, self._store = self._store, None
         if store is not None:
             try:
-                with contextlib.suppress(OSError):  # what cannot be sealed is in the log
+                with contextlib.suppress(OSError):  # if sealing fails, the dead letters are still in the log
                     store.flush()
             finally:
                 store.close()
@@ -305,8 +307,8 @@ class DeadLetters:
         self.close()
 
 
-class _LetterObserver:
-    """Of what a store of letters counts, the letters that its cap or their age dropped; all of its events."""
+class _DeadLetterObserver:
+    """Passes on all events of a store of dead letters, and of its counts only the dropped dead letters."""
 
     def __init__(self, observer: Observer, exporter: str) -> None:
         self._observer = observer
@@ -320,23 +322,23 @@ class _LetterObserver:
             )
 
     def record(self, name: str, value: float, **attributes: Value) -> None:
-        """Take nothing: its latencies would be taken for those of the buffer."""
+        """Discard latencies: they would be mixed with those of the buffer."""
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
         self._observer.event(name, level=level, **attributes)
 
 
-# ── for people, beside the exporter ──────────────────────────────────────────────────────────────────
+# ── for commands, while the exporter runs ──────────────────────────────────────────────────────────
 
 
-def exporters_with_letters(fs: FileSystem, root: str) -> list[str]:
-    """Return the exporters of the store at *root* that have a store of letters, sorted; it may be empty."""
+def exporters_with_dead_letters(fs: FileSystem, root: str) -> list[str]:
+    """Return the sorted exporters of the store at *root* that have a store of dead letters, which may be empty."""
     directory = f"{root}/{DEAD_LETTER_DIR}"
     names = fs.list_dir(directory) if fs.exists(directory) else []
     return sorted(name for name in names if fs.exists(f"{directory}/{name}/{SEGMENTS_DIR}"))
 
 
-def read_letters(
+def read_dead_letters(
     fs: FileSystem,
     root: str,
     subscriber_id: str,
@@ -345,36 +347,36 @@ def read_letters(
     problems: list[CorruptionError] | None = None,
 ) -> list[DeadLetter]:
     """
-    Return the letters of an exporter that were neither replayed nor dropped, the oldest first, each once.
+    Return the dead letters of an exporter that were neither replayed nor dropped, oldest first, without duplicates.
 
-    Takes no lock: it works beside the exporter.
+    Takes no lock: safe while the exporter runs.
 
     Args:
         fs: the file system.
         root: the store that the bundles came from.
         subscriber_id: the exporter.
         adapter: the slot table.
-        problems: where damage is reported; letters in damaged segments are not among those returned.
+        problems: damage is appended here; dead letters in damaged segments are not returned.
 
     Raises:
         UsageError: not a valid subscriber id.
         OSError: they cannot be read.
     """
-    path = letters_root(root, subscriber_id)
+    path = dead_letters_root(root, subscriber_id)
     return _each_once(_all_letters(fs, path, adapter, [] if problems is None else problems))
 
 
-def count_letters(fs: FileSystem, root: str, subscriber_id: str) -> int:
+def count_dead_letters(fs: FileSystem, root: str, subscriber_id: str) -> int:
     """
-    Return how many letters of an exporter were neither replayed nor dropped, without reading those that are sealed.
+    Return how many dead letters were neither replayed nor dropped, without reading sealed segments.
 
-    Takes no lock. What is damaged counts, too: it was given up.
+    Takes no lock. Damaged dead letters count, too.
 
     Raises:
         UsageError: not a valid subscriber id.
         OSError: they cannot be read.
     """
-    path = letters_root(root, subscriber_id)
+    path = dead_letters_root(root, subscriber_id)
     if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
         return 0
     infos, logged = sealed_and_logged(fs, path)
@@ -384,9 +386,9 @@ def count_letters(fs: FileSystem, root: str, subscriber_id: str) -> int:
 
 def _state_of_letters(fs: FileSystem, path: str, problems: list[CorruptionError]) -> SubscriberState:
     try:
-        progress = load_progress(fs, path, LETTERS) if LETTERS in find_subscribers(fs, path) else None
+        progress = load_progress(fs, path, SUBSCRIBER_ID) if SUBSCRIBER_ID in find_subscribers(fs, path) else None
     except CorruptionError as damage:
-        # Which letters were replayed or dropped is not known: all of them are shown.
+        # It is unknown which dead letters were replayed or dropped, so all of them are shown.
         problems.append(damage)
         progress = None
     return SubscriberState() if progress is None else SubscriberState.from_progress(progress)
@@ -427,8 +429,12 @@ def _letter_of(bundle: Bundle, adapter: Adapter) -> DeadLetter | None:
     return None
 
 
-class LetterBox:
-    """The letters of one exporter, open for dropping: nobody else drops any meanwhile. Made by `open_letters`."""
+class OpenDeadLetters:
+    """
+    The dead letters of one exporter, open for dropping. Created by `open_dead_letters`.
+
+    No other process can drop any until it is closed.
+    """
 
     def __init__(self, file: SubscriberFile, found: Sequence[_Found], counts: Mapping[int, int], path: str) -> None:
         self._file = file
@@ -437,94 +443,96 @@ class LetterBox:
         self._path = path
 
     def letters(self) -> list[DeadLetter]:
-        """Return the letters that there were when it was opened, the oldest first, each once."""
+        """Return the dead letters that existed at opening, oldest first, without duplicates."""
         return _each_once(self._found)
 
-    def sealed_letters(self) -> list[DeadLetter]:
-        """Return those of them that can be dropped: the others are still being written."""
+    def sealed(self) -> list[DeadLetter]:
+        """Return those that can be dropped. The others are not sealed yet."""
         return _each_once(one for one in self._found if one.place.index < self._counts.get(one.place.segment, 0))
 
     def drop(self, refs: Collection[BundleRef] | None = None) -> int:
         """
-        Drop letters for good, durably: those of *refs*, or all there were. Return how many went.
+        Drop the dead letters *refs*, or all that existed at opening, durably. Return how many were dropped.
 
         Raises:
-            BundleUnavailableError: one of them is still being written: try again in a second. The others are gone.
-            OSError: the disk refused.
+            BundleUnavailableError: one of them is not sealed yet: try again in a second. The others are dropped.
+            OSError: the disk failed.
         """
         chosen = [one for one in self._found if refs is None or one.letter.ref in refs]
         sealed = [one for one in chosen if one.place.index < self._counts.get(one.place.segment, 0)]
-        gone = set()
+        dropped = set()
         for one in sealed:
             if self._file.state.resolve(one.place, self._counts[one.place.segment]):
-                gone.add(one.letter.ref)
+                dropped.add(one.letter.ref)
         self._file.save()
         if len(sealed) < len(chosen):
             raise BundleUnavailableError(
-                f"{len(chosen) - len(sealed)} letters in {self._path} are being written: try again"
+                f"{len(chosen) - len(sealed)} dead letters in {self._path} are not sealed yet: try again in a second"
             )
-        return len(gone)
+        return len(dropped)
 
 
 @contextlib.contextmanager
-def open_letters(
+def open_dead_letters(
     fs: FileSystem, root: str, subscriber_id: str, *, adapter: Adapter = OTAP
-) -> Iterator[LetterBox | None]:
+) -> Iterator[OpenDeadLetters | None]:
     """
-    Open an exporter's letters for dropping; None when it has none. Works beside the exporter.
+    Open an exporter's dead letters for dropping; yield None if it has none. Safe while the exporter runs.
 
-    The disk is freed at the end when nobody else has them open, and otherwise by who has.
+    Disk space is freed on exit, or later by the exporter if that has the store open.
 
     Raises:
-        DirectoryInUseError: another command is at it.
+        DirectoryInUseError: another command has them open.
         OSError: they cannot be read.
     """
-    path = letters_root(root, subscriber_id)
+    path = dead_letters_root(root, subscriber_id)
     if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
         yield None
         return
     with contextlib.ExitStack() as opened:
         try:
-            store = opened.enter_context(open_store(path, LETTER_SETTINGS, files=fs, adapter=adapter, background=False))
+            store = opened.enter_context(
+                open_store(path, DEAD_LETTER_SETTINGS, files=fs, adapter=adapter, background=False)
+            )
         except DirectoryInUseError:
-            pass  # the exporter's, which seals and deletes by itself
+            pass  # the exporter has it open, and seals and deletes by itself
         else:
-            store.register(LETTERS, start="earliest")
+            store.register(SUBSCRIBER_ID, start="earliest")
             store.activate()
-            # What was logged last has no place of its own before it is sealed.
+            # The position of a dead letter is final only when it is sealed.
             store.flush()
             opened.callback(store.maintain)
         yield opened.enter_context(_box(fs, path, adapter))
 
 
 @contextlib.contextmanager
-def _box(fs: FileSystem, path: str, adapter: Adapter) -> Iterator[LetterBox]:
-    with SubscriberFile(fs, path, LETTERS) as file:
+def _box(fs: FileSystem, path: str, adapter: Adapter) -> Iterator[OpenDeadLetters]:
+    with SubscriberFile(fs, path, SUBSCRIBER_ID) as file:
         found = list(_all_letters(fs, path, adapter))
         counts = {info.seq: info.bundle_count for info in find_segments(fs, path).infos}
         file.know([SegmentRef(seq, count) for seq, count in sorted(counts.items())])
-        yield LetterBox(file, found, counts, path)
+        yield OpenDeadLetters(file, found, counts, path)
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of one letter: the outcome says whether it is delivered, and gone from the letters, or why not."""
+    """The outcome of replaying one dead letter, which is dropped if it was delivered."""
 
     letter: DeadLetter
     outcome: Outcome
 
 
-def replay_letters(
-    box: LetterBox, letters: Iterable[DeadLetter], deliver: Callable[[DeadLetter], Outcome]
+def replay_dead_letters(
+    box: OpenDeadLetters, letters: Iterable[DeadLetter], deliver: Callable[[DeadLetter], Outcome]
 ) -> Iterator[Replayed]:
     """
-    Deliver *letters* again, one after the other; each that is delivered is dropped, durably, before the next.
+    Deliver *letters* again, one by one. A delivered one is dropped, durably, before the next is sent.
 
-    Killed in between, one letter is delivered and still here: it is delivered once more.
+    After a crash in between, one dead letter was delivered but not dropped, and is delivered again.
 
     Raises:
-        BundleUnavailableError: one was delivered and is still being written: drop it in a second.
-        OSError: the disk refused.
+        BundleUnavailableError: one was delivered but is not sealed yet: drop it in a second.
+        OSError: the disk failed.
     """
     for letter in letters:
         outcome = deliver(letter)

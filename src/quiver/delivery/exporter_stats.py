@@ -1,9 +1,8 @@
 """
-What one exporter delivered, how its attempts failed, and its report: a small file beside the store's progress.
+Counts of an exporter's deliveries and failures, and its report, a small file next to the store's progress files.
 
-The same for every exporter, in whichever process it runs. The counts go to an observer and begin anew with each
-process. What an operator asks after a restart, when it last delivered and what it last failed with, stands in the
-report.
+All exporters use it, in any process. The counts go to an observer and start at 0 in each process. The report survives
+a restart: it has the time of the last delivery and the last failure.
 """
 
 from __future__ import annotations
@@ -34,15 +33,12 @@ from quiver.store.format.names import report_name
 __all__ = ["ExporterStats", "begin_counts", "load_report"]
 
 SAVE_EVERY_S = 5.0
-"""The time of the last success is as old as this in the report. A first failure, or the end of one, is written at
-once."""
+"""The last success in the report is at most this old. The first failure and the recovery from it are written
+immediately."""
 
 
 def begin_counts(observer: Observer, exporter: str) -> None:
-    """
-    Let every counter of *exporter* begin at 0: a rate over one that appears with its first event
-    does not see that.
-    """
+    """Start every counter of *exporter* at 0: a rate misses the first event of a counter that appears with it."""
     observer.count("quiver.exporter.batches_total", 0, exporter=exporter)
     observer.count("quiver.exporter.rows_total", 0, exporter=exporter)
     observer.count("quiver.exporter.bytes_total", 0, exporter=exporter)
@@ -52,10 +48,10 @@ def begin_counts(observer: Observer, exporter: str) -> None:
 
 def load_report(fs: FileSystem, root: str, exporter: str) -> ExporterReport | None:
     """
-    Return what the report of *exporter* in the store at *root* says; None when there is none.
+    Return the report of *exporter* in the store at *root*, or None if there is none.
 
     Raises:
-        CorruptionError: the file is no report. Nothing relies on it; its exporter writes it anew.
+        CorruptionError: the file is damaged. No data depend on it; its exporter replaces it.
         UsageError: not a valid name of an exporter.
         OSError: it cannot be read.
     """
@@ -72,10 +68,10 @@ class ExporterStats:
 
     Args:
         exporter: its name.
-        observer: takes the counts.
-        roots: the directories of the stores that it reads; each gets the report. Without any, nothing is written.
+        observer: receives the counts.
+        roots: the directories of the stores that it reads; the report is written to each. Empty: it is not written.
         files: the file system.
-        clock: says when something was delivered, and spaces the writes.
+        clock: timestamps deliveries and limits how often the report is written.
     """
 
     def __init__(
@@ -100,7 +96,7 @@ class ExporterStats:
     def _load(self) -> ExporterReport:
         found = []
         for root in self._roots:
-            # What cannot be read is replaced with the first thing that there is to say.
+            # The first save replaces an unreadable report.
             with contextlib.suppress(CorruptionError, OSError):
                 found.append(load_report(self._files, root, self.exporter) or ExporterReport())
         times = [one.last_success_at_ns for one in found if one.last_success_at_ns is not None]
@@ -109,22 +105,22 @@ class ExporterStats:
 
     @property
     def report(self) -> ExporterReport:
-        """How the last attempts ended, those of earlier processes included."""
+        """The last success and the last failure, including those of earlier processes."""
         return self._report
 
     def delivered(self, rows: int, size_bytes: int) -> None:
-        """Count one batch that was delivered."""
+        """Count one delivered batch."""
         self._observer.count("quiver.exporter.batches_total", exporter=self.exporter)
         self._observer.count("quiver.exporter.rows_total", rows, exporter=self.exporter)
         self._observer.count("quiver.exporter.bytes_total", size_bytes, exporter=self.exporter)
         with self._lock:
-            # Later than the failure that it ends, also where the wall clock went back.
+            # Later than the failure before it, even if the wall clock was set back.
             failure = self._report.last_failure
             now_ns = max(self._clock.now_ns(), 0 if failure is None else failure.at_ns)
             self._report = ExporterReport(now_ns, failure)
 
     def failed(self, kind: FailureType, message: str) -> None:
-        """Count one attempt that failed; *message* says why, for people."""
+        """Count one failed attempt; *message* is the human-readable reason."""
         self._observer.count("quiver.exporter.failures_total", exporter=self.exporter, type=kind)
         with self._lock:
             success_ns = self._report.last_success_at_ns
@@ -133,11 +129,13 @@ class ExporterStats:
 
     def save(self, *, is_last: bool = False) -> None:
         """
-        Write the report when it is due: at once when failures began or ended, else every `SAVE_EVERY_S` seconds if it
-        changed. With *is_last* whenever it changed.
+        Write the report if it changed and is due.
+
+        It is due immediately when failures started or stopped, or with *is_last*; otherwise every `SAVE_EVERY_S`
+        seconds.
 
         Raises:
-            OSError: the disk refused; the next call tries again.
+            OSError: the disk failed; the next call tries again.
         """
         with self._lock:
             report, now_s = self._report, self._clock.monotonic()
@@ -146,7 +144,7 @@ class ExporterStats:
                 return
             data = encode_report(report)
             for root in self._roots:
-                # A core that is gone has no directory any more.
+                # A removed core has no directory.
                 with contextlib.suppress(FileNotFoundError):
                     replace_advisory_file(self._files, f"{root}/{report_name(self.exporter)}", data)
             self._written, self._written_at_s = report, now_s

@@ -1,16 +1,15 @@
 """
-What becomes of a bundle that was not delivered: again later, or given up, and how. Pure: time is an argument, chance is
-handed in.
+The retry policy. Pure: time and randomness are arguments.
 
-=============================  =================================================================================
-the far side                   the bundle
-=============================  =================================================================================
-has it (`Delivered`)           is resolved
-cannot take it (`Transient`)   waits, each time longer up to a cap, until its attempts or its time are used up
-never takes it (`Permanent`)   is given up at once
-=============================  =================================================================================
+============================================  ====================================================================
+the destination                               the bundle
+============================================  ====================================================================
+has the bundle (`Delivered`)                  is resolved
+cannot accept the bundle now (`Transient`)    is retried with exponential backoff, up to a limit of attempts or time
+never accepts the bundle (`Permanent`)        is not retried
+============================================  ====================================================================
 
-What "given up" means is the policy's `on_exhausted`, the same for both ways to get there.
+When retries are used up, and after a permanent refusal, the policy's `on_exhausted` applies.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from quiver.primitives.backoff import Backoff
 __all__ = [
     "PROCESSOR_ATTEMPTS",
     "RETRY_AFTER_S_MAX",
-    "Again",
     "Delivered",
     "Done",
-    "GiveUp",
+    "Exhausted",
     "OnExhausted",
     "Outcome",
     "Permanent",
+    "Retry",
     "RetryPolicy",
     "Transient",
     "Verdict",
@@ -42,26 +41,26 @@ __all__ = [
 OnExhausted = Literal["halt", "drop", "dead_letter"]
 
 RETRY_AFTER_S_MAX = 600.0
-"""A far side that wants to be left alone for longer is asked again all the same."""
+"""Upper bound of the delay that a destination may ask for."""
 
 PROCESSOR_ATTEMPTS = 5
-"""So often a bundle is tried that a processor fails on, where the policy says neither how often nor how long."""
+"""Attempts for a bundle that a processor fails on, if the policy limits neither attempts nor time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The far side has it."""
+    """The destination has the bundle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transient:
     """
-    The far side could not take it now.
+    The destination could not accept the bundle now.
 
     Attributes:
-        reason: a short name for counting, such as ``UNAVAILABLE``.
-        message: what was said, for people.
-        retry_after_s: how long it wants to be left alone; None when it did not say.
+        reason: a short name for metrics, such as ``UNAVAILABLE``.
+        message: human-readable details.
+        retry_after_s: the delay that the destination asked for; None if it did not.
     """
 
     reason: str
@@ -75,17 +74,17 @@ class Transient:
 @dataclass(frozen=True, slots=True)
 class Permanent:
     """
-    The far side, or the data themselves, said that it can never be delivered.
+    The bundle can never be delivered: the destination refused it, or its data are invalid.
 
     Attributes:
-        reason: a short name for counting, such as ``HTTP 400``.
-        message: what was said, for people.
-        is_of_data: it is the data that are refused, not who sent them or where to: they would be refused again.
+        reason: a short name for metrics, such as ``HTTP 400``.
+        message: human-readable details.
+        is_data_refused: the data were refused, and would be again; not the credentials or the address.
     """
 
     reason: str
     message: str = ""
-    is_of_data: bool = True
+    is_data_refused: bool = True
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}" if self.message else self.reason
@@ -95,10 +94,7 @@ Outcome = Delivered | Transient | Permanent
 
 
 def outcome_of_error(error: Exception) -> Transient | Permanent:
-    """
-    Return what an error on the way to the far side means: data that can never be read or said are permanent, and
-    everything else may pass.
-    """
+    """Classify an error: data that cannot be read or encoded are permanent, everything else is transient."""
     kind = type(error).__name__
     if isinstance(error, InvalidBundleError | CorruptionError):
         return Permanent(kind, str(error))
@@ -111,43 +107,43 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """The bundle is tried again after `delay_s` seconds."""
+class Retry:
+    """The bundle is retried after `delay_s` seconds."""
 
     delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class Exhausted:
     """
-    The bundle is not tried again.
+    The bundle is not retried.
 
     Attributes:
-        how: `halt`: the exporter stops and waits for a person; `drop`: the bundle is dropped and counted;
-            `dead_letter`: it goes to the exporter's dead letters.
-        reason: why, for people.
+        how: `halt`: the exporter stops until an operator restarts it; `drop`: the bundle is dropped and counted;
+            `dead_letter`: it is added to the exporter's dead letters.
+        reason: the human-readable reason.
     """
 
     how: OnExhausted
     reason: str
 
 
-Verdict = Done | Again | GiveUp
+Verdict = Done | Retry | Exhausted
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """
-    How often and how long an exporter tries, and what it does in the end.
+    How often and how long an exporter retries, and what happens when retries are used up.
 
     Attributes:
-        initial_interval_s: how long a bundle waits after its first failure.
-        max_interval_s: it never waits longer than this, unless the far side asks for it.
-        multiplier: each time so many times as long.
-        jitter: 0 takes each delay as it is; 1 takes anything between nothing and the delay.
-        max_attempts: so many failed attempts use a bundle up; None: any number.
-        max_elapsed_s: so many seconds after its first failure a bundle is used up when it fails again; None: never.
-        on_exhausted: what becomes of a bundle that is used up, or permanently refused.
+        initial_interval_s: the delay after the first failure.
+        max_interval_s: the maximum delay, unless the destination asks for a longer one.
+        multiplier: the factor from one delay to the next.
+        jitter: the random part of a delay: 0 for none, 1 for a delay between zero and the full value.
+        max_attempts: the number of failed attempts after which retries end; None: no limit.
+        max_elapsed_s: the seconds since the first failure after which a failure ends retries; None: no limit.
+        on_exhausted: applies to a bundle whose retries are used up, and to one refused permanently.
 
     Raises:
         SettingsError: out of range.
@@ -173,16 +169,16 @@ class RetryPolicy:
 
     @property
     def backoff(self) -> Backoff:
-        """The delays alone."""
+        """The delays without the limits."""
         return Backoff(self.initial_interval_s, self.max_interval_s, self.multiplier, self.jitter)
 
     def delay_s(self, attempts: int, random: Random) -> float:
         """
-        Return the seconds to wait after the failure that was number *attempts*, 1 upwards.
+        Return the seconds to wait after failure number *attempts*, counted from 1.
 
-        It is that of a count, not of a sequence: a bundle whose count came back from the disk goes on where it was.
+        It depends only on the count, so a bundle whose count was read from disk continues its backoff.
         """
-        # Compared by their logarithms: a power of a large multiplier is soon more than a float can hold.
+        # Compare logarithms: a power of a large multiplier overflows a float.
         growth = math.log(self.max_interval_s) - math.log(self.initial_interval_s)
         is_longest = (attempts - 1) * math.log(self.multiplier) >= growth
         grown = self.max_interval_s if is_longest else self.initial_interval_s * self.multiplier ** (attempts - 1)
@@ -190,8 +186,9 @@ class RetryPolicy:
 
     def for_processors(self) -> RetryPolicy:
         """
-        Return the policy for a bundle that a processor fails on: what fails for its content fails always, so there is
-        an end to it.
+        Return the policy for a bundle that a processor fails on.
+
+        A bundle that fails because of its content always fails, so its attempts are limited.
         """
         if self.max_attempts is None and self.max_elapsed_s is None:
             return replace(self, max_attempts=PROCESSOR_ATTEMPTS)
@@ -199,7 +196,7 @@ class RetryPolicy:
 
     @classmethod
     def of_backoff(cls, backoff: Backoff, *, on_exhausted: OnExhausted = "dead_letter") -> RetryPolicy:
-        """Return the policy that waits as *backoff* says, and never has enough of it."""
+        """Return a policy with the delays of *backoff* that retries without limit."""
         return cls(
             initial_interval_s=backoff.first_s,
             max_interval_s=backoff.cap_s,
@@ -210,21 +207,21 @@ class RetryPolicy:
 
     def decide(self, outcome: Outcome, *, attempts: int, elapsed_s: float, random: Random) -> Verdict:
         """
-        Return what becomes of a bundle.
+        Return whether the bundle is resolved, retried or exhausted.
 
         Args:
-            outcome: of the attempt that was just made.
-            attempts: how many failed, this one included.
-            elapsed_s: since the first of them failed.
-            random: where jitter comes from.
+            outcome: the outcome of the last attempt.
+            attempts: the number of failed attempts, including the last one.
+            elapsed_s: the time since the first failure.
+            random: source of jitter.
         """
         if isinstance(outcome, Delivered):
             return Done()
         if isinstance(outcome, Permanent):
-            return GiveUp(self.on_exhausted, str(outcome))
+            return Exhausted(self.on_exhausted, str(outcome))
         if self.max_attempts is not None and attempts >= self.max_attempts:
-            return GiveUp(self.on_exhausted, f"{attempts} attempts failed; the last with {outcome}")
+            return Exhausted(self.on_exhausted, f"{attempts} attempts failed; the last with {outcome}")
         if self.max_elapsed_s is not None and elapsed_s >= self.max_elapsed_s:
-            return GiveUp(self.on_exhausted, f"failed for {elapsed_s:.0f} s; the last time with {outcome}")
+            return Exhausted(self.on_exhausted, f"failed for {elapsed_s:.0f} s; the last time with {outcome}")
         after_s = min(outcome.retry_after_s or 0.0, RETRY_AFTER_S_MAX)
-        return Again(max(self.delay_s(attempts, random), after_s))
+        return Retry(max(self.delay_s(attempts, random), after_s))

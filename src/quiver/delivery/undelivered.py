@@ -1,12 +1,13 @@
 """
-What an exporter does with a bundle that its far side did not take: the policy, the retry set and the dead letters as
-one object. A forwarder asks it for each bundle, a Spark query for each bundle of a batch before the batch is committed.
+Retry policy, retry set and dead letters of an exporter as one object.
+
+A forwarder calls it for each failed bundle, a Spark query for each failed bundle of a batch before the commit.
 
 ::
 
-    failed(ref, outcome)  → Again     in the retry set, durably           the position may pass it, no ack does
-                          → GiveUp    a dead letter, durably, or counted  it may be acknowledged
-    resolved(ref)                     out of the retry set                when it was acknowledged, or just before
+    failed(ref, outcome)  → Retry       durably in the retry set            the position may pass it, no ack may
+                          → Exhausted   a durable dead letter, or counted   it may be acknowledged
+    resolved(ref)                       removed from the retry set          after the acknowledgement or just before
 """
 
 from __future__ import annotations
@@ -20,38 +21,40 @@ from typing import TYPE_CHECKING
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.delivery.policy import Again, Done, GiveUp, Permanent, RetryPolicy, Transient
+from quiver.delivery.policy import Done, Exhausted, Permanent, Retry, RetryPolicy, Transient
 from quiver.errors import CapacityError, QuiverError, UsageError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.store.reading.retry_set import RetrySet
 
 if TYPE_CHECKING:
-    from quiver.delivery.dead_letters import DeadLetters  # has the engine, which a Spark process has no use for
+    from quiver.delivery.dead_letters import (
+        DeadLetters,  # imports the store engine, which a Spark process does not need
+    )
 
 __all__ = ["Undelivered"]
 
 SAVE_EVERY_S = 1.0
-"""What was delivered after all need not leave the set at once: until it does it is looked at once more."""
+"""A delivered bundle may stay in the saved set this long: after a crash it is tried once more."""
 
-TOLD_AGAIN_S = 60.0
-"""A bundle given up for the same reason is told so often at most: whoever refuses one refuses many."""
+LOG_INTERVAL_S = 60.0
+"""Minimum time between two events for the same reason: a destination that refuses one bundle refuses many."""
 
 
 class Undelivered:
     """
-    What one exporter has to try again, and what it gave up. Thread-safe.
+    The undelivered bundles of one exporter: its retry set and its dead letters. Thread-safe.
 
     Args:
-        exporter: its name, for counts and events.
-        policy: how often, how long, and what then.
-        retries: where what failed waits; in memory when None.
-        letters: where what is given up goes.
-        random: where jitter comes from.
-        clock: spaces what is told, and what is saved.
-        observer: takes counts and events.
+        exporter: its name, for metrics and events.
+        policy: the retry policy.
+        retries: the retry set; None keeps one in memory.
+        letters: the dead letters.
+        random: source of jitter.
+        clock: limits how often events are logged and the retry set is saved.
+        observer: receives counts and events.
 
     Raises:
-        UsageError: the policy is to keep dead letters, and there is no place for them.
+        UsageError: the policy is `dead_letter`, and *letters* is None.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Undelivered:
         observer: Observer | None = None,
     ) -> None:
         if policy.on_exhausted == "dead_letter" and letters is None:
-            raise UsageError(f"{exporter}: on_exhausted=dead_letter needs a place for dead letters")
+            raise UsageError(f"{exporter}: on_exhausted=dead_letter needs letters=DeadLetters(…)")
         self.exporter = exporter
         self.policy = policy
         self.retries = RetrySet(clock=clock) if retries is None else retries
@@ -76,7 +79,7 @@ class Undelivered:
         self._observer = observer or InMemoryObserver()
         self._lock = threading.Lock()
         self._saved_at_s = clock.monotonic()
-        self._told_at_s: dict[str, float] = {}
+        self._logged_at_s: dict[str, float] = {}
 
     def failed(
         self,
@@ -85,23 +88,23 @@ class Undelivered:
         *,
         content: Callable[[], Bundle | None],
         save: bool = True,
-    ) -> Again | GiveUp:
+    ) -> Retry | Exhausted:
         """
-        Take note of a failed attempt and say what is to be done. What is answered is durable on return.
+        Record a failed attempt and return the verdict, which is durable on return.
 
         Args:
             ref: the bundle.
-            outcome: of the attempt.
-            content: of the bundle, asked for when it becomes a letter; None when it cannot be read.
-            save: write the retry set now. Without it the caller does, with `save`, before it relies on it.
+            outcome: the outcome of the attempt.
+            content: returns the bundle, called if it becomes a dead letter; returns None if it cannot be read.
+            save: write the retry set now. If False, the caller must call `save` before relying on the verdict.
 
         Returns:
-            `Again`: also when the letter could not be written: nothing is given up without it. `GiveUp`: to be
-            acknowledged and `resolved`, or with `halt` to be left as it is.
+            `Retry`: keep the bundle unacknowledged; also if its dead letter could not be written. `Exhausted`:
+            acknowledge the bundle and call `resolved`; with `halt`, leave it unacknowledged.
 
         Raises:
-            CapacityError: the retry set has no room for it, so the position must not pass it.
-            OSError: the retry set could not be written; the same holds.
+            CapacityError: the retry set is full, so the position must not pass the bundle.
+            OSError: the retry set could not be written, so the position must not pass the bundle.
         """
         known = self.retries.get(ref)
         attempts = 1 + (0 if known is None else known.attempts)
@@ -111,31 +114,31 @@ class Undelivered:
             )
             delay_s = self.policy.delay_s(attempts, self._random)
         if isinstance(verdict, Done):
-            raise UsageError(f"{ref} was delivered: that is no failure")
-        if isinstance(verdict, GiveUp):
-            problem = self._give_up(ref, outcome, verdict, content, attempts)
+            raise UsageError(f"bundle {ref} was delivered; call resolved() instead of failed()")
+        if isinstance(verdict, Exhausted):
+            problem = self._exhaust(ref, outcome, verdict, content, attempts)
             if problem is None and verdict.how != "halt":
                 return verdict
             if problem is not None:
-                outcome, verdict = Transient("DEAD_LETTER", problem), Again(delay_s)
-        if isinstance(verdict, Again):
+                outcome, verdict = Transient("DEAD_LETTER", problem), Retry(delay_s)
+        if isinstance(verdict, Retry):
             self.retries.failed(ref, delay_s=verdict.delay_s, reason=str(outcome))
         else:
-            with contextlib.suppress(CapacityError):  # all stops here, whether that can be noted or not
+            with contextlib.suppress(CapacityError):  # the exporter halts even if this cannot be recorded
                 self.retries.failed(ref, delay_s=0.0, reason=str(outcome), is_halted=True)
         if save:
             self.save()
         return verdict
 
-    def _give_up(
+    def _exhaust(
         self,
         ref: BundleRef,
         outcome: Transient | Permanent,
-        verdict: GiveUp,
+        verdict: Exhausted,
         content: Callable[[], Bundle | None],
         attempts: int,
     ) -> str | None:
-        """Keep the letter, if one is to be kept, and count; return what went wrong with it."""
+        """Count the bundle and, if the policy asks for it, add a dead letter. Return the problem if adding failed."""
         if verdict.how == "dead_letter" and self._letters is not None:
             known = self.retries.get(ref)
             first_ns = 0 if known is None else known.first_failed_at_ns
@@ -146,31 +149,31 @@ class Undelivered:
                     reason=verdict.reason,
                     attempts=attempts,
                     first_failed_at_ns=first_ns,
-                    is_refused=isinstance(outcome, Permanent) and outcome.is_of_data,
+                    is_refused=isinstance(outcome, Permanent) and outcome.is_data_refused,
                 )
             except (QuiverError, OSError) as error:
-                self._tell("quiver.exporter.trouble", "dead letter", ref, str(error), level=logging.ERROR)
+                self._log("quiver.exporter.trouble", "dead letter", ref, str(error), level=logging.ERROR)
                 return str(error)
         self._observer.count("quiver.exporter.given_up_total", exporter=self.exporter, how=verdict.how)
         if verdict.how == "drop" and isinstance(outcome, Permanent):
-            return None  # who sent it tells of each refusal
+            return None  # the sender logs each refusal
         level = logging.ERROR if verdict.how == "halt" else logging.WARNING
-        self._tell("quiver.exporter.given_up", outcome.reason, ref, verdict.reason, level=level, how=verdict.how)
+        self._log("quiver.exporter.given_up", outcome.reason, ref, verdict.reason, level=level, how=verdict.how)
         return None
 
-    def _tell(self, name: str, reason: str, ref: BundleRef, message: str, *, level: int, how: str = "") -> None:
+    def _log(self, name: str, reason: str, ref: BundleRef, message: str, *, level: int, how: str = "") -> None:
         with self._lock:
             now_s = self._clock.monotonic()
-            told_at_s = self._told_at_s.get(f"{name} {reason}")
-            if told_at_s is not None and now_s - told_at_s < TOLD_AGAIN_S:
+            logged_at_s = self._logged_at_s.get(f"{name} {reason}")
+            if logged_at_s is not None and now_s - logged_at_s < LOG_INTERVAL_S:
                 return
-            self._told_at_s[f"{name} {reason}"] = now_s
+            self._logged_at_s[f"{name} {reason}"] = now_s
         more = {"how": how} if how else {}
         self._observer.event(name, level=level, exporter=self.exporter, bundle=str(ref), message=message, **more)
 
     def resolved(self, ref: BundleRef) -> None:
         """
-        Take note that a bundle is delivered, given up, or gone. Durable within a second, or with `save`.
+        Remove a bundle that was delivered, dropped or removed from the retry set. Durable within a second or on `save`.
 
         Raises:
             OSError: the retry set could not be written; the next call, or `save`, tries again.
@@ -184,18 +187,18 @@ class Undelivered:
 
     def save(self) -> None:
         """
-        Write the retry set, if it changed. Durable on return.
+        Write the retry set if it changed. Durable on return.
 
         Raises:
-            OSError: the disk refused; the next call tries again.
+            OSError: the disk failed; the next call tries again.
         """
         with self._lock:
             self._saved_at_s = self._clock.monotonic()
         self.retries.save()
 
     def close(self) -> None:
-        """Write what changed, and let go of the retry set and the dead letters. Idempotent."""
-        # Neither failure loses anything: what is not written is tried, or given up, once more.
+        """Save and close the retry set and the dead letters. Idempotent."""
+        # Neither failure loses data: after a restart the bundle is tried once more.
         with contextlib.suppress(OSError):
             self.retries.close()
         if self._letters is not None:

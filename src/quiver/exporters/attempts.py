@@ -39,7 +39,7 @@ class Attempts:
     def forget_denials(self) -> None:
         """Let requests be sent again that were refused for who sent them, or where to."""
         for progress in self.requests.values():
-            if progress.why is not None and not progress.why.is_of_data:
+            if progress.why is not None and not progress.why.is_data_refused:
                 progress.refused.clear()
                 progress.why = None
 

@@ -27,7 +27,7 @@ from typing import Self
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.exporter_stats import ExporterStats
-from quiver.delivery.policy import Again, GiveUp, Outcome, Permanent, RetryPolicy, Transient
+from quiver.delivery.policy import Exhausted, Outcome, Permanent, Retry, RetryPolicy, Transient
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import (
     BundleUnavailableError,
@@ -529,14 +529,14 @@ class BundleForwarder:
         except (CapacityError, OSError) as error:
             # It is pending in the store all the same; only its attempts are not counted.
             self._counts.trouble(str(error))
-            verdict = Again(self._undelivered.policy.max_interval_s)
-        if isinstance(verdict, GiveUp):
+            verdict = Retry(self._undelivered.policy.max_interval_s)
+        if isinstance(verdict, Exhausted):
             self._give_up(handle, verdict)
             return 0.0
         handle.defer(verdict.delay_s)
         return verdict.delay_s
 
-    def _give_up(self, handle: ForwardedHandle, verdict: GiveUp) -> None:
+    def _give_up(self, handle: ForwardedHandle, verdict: Exhausted) -> None:
         if verdict.how == "halt":
             with self._condition:
                 self._halted = self._problem = verdict.reason

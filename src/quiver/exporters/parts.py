@@ -136,7 +136,7 @@ class PartSender:
                 self.limit.not_the_reason()
                 message = f"{len(request)} bytes that cannot be divided: {reply.message}"
                 reply = Reply("refused", reply.reason, message)
-            progress.settle(*records, Permanent(reply.reason, reply.message, is_of_data=not reply.is_denied))
+            progress.settle(*records, Permanent(reply.reason, reply.message, is_data_refused=not reply.is_denied))
         self._answered(signal, request, reply)
         return None
 

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quiver.delivery.dead_letters import count_letters
+from quiver.delivery.dead_letters import count_dead_letters
 from quiver.delivery.exporter_stats import load_report
 from quiver.errors import QuiverError
 from quiver.primitives.disk.file_system import FileSystem
@@ -66,7 +66,7 @@ class ExporterFigures:
         with contextlib.suppress(QuiverError, OSError):
             found["retry_queue_bundles"] = len(load_retry_set(self._files, root, name))
         with contextlib.suppress(QuiverError, OSError):
-            found["dead_letters"] = count_letters(self._files, root, name)
+            found["dead_letters"] = count_dead_letters(self._files, root, name)
         return found
 
 

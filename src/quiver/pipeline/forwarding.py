@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from quiver.clock import SYSTEM_CLOCK
+from quiver.delivery.dead_letter_replay import DeadLetterReplay
 from quiver.delivery.dead_letters import DeadLetter, DeadLetters
 from quiver.delivery.exporter_stats import ExporterStats
-from quiver.delivery.letter_replay import LetterReplay
 from quiver.delivery.policy import Outcome, RetryPolicy
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import SettingsError, StoreFailedError, UsageError
@@ -92,10 +92,10 @@ class _Exporter:
         )
         self._confirmed = self._denied = 0
         self._was_failing = False
-        self._replay: LetterReplay | None = None
+        self._replay: DeadLetterReplay | None = None
         if letters is not None and letters_policy.replay == "auto":
             random = Random()  # noqa: S311 - jitter, not a secret
-            self._replay = LetterReplay(
+            self._replay = DeadLetterReplay(
                 name, letters, self._send_again, random=random, clock=SYSTEM_CLOCK, observer=observer
             )
         self._worker = Worker(
@@ -132,7 +132,7 @@ class _Exporter:
         state = self.forwarder.state()
         is_failing = bool(state.problem) or state.is_down or state.denied > self._denied
         if self._was_failing and not is_failing and state.confirmed > self._confirmed:
-            self._replay.works_again()
+            self._replay.exporter_recovered()
         self._confirmed, self._denied, self._was_failing = state.confirmed, state.denied, is_failing
         self._replay.run(self._may_replay)
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Self
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK
+from quiver.delivery.dead_letter_replay import DeadLetterReplay
 from quiver.delivery.dead_letters import DeadLetter, DeadLetters
-from quiver.delivery.letter_replay import LetterReplay
 from quiver.delivery.policy import Delivered, Outcome, Permanent, Transient
 from quiver.errors import QuiverError, UsageError
 from quiver.pipeline.model import Pipeline
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from quiver.observe import Observer
     from quiver.spark.exporters.retry_queue import BundleExport
 
-__all__ = ["LetterExport", "QueryReplay"]
+__all__ = ["DeadLetterExport", "QueryReplay"]
 
 LOOK_S = 1.0
 
@@ -52,7 +52,7 @@ _HOLDER = "replay"
 """The subscriber of the store for a moment: without one it might free what it holds."""
 
 
-class LetterExport:
+class DeadLetterExport:
     """
     Exports letters as the exporter *name* of *pipeline* does. A context manager, with a Spark session of its own where
     none is active.
@@ -108,7 +108,7 @@ class QueryReplay:
     Args:
         spark: the session of the query; this one makes its own of it.
         plan: the query.
-        may_go_on: says whether the query works.
+        may_continue: says whether the query works.
         observer: takes counts and events.
         stats: takes what is delivered.
         background: replay in a thread; without it the caller drives `look`.
@@ -121,7 +121,7 @@ class QueryReplay:
         self,
         spark: SparkSession,
         plan: QueryPlan,
-        may_go_on: Callable[[], bool],
+        may_continue: Callable[[], bool],
         observer: Observer,
         *,
         stats: ExporterStats | None = None,
@@ -131,13 +131,13 @@ class QueryReplay:
         self._spark = spark.newSession()
         self._export = export_of(plan, stats)
         self._name = plan.subscriber
-        self._may_go_on = may_go_on
-        self._replays: list[tuple[DeadLetters, LetterReplay]] = []
+        self._may_go_on = may_continue
+        self._replays: list[tuple[DeadLetters, DeadLetterReplay]] = []
         for root in plan.stores:
             letters = plan.letters(root, plan.subscriber, observer=observer)
             deliver = partial(_exported, self._spark, self._export, self._name, root)
             random = Random()  # noqa: S311 - jitter, not a secret
-            replay = LetterReplay(plan.name, letters, deliver, random=random, clock=SYSTEM_CLOCK, observer=observer)
+            replay = DeadLetterReplay(plan.name, letters, deliver, random=random, clock=SYSTEM_CLOCK, observer=observer)
             self._replays.append((letters, replay))
         self._worker = Worker(
             f"quiver-replay {plan.name}",

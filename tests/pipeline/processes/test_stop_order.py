@@ -17,7 +17,7 @@ import quiver
 from lifeline import Lifeline as StubLifeline
 from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK
-from quiver.delivery.letter_policy import LetterPolicy
+from quiver.delivery.dead_letter_policy import DeadLetterPolicy
 from quiver.delivery.policy import RetryPolicy
 from quiver.errors import CapacityError
 from quiver.pipeline import export
@@ -36,7 +36,7 @@ from quiver.spark.store.sink_stage import commit_batch, stage
 from quiver.store.store import Store
 from quiver.testing.clock import ManualClock
 
-LETTERS = partial(LetterPolicy, replay="manual")
+LETTERS = partial(DeadLetterPolicy, replay="manual")
 PIPELINE = """\
 nodes:
   otlp:

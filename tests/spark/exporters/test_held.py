@@ -11,7 +11,7 @@ import pytest
 from stores import logs_request, seal_requests
 
 from quiver.bundle import BundleRef
-from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient
 from quiver.errors import CapacityError, DeliveryHaltedError, DirectoryInUseError
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -117,7 +117,7 @@ def test_its_attempts_are_used_up(store, held, export, clock):
     clock.advance(0.1)
     assert (held.drain(), export.tried) == (1, 2)
     assert (waiting(store), export.has) == ([], [])
-    (letter,) = read_letters(REAL_FILES, store.root, "out")
+    (letter,) = read_dead_letters(REAL_FILES, store.root, "out")
     assert (letter.ref, letter.attempts) == (BAD, 3)
     assert letter.reason == "3 attempts failed; the last with PROCESSOR: ZeroDivisionError: division by zero"
 
@@ -143,14 +143,14 @@ def test_what_cannot_be_decoded_is_a_letter_at_once(store, export, clock):
     with_policy.session = SimpleNamespace()
     with_policy.set_aside({(store.root, BundleRef(0, 0)): Permanent("UNDECODABLE", "bad")})
     assert with_policy.is_empty
-    (letter,) = read_letters(REAL_FILES, store.root, "out")
+    (letter,) = read_dead_letters(REAL_FILES, store.root, "out")
     assert letter.reason == "UNDECODABLE: bad"
     with open(f"{store.root}/quiver.retry.out", "wb") as file:
         file.write(b"QUIVER\0R damaged")
     with_policy.take_up(store.root)
     assert with_policy.drain() == 2
     assert [(segment, index) for segment, index, _ in export.has] == [(0, 1)]
-    assert [one.ref for one in read_letters(REAL_FILES, store.root, "out")] == [BundleRef(0, 0)]
+    assert [one.ref for one in read_dead_letters(REAL_FILES, store.root, "out")] == [BundleRef(0, 0)]
     with_policy.close()
 
 
@@ -176,7 +176,7 @@ def test_the_next_life_goes_on_with_it(store, held, export, clock):
     second.session = SimpleNamespace()
     clock.advance(2.0)
     assert second.drain() == 1
-    assert len(read_letters(REAL_FILES, store.root, "out")) == 1
+    assert len(read_dead_letters(REAL_FILES, store.root, "out")) == 1
     second.close()
 
 

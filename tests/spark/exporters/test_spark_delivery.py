@@ -12,7 +12,7 @@ from stores import StoreMaker, logs_request
 
 from quiver.bundle import OTLP_SCHEMA, BundleRef
 from quiver.clock import SYSTEM_CLOCK
-from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
 from quiver.errors import DeliveryHaltedError
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -95,7 +95,7 @@ def test_offsets_move_on_and_nothing_is_acknowledged_that_failed(spark, store, t
             finish(start_delivery(spark, store.root, delivery, "out", checkpoint=checkpoint, trigger=NOW))
     assert sorted(far.has) == ["a", "b", "c", "sick"]
     assert pending(store, "out", 3, 1, 1) == []
-    (letter,) = read_letters(REAL_FILES, store.root, "out")
+    (letter,) = read_dead_letters(REAL_FILES, store.root, "out")
     assert (letter.ref, letter.reason) == (BundleRef(0, 2), "HTTP 400: no")
     assert far.batch_ids["sick"] == {"5c0f0000-0000-0000-0000-000000000001/0:1"}
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_decoded_stops_no_exporter(spark, store, tmp_path, how, f
     times = [time for one in tables for time in one["time_unix_nano"].cast(pa.int64()).to_pylist()]
     assert sorted(times) == [1, 2, 3, 4]
     assert list(lake.rglob(".*.part")) == []
-    letters = read_letters(REAL_FILES, store.root, "lake")
+    letters = read_dead_letters(REAL_FILES, store.root, "lake")
     assert [letter.ref for letter in letters] == ([BundleRef(0, 1), BundleRef(1, 0)] if how == "dead_letter" else [])
     assert all("request for logs cannot be decoded" in letter.reason for letter in letters)
     assert path.endswith("0.qseg")
@@ -151,7 +151,7 @@ def test_what_cannot_be_decoded_is_a_letter_behind_processors_too(spark, store, 
     )
     lines = [line for file in (tmp_path / "files" / "logs").glob("*.jsonl") for line in file.read_text().splitlines()]
     assert len(lines) == 1
-    assert [letter.ref for letter in read_letters(REAL_FILES, store.root, "files")] == [BundleRef(0, 1)]
+    assert [letter.ref for letter in read_dead_letters(REAL_FILES, store.root, "files")] == [BundleRef(0, 1)]
 
 
 @pytest.mark.slow

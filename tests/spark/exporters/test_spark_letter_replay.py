@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from quiver.bundle import BundleRef
 from quiver.cli.main import build_app
 from quiver.delivery.batches import read_stored
-from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 from quiver.observe import InMemoryObserver
 from quiver.pipeline.processes.child import read_pipeline
 from quiver.pipeline.queries import plan_queries
@@ -66,7 +66,7 @@ def test_it_is_exported_once_when_the_processor_is_mended(store, tmp_path):
     assert failed["0:2"].startswith("UNDECODABLE")
     code, failed = replay("nullif(time_unix_nano, 0)")
     assert (code, failed["0:1"]) == (1, None)
-    assert [letter.ref for letter in read_letters(REAL_FILES, store.root, "lake")] == [BundleRef(0, 2)]
+    assert [letter.ref for letter in read_dead_letters(REAL_FILES, store.root, "lake")] == [BundleRef(0, 2)]
     with DeadLetters(store.root, "lake", background=False) as letters:
         ref = BundleRef(0, 1)
         letters.add(ref, read_stored(REAL_FILES, store.root, ref), reason="killed before it was dropped")
@@ -97,6 +97,6 @@ def test_letters_come_back_by_themselves_when_the_processor_is_mended(spark, sto
 
     assert replay("time_unix_nano") == {"refused": 1}
     assert replay("nullif(time_unix_nano, 0)") == {"delivered": 1}
-    assert [letter.ref for letter in read_letters(REAL_FILES, store.root, "lake")] == [BundleRef(0, 2)]
+    assert [letter.ref for letter in read_dead_letters(REAL_FILES, store.root, "lake")] == [BundleRef(0, 2)]
     rows = [row["share"] for file in (out / "logs").glob("[!.]*") for row in pq.read_table(file).to_pylist()]
     assert sorted(rows, key=str) == [2.0, None]

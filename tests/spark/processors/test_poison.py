@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 from stores import logs_request, seal_requests, spans_request
 
 from quiver.bundle import BundleRef
-from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 from quiver.delivery.policy import RetryPolicy
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.query import TableBatches
@@ -85,7 +85,7 @@ def test_a_query_that_fails_on_one_bundle_exports_the_others(spark, store, tmp_p
         life.batch(0, 0)
     assert exported(tmp_path / "out") == [1, 2]
     assert held(store) == []
-    letters = {letter.ref: letter.reason for letter in read_letters(REAL_FILES, store.root, "files")}
+    letters = {letter.ref: letter.reason for letter in read_dead_letters(REAL_FILES, store.root, "files")}
     assert list(letters) == [BundleRef(0, 2), BundleRef(0, 1)]
     assert letters[0, 1].startswith("1 attempts failed; the last with PROCESSOR: ")
     assert "[DIVIDE_BY_ZERO]" in letters[0, 1]
@@ -126,7 +126,7 @@ def test_what_passes_later_is_exported_once_in_whichever_life(spark, store, tmp_
         with Life(spark, store, out, [fussy(mended=True)], clock) as life:
             life.batch(0, 0)
             assert exported(out) == [0, 1, 3, 7]
-    assert (held(store), read_letters(REAL_FILES, store.root, "files")) == ([], [])
+    assert (held(store), read_dead_letters(REAL_FILES, store.root, "files")) == ([], [])
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_a_chain_that_is_broken_itself_blames_no_bundle(spark, store, tmp_path):
         pytest.raises(Exception, match="no_such_column"),
     ):
         life.batch(0, 0)
-    assert (held(store), read_letters(REAL_FILES, store.root, "files")) == ([], [])
+    assert (held(store), read_dead_letters(REAL_FILES, store.root, "files")) == ([], [])
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_what_was_written_before_it_failed_goes(spark, store, tmp_path):
         life.batch(0, 0)
         assert (held(store), exported(tmp_path / "out")) == ([(BundleRef(0, 1), 1)], [1, 2])
         assert life.drain(2.0) == 1
-    assert len(read_letters(REAL_FILES, store.root, "files")) == 1
+    assert len(read_dead_letters(REAL_FILES, store.root, "files")) == 1
     assert list((tmp_path / "out").rglob(".*.part")) == []
 
 

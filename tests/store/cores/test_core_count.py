@@ -8,7 +8,7 @@ import pytest
 from core_rig import ROOT, Rig, drain, fill, numbered
 
 from quiver import BundleRef
-from quiver.delivery.dead_letters import DeadLetters, read_letters
+from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 
 
 @pytest.mark.parametrize("what", ["dead-letter/out", "incoming/sink"])
@@ -31,7 +31,7 @@ def test_what_is_nobody_elses_keeps_a_removed_core(what: str, caplog: pytest.Log
     assert "quiver.core.tick" not in caplog.text
     assert rig.files.exists(f"{ROOT}/core_1/quiver.sub.one")
     if what == "dead-letter/out":
-        assert [found.reason for found in read_letters(rig.files, f"{ROOT}/core_1", "out")] == ["no such table"]
+        assert [found.reason for found in read_dead_letters(rig.files, f"{ROOT}/core_1", "out")] == ["no such table"]
 
 
 def test_a_removed_core_that_must_stay_is_looked_at_more_and_more_seldom(caplog: pytest.LogCaptureFixture) -> None:

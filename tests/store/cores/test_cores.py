@@ -18,7 +18,7 @@ from quiver import (
     UnknownSubscriberError,
     UsageError,
 )
-from quiver.delivery.dead_letters import DeadLetters, open_letters, read_letters
+from quiver.delivery.dead_letters import DeadLetters, open_dead_letters, read_dead_letters
 from quiver.store.cores.store import MultiCoreStore
 
 
@@ -481,9 +481,9 @@ def test_dead_letters_keep_a_removed_core(rig: Rig) -> None:
     assert letters.add(BundleRef(9, 9), numbered(99), reason="HTTP 400")
     assert not _gone(rig, letters=letters)
     assert not _gone(rig)
-    assert [letter.ref for letter in read_letters(rig.files, root, "one")] == [BundleRef(9, 9)]
+    assert [letter.ref for letter in read_dead_letters(rig.files, root, "one")] == [BundleRef(9, 9)]
 
-    with open_letters(rig.files, root, "one") as box:
+    with open_dead_letters(rig.files, root, "one") as box:
         assert box is not None
         assert box.drop({BundleRef(9, 9)}) == 1
     assert _gone(rig)

@@ -17,7 +17,7 @@ from typing import Any
 from quiver.cli.reports import Reported, reported
 from quiver.cli.stats.store import StoreStats, SubscriberStats, collect_stats
 from quiver.cli.stats.waiting import Waiting, waiting_of
-from quiver.delivery.dead_letters import count_letters
+from quiver.delivery.dead_letters import count_dead_letters
 from quiver.errors import TransientError, UsageError
 from quiver.pipeline.companion_stores import stores_beside
 from quiver.primitives.disk.file_system import FileSystem
@@ -269,7 +269,7 @@ def _reports(fs: FileSystem, found: StoreStats) -> dict[str, Reported]:
 
 def _letters(fs: FileSystem, found: StoreStats) -> dict[str, int]:
     counts = {
-        one.subscriber: sum(count_letters(fs, core.directory, one.subscriber) for core in found.cores)
+        one.subscriber: sum(count_dead_letters(fs, core.directory, one.subscriber) for core in found.cores)
         for one in found.subscribers
     }
     return {name: count for name, count in counts.items() if count}

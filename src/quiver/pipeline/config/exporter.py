@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from quiver.delivery.letter_policy import LetterPolicy, Replay
+from quiver.delivery.dead_letter_policy import DeadLetterPolicy, Replay
 from quiver.delivery.policy import OnExhausted, RetryPolicy
 from quiver.errors import SettingsError
 from quiver.exporters.settings import ExporterSettings, OtapSenderSettings, RequestSizes, shown
@@ -160,7 +160,7 @@ class ExporterConfig(Config):
         }
         return RetryPolicy(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
 
-    def letters(self) -> LetterPolicy:
+    def letters(self) -> DeadLetterPolicy:
         """
         Return the limits of the dead letters, and whether they are replayed automatically.
 
@@ -173,7 +173,7 @@ class ExporterConfig(Config):
             "max_age_s": self.dead_letters.max_age,
             "replay": self.dead_letters.replay,
         }
-        return LetterPolicy(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return DeadLetterPolicy(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
 
     @property
     def destination(self) -> str:

@@ -321,15 +321,15 @@ def not_sealed(pipeline: Pipeline) -> list[tuple[str, int, str]]:
 
 def lost_letters(pipeline: Pipeline) -> list[tuple[str, int, str]]:
     """Return whose dead letters end with the run, because they are in memory: whose, how many, and where they are."""
-    from quiver.delivery.dead_letters import count_letters, exporters_with_letters  # noqa: PLC0415 - brings the engine
+    from quiver.delivery.dead_letters import count_dead_letters, exporters_with_dead_letters  # noqa: PLC0415 - brings the engine
 
     found = []
     for directory in (buffer.config.path for buffer in pipeline.buffers if buffer.kind == "memory"):
         letters: dict[str, int] = {}
         try:
             for root in _roots(directory):
-                for name in exporters_with_letters(REAL_FILES, root):
-                    letters[name] = letters.get(name, 0) + count_letters(REAL_FILES, root, name)
+                for name in exporters_with_dead_letters(REAL_FILES, root):
+                    letters[name] = letters.get(name, 0) + count_dead_letters(REAL_FILES, root, name)
         except (QuiverError, OSError) as error:
             _log.warning("%s cannot be looked at: %s", directory, error)
         found += [(name, count, directory) for name, count in letters.items() if count]

@@ -25,7 +25,7 @@ import pyarrow as pa
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.batches import read_stored
-from quiver.delivery.policy import GiveUp, Permanent, RetryPolicy, Transient, outcome_of_error
+from quiver.delivery.policy import Exhausted, Permanent, RetryPolicy, Transient, outcome_of_error
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import (
     BundleUnavailableError,
@@ -335,7 +335,7 @@ class HeldExports:
             kind: FailureType = "data" if isinstance(outcome, Permanent) else "processor"
             self._stats.failed(kind, f"bundle {ref}: {outcome}")
         verdict = undelivered.failed(ref, outcome, content=lambda: _content(root, ref), save=save)
-        if isinstance(verdict, GiveUp):
+        if isinstance(verdict, Exhausted):
             if verdict.how == "halt":
                 raise DeliveryHaltedError(self._subscriber, str(ref), verdict.reason)
             undelivered.resolved(ref)

@@ -1,4 +1,4 @@
-"""Dead letters have a cap and an age of their own, and come back by themselves when their exporter works again."""
+"""Dead letters have a size cap and a maximum age, and are replayed when their exporter has recovered."""
 
 from random import Random
 
@@ -7,9 +7,15 @@ import pytest
 from numbered import bundle_of, number_of
 
 from quiver.bundle import Bundle, BundleRef
-from quiver.delivery.dead_letters import LETTER_SCHEMA, DeadLetters, count_letters, open_letters, read_letters
-from quiver.delivery.letter_policy import LetterPolicy
-from quiver.delivery.letter_replay import LetterReplay
+from quiver.delivery.dead_letter_policy import DeadLetterPolicy
+from quiver.delivery.dead_letter_replay import DeadLetterReplay
+from quiver.delivery.dead_letters import (
+    DEAD_LETTER_SCHEMA,
+    DeadLetters,
+    count_dead_letters,
+    open_dead_letters,
+    read_dead_letters,
+)
 from quiver.delivery.policy import Delivered, Permanent, RetryPolicy, Transient
 from quiver.delivery.undelivered import Undelivered
 from quiver.errors import CapacityError, SettingsError
@@ -25,13 +31,13 @@ DOWN = Transient("UNAVAILABLE", "down")
 
 
 class Rig:
-    """Letters on a disk, a far side that answers as a test says, and what replays them."""
+    """Dead letters on a disk, a destination with scripted answers, and the replay under test."""
 
     def __init__(self, policy=None):
         self.clock = ManualClock()
         self.disk = CrashFileSystem(clock=self.clock)
         self.observer = InMemoryObserver()
-        self.policy = policy or LetterPolicy()
+        self.policy = policy or DeadLetterPolicy()
         self.letters = self.opened()
         self.answers = {}
         self.default = Delivered()
@@ -51,7 +57,7 @@ class Rig:
         )
 
     def replayer(self):
-        return LetterReplay(
+        return DeadLetterReplay(
             "out", self.letters, self.deliver, random=Random(1), clock=self.clock, observer=self.observer
         )
 
@@ -69,7 +75,7 @@ class Rig:
         return self.replay.run(lambda: self.works)
 
     def left(self):
-        return [letter.ref.index for letter in read_letters(self.disk, ROOT, "out")]
+        return [letter.ref.index for letter in read_dead_letters(self.disk, ROOT, "out")]
 
     def total(self, name, **attributes):
         return sum(
@@ -79,8 +85,8 @@ class Rig:
         )
 
 
-def test_letters_are_delivered_when_the_exporter_works():
-    """Oldest first, each once, and their disk is free afterwards."""
+def test_dead_letters_are_delivered_when_the_exporter_works():
+    """Oldest first, each once; their disk space is freed."""
     rig = Rig()
     rig.give_up(1, 2, 3)
     assert rig.run() == 3
@@ -92,7 +98,7 @@ def test_letters_are_delivered_when_the_exporter_works():
 
 
 def test_nothing_is_replayed_while_the_exporter_fails():
-    """And a pass ends when it begins to."""
+    """A pass ends when the exporter starts to fail."""
     rig = Rig()
     rig.give_up(1, 2)
     rig.works = False
@@ -102,8 +108,8 @@ def test_nothing_is_replayed_while_the_exporter_fails():
     assert (rig.sent, rig.left()) == ([1], [2])
 
 
-def test_one_letter_finds_out_that_the_receiver_is_still_down():
-    """It knocks after growing pauses; the first success is followed by all."""
+def test_one_dead_letter_probes_a_destination_that_is_down():
+    """With growing pauses; the first success is followed by all others."""
     rig = Rig()
     rig.give_up(*range(1, 30))
     rig.default = DOWN
@@ -112,13 +118,13 @@ def test_one_letter_finds_out_that_the_receiver_is_still_down():
         rig.clock.advance(1.0)
     assert 5 < len(rig.sent) < 20
     rig.default = Delivered()
-    rig.replay.works_again()
+    rig.replay.exporter_recovered()
     assert rig.run() == 29
     assert rig.left() == []
 
 
-def test_a_letter_that_always_fails_holds_up_no_other():
-    """The least often tried goes first."""
+def test_a_dead_letter_that_always_fails_does_not_block_others():
+    """Those with the fewest attempts are tried first."""
     rig = Rig()
     rig.give_up(1, 2, 3)
     rig.answers[1] = DOWN
@@ -128,8 +134,8 @@ def test_a_letter_that_always_fails_holds_up_no_other():
     assert (rig.sent, rig.left()) == ([1, 2, 3, 1], [1])
 
 
-def test_what_was_refused_for_its_data_waits_for_a_person():
-    """Also what is refused when it is replayed, until the process ends."""
+def test_dead_letters_with_refused_data_are_not_replayed():
+    """Neither those refused before nor those refused by a replay, until the process ends."""
     rig = Rig()
     rig.give_up(1, reason="HTTP 400", is_refused=True)
     rig.give_up(2)
@@ -144,35 +150,35 @@ def test_what_was_refused_for_its_data_waits_for_a_person():
     assert rig.left() == [1]
 
 
-def test_a_letter_that_is_not_let_in_is_tried_again():
-    """A wrong token says nothing of the data."""
+def test_a_dead_letter_with_refused_credentials_is_retried():
+    """A wrong token says nothing about the data."""
     rig = Rig()
     rig.give_up(1)
-    rig.answers[1] = Permanent("HTTP 401", is_of_data=False)
+    rig.answers[1] = Permanent("HTTP 401", is_data_refused=False)
     rig.run()
     rig.answers.clear()
     rig.clock.advance(600.0)
     assert rig.run() == 1
 
 
-def test_the_letter_says_whether_its_data_were_refused():
-    """What used its attempts up and what was not let in comes back; a refusal of the data does not."""
+def test_is_refused_is_stored_with_the_dead_letter():
+    """True for refused data; false for used-up retries and refused credentials."""
     rig = Rig()
     policy = RetryPolicy(max_attempts=1)
     undelivered = Undelivered(
         "out", policy, retries=RetrySet(clock=rig.clock), letters=rig.letters, clock=rig.clock, observer=rig.observer
     )
-    for number, outcome in enumerate((DOWN, Permanent("HTTP 401", is_of_data=False), Permanent("HTTP 400"))):
+    for number, outcome in enumerate((DOWN, Permanent("HTTP 401", is_data_refused=False), Permanent("HTTP 400"))):
         undelivered.failed(BundleRef(0, number), outcome, content=lambda number=number: bundle_of(number))
-    assert [letter.is_refused for letter in read_letters(rig.disk, ROOT, "out")] == [False, False, True]
+    assert [letter.is_refused for letter in read_dead_letters(rig.disk, ROOT, "out")] == [False, False, True]
 
 
-def test_a_letter_of_an_earlier_version_waits_for_a_person():
-    """It does not say why it is there."""
+def test_a_dead_letter_of_version_1_is_not_replayed():
+    """Version 1 does not record whether the data were refused."""
     rig = Rig()
     rig.give_up(1)
     rig.letters.close()
-    old = pa.schema(list(LETTER_SCHEMA)[:-1], metadata={"quiver.dead_letter": "1"})
+    old = pa.schema(list(DEAD_LETTER_SCHEMA)[:-1], metadata={"quiver.dead_letter": "1"})
     row = {"segment": 0, "index": 7, "reason": "x", "attempts": 1, "first_failed_at_ns": 1, "given_up_at_ns": 2}
     slots = {**bundle_of(7).batches, 63: pa.RecordBatch.from_pylist([row | {"ingested_at_ns": None}], schema=old)}
     with open_store(rig.letters.path, files=rig.disk, clock=rig.clock, background=False) as store:
@@ -180,21 +186,20 @@ def test_a_letter_of_an_earlier_version_waits_for_a_person():
         store.flush()
     assert rig.run() == 1
     assert rig.left() == [7]
-    assert read_letters(rig.disk, ROOT, "out")[0].is_refused
+    assert read_dead_letters(rig.disk, ROOT, "out")[0].is_refused
 
 
-def test_a_command_that_drops_letters_meanwhile_is_not_disturbed():
-    """The pass is put off."""
+def test_replay_is_postponed_while_a_command_drops_dead_letters():
     rig = Rig()
     rig.give_up(1)
-    with open_letters(rig.disk, ROOT, "out"):
+    with open_dead_letters(rig.disk, ROOT, "out"):
         assert rig.run() == 0
     rig.clock.advance(30.0)
     assert rig.run() == 1
 
 
-def test_killed_after_a_delivery_it_is_repeated_at_most_once():
-    """A letter that was delivered goes durably before the next one is sent."""
+def test_a_crash_repeats_at_most_one_delivery():
+    """A delivered dead letter is durably dropped before the next one is sent."""
     rig = Rig()
     rig.give_up(1, 2, 3)
     states = []
@@ -203,12 +208,12 @@ def test_killed_after_a_delivery_it_is_repeated_at_most_once():
     rig.disk.on_step = None
     assert len(states) > 5
     for disk, sent in states:
-        left = [letter.ref.index for letter in read_letters(disk, ROOT, "out")]
+        left = [letter.ref.index for letter in read_dead_letters(disk, ROOT, "out")]
         assert set(left) | set(sent) == {1, 2, 3}
         assert len(set(left) & set(sent)) <= 1
 
 
-# ── room and age ─────────────────────────────────────────────────────────────────────────────────────
+# ── size and age ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def large(number):
@@ -221,12 +226,12 @@ def fill(rig, count):
         rig.letters._store.maintain()
 
 
-def test_letters_do_not_grow_beyond_their_cap():
-    """With `backpressure` the bundle is no letter, so that its exporter keeps it in the buffer."""
-    rig = Rig(LetterPolicy(size_cap_bytes=2 * MIB))
+def test_dead_letters_do_not_exceed_their_cap():
+    """With `backpressure`, the bundle is not added and its exporter keeps it in the buffer."""
+    rig = Rig(DeadLetterPolicy(size_cap_bytes=2 * MIB))
     with pytest.raises(CapacityError, match="dead letters in /store/dead-letter/out: dead_letters.size_cap"):
         fill(rig, 100)
-    kept = count_letters(rig.disk, ROOT, "out")
+    kept = count_dead_letters(rig.disk, ROOT, "out")
     assert 5 <= kept < 20
     assert rig.letters._store.disk_bytes <= 2 * MIB
     undelivered = Undelivered(
@@ -237,9 +242,8 @@ def test_letters_do_not_grow_beyond_their_cap():
     assert BundleRef(0, 99) in undelivered.retries
 
 
-def test_the_oldest_letters_make_room_when_the_policy_says_so():
-    """They are counted."""
-    rig = Rig(LetterPolicy(size_cap_bytes=2 * MIB, size_cap_policy="drop_oldest"))
+def test_drop_oldest_frees_space_and_counts_the_dropped():
+    rig = Rig(DeadLetterPolicy(size_cap_bytes=2 * MIB, size_cap_policy="drop_oldest"))
     fill(rig, 100)
     left = rig.left()
     assert left[-1] == 99
@@ -247,9 +251,9 @@ def test_the_oldest_letters_make_room_when_the_policy_says_so():
     assert rig.total("dead_letters_dropped", reason="size") == 100 - len(left)
 
 
-def test_a_letter_that_is_too_old_goes():
-    """And is counted."""
-    rig = Rig(LetterPolicy(max_age_s=3600.0))
+def test_a_dead_letter_expires_after_max_age():
+    """The dropped dead letter is counted."""
+    rig = Rig(DeadLetterPolicy(max_age_s=3600.0))
     rig.give_up(1)
     rig.letters._store.flush()
     rig.clock.advance(1800.0)
@@ -270,6 +274,6 @@ def test_a_letter_that_is_too_old_goes():
         ({"size_cap_policy": "explode"}, "size_cap_policy"),
     ],
 )
-def test_policies_that_cannot_be(given, says):
+def test_invalid_policies_are_refused(given, says):
     with pytest.raises(SettingsError, match=says):
-        LetterPolicy(**given)
+        DeadLetterPolicy(**given)

@@ -119,7 +119,7 @@ class FakeSender:
         self.closed += 1
 
 
-class GrpcFarSide:
+class FakeGrpcDestination:
     """
     A real gRPC server. `answers` are used up in order: bytes are the response, a tuple of code, message and trailing
     metadata ends the call; without one the answer is empty success.
@@ -175,7 +175,7 @@ class GrpcFarSide:
 
 
 @contextmanager
-def http_far_side(*answers, tls=None):
+def fake_http_destination(*answers, tls=None):
     """
     A real HTTP server. Each answer is (status, headers, body); without one it is an empty 200. A `None` closes the
     connection instead of answering.

@@ -13,7 +13,7 @@ SLOTS = {"logs": 60, "spans": 61, "metrics": 62}
 
 
 @contextmanager
-def far_side(directory, *, protocol="grpc", port=0):
+def destination(directory, *, protocol="grpc", port=0):
     """Yield the receiver; what it confirms is in a store in *directory*."""
     settings = OtlpSettings(listening_addr=f"127.0.0.1:{port}", workers=2)
     with quiver.open(directory) as store, RECEIVERS[protocol](store, settings) as receiver:

@@ -1,4 +1,4 @@
-"""How much room an exporter's dead letters have, how long they stay, and who replays them."""
+"""Size cap, maximum age and replay mode of an exporter's dead letters."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Literal, get_args
 from quiver.errors import SettingsError
 from quiver.settings import GIB, MIB, Settings, SizeCapPolicy
 
-__all__ = ["LetterPolicy", "Replay"]
+__all__ = ["DeadLetterPolicy", "Replay"]
 
 Replay = Literal["auto", "manual"]
 
 SIZE_CAP_BYTES_MIN = 1 * MIB
 SEGMENT_BYTES_MAX = 8 * MIB
 SEGMENT_SHARE = 8
-"""A segment is this part of a small cap, so that log and segments leave room for letters."""
+"""With a small cap, a segment is one eighth of it, so that log and segments leave space for dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
-class LetterPolicy:
+class DeadLetterPolicy:
     """
-    What becomes of the dead letters of one exporter.
+    The limits and the replay mode of one exporter's dead letters.
 
     Attributes:
-        size_cap_bytes: the most that they take on the disk, in one store.
-        size_cap_policy: at the cap, `backpressure` keeps a bundle in the buffer, where it is tried again until there is
-            room for its letter; `drop_oldest` drops the oldest letters.
-        max_age_s: an older letter is dropped; None keeps it.
-        replay: `auto` delivers letters again when the exporter works again, except those whose data were refused;
-            `manual` leaves all of them to a person.
+        size_cap_bytes: their maximum size on disk, in one store.
+        size_cap_policy: at the cap, `backpressure` keeps a bundle in the buffer and retries it until there is space for
+            a dead letter; `drop_oldest` drops the oldest dead letters.
+        max_age_s: drop older dead letters; None: keep them.
+        replay: `auto` replays dead letters when the exporter has recovered, except those whose data were refused;
+            `manual` replays none.
 
     Raises:
         SettingsError: out of range.
@@ -49,7 +49,7 @@ class LetterPolicy:
 
     def settings(self, stores: int = 1) -> Settings:
         """
-        Return the settings of a store of letters, of which there are so many.
+        Return the settings of one of *stores* stores of dead letters, which share the cap.
 
         Raises:
             SettingsError: out of range.

@@ -1,10 +1,11 @@
 """
-Dead letters that are delivered again by themselves, once their exporter works again.
+Automatic replay of dead letters after their exporter has recovered.
 
-A letter whose data were refused would be refused again: it waits for a person. The others are there because the
-receiver was down for too long, or did not let the exporter in. They are tried one after the other, the least often
-tried first. One that fails ends the pass, and the next pass comes later, after up to ten minutes, or when the exporter
-is seen to work again: an exporter without other data finds that out with a single letter now and then.
+A dead letter whose data were refused would be refused again, so it is only replayed manually. The others became dead
+letters because the destination was down for too long or rejected the exporter's credentials. They are tried one by
+one, those with the fewest attempts first. A failure ends the pass. The next pass starts after a backoff of up to ten
+minutes, or when the exporter recovers. An exporter without other data notices the recovery by trying one dead letter
+in each pass.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from quiver.errors import QuiverError
 from quiver.observe import Observer
 from quiver.primitives.backoff import Backoff
 
-__all__ = ["LetterReplay"]
+__all__ = ["DeadLetterReplay"]
 
-LOOK_S = 30.0
-"""Whether there are letters is looked at this often."""
+CHECK_INTERVAL_S = 30.0
+"""Pause between two checks for dead letters."""
 REFUSED_MAX = 10
-"""So many letters that are refused one after the other end a pass, too."""
+"""This many refused dead letters in a row also end a pass."""
 BACKOFF = Backoff(first_s=30.0, cap_s=600.0)
 
 
-class LetterReplay:
+class DeadLetterReplay:
     """
-    Replays the letters of one exporter. Not thread-safe: one worker calls `run`.
+    Replays the dead letters of one exporter. Not thread-safe: one worker calls `run`.
 
     Args:
         exporter: its name.
         letters: its dead letters.
-        deliver: sends one, and says what became of it.
-        random: where the jitter of the pauses comes from.
-        clock: spaces the passes.
-        observer: takes counts and events.
+        deliver: sends one and returns the outcome.
+        random: source of the jitter of the pauses.
+        clock: measures the pauses between passes.
+        observer: receives counts and events.
     """
 
     def __init__(
@@ -64,46 +65,46 @@ class LetterReplay:
         self._delays = BACKOFF.delays(random)
         self._next_at_s = clock.monotonic()
 
-    def works_again(self) -> None:
-        """Let the next pass begin at once: the exporter failed, and delivers again."""
+    def exporter_recovered(self) -> None:
+        """Start the next pass immediately, because the exporter delivers again after a failure."""
         self._delays = BACKOFF.delays(self._random)
         self._next_at_s = self._clock.monotonic()
 
-    def run(self, may_go_on: Callable[[], bool]) -> int:
+    def run(self, may_continue: Callable[[], bool]) -> int:
         """
-        Deliver what may be delivered now; return how many letters were.
+        Run one pass if it is due. Return how many dead letters were delivered.
 
         Args:
-            may_go_on: asked before each letter: the exporter works, as far as it knows, and is not to stop.
+            may_continue: called before each dead letter; whether the exporter is working and not about to stop.
         """
-        if self._clock.monotonic() < self._next_at_s or not may_go_on():
+        if self._clock.monotonic() < self._next_at_s or not may_continue():
             return 0
-        self._next_at_s = self._clock.monotonic() + LOOK_S
+        self._next_at_s = self._clock.monotonic() + CHECK_INTERVAL_S
         try:
-            delivered = self._replay(may_go_on)
+            delivered = self._replay(may_continue)
         except (QuiverError, OSError) as error:
-            # Somebody else has the letters open, or the disk refused: nothing is lost by trying later.
+            # Another process has the dead letters open, or the disk failed. A later pass loses nothing.
             self._observer.event("quiver.exporter.replay", exporter=self._exporter, problem=str(error))
             return 0
         if delivered:
             self._observer.event("quiver.exporter.replay", exporter=self._exporter, delivered=delivered)
         return delivered
 
-    def _replay(self, may_go_on: Callable[[], bool]) -> int:
+    def _replay(self, may_continue: Callable[[], bool]) -> int:
         delivered = refused = 0
-        with self._letters.opened_for_dropping() as box:
+        with self._letters.open_for_dropping() as opened:
             waiting = [
                 letter
-                for letter in ([] if box is None else box.sealed_letters())
+                for letter in ([] if opened is None else opened.sealed())
                 if not letter.is_refused and letter.ref not in self._refused
             ]
             for letter in sorted(waiting, key=lambda letter: self._tried[letter.ref]):
-                if box is None or not may_go_on():
+                if opened is None or not may_continue():
                     break
                 outcome = self._deliver(letter)
                 if isinstance(outcome, Delivered):
-                    # Killed before this is durable, it is delivered once more.
-                    box.drop({letter.ref})
+                    # After a crash before this is durable, it is delivered again.
+                    opened.drop({letter.ref})
                     self._tried.pop(letter.ref, None)
                     self._delays = BACKOFF.delays(self._random)
                     delivered += 1
@@ -111,7 +112,7 @@ class LetterReplay:
                     self._count("delivered")
                     continue
                 self._tried[letter.ref] += 1
-                if isinstance(outcome, Permanent) and outcome.is_of_data:
+                if isinstance(outcome, Permanent) and outcome.is_data_refused:
                     self._refused.add(letter.ref)
                     self._count("refused")
                     refused += 1
