@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 import quiver
 from quiver.aof import AofConfig, AofManager, TierConfig
 from quiver.aof.format.describe import describe_log_file
-from quiver.aof.format.sink_batch import BatchCommit, BatchStep, StagedPart, encode_begun, encode_commit
+from quiver.aof.format.sink_batch import COMMITS, BatchStep, StagedPart, encode_begun
 from quiver.cli.main import build_app
 from quiver.clock import SYSTEM_CLOCK
 from quiver.objects.directory import DirectoryObjects
-from quiver.primitives.batch_notes import begun_name, commit_name, part_directory
+from quiver.primitives.batch_notes import BatchCommit, begun_name, commit_name, part_directory
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.faultobjects import FaultObjects
 
@@ -193,7 +193,7 @@ def test_what_waits_beside_a_live_writer(tmp_path):
 
 def test_what_a_sink_committed(root):
     """Counted while it waits; its notes are told like any file."""
-    commit = encode_commit(BatchCommit("q", 0, (StagedPart(f"{part_directory(0, 0, 'a')}/00000.part", 2, 50),)))
+    commit = COMMITS.encode(BatchCommit("q", 0, (StagedPart(f"{part_directory(0, 0, 'a')}/00000.part", 2, 50),)))
     path = root / "orders" / "incoming" / "q" / commit_name(0)
     path.parent.mkdir(parents=True)
     path.write_bytes(commit)

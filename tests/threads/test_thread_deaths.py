@@ -39,7 +39,7 @@ from quiver.spark.exporters.retry_queue import HeldExports
 from quiver.spark.processors.bad_bundle_filter import PoisonSieve
 from quiver.topics import TopicStore
 from quiver.topics.cold.tier import ObjectColdTier
-from quiver.topics.staged_import import SinkAdoption
+from quiver.topics.staged_import import StagedImport
 
 PATIENCE_S = 60
 OFFLINE = "ws::addr=127.0.0.1:1;initial_connect_retry=async;"
@@ -131,7 +131,7 @@ def test_topics_close_whatever_goes_wrong(tmp_path, monkeypatch, deaths, died):
         background=died,
     )
     store.topic("default/orders").append(b"kept")
-    monkeypatch.setattr(SinkAdoption, "adopt", fail)
+    monkeypatch.setattr(StagedImport, "import_all", fail)
     if died:
         deaths.await_one("quiver-topics")
     with pytest.raises(StoreFailedError if died else Unforeseen, match=UNFORESEEN):

@@ -33,7 +33,7 @@ from quiver.aof.snapshots import (
     missing_ranges,
     segment_snapshots,
 )
-from quiver.aof.staged_import import SinkAdoption
+from quiver.aof.staged_import import StagedImport
 from quiver.aof.status import STATUS_AFTER_S, StatusFile
 from quiver.aof.tiers.tier_manager import Tiers, has_tiers
 from quiver.clock import Clock
@@ -111,7 +111,7 @@ class LogContext:
             name, self.tail, self.catalog, self._flusher, self.segments, self._uploads, clock=clock,
             is_closed=lambda: self.closed,
         )  # fmt: skip
-        self._sinks = SinkAdoption(
+        self._sinks = StagedImport(
             fs, config.root_dir, self.tail, retry=self.waiting.retry, flush=self.durability.flush, observer=observer
         )
         self._closing = threading.Lock()
@@ -203,7 +203,7 @@ class LogContext:
 
     def import_staged(self) -> int:
         """Append what Spark sinks committed, durably; return how many records were appended."""
-        return 0 if self.tail.refusal is not None else self._sinks.adopt()
+        return 0 if self.tail.refusal is not None else self._sinks.import_all()
 
     def segment_snapshot(self) -> tuple[SegmentSnapshot, ...]:
         """Return all segments, oldest first."""

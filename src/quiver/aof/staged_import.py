@@ -26,44 +26,28 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from quiver.aof.append.tail import Tail
 from quiver.aof.format.names import INCOMING
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, decode_record
-from quiver.aof.format.sink_batch import (
-    BatchCommit,
-    BatchStep,
-    StagedPart,
-    decode_begun,
-    decode_commit,
-    encode_begun,
-)
+from quiver.aof.format.sink_batch import COMMITS, BatchStep, StagedPart, decode_begun, encode_begun
 from quiver.errors import CorruptionError, InvalidRecordError, QuiverError, StoreClosedError
 from quiver.observe import Observer
-from quiver.primitives.batch_notes import (
-    NOTE_BYTES_MAX,
-    ONCE_PREFIX,
-    begun_name,
-    commit_name,
-    done_name,
-    parse_note_name,
-)
+from quiver.primitives.batch_notes import NOTE_BYTES_MAX, BatchCommit, begun_name
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import File, FileSystem
-from quiver.primitives.disk.staging import names_in, remove_taken
+from quiver.primitives.disk.staged_commits import StagedLog, noted_batches, read_note
+from quiver.primitives.disk.staging import names_in
 from quiver.primitives.scan import Frame
-from quiver.primitives.small_file import checked_value, read_bounded
 
-__all__ = ["SinkAdoption", "load_commit"]
+__all__ = ["StagedImport"]
 
 _STEP_BYTES = 4 << 20
 """About as much is appended at once; a record that is larger is a step of its own."""
 
 _PATIENCE_S = 5.0
 """For a reservation that is open, a segment to come, a sync. Then it is tried again with the next turn."""
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -79,19 +63,7 @@ class _Step:
     appended: bool = False
 
 
-def load_commit(files: FileSystem, path: str) -> BatchCommit:
-    """
-    Read the commit at *path*.
-
-    Raises:
-        CorruptionError: it is not what was written.
-        FileNotFoundError: there is none.
-    """
-    data = read_bounded(files, path, NOTE_BYTES_MAX)
-    return checked_value(decode_commit(data), path, len(data))
-
-
-class SinkAdoption:
+class StagedImport:
     """
     Appends what sinks committed below the log's directory *root*. Thread-safe.
 
@@ -110,8 +82,7 @@ class SinkAdoption:
         flush: Callable[[float], None],
         observer: Observer,
     ) -> None:
-        self._files = files
-        self._incoming = f"{root}/{INCOMING}"
+        self._staged = StagedLog(files, f"{root}/{INCOMING}", COMMITS)
         self._tail = tail
         self._retry = retry
         self._flush = flush
@@ -124,36 +95,33 @@ class SinkAdoption:
 
     def recover(self) -> None:
         """
-        Find out what a crash left of batches that were begun. Called before anybody may append.
+        Find out what a crash left of batches whose import had begun. Called before anyone may append.
 
         Raises:
             OSError: the disk refused.
         """
-        if not self._files.exists(self._incoming):
-            return
         log_records = self._tail.record_total
-        for writer in names_in(self._files, self._incoming):
-            directory = f"{self._incoming}/{writer}"
-            notes = _notes(names_in(self._files, directory))
-            done = _last_done(notes)
-            for batch in (batch for batch, kind in notes if kind == "begun" and batch > done):
-                path = f"{directory}/{begun_name(batch)}"
+        for writer in self._staged.writers():
+            directory = self._staged.directory(writer)
+            names = names_in(self._staged.fs, directory)
+            done = max(noted_batches(names, "done"), default=-1)
+            for batch in noted_batches(names, "begun"):
                 try:
-                    self._recover_batch(path, log_records)
+                    if batch > done:
+                        self._recover_batch(f"{directory}/{begun_name(batch)}", log_records)
                 except CorruptionError as error:
                     self._report(error)
 
     def _recover_batch(self, path: str, log_records: int) -> None:
-        data = read_bounded(self._files, path, NOTE_BYTES_MAX)
-        step = checked_value(decode_begun(data), path, len(data))
+        step = read_note(self._staged.fs, path, decode_begun)
         there = min(max(0, log_records - step.log_records), step.count)
         if there < step.count:
-            # Others append from now on: what the log has more from here on says nothing about this batch.
+            # From now on others append, so the number of records no longer shows how far this batch is.
             rest = BatchStep(step.part, step.index + there, 0, log_records)
-            replace_file(self._files, path, encode_begun(rest))
+            replace_file(self._staged.fs, path, encode_begun(rest))
         self._places[path] = (step.part, step.index + there)
 
-    def adopt(self) -> int:
+    def import_all(self) -> int:
         """
         Append all that is committed; return how many records came. Durable on return. One look when nothing is there.
 
@@ -162,22 +130,23 @@ class SinkAdoption:
         with self._turn:
             before = self._appended
             try:
-                self._adopt_all()
+                self._import_all()
             except StoreClosedError:
                 pass  # whoever opens the log next goes on
             except (QuiverError, OSError) as error:
                 self._report(error)
             return self._appended - before
 
-    def _adopt_all(self) -> None:
+    def _import_all(self) -> None:
         self._advance()
-        writers = names_in(self._files, self._incoming) if self._files.exists(self._incoming) else []
-        for writer in writers:
+        for writer in self._staged.writers():
             try:
-                self._adopt_writer(f"{self._incoming}/{writer}")
+                self._staged.import_writer(writer, self._append)
+                below = f"{self._staged.directory(writer)}/"
+                self._places = {path: place for path, place in self._places.items() if not path.startswith(below)}
             except (QuiverError, OSError) as error:
                 if self._step is not None or isinstance(error, StoreClosedError):
-                    raise  # the log is held: nothing else can come before
+                    raise  # the log is locked for a step: nothing else can be appended before it
                 self._report(error)
 
     def _report(self, error: QuiverError | OSError) -> None:
@@ -185,33 +154,23 @@ class SinkAdoption:
             self._reported.add(str(error))
             self._observer.event("aof.sink.waits", level=logging.ERROR, problem=str(error))
 
-    def _adopt_writer(self, directory: str) -> None:
-        names = names_in(self._files, directory)
-        notes = _notes(names)
-        done = _last_done(notes)
-        before = done
-        for batch in sorted(batch for batch, kind in notes if kind == "commit" and batch > done):
-            commit = load_commit(self._files, f"{directory}/{commit_name(batch)}")
-            self._append(directory, commit)
-            done = batch
-        if done >= 0 and (done > before or len(names) > 1 or directory.rpartition("/")[2].startswith(ONCE_PREFIX)):
-            remove_taken(self._files, directory, done)
-
-    def _append(self, directory: str, commit: BatchCommit) -> None:
+    def _append(self, commit: BatchCommit[StagedPart]) -> int:
+        files, directory = self._staged.fs, self._staged.directory(commit.writer)
         path = f"{directory}/{begun_name(commit.batch)}"
-        if path not in self._places and self._files.exists(path):
-            raise CorruptionError(path, 0, "the batch was begun, and nobody can read how much of it is in the log")
+        if path not in self._places and files.exists(path):
+            raise CorruptionError(
+                path, 0, "the import of the batch had begun, and how much of it is in the log cannot be read"
+            )
+        before = self._appended
         first, index = self._places.get(path, (0, 0))
         for number in range(first, len(commit.parts)):
             part = commit.parts[number]
             size_max = self._tail.record_bytes_max
-            for step in _steps(self._files, f"{directory}/{part.path}", part, index, size_max=size_max):
+            for step in _steps(files, f"{directory}/{part.path}", part, index, size_max=size_max):
                 self._step = _Step(path, BatchStep(number, step.index, len(step.payloads), 0), *step.records)
                 self._advance()
             index = 0
-        self._files.rename(f"{directory}/{commit_name(commit.batch)}", f"{directory}/{done_name(commit.batch)}")
-        self._files.sync_dir(directory)
-        self._places.pop(path, None)
+        return self._appended - before
 
     def _advance(self) -> None:
         """Bring the records of the step, if there is one, into the log, from where it is."""
@@ -243,7 +202,7 @@ class SinkAdoption:
     def _note(self, step: _Step) -> None:
         data = encode_begun(step.place)
         try:
-            replace_file(self._files, step.path, data)
+            replace_file(self._staged.fs, step.path, data)
         except OSError:
             # The new name may be there although its sync failed. Only where it is not, nothing was begun.
             if not self._reads(step.path, data):
@@ -253,21 +212,13 @@ class SinkAdoption:
 
     def _reads(self, path: str, data: bytes) -> bool:
         try:
-            return self._files.read_all(path, size_max=NOTE_BYTES_MAX) == data
+            return self._staged.fs.read_all(path, size_max=NOTE_BYTES_MAX) == data
         except FileNotFoundError:
             return False
 
     def _let_go(self) -> None:
         self._step = None
         self._tail.release()
-
-
-def _notes(names: list[str]) -> list[tuple[int, str]]:
-    return [note for name in names if (note := parse_note_name(name)) is not None]
-
-
-def _last_done(notes: list[tuple[int, str]]) -> int:
-    return max((batch for batch, kind in notes if kind == "done"), default=-1)
 
 
 @dataclass(slots=True)

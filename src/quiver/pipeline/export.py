@@ -322,11 +322,11 @@ def _drain(exports: list[_Export], drain_s: float) -> None:
 def _await_taken_over(path: str, deadline: float) -> None:
     """Wait until the store at *path* has made segments of all that was committed to it."""
     from quiver.spark.store.sink_stage import sink_root  # noqa: PLC0415 - an extra
-    from quiver.store.staged_import import awaits_adoption  # noqa: PLC0415
+    from quiver.store.staged_import import awaits_import  # noqa: PLC0415
 
     pause = threading.Event()
     root = sink_root(REAL_FILES, path)
-    while awaits_adoption(REAL_FILES, root) and SYSTEM_CLOCK.monotonic() < deadline:
+    while awaits_import(REAL_FILES, root) and SYSTEM_CLOCK.monotonic() < deadline:
         pause.wait(LOOK_S)
 
 

@@ -11,7 +11,7 @@ module               purpose
 `scan.py`            Frame | NeedMore | Damage: the three answers of every decoder (pure)
 `small_file.py`      small files that are read and decoded as a whole, with one wording for their damage
 `findings.py`        what is told to people about files and what is wrong with them (pure)
-`batch_notes.py`     batches that many stage and one takes over: names, checked notes (pure)
+`batch_notes.py`     batches that many processes stage and one imports: names, checked notes, commits (pure)
 `boot.py`            which boot of the machine this is
 `forked.py`          what a forked child inherits and must not use: it refuses, in words
 `masking.py`         secrets in settings: looked up in an environment, kept out of messages

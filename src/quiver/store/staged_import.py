@@ -21,11 +21,12 @@ import logging
 from collections.abc import Callable, Iterator
 
 from quiver.errors import CorruptionError
-from quiver.primitives.batch_notes import NOTE_BYTES_MAX, ONCE_PREFIX, commit_name, parse_part_directory
+from quiver.primitives.batch_notes import ONCE_PREFIX, commit_name, parse_part_directory
 from quiver.primitives.disk.atomic import remove_durably, remove_if_empty
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.disk.staging import remove_staged
-from quiver.primitives.small_file import checked_value, read_bounded, read_checked
+from quiver.primitives.disk.staged_commits import noted_batches, read_note
+from quiver.primitives.disk.staging import names_in, remove_staged
+from quiver.primitives.small_file import read_checked
 from quiver.store.context import Parts
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger
 from quiver.store.format.floor import decode_floor
@@ -37,49 +38,24 @@ from quiver.store.format.names import (
     parse_segment_name,
     segment_name,
 )
-from quiver.store.format.sink_commit import (
-    INCOMING_DIR,
-    SinkCommit,
-    decode_commit,
-    parse_commit_name,
-)
+from quiver.store.format.sink_commit import COMMITS, INCOMING_DIR
 from quiver.store.removal.cleanup import Cleanup
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.tail import read_info
 from quiver.store.subscribers.progress_store import find_subscribers, load_progress
 from quiver.store.subscribers.state import SegmentRef
 
-__all__ = ["Adoption", "OpenAdoption", "awaits_adoption", "first_free_segment", "load_commit", "writer_commits"]
+__all__ = ["OpenStoreImport", "StagedImport", "awaits_import", "first_free_segment", "writer_commits"]
 
 _FLOOR_BYTES_MAX = 64 * 1024
 
 
-def writer_commits(files: FileSystem, directory: str) -> list[int]:
-    """
-    Return the batches that a writer's directory holds commits of, ascending; none when there is no
-    such directory.
-    """
-    try:
-        names = files.list_dir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    found = (parse_commit_name(name) for name in names)
-    return sorted(batch for batch in found if batch is not None)
+def writer_commits(fs: FileSystem, directory: str) -> list[int]:
+    """Return the batches that a writer's *directory* has commits of, ascending; none if it does not exist."""
+    return noted_batches(names_in(fs, directory), "commit")
 
 
-def load_commit(files: FileSystem, path: str) -> SinkCommit:
-    """
-    Read the commit at *path*.
-
-    Raises:
-        CorruptionError: it is not what was written.
-        FileNotFoundError: there is none.
-    """
-    data = read_bounded(files, path, NOTE_BYTES_MAX)
-    return checked_value(decode_commit(memoryview(data)), path, len(data))
-
-
-def awaits_adoption(files: FileSystem, root: str, *, writer: str | None = None) -> bool:
+def awaits_import(files: FileSystem, root: str, *, writer: str | None = None) -> bool:
     """
     Say whether something that a sink committed, any or one *writer*, is no segment yet. What is damaged never will be,
     and is not meant.
@@ -92,7 +68,7 @@ def awaits_adoption(files: FileSystem, root: str, *, writer: str | None = None) 
         for batch in writer_commits(files, directory):
             # Its commit goes when it has been taken over.
             with contextlib.suppress(CorruptionError, FileNotFoundError):
-                commit = load_commit(files, f"{directory}/{commit_name(batch)}")
+                commit = read_note(files, f"{directory}/{commit_name(batch)}", COMMITS.decode)
                 if any(files.exists(f"{directory}/{part}") for part in commit.parts):
                     return True
     return False
@@ -122,7 +98,7 @@ def first_free_segment(files: FileSystem, root: str) -> int:
     return max(highest + 1, floor)
 
 
-class Adoption:
+class StagedImport:
     """
     Takes over what sinks committed. One for each time that the directory's lock is held; not thread-safe.
 
@@ -130,7 +106,7 @@ class Adoption:
         files: the file system.
         root: the store's directory, whose lock the caller holds.
         next_segment: gives a number that no segment has had, above all that anybody can read; None for not now.
-        on_adopted: told of each segment that became one, durably, in the order of their numbers.
+        on_imported: told of each segment that became one, durably, in the order of their numbers.
     """
 
     def __init__(
@@ -139,19 +115,19 @@ class Adoption:
         root: str,
         *,
         next_segment: Callable[[], int | None],
-        on_adopted: Callable[[SegmentInfo], None] = lambda _: None,
+        on_imported: Callable[[SegmentInfo], None] = lambda _: None,
     ) -> None:
         self._files = files
         self._incoming = f"{root}/{INCOMING_DIR}"
         self._segments = f"{root}/{SEGMENTS_DIR}"
         self._next_segment = next_segment
-        self._on_adopted = on_adopted
+        self._on_imported = on_imported
         self._done: dict[str, int] = {}
         """Of each writer the last batch that is taken over, durably."""
         self._inodes: frozenset[int] | None = None
         """Of the segments that were there at first: one may be a staged file under its second name."""
 
-    def adopt(self) -> int:
+    def import_all(self) -> int:
         """
         Take over all that is committed; how many segments came. Durable on return. One look when nothing is there.
 
@@ -161,37 +137,37 @@ class Adoption:
         """
         if not self._files.exists(self._incoming):
             return 0
-        adopted = 0
+        imported = 0
         damage: CorruptionError | None = None
         for writer in self._files.list_dir(self._incoming):
             try:
-                adopted += self._adopt_writer(writer)
+                imported += self._import_writer(writer)
             except CorruptionError as problem:
                 damage = damage or problem
         if damage is not None:
             raise damage
-        return adopted
+        return imported
 
-    def _adopt_writer(self, writer: str) -> int:
+    def _import_writer(self, writer: str) -> int:
         directory = f"{self._incoming}/{writer}"
         batches = writer_commits(self._files, directory)
         if not batches or batches[-1] <= self._done.get(writer, -1):
             return 0
-        adopted = 0
+        imported = 0
         for batch in batches:
             if batch <= self._done.get(writer, -1):
                 continue
-            commit = load_commit(self._files, f"{directory}/{commit_name(batch)}")
+            commit = read_note(self._files, f"{directory}/{commit_name(batch)}", COMMITS.decode)
             for part in commit.parts:
-                came = self._adopt_part(f"{directory}/{part}")
+                came = self._import_part(f"{directory}/{part}")
                 if came is None:
-                    return adopted
-                adopted += came
+                    return imported
+                imported += came
         self._tidy(directory, batches)
         self._done[writer] = batches[-1]
-        return adopted
+        return imported
 
-    def _adopt_part(self, staged: str) -> bool | None:
+    def _import_part(self, staged: str) -> bool | None:
         """Give one staged file its number; False when it has one, None when there is no number to be had now."""
         files = self._files
         if not files.exists(staged):
@@ -212,7 +188,7 @@ class Adoption:
         # The new name first: after a crash between the two the file has both names, never none.
         files.sync_dir(self._segments)
         files.sync_dir(staged.rpartition("/")[0])
-        self._on_adopted(read_info(files, path))
+        self._on_imported(read_info(files, path))
         return True
 
     def _found_inodes(self) -> Iterator[int]:
@@ -235,7 +211,7 @@ class Adoption:
             files.sync_dir(self._incoming)
 
 
-class OpenAdoption:
+class OpenStoreImport:
     """
     The same in a store that is open: its numbers, its catalog, its subscribers.
 
@@ -249,9 +225,11 @@ class OpenAdoption:
         self._cleanup = cleanup
         self._may_take: Callable[[], bool] = lambda: True
         self._reported = ""
-        self._adoption = Adoption(parts.files, parts.path, next_segment=self._next_segment, on_adopted=self._on_adopted)
+        self._import = StagedImport(
+            parts.files, parts.path, next_segment=self._next_segment, on_imported=self._on_imported
+        )
 
-    def adopt(self, may_take: Callable[[], bool]) -> int:
+    def import_all(self, may_take: Callable[[], bool]) -> int:
         """
         Take over what sinks committed, as long as *may_take* says; how many segments came. What is damaged stays where
         it is, and is reported.
@@ -262,7 +240,7 @@ class OpenAdoption:
         with self._parts.maintenance:
             self._may_take = may_take
             try:
-                return self._adoption.adopt()
+                return self._import.import_all()
             except CorruptionError as damage:
                 if str(damage) != self._reported:
                     self._reported = str(damage)
@@ -281,7 +259,7 @@ class OpenAdoption:
             sealing.next_seq = number + 1
             return number
 
-    def _on_adopted(self, info: SegmentInfo) -> None:
+    def _on_imported(self, info: SegmentInfo) -> None:
         self._cleanup.know(info)
         self._parts.catalog.add(info)
         self._parts.subscribers.sealed(SegmentRef.of(info))

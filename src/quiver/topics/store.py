@@ -38,7 +38,7 @@ from quiver.topics.log import TopicLog
 from quiver.topics.removal import remove_deleted
 from quiver.topics.requests import RequestQueue, perform
 from quiver.topics.settings import TopicSettings
-from quiver.topics.staged_import import SinkAdoption
+from quiver.topics.staged_import import StagedImport
 from quiver.topics.takeover import patiently
 
 __all__ = ["TopicStore", "topics_below"]
@@ -88,7 +88,9 @@ class TopicStore(TopicAdministration):
         self._worker = Worker(
             f"quiver-topics {root}", self._turn, every=self._tick_s, on_death=self._fail, clock=clock, observer=observer
         )
-        self._adoption = None if root is None else SinkAdoption(files, root, topic=self._topic_now, observer=observer)
+        self._staged_import = (
+            None if root is None else StagedImport(files, root, topic=self._topic_now, observer=observer)
+        )
         self._requests = None if root is None else RequestQueue(files, root)
         self._administrator = Worker(
             f"quiver-topics-requests {root}", self._serve, every=None, on_death=self._fail, clock=clock,
@@ -357,7 +359,7 @@ class TopicStore(TopicAdministration):
         Append what Spark sinks committed; return how many messages came. What cannot come now waits, and is
         reported.
         """
-        return 0 if self._adoption is None else self._adoption.adopt()
+        return 0 if self._staged_import is None else self._staged_import.import_all()
 
     def _serve(self) -> None:
         if self._requests is not None:

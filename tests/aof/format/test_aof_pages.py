@@ -16,7 +16,7 @@ from quiver.aof.format.manifest_record import LAYOUTS, Event
 from quiver.aof.format.record import entries
 from quiver.aof.format.sealed_pointer import decode_pointer
 from quiver.aof.format.segment_file import decode_footer, decode_header
-from quiver.aof.format.sink_batch import decode_commit, encode_commit
+from quiver.aof.format.sink_batch import COMMITS
 from quiver.aof.format.sparse_index import decode_index
 from quiver.aof.format.status import decode_status, encode_status
 from quiver.aof.format.warm_file import FRAME_BYTES, SKIPPABLE_MAGIC, decode_seek_table
@@ -175,8 +175,8 @@ def test_index_example():
 def test_sink_example():
     """The text is what the code writes."""
     (text,) = re.findall(r"^```text\n(.*?)```", page_of("aof-sink"), re.MULTILINE | re.DOTALL)
-    commit = value_of(decode_commit(text.encode()))
-    assert encode_commit(commit) == text.encode()
+    commit = value_of(COMMITS.decode(text.encode()))
+    assert COMMITS.encode(commit) == text.encode()
     assert commit.parts[0].records == 2
 
 

@@ -6,20 +6,12 @@ import pytest
 
 from quiver.aof import AofConfig, AofManager
 from quiver.aof.format.record import encode_record
-from quiver.aof.format.sink_batch import (
-    BatchCommit,
-    BatchStep,
-    StagedPart,
-    decode_begun,
-    decode_commit,
-    encode_begun,
-    encode_commit,
-)
-from quiver.aof.staged_import import load_commit
+from quiver.aof.format.sink_batch import COMMITS, BatchStep, StagedPart, decode_begun, encode_begun
 from quiver.errors import CorruptionError, WouldBlockError
 from quiver.observe import InMemoryObserver
-from quiver.primitives.batch_notes import begun_name, commit_name, done_name, encode_note, part_directory
+from quiver.primitives.batch_notes import BatchCommit, begun_name, commit_name, done_name, encode_note, part_directory
 from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.primitives.disk.staged_commits import read_note
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.spark.aof.sink import commit_records, discard_records, is_records_batch_committed, stage_records
 from quiver.testing.clock import ManualClock
@@ -176,7 +168,7 @@ def test_counts_that_do_not_fit_are_damage(root):
     more = found.part._replace(records=3)
     REAL_FILES.make_dirs(f"{root}/incoming/query")
     with open(f"{root}/incoming/query/{commit_name(0)}", "wb") as file:
-        file.write(encode_commit(BatchCommit("query", 0, (more,))))
+        file.write(COMMITS.encode(BatchCommit("query", 0, (more,))))
     with open_manager(REAL_FILES, root):
         pass
     assert commit_name(0) in left(REAL_FILES, root)
@@ -325,7 +317,7 @@ STEP = BatchStep(1, 20, 5, 1234)
 
 def test_golden_bytes(tmp_path):
     """What other programs may rely on."""
-    assert encode_commit(COMMIT)[:-9] == (
+    assert COMMITS.encode(COMMIT)[:-9] == (
         b'{"quiver_aof_batch": 1, "writer": "q-1", "batch": 3, '
         b'"parts": [["00000000000000000003-00000-7/00000.part", 2, 52]]}\n'
     )
@@ -340,14 +332,14 @@ def test_golden_bytes(tmp_path):
 
 def test_notes_come_back_or_are_refused():
     """Whole, cut at every byte, with every byte flipped, and with something behind."""
-    data = encode_commit(COMMIT)
-    assert decode_commit(data) == Frame(COMMIT, len(data))
+    data = COMMITS.encode(COMMIT)
+    assert COMMITS.decode(data) == Frame(COMMIT, len(data))
     assert decode_begun(encode_begun(STEP)) == Frame(STEP, len(encode_begun(STEP)))
     for end in range(len(data)):
-        assert isinstance(decode_commit(data[:end]), NeedMore)
+        assert isinstance(COMMITS.decode(data[:end]), NeedMore)
     for at in range(len(data)):
-        assert isinstance(decode_commit(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]), NeedMore | Damage)
-    assert isinstance(decode_commit(data + b"x"), Damage)
+        assert isinstance(COMMITS.decode(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]), NeedMore | Damage)
+    assert isinstance(COMMITS.decode(data + b"x"), Damage)
     assert isinstance(decode_begun(data), Damage)
     assert isinstance(decode_begun(b""), NeedMore)
 
@@ -368,11 +360,11 @@ def test_notes_come_back_or_are_refused():
 )
 def test_unlawful_commits_are_damage(commit, tmp_path):
     """Nothing outside the writer's own staging is ever named."""
-    assert isinstance(decode_commit(encode_commit(commit)), Damage)
-    (tmp_path / "x").write_bytes(encode_commit(commit))
+    assert isinstance(COMMITS.decode(COMMITS.encode(commit)), Damage)
+    (tmp_path / "x").write_bytes(COMMITS.encode(commit))
     with pytest.raises(CorruptionError):
-        load_commit(REAL_FILES, str(tmp_path / "x"))
+        read_note(REAL_FILES, str(tmp_path / "x"), COMMITS.decode)
 
 
 def test_another_version_is_damage():
-    assert isinstance(decode_commit(encode_note({"quiver_aof_batch": 2})), Damage)
+    assert isinstance(COMMITS.decode(encode_note({"quiver_aof_batch": 2})), Damage)

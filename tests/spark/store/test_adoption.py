@@ -10,7 +10,7 @@ import pytest
 
 import quiver
 from quiver.errors import CapacityError, CorruptionError, DirectoryInUseError
-from quiver.primitives.batch_notes import commit_name, part_directory
+from quiver.primitives.batch_notes import BatchCommit, commit_name, part_directory
 from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage, Frame, NeedMore
@@ -18,16 +18,10 @@ from quiver.settings import Settings
 from quiver.spark.store.sink_options import SinkOptions
 from quiver.spark.store.sink_stage import await_room, bundles_of, commit_batch, discard, is_committed, stage
 from quiver.store.format.names import STORE_LOCK
-from quiver.store.format.sink_commit import (
-    INCOMING_DIR,
-    SinkCommit,
-    decode_commit,
-    encode_commit,
-    parse_commit_name,
-)
+from quiver.store.format.sink_commit import COMMITS, INCOMING_DIR, decode_commit, parse_commit_name
 from quiver.store.reading.check import check_store
 from quiver.store.segment.reader import SegmentReader
-from quiver.store.staged_import import awaits_adoption, first_free_segment
+from quiver.store.staged_import import awaits_import, first_free_segment
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 
@@ -127,9 +121,9 @@ def test_an_open_store_takes_it_over_between_its_own(tmp_path):
         write(REAL_FILES, str(tmp_path), 0, [2, 3])
         store.ingest(quiver.Bundle({30: pa.record_batch({"id": [4]})}))
         assert store.stats()["segments"] == 1
-        assert awaits_adoption(REAL_FILES, str(tmp_path))
+        assert awaits_import(REAL_FILES, str(tmp_path))
         assert store.maintain().sealed == 2
-        assert not awaits_adoption(REAL_FILES, str(tmp_path))
+        assert not awaits_import(REAL_FILES, str(tmp_path))
         store.flush()
         handles = iter(lambda: subscriber.next_bundle(timeout=0), None)
         seen = []
@@ -232,7 +226,7 @@ def test_where_no_store_is_open_the_sink_makes_room_itself(tmp_path):
     """Nobody else would take over what a sink committed beside a store that was closed since."""
     with quiver.open(tmp_path, background=False):
         write(REAL_FILES, str(tmp_path), 0, range(10))
-        assert awaits_adoption(REAL_FILES, str(tmp_path))
+        assert awaits_import(REAL_FILES, str(tmp_path))
     await_room(REAL_FILES, str(tmp_path), writer="query", clock=ManualClock())
     assert visible(REAL_FILES, str(tmp_path)) == list(range(10))
 
@@ -385,8 +379,8 @@ def test_damage_stops_its_writer_only(tmp_path):
 
 def test_a_commit_has_its_bytes():
     """As the page shows them; every prefix asks for more, every flipped byte and any end behind it is noticed."""
-    commit = SinkCommit("5c0f", 12, (f"{part_directory(12, 0, '7')}/0000000000000000.qseg",))
-    data = encode_commit(commit)
+    commit = BatchCommit("5c0f", 12, (f"{part_directory(12, 0, '7')}/0000000000000000.qseg",))
+    data = COMMITS.encode(commit)
     assert data == (
         b'{"quiver_commit": 1, "writer": "5c0f", "batch": 12, '
         b'"parts": ["00000000000000000012-00000-7/0000000000000000.qseg"]}\nGOLDEN\n'

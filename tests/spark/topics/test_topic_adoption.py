@@ -3,8 +3,9 @@
 import pytest
 
 from quiver.errors import CorruptionError, UsageError
-from quiver.primitives.batch_notes import commit_name, done_name, parse_note_name, part_directory
+from quiver.primitives.batch_notes import BatchCommit, commit_name, done_name, parse_note_name, part_directory
 from quiver.primitives.disk.real_files import REAL_FILES
+from quiver.primitives.disk.staged_commits import read_note
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.spark.topics.sink import commit_messages, discard_messages, is_batch_committed, stage_messages
 from quiver.testing.clock import ManualClock
@@ -12,21 +13,18 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.topics import TopicSettings, TopicStore
 from quiver.topics.format.message import MessageCodec, decode_message
 from quiver.topics.format.sink_batch import (
+    COMMITS,
     INCOMING_DIR,
-    BatchNote,
     SinkPart,
     StagedMessage,
     decode_begun,
-    decode_commit,
     decode_staged,
     encode_begun,
-    encode_commit,
     encode_staged,
     named_tail,
 )
 from quiver.topics.reading.place import TopicPlace
 from quiver.topics.settings import WalSettings
-from quiver.topics.staged_import import load_batch
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -258,14 +256,14 @@ def test_offsets_that_a_power_loss_gave_back(seed):
 
 # ── bytes ────────────────────────────────────────────────────────────────────────────────────────────
 
-NOTE = BatchNote("q-1", 3, (SinkPart("00000000000000000003-00000-7/00000.part", ORDERS, 2),))
+NOTE = BatchCommit("q-1", 3, (SinkPart("00000000000000000003-00000-7/00000.part", ORDERS, 2),))
 
 
 def test_golden_bytes():
     """What other programs may rely on."""
-    assert encode_commit(NOTE) == (
+    assert COMMITS.encode(NOTE) == (
         b'{"quiver_topic_batch": 1, "writer": "q-1", "batch": 3, '
-        b'"parts": [["00000000000000000003-00000-7/00000.part", "default/orders", 2]]}\n' + encode_commit(NOTE)[-9:]
+        b'"parts": [["00000000000000000003-00000-7/00000.part", "default/orders", 2]]}\n' + COMMITS.encode(NOTE)[-9:]
     )
     assert encode_begun({"b/b": 2, "a/a": 1}).startswith(b'{"quiver_topic_batch": 1, "from": {"a/a": 1, "b/b": 2}}\n')
     frame = encode_staged(0, StagedMessage(b"hi", 1, bytes(17)))
@@ -283,34 +281,34 @@ def test_golden_bytes():
 
 def test_notes_come_back_or_are_refused():
     """Whole, cut at every byte, with every byte flipped, and with something behind."""
-    data = encode_commit(NOTE)
-    assert decode_commit(data) == Frame(NOTE, len(data))
+    data = COMMITS.encode(NOTE)
+    assert COMMITS.decode(data) == Frame(NOTE, len(data))
     assert decode_begun(encode_begun({"a/a": 1})).value == {"a/a": 1}
     for end in range(len(data)):
-        assert isinstance(decode_commit(data[:end]), NeedMore)
+        assert isinstance(COMMITS.decode(data[:end]), NeedMore)
     for at in range(len(data)):
         flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-        assert isinstance(decode_commit(flipped), NeedMore | Damage)
-    assert isinstance(decode_commit(data + b"x"), Damage)
+        assert isinstance(COMMITS.decode(flipped), NeedMore | Damage)
+    assert isinstance(COMMITS.decode(data + b"x"), Damage)
     assert isinstance(decode_begun(data), Damage)
 
 
 @pytest.mark.parametrize(
     "note",
     [
-        BatchNote("../x", 3, NOTE.parts),
-        BatchNote("q", 4, NOTE.parts),
-        BatchNote("q", 3, NOTE.parts * 2),
-        BatchNote("q", 3, (SinkPart("00000000000000000003-00000-7/../x", ORDERS, 2),)),
-        BatchNote("q", 3, (SinkPart(NOTE.parts[0].path, "a/../b", 2),)),
-        BatchNote("q", 3, (SinkPart(NOTE.parts[0].path, ORDERS, -1),)),
-        BatchNote("q", -1, ()),
+        BatchCommit("../x", 3, NOTE.parts),
+        BatchCommit("q", 4, NOTE.parts),
+        BatchCommit("q", 3, NOTE.parts * 2),
+        BatchCommit("q", 3, (SinkPart("00000000000000000003-00000-7/../x", ORDERS, 2),)),
+        BatchCommit("q", 3, (SinkPart(NOTE.parts[0].path, "a/../b", 2),)),
+        BatchCommit("q", 3, (SinkPart(NOTE.parts[0].path, ORDERS, -1),)),
+        BatchCommit("q", -1, ()),
     ],
 )
 def test_unlawful_commits_are_damage(note, tmp_path):
     """Nothing outside the writer's own staging is ever named."""
-    assert isinstance(decode_commit(encode_commit(note)), Damage)
+    assert isinstance(COMMITS.decode(COMMITS.encode(note)), Damage)
     path = tmp_path / "x"
-    path.write_bytes(encode_commit(note))
+    path.write_bytes(COMMITS.encode(note))
     with pytest.raises(CorruptionError):
-        load_batch(REAL_FILES, str(path))
+        read_note(REAL_FILES, str(path), COMMITS.decode)

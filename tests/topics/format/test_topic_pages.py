@@ -22,7 +22,7 @@ from quiver.topics.format.request import (
     encode_refusal,
     encode_request,
 )
-from quiver.topics.format.sink_batch import decode_commit, encode_commit
+from quiver.topics.format.sink_batch import COMMITS
 from quiver.topics.format.subscription import decode_subscription
 from quiver.topics.format.watch import decode_watch, encode_watch
 
@@ -123,8 +123,8 @@ def test_the_index_has_them():
 def test_the_commit_example():
     """The text is what the code writes."""
     (text,) = re.findall(r"^```text\n(.*?)```", page_of("topic-sink"), re.MULTILINE | re.DOTALL)
-    assert isinstance(answer := decode_commit(text.encode()), Frame)
-    assert encode_commit(answer.value) == text.encode()
+    assert isinstance(answer := COMMITS.decode(text.encode()), Frame)
+    assert COMMITS.encode(answer.value) == text.encode()
     assert answer.value.parts[0].messages == 2
 
 

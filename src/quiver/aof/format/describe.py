@@ -26,7 +26,7 @@ from quiver.aof.format.segment_file import (
     decode_footer,
     decode_header,
 )
-from quiver.aof.format.sink_batch import decode_begun, decode_commit
+from quiver.aof.format.sink_batch import COMMITS, decode_begun
 from quiver.aof.format.sparse_index import decode_index
 from quiver.aof.format.status import STATUS_VERSION, decode_status
 from quiver.aof.format.warm_file import decode_seek_table
@@ -193,7 +193,7 @@ def _describe_warm(to: Description, view: memoryview, rows_max: int) -> None:
 
 
 def _describe_commit(to: Description, view: memoryview, rows_max: int) -> None:
-    commit = to.accept(decode_commit(view))
+    commit = to.accept(COMMITS.decode(view))
     if commit is not None:
         to.fields = {"writer": commit.writer, "batch": commit.batch, "parts": len(commit.parts)}
         to.tables["parts"] = [part._asdict() for part in commit.parts[:rows_max]]

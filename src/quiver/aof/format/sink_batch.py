@@ -18,33 +18,15 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quiver.primitives.batch_notes import (
-    BATCH_MAX,
-    decode_note,
-    encode_note,
-    is_count,
-    is_writer,
-    parse_part_directory,
-)
+from quiver.primitives.batch_notes import CommitCodec, is_count
 from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame
 
-__all__ = [
-    "PART_NAME",
-    "BatchCommit",
-    "BatchStep",
-    "StagedPart",
-    "decode_begun",
-    "decode_commit",
-    "encode_begun",
-    "encode_commit",
-]
+__all__ = ["COMMITS", "PART_NAME", "BatchStep", "StagedPart", "decode_begun", "encode_begun"]
 
 PART_NAME = "00000.part"
 """A task stages one part."""
 
-_VERSION = 1
-_VERSION_KEY = "quiver_aof_batch"
 _STEP_KEYS = ("part", "index", "count", "log_records")
 _PART = re.compile(r"[0-9]{5}\.part")
 
@@ -55,22 +37,6 @@ class StagedPart(NamedTuple):
     path: str
     records: int
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchCommit:
-    """
-    One committed batch.
-
-    Attributes:
-        writer: a query's id, or the name that a program gave: batches are counted per writer.
-        batch: its number; a writer's numbers only grow.
-        parts: the staged files, in order.
-    """
-
-    writer: str
-    batch: int
-    parts: tuple[StagedPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,56 +57,30 @@ class BatchStep:
     log_records: int
 
 
-def encode_commit(commit: BatchCommit) -> bytes:
-    """Return the whole file."""
-    return encode_note({
-        _VERSION_KEY: _VERSION, "writer": commit.writer, "batch": commit.batch, "parts": commit.parts,
-    })  # fmt: skip
+def encode_begun(step: BatchStep) -> bytes:
+    """Return the file that records which records of a batch may be in the log."""
+    return COMMITS.encode_note({key: getattr(step, key) for key in _STEP_KEYS})
 
 
-def decode_commit(data: Buffer) -> Answer[BatchCommit]:
-    """Decode a commit. Every part in the answer lies in a staging directory of its batch and nowhere else."""
-    answer = decode_note(data)
+def decode_begun(data: Buffer) -> Answer[BatchStep]:
+    """Decode such a file."""
+    answer = COMMITS.decode_note(data)
     if not isinstance(answer, Frame):
         return answer
-    value = answer.value
-    if value.get(_VERSION_KEY) != _VERSION:
-        return Damage(0, "no commit of a sink, or one of a newer version")
-    writer, batch, listed = value.get("writer"), value.get("batch"), value.get("parts")
-    if not isinstance(writer, str) or not is_writer(writer) or not is_count(batch) or batch > BATCH_MAX:
-        return Damage(0, "a commit of no writer, or of no batch")
-    parts = [_part(one, batch) for one in listed] if isinstance(listed, list) else [None]
-    known = [one for one in parts if one is not None]
-    if len(known) < len(parts) or len({one.path for one in known}) < len(known):
-        return Damage(0, "a commit that names what is no part of its batch, or one twice")
-    return Frame(BatchCommit(writer, batch, tuple(known)), answer.end)
+    numbers = [answer.value[key] for key in _STEP_KEYS if is_count(answer.value.get(key))]
+    if len(numbers) < len(_STEP_KEYS):
+        return Damage(0, f"a step of an import without all of {', '.join(_STEP_KEYS)}")
+    return Frame(BatchStep(*numbers), answer.end)
 
 
-def _part(value: object, batch: int) -> StagedPart | None:
+def _decode_part(value: object) -> StagedPart | None:
     if not isinstance(value, list) or len(value) != len(StagedPart._fields):
         return None
     path, records, size_bytes = value
-    directory, _, name = path.partition("/") if isinstance(path, str) else ("", "", "")
-    if parse_part_directory(directory) != batch or _PART.fullmatch(name) is None:
+    if not isinstance(path, str) or _PART.fullmatch(path.partition("/")[2]) is None:
         return None
     return StagedPart(path, records, size_bytes) if is_count(records) and is_count(size_bytes) else None
 
 
-def encode_begun(step: BatchStep) -> bytes:
-    """Return the file that says which records of a batch may be in the log."""
-    return encode_note({
-        _VERSION_KEY: _VERSION, "part": step.part, "index": step.index, "count": step.count,
-        "log_records": step.log_records,
-    })  # fmt: skip
-
-
-def decode_begun(data: Buffer) -> Answer[BatchStep]:
-    """Take such a file apart."""
-    answer = decode_note(data)
-    if not isinstance(answer, Frame):
-        return answer
-    value = answer.value
-    numbers = [value[key] for key in _STEP_KEYS if is_count(value.get(key))]
-    if value.get(_VERSION_KEY) != _VERSION or len(numbers) < len(_STEP_KEYS):
-        return Damage(0, "no beginning of a batch, or one of a newer version")
-    return Frame(BatchStep(*numbers), answer.end)
+COMMITS = CommitCodec("quiver_aof_batch", _decode_part, path_of=lambda part: part.path)
+"""Each part is a staged file of records."""

@@ -10,7 +10,8 @@ module               purpose
 `real_files.py`      the port on the real disk
 `platform_files.py`  what Windows and macOS do differently, chosen at import
 `atomic.py`          replace a small file: temp, fsync, rename, fsync directory
-`staging.py`         the same on the disk: which batch was the last, what goes when it was taken over
+`staging.py`         what staged batches leave in a writer's directory, and its removal after their import
+`staged_commits.py`  commit, discard and import of staged batches, the same for every log
 `copying.py`         whole files from here to there, with their checksum; linked where that is enough
 `lock.py`            a lock the kernel releases, with the holder's pid for people
 `prealloc.py`        reserve blocks, or refuse

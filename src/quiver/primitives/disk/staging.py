@@ -1,8 +1,8 @@
 """
-What writers staged and committed in a directory of their own, and what is removed when an owner took it over.
+The directory that a writer stages and commits batches in, and what is removed after their import.
 
-Names and notes are those of `batch_notes.py`. A batch counts from the moment its commit is durable; the last note that
-it was taken over stays, because it says which batch of that writer not to take again.
+`batch_notes.py` defines the names and notes. A batch counts from the moment its commit is durable. A writer's last
+note stays: it records which batches of that writer must not be imported again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["last_batch", "names_in", "remove_staged", "remove_taken"]
 
 
 def names_in(fs: FileSystem, directory: str) -> list[str]:
-    """Return the names in *directory*; none when it is not there, or no directory."""
+    """Return the names in *directory*; none if it does not exist or is not a directory."""
     try:
         return fs.list_dir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -25,13 +25,13 @@ def names_in(fs: FileSystem, directory: str) -> list[str]:
 
 
 def last_batch(fs: FileSystem, directory: str) -> int:
-    """Return the last batch that a writer's *directory* knows to be committed, taken over or not; −1: there is none."""
+    """Return the last batch that was committed in a writer's *directory*, imported or not; −1 if there is none."""
     found = (parse_note_name(name) for name in names_in(fs, directory))
     return max((note[0] for note in found if note is not None and note[1] != "begun"), default=-1)
 
 
 def remove_staged(fs: FileSystem, directory: str, names: Iterable[str]) -> None:
-    """Remove the staging directories *names* of a writer's *directory*, whatever files are in them."""
+    """Remove the staging directories *names* of a writer's *directory*, with all files in them."""
     for name in names:
         if parse_part_directory(name) is not None:
             remove_files_below(fs, f"{directory}/{name}")
@@ -39,12 +39,12 @@ def remove_staged(fs: FileSystem, directory: str, names: Iterable[str]) -> None:
 
 def remove_taken(fs: FileSystem, directory: str, done: int) -> None:
     """
-    Remove what batch *done* and those before it left in a writer's *directory*, all but the note that *done* is taken.
+    Remove what batch *done* and earlier ones left in a writer's *directory*, except the note that *done* is imported.
 
-    Of a writer that writes once nothing stays.
+    Nothing stays of a writer that writes a single batch.
 
     Raises:
-        OSError: some of it is there still; call it again.
+        OSError: some of it is still there; call again.
     """
     names = names_in(fs, directory)
     remove_staged(fs, directory, (one for one in names if (parse_part_directory(one) or 0) <= done))
@@ -60,7 +60,7 @@ def remove_taken(fs: FileSystem, directory: str, done: int) -> None:
         remove_durably(fs, old)
     parent, _, writer = directory.rpartition("/")
     if writer.startswith(ONCE_PREFIX):
-        # Last: without it a commit that a crash brought back would count again.
+        # Last: without this note, a commit that reappears after a crash would be imported again.
         remove_durably(fs, [f"{directory}/{done_name(done)}"])
         remove_if_empty(fs, directory)
         fs.sync_dir(parent)

@@ -9,7 +9,6 @@ and what a crash leaves, stands in `aof/staged_import.py`.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,16 +16,14 @@ import pyarrow as pa
 
 from quiver.aof.format.names import INCOMING
 from quiver.aof.format.record import RECORD_HEAD, checksum_of
-from quiver.aof.format.sink_batch import PART_NAME, BatchCommit, StagedPart, encode_commit
+from quiver.aof.format.sink_batch import COMMITS, PART_NAME, StagedPart
 from quiver.aof.manager import AofManager
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUseError, UsageError
-from quiver.primitives.batch_notes import commit_name, part_directory
-from quiver.primitives.disk.atomic import replace_file
+from quiver.primitives.batch_notes import part_directory
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.primitives.disk.staging import last_batch, remove_staged
+from quiver.primitives.disk.staged_commits import StagedLog, hold_patiently
 from quiver.spark.aof.sink_options import AofSinkOptions
 from quiver.spark.store.sink_stage import task_place
 
@@ -43,7 +40,6 @@ __all__ = [
 _WRITE_BYTES = 1024 * 1024
 _EXT_ID_MASK = (1 << 64) - 1
 _LOCK_PATIENCE_S = 30.0
-_LOCK_RETRY_S = 0.05
 _SINK_LOCK = "sink.lock"
 
 _log = logging.getLogger("quiver")
@@ -125,9 +121,13 @@ def stage_records(
 # ── committing ───────────────────────────────────────────────────────────────────────────────────────
 
 
+def _staged_log(files: FileSystem, root: str) -> StagedLog[StagedPart]:
+    return StagedLog(files, f"{root}/{INCOMING}", COMMITS)
+
+
 def is_records_batch_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
-    """Say whether *batch* of *writer*, or a later one, was committed."""
-    return last_batch(files, f"{root}/{INCOMING}/{writer}") >= batch
+    """Return whether *batch* of *writer*, or a later one, was committed."""
+    return _staged_log(files, root).is_committed(writer, batch)
 
 
 def commit_records(
@@ -140,56 +140,42 @@ def commit_records(
     clock: Clock = SYSTEM_CLOCK,
 ) -> bool:
     """
-    Commit what tasks staged for *batch*, all of it; False when this batch was committed before, and is not again.
+    Commit everything that tasks staged for *batch*; return False when this batch was committed before.
 
-    Durable on return. In the log, too, unless another process has it open: that one appends it within a second.
+    Durable on return. The records are in the log, too, unless another process has it open: that one appends them
+    within a second.
 
     Raises:
         OSError: the disk refused; the same batch may be tried again.
     """
-    directory = f"{root}/{INCOMING}/{writer}"
-    parts = tuple(one.part for one in staged if one.part is not None)
-    is_new = not is_records_batch_committed(files, root, writer=writer, batch=batch)
-    if not is_new:
-        remove_staged(files, directory, dict.fromkeys(part.path.partition("/")[0] for part in parts))
-    elif parts:
-        replace_file(files, f"{directory}/{commit_name(batch)}", encode_commit(BatchCommit(writer, batch, parts)))
-    _take_over(files, root, clock)
-    if files.exists(f"{directory}/{commit_name(batch)}"):
-        _log.info("quiver.spark.aof_batch_waits path=%s batch=%d", directory, batch)
+    log = _staged_log(files, root)
+    is_new = log.commit(writer, batch, tuple(one.part for one in staged if one.part is not None))
+    _import_now(files, root, clock)
+    if log.awaits_import(writer, batch):
+        _log.info("quiver.spark.aof_batch_waits path=%s batch=%d", log.directory(writer), batch)
     return is_new
 
 
 def discard_records(files: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[StagedRecords]) -> None:
     """Remove what tasks staged for *batch*, unless it is committed."""
-    # A commit that failed late may be there all the same: then its parts belong to it.
-    if not is_records_batch_committed(files, root, writer=writer, batch=batch):
-        names = dict.fromkeys(one.part.path.partition("/")[0] for one in staged if one.part is not None)
-        remove_staged(files, f"{root}/{INCOMING}/{writer}", names)
+    _staged_log(files, root).discard(writer, batch, [one.part for one in staged if one.part is not None])
 
 
-def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
-    """Append what is committed, where nobody has the log open to do it."""
+def _import_now(files: FileSystem, root: str, clock: Clock) -> None:
+    """Append what is committed, unless a process that has the log open does it."""
     if not files.exists(f"{root}/{INCOMING}"):
         return
-    # Another sink is soon done; it may have looked before our commit was there.
-    deadline = clock.monotonic() + _LOCK_PATIENCE_S
-    condition = threading.Condition()
-    while True:
-        try:
-            lock = hold(files, f"{root}/{INCOMING}/{_SINK_LOCK}", owner="quiver-aof sink")
-            break
-        except DirectoryInUseError:
-            if clock.monotonic() >= deadline:
-                return  # it appends a great deal; the next one takes ours
-            with condition:
-                clock.wait(condition, _LOCK_RETRY_S)
+    lock = hold_patiently(
+        files, f"{root}/{INCOMING}/{_SINK_LOCK}", owner="quiver-aof sink", patience_s=_LOCK_PATIENCE_S, clock=clock
+    )
+    if lock is None:
+        return  # the other sink appends a lot; the next one imports ours
     parent, _, name = root.rpartition("/")
     try:
         with AofManager.open(parent or "/", files=files, clock=clock, background=False) as manager:
-            manager.log(name)  # opening appends it
+            manager.log(name)  # opening imports it
     except DirectoryInUseError:
-        return  # whoever it is does it by itself: at the latest when it closes
+        return  # the owner imports it, when it closes at the latest
     finally:
         lock.release()
 

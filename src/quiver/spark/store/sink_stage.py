@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,30 +17,30 @@ import pyarrow as pa
 
 from quiver.bundle import OTLP_SCHEMA
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.errors import CapacityError, DirectoryInUseError, UsageError
+from quiver.errors import CapacityError, UsageError
 from quiver.otap import VIEW_SLOTS
-from quiver.primitives.batch_notes import commit_name, parse_part_directory, part_directory
+from quiver.primitives.batch_notes import part_directory
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.disk.lock import hold
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.primitives.disk.staging import names_in, remove_staged
+from quiver.primitives.disk.staged_commits import StagedLog, hold_patiently
+from quiver.primitives.disk.staging import remove_staged
 from quiver.settings import MIB
 from quiver.spark.bundles import unpacked
 from quiver.spark.cast import spark_schema
 from quiver.spark.otlp_rows import request_of_rows
 from quiver.spark.store.sink_options import SinkOptions
-from quiver.spark.store.sink_room import RETRY_S, SinkRoom, wait_until
+from quiver.spark.store.sink_room import SinkRoom, wait_until
 from quiver.store.encode import SlotEncoder
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import SEGMENTS_DIR, STORE_ID, STORE_LOCK, segment_name
 from quiver.store.format.segment.manifest import ManifestMetadata
-from quiver.store.format.sink_commit import INCOMING_DIR, SinkCommit, encode_commit
+from quiver.store.format.sink_commit import COMMITS, INCOMING_DIR
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
 from quiver.store.segment.accumulator import OpenSegment
 from quiver.store.segment.cast import conform
 from quiver.store.segment.writer import write_segment
-from quiver.store.staged_import import Adoption, awaits_adoption, first_free_segment, writer_commits
+from quiver.store.staged_import import StagedImport, awaits_import, first_free_segment
 
 __all__ = [
     "Staged",
@@ -210,25 +209,22 @@ def commit_batch(
     clock: Clock = SYSTEM_CLOCK,
 ) -> bool:
     """
-    Commit what tasks staged for *batch*, all of it; False when this batch was committed before, and is not again.
+    Commit everything that tasks staged for *batch*; return False when this batch was committed before.
 
-    Durable on return. Visible, too, unless a store is open in that directory: that one takes it over with its next
-    maintenance.
+    Durable on return. The segments are visible, too, unless a store is open in that directory: that one imports them
+    with its next maintenance.
 
     Raises:
         CorruptionError: a commit, a staged segment or the directory is not what was written.
         OSError: the disk refused; the same batch may be tried again.
     """
-    directory = f"{root}/{INCOMING_DIR}/{writer}"
-    parts = tuple(part for one in staged for part in one.parts)
-    is_new = not is_committed(files, root, writer=writer, batch=batch)
-    if not is_new:
-        remove_staged(files, directory, dict.fromkeys(part.partition("/")[0] for part in parts))
-    elif parts:
-        commit = SinkCommit(writer, batch, parts)
-        replace_file(files, f"{directory}/{commit_name(batch)}", encode_commit(commit))
-    _take_over(files, root, clock)
+    is_new = _staged_log(files, root).commit(writer, batch, tuple(part for one in staged for part in one.parts))
+    _import_now(files, root, clock)
     return is_new
+
+
+def _staged_log(files: FileSystem, root: str) -> StagedLog[str]:
+    return StagedLog(files, f"{root}/{INCOMING_DIR}", COMMITS)
 
 
 def await_room(
@@ -245,47 +241,33 @@ def await_room(
     """
 
     def is_taken_over() -> bool:
-        if not awaits_adoption(files, root, writer=writer):
+        if not awaits_import(files, root, writer=writer):
             return True
-        _take_over(files, root, clock)
-        return not awaits_adoption(files, root, writer=writer)
+        _import_now(files, root, clock)
+        return not awaits_import(files, root, writer=writer)
 
     if not wait_until(is_taken_over, timeout_s, clock):
         raise CapacityError(f"the store {root} takes over nothing more", retry_after_s=ROOM_PATIENCE_S)
 
 
 def is_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
-    """Say whether *batch* of *writer*, or a later one, was committed."""
-    committed = writer_commits(files, f"{root}/{INCOMING_DIR}/{writer}")
-    return bool(committed) and committed[-1] >= batch
+    """Return whether *batch* of *writer*, or a later one, was committed."""
+    return _staged_log(files, root).is_committed(writer, batch)
 
 
 def discard(files: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[Staged]) -> None:
     """Remove what tasks staged for *batch*, unless it is committed."""
-    directory = f"{root}/{INCOMING_DIR}/{writer}"
-    # A commit that failed late may be there all the same: then its parts belong to it.
-    if batch not in writer_commits(files, directory):
-        names = [name for name in names_in(files, directory) if parse_part_directory(name) == batch]
-        parts = [part.partition("/")[0] for one in staged for part in one.parts]
-        # Also what tasks staged that were killed: nobody else knows of it.
-        remove_staged(files, directory, dict.fromkeys([*parts, *names]))
+    _staged_log(files, root).discard(writer, batch, [part for one in staged for part in one.parts])
 
 
-def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
-    """Make segments of what is committed, where no store is open to do it."""
+def _import_now(files: FileSystem, root: str, clock: Clock) -> None:
+    """Make segments of what is committed, unless a store that is open in the directory does it."""
     files.make_dirs(root)
-    deadline = clock.monotonic() + _LOCK_PATIENCE_S
-    condition = threading.Condition()
-    while True:
-        try:
-            lock = hold(files, f"{root}/{STORE_LOCK}", owner=_OWNER)
-            break
-        except DirectoryInUseError as held:
-            # A store does it by itself. Another sink may have looked before our commit was there: it is soon done.
-            if _OWNER not in str(held) or clock.monotonic() >= deadline:
-                return
-            with condition:
-                clock.wait(condition, RETRY_S)
+    lock = hold_patiently(
+        files, f"{root}/{STORE_LOCK}", owner=_OWNER, patience_s=_LOCK_PATIENCE_S, clock=clock, only_for_owner=True
+    )
+    if lock is None:
+        return
     try:
         files.make_dirs(f"{root}/{SEGMENTS_DIR}")
         if not files.exists(f"{root}/{STORE_ID}"):
@@ -296,7 +278,7 @@ def _take_over(files: FileSystem, root: str, clock: Clock) -> None:
             free.append(free[-1] + 1 if free else first_free_segment(files, root))
             return free[-1]
 
-        Adoption(files, root, next_segment=next_segment).adopt()
+        StagedImport(files, root, next_segment=next_segment).import_all()
     finally:
         lock.release()
 

@@ -9,7 +9,6 @@ What lies where, and what a crash leaves, stands in `topics/staged_import.py`.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,23 +18,20 @@ import pyarrow as pa
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import DirectoryInUseError, UsageError
-from quiver.primitives.batch_notes import commit_name, part_directory
-from quiver.primitives.disk.atomic import replace_file
-from quiver.primitives.disk.file_system import File, FileSystem, Lock
-from quiver.primitives.disk.lock import hold
+from quiver.primitives.batch_notes import part_directory
+from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.primitives.disk.staging import last_batch, remove_staged
+from quiver.primitives.disk.staged_commits import StagedLog, hold_patiently
 from quiver.spark.store.sink_stage import task_place
 from quiver.spark.topics.sink_options import TopicSinkOptions
 from quiver.topics.cold.opening import tier_signs
 from quiver.topics.format.message import ATTRIBUTES_MAX, KEY_ATTRIBUTE, NS_PER_MS, MessageCodec
 from quiver.topics.format.names import WAL_CHECKPOINT, check_topic, parse_wal_file_name
 from quiver.topics.format.sink_batch import (
+    COMMITS,
     INCOMING_DIR,
-    BatchNote,
     SinkPart,
     StagedMessage,
-    encode_commit,
     encode_staged,
     part_name,
 )
@@ -55,7 +51,6 @@ __all__ = [
 
 _WRITE_BYTES = 1024 * 1024
 _LOCK_PATIENCE_S = 30.0
-_LOCK_RETRY_S = 0.05
 _SINK_LOCK = "sink.lock"
 
 _log = logging.getLogger("quiver")
@@ -195,9 +190,13 @@ def _rows(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...]]
 # ── committing ───────────────────────────────────────────────────────────────────────────────────────
 
 
+def _staged_log(files: FileSystem, root: str) -> StagedLog[SinkPart]:
+    return StagedLog(files, f"{root}/{INCOMING_DIR}", COMMITS)
+
+
 def is_batch_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
-    """Say whether *batch* of *writer*, or a later one, was committed."""
-    return last_batch(files, f"{root}/{INCOMING_DIR}/{writer}") >= batch
+    """Return whether *batch* of *writer*, or a later one, was committed."""
+    return _staged_log(files, root).is_committed(writer, batch)
 
 
 def commit_messages(
@@ -210,37 +209,31 @@ def commit_messages(
     clock: Clock = SYSTEM_CLOCK,
 ) -> bool:
     """
-    Commit what tasks staged for *batch*, all of it; False when this batch was committed before, and is not again.
+    Commit everything that tasks staged for *batch*; return False when this batch was committed before.
 
-    Durable on return. In the topics, too, unless another process has them open: that one appends it within a second.
+    Durable on return. The messages are in their topics, too, unless another process has the topics open: that one
+    appends them within a second.
 
     Raises:
-        UsageError: a topic there has log files of another name.
+        UsageError: the log files of a topic have another name.
         OSError: the disk refused; the same batch may be tried again.
     """
     root = place.root or ""
-    directory = f"{root}/{INCOMING_DIR}/{writer}"
+    log = _staged_log(files, root)
     parts = tuple(part for one in staged for part in one.parts)
-    is_new = not is_batch_committed(files, root, writer=writer, batch=batch)
-    if not is_new:
-        remove_staged(files, directory, dict.fromkeys(part.path.partition("/")[0] for part in parts))
-    elif parts:
+    if not log.is_committed(writer, batch):
         for topic in dict.fromkeys(part.topic for part in parts):
             _check_file_name(files, f"{root}/{topic}", place.file_name)
-        note = BatchNote(writer, batch, parts)
-        replace_file(files, f"{directory}/{commit_name(batch)}", encode_commit(note))
-    _take_over(files, place, clock)
-    if files.exists(f"{directory}/{commit_name(batch)}"):
-        _log.info("quiver.spark.topic_batch_waits path=%s batch=%d", directory, batch)
+    is_new = log.commit(writer, batch, parts)
+    _import_now(files, place, clock)
+    if log.awaits_import(writer, batch):
+        _log.info("quiver.spark.topic_batch_waits path=%s batch=%d", log.directory(writer), batch)
     return is_new
 
 
 def discard_messages(files: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[StagedParts]) -> None:
     """Remove what tasks staged for *batch*, unless it is committed."""
-    # A commit that failed late may be there all the same: then its parts belong to it.
-    if not is_batch_committed(files, root, writer=writer, batch=batch):
-        names = dict.fromkeys(part.path.partition("/")[0] for one in staged for part in one.parts)
-        remove_staged(files, f"{root}/{INCOMING_DIR}/{writer}", names)
+    _staged_log(files, root).discard(writer, batch, [part for one in staged for part in one.parts])
 
 
 def _check_file_name(files: FileSystem, directory: str, file_name: str) -> None:
@@ -251,44 +244,37 @@ def _check_file_name(files: FileSystem, directory: str, file_name: str) -> None:
         raise UsageError(f"the log files of {directory} are not called {file_name}: say how, with fileName")
 
 
-def _take_over(files: FileSystem, place: TopicPlace, clock: Clock) -> None:
-    """Append what is committed, where nobody has the directory open to do it."""
+def _import_now(files: FileSystem, place: TopicPlace, clock: Clock) -> None:
+    """Append what is committed, unless a process that has the directory open does it."""
     root = place.root or ""
     if not files.exists(f"{root}/{INCOMING_DIR}"):
         return
     if place.objects is None and tier_signs(files, root):
-        # It has a cold tier, which knows whether this directory still owns the topic. Without it nobody may append.
+        # The topics have a cold tier, which knows whether this directory still owns them. Without it, appending is
+        # not safe.
         return
-    lock = _hold_sink_lock(files, f"{root}/{INCOMING_DIR}/{_SINK_LOCK}", clock)
+    lock = hold_patiently(
+        files,
+        f"{root}/{INCOMING_DIR}/{_SINK_LOCK}",
+        owner="quiver-topic sink",
+        patience_s=_LOCK_PATIENCE_S,
+        clock=clock,
+    )
     if lock is None:
-        return
+        return  # the other sink appends a lot; the next one imports ours
     try:
         settings = TopicSettings(wal=WalSettings(file_name=place.file_name))
         if place.objects is not None:
             settings = replace(settings, uploader=UploaderSettings(root_prefix=place.root_prefix or "/"))
-        # Opening appends it.
+        # Opening imports it.
         TopicStore.open(
             root, settings=settings, objects=place.objects, metadata=place.metadata, files=files, clock=clock,
             background=False,
         ).close()  # fmt: skip
     except DirectoryInUseError:
-        return  # whoever it is does it by itself: at the latest when it closes
+        return  # the owner imports it, when it closes at the latest
     finally:
         lock.release()
-
-
-def _hold_sink_lock(files: FileSystem, path: str, clock: Clock) -> Lock | None:
-    # Another sink is soon done; it may have looked before our commit was there.
-    deadline = clock.monotonic() + _LOCK_PATIENCE_S
-    condition = threading.Condition()
-    while True:
-        try:
-            return hold(files, path, owner="quiver-topic sink")
-        except DirectoryInUseError:
-            if clock.monotonic() >= deadline:
-                return None  # it appends a great deal; the next one takes ours
-            with condition:
-                clock.wait(condition, _LOCK_RETRY_S)
 
 
 # ── in Spark's terms ─────────────────────────────────────────────────────────────────────────────────

@@ -19,7 +19,7 @@ from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.disk_full import is_full_disk, what_is_short
 from quiver.store.context import Parts
 from quiver.store.removal.cleanup import Cleanup
-from quiver.store.staged_import import OpenAdoption
+from quiver.store.staged_import import OpenStoreImport
 from quiver.store.subscribers.state import SegmentRef
 from quiver.store.wal.reread import LogReader
 
@@ -38,14 +38,14 @@ class Sealer:
     def __init__(self, parts: Parts, cleanup: Cleanup) -> None:
         self._parts = parts
         self._cleanup = cleanup
-        self._adoption = OpenAdoption(parts, cleanup)
+        self._staged_import = OpenStoreImport(parts, cleanup)
 
     def adopt(self, may_take: Callable[[], bool]) -> int:
         """
-        Take over the segments that Spark sinks committed (see `adoption`), as long as *may_take* says; how many
+        Take over the segments that Spark sinks committed (see `staged_import`), as long as *may_take* says; how many
         came.
         """
-        return self._adoption.adopt(may_take)
+        return self._staged_import.import_all(may_take)
 
     def seal_pending(self) -> int:
         """

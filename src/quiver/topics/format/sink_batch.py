@@ -27,34 +27,24 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quiver.errors import UsageError
-from quiver.primitives.batch_notes import (
-    BATCH_MAX,
-    decode_note,
-    encode_note,
-    is_count,
-    is_writer,
-    parse_part_directory,
-)
+from quiver.primitives.batch_notes import BatchCommit, CommitCodec, is_count
 from quiver.primitives.disk.file_system import Buffer
 from quiver.primitives.scan import Answer, Damage, Frame
 from quiver.topics.format.frame import encode_frame
 from quiver.topics.format.names import check_topic
 
 __all__ = [
+    "COMMITS",
     "INCOMING_DIR",
     "PART_HEADER",
-    "BatchNote",
     "SinkPart",
     "StagedMessage",
     "decode_begun",
-    "decode_commit",
     "decode_staged",
     "encode_begun",
-    "encode_commit",
     "encode_staged",
     "message_name",
     "named_tail",
@@ -66,8 +56,6 @@ INCOMING_DIR = ".incoming"
 
 PART_HEADER = struct.Struct("<QI")
 
-_VERSION = 1
-_VERSION_KEY = "quiver_topic_batch"
 _U64 = struct.Struct("<Q")
 _PART = re.compile(r"[0-9]{5}\.part")
 
@@ -78,22 +66,6 @@ class SinkPart(NamedTuple):
     path: str
     topic: str
     messages: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchNote:
-    """
-    One committed batch.
-
-    Attributes:
-        writer: a query's id, or the name that a program gave: batches are counted per writer.
-        batch: its number; a writer's numbers only grow.
-        parts: the staged files, in order.
-    """
-
-    writer: str
-    batch: int
-    parts: tuple[SinkPart, ...]
 
 
 class StagedMessage(NamedTuple):
@@ -112,9 +84,9 @@ def part_name(number: int) -> str:
     return f"{number:05}.part"
 
 
-def message_name(note: BatchNote, part: int, index: int) -> str:
+def message_name(commit: BatchCommit[SinkPart], part: int, index: int) -> str:
     """Return the producer's name under which message *index* of part *part* is appended: no other message has it."""
-    return f"{note.writer}:{note.batch}:{part}:{index}"
+    return f"{commit.writer}:{commit.batch}:{part}:{index}"
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────
@@ -145,63 +117,36 @@ def named_tail(tail: bytes, name: str) -> bytes:
 # ── notes ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def encode_commit(note: BatchNote) -> bytes:
-    """Return the whole file."""
-    return encode_note({_VERSION_KEY: _VERSION, "writer": note.writer, "batch": note.batch, "parts": note.parts})
-
-
-def decode_commit(data: Buffer) -> Answer[BatchNote]:
-    """Decode a commit. Every part in the answer lies in a staging directory of its batch and nowhere else."""
-    answer = _decode(data)
-    if not isinstance(answer, Frame):
-        return answer
-    value = answer.value
-    try:
-        note = BatchNote(value["writer"], _number(value["batch"]), tuple(_part(one) for one in value["parts"]))
-    except (ValueError, TypeError, KeyError, UsageError) as error:
-        return Damage(0, f"no commit of a sink: {error}")
-    directories = {parse_part_directory(one.path.partition("/")[0]) for one in note.parts}
-    if not is_writer(str(note.writer)) or note.batch > BATCH_MAX or directories - {note.batch}:
-        return Damage(0, "a commit of no writer, of no batch, or with a part of another one")
-    if len({one.path for one in note.parts}) < len(note.parts):
-        return Damage(0, "a commit that names a part twice")
-    return Frame(note, answer.end)
-
-
 def encode_begun(offsets: Mapping[str, int]) -> bytes:
-    """Return the file that says from which offset on each topic may have messages of a batch."""
-    return encode_note({_VERSION_KEY: _VERSION, "from": dict(sorted(offsets.items()))})
+    """Return the file that records the offset of each topic from which on it may contain messages of a batch."""
+    return COMMITS.encode_note({"from": dict(sorted(offsets.items()))})
 
 
 def decode_begun(data: Buffer) -> Answer[dict[str, int]]:
-    """Take such a file apart."""
-    answer = _decode(data)
+    """Decode such a file."""
+    answer = COMMITS.decode_note(data)
     if not isinstance(answer, Frame):
         return answer
+    offsets = answer.value.get("from")
+    if not isinstance(offsets, dict) or not all(is_count(offset) for offset in offsets.values()):
+        return Damage(0, "the start of an import without an offset of each topic")
     try:
-        found = {check_topic(topic): _number(offset) for topic, offset in answer.value["from"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError, UsageError) as error:
-        return Damage(0, f"no beginning of a batch: {error}")
-    return Frame(found, answer.end)
+        return Frame({check_topic(topic): offset for topic, offset in offsets.items()}, answer.end)
+    except UsageError as error:
+        return Damage(0, f"the start of an import: {error}")
 
 
-def _decode(data: Buffer) -> Answer[dict[str, Any]]:
-    answer = decode_note(data)
-    if isinstance(answer, Frame) and answer.value.get(_VERSION_KEY) != _VERSION:
-        return Damage(0, "no note of a sink, or one of a newer version")
-    return answer
-
-
-def _part(value: object) -> SinkPart:
+def _decode_part(value: object) -> SinkPart | None:
     if not isinstance(value, list) or len(value) != len(SinkPart._fields):
-        raise ValueError(f"{value!r} is no part")
+        return None
     path, topic, messages = value
-    if not isinstance(path, str) or _PART.fullmatch(path.partition("/")[2]) is None:
-        raise ValueError(f"{path!r} is no part")
-    return SinkPart(path, check_topic(topic), _number(messages))
+    if not isinstance(path, str) or _PART.fullmatch(path.partition("/")[2]) is None or not is_count(messages):
+        return None
+    try:
+        return SinkPart(path, check_topic(topic), messages)
+    except (UsageError, TypeError):
+        return None
 
 
-def _number(value: object) -> int:
-    if not is_count(value):
-        raise ValueError(f"{value!r} is no number")
-    return value
+COMMITS = CommitCodec("quiver_topic_batch", _decode_part, path_of=lambda part: part.path)
+"""Each part is a staged file with the messages of one topic."""
