@@ -114,7 +114,7 @@ def test_a_failed_log_is_not_ready(tmp_path):
     health.watch("main", store)
     health.phase = "listening"
     assert list(health.problems()) == []
-    store.poison(OSError(5, "the disk is broken"))
+    store.internals.poison(OSError(5, "the disk is broken"))
     (problem,) = health.problems()
     assert problem.startswith("buffer main: the log failed: ")
     assert "the disk is broken" in problem

@@ -126,7 +126,7 @@ class StoreReceiver:
         self._reported = ""
         self._worker = Worker(
             f"quiver-store-receiver {settings.directory}", self._turn, every=settings.poll_interval_s,
-            on_death=store.poison, clock=clock, observer=observer,
+            on_death=store.internals.poison, clock=clock, observer=observer,
         )  # fmt: skip
 
     def start(self) -> None:

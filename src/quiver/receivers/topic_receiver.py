@@ -99,7 +99,7 @@ class TopicReceiver:
         self._reported = ""
         self._worker = Worker(
             f"quiver-topic-receiver {settings.topic}", self._turn, every=settings.poll_interval_s,
-            on_death=store.poison, clock=clock, observer=observer,
+            on_death=store.internals.poison, clock=clock, observer=observer,
         )  # fmt: skip
 
     def start(self) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -22,7 +21,6 @@ from quiver.errors import CapacityError, CorruptionError, InvalidBundleError, St
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem, Lock
-from quiver.primitives.worker import WorkerDiedError
 from quiver.settings import Settings
 from quiver.store import recovery
 from quiver.store.background import Background
@@ -33,16 +31,17 @@ from quiver.store.context import Parts
 from quiver.store.directory_identity import HeldPlace
 from quiver.store.encode import SlotEncoder, write_slots
 from quiver.store.entries import ENTRY_OVERHEAD, REREAD_BYTES_MIN, StoreEntries
-from quiver.store.format.drop_ledger import DroppedSegment
 from quiver.store.format.names import SEGMENTS_DIR
+from quiver.store.internals import StoreInternals
 from quiver.store.limits.admission import Admission
 from quiver.store.limits.capacity import AloneCapacity, Capacity, DeletionPause, OwnCap
+from quiver.store.maintenance import MaintenancePass
 from quiver.store.reading.read import StoreReader
 from quiver.store.receipts import BundleReceipt, MaintenanceReport
 from quiver.store.removal.cleanup import Cleanup
 from quiver.store.removal.drops import DropLedger
 from quiver.store.sealing.group_seal import GroupSeal
-from quiver.store.sealing.schedule import LAG_SEGMENTS, Sealing
+from quiver.store.sealing.schedule import Sealing
 from quiver.store.sealing.sealer import Sealer
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.subscribers.state import SegmentRef
@@ -120,6 +119,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         tier, verified = self._cold.open_tier, self.catalog.verified
         self._reader = StoreReader(root, fs=files, adapter=adapter, verified=verified, open_tier=tier)
         self._sequence = 0
+        self._has_threads = background
         self._background: Background | None = None
         try:
             self._recover()
@@ -133,7 +133,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
                 flush=self.sync if self._logging else None,
                 fill=self._fill_ahead,
                 maintain=self.maintain,
-                on_death=self.poison,
+                on_death=self.internals.poison,
                 flush_interval_s=settings.wal_flush_interval_s,
                 maintain_interval_s=settings.maintain_interval_s,
                 clock=clock,
@@ -269,6 +269,17 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._group_seal = GroupSeal(
             self._sealing, self.flush, require_sound=self._wal.require_sound, clock=self._clock
         )
+        self._maintenance_pass = MaintenancePass(
+            parts,
+            self._cleanup,
+            self._sealer,
+            self._admission,
+            self._cold_tier,
+            require_open=self._require_open,
+            sync_log=None if self._has_threads or not self._logging else self._sync_log,
+        )
+        self.internals = StoreInternals(parts, self._cleanup, self._admission, require_open=self._require_open)
+        """For other parts of Quiver, not for users."""
         self._wal.grant(0)
 
     def _leave_log(self) -> None:
@@ -371,16 +382,14 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
     def _on_reserve(self, is_lacking: bool) -> None:  # noqa: FBT001 - a callback
         self._needs_care = is_lacking or self._is_limited or self._closed
 
+    def _sync_log(self) -> None:
+        self.sync()
+        self._fill_ahead()
+
     def _fill_ahead(self) -> None:
         # A byte of zeros becomes a byte of log and one of a segment.
         spare = self._admission.spare_bytes()
         self._wal.fill_ahead(ZERO_AHEAD_BYTES if spare is None else max(0, spare // 2))
-
-    def poison(self, died: WorkerDiedError) -> None:
-        """Refuse everything from now on: a thread that callers wait for has died."""
-        self._wal.poison(died)
-        with self._lock:
-            self._room.notify_all()
 
     def _sealing_wanted(self) -> None:
         if self._background is None:
@@ -428,34 +437,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             StoreClosedError: the store was closed.
             OSError: the disk failed where nothing that was promised depends on it; call again.
         """
-        with self._maintenance:
-            self._require_open()
-            self._parts.place.require()
-            if self._background is None and self._logging:
-                self.sync()
-                self._fill_ahead()
-            with self._lock:
-                if self._sealing.full or self._is_due():
-                    self._sealing.swap()
-            sealed = 0
-            while self._sealing.may_write() and self._sealer.seal_pending():
-                sealed += 1
-            sealed += self._sealer.adopt(self._admission.may_adopt)
-            cleanup = self._cleanup
-            written, deleted = cleanup.upkeep()
-            gone = self._sealer.forget_log()
-            cleanup.reserve.keep()
-            cleanup.side.measure()
-            self._admission.serve_sinks()
-        # Without the lock: nobody waits for the object store.
-        self._cold_tier.tend()
-        return MaintenanceReport(sealed, written, deleted, gone)
-
-    def _is_due(self) -> bool:
-        born_s = self._sealing.open_born_s()
-        if born_s is not None and self._cleanup.retention.is_over_age(born_s, now_s=self._clock.monotonic()):
-            return True
-        return self._sealing.is_old() and self._subscribers.least_lag_segments() < LAG_SEGMENTS
+        return self._maintenance_pass.run()
 
     def reclaim(self, bytes_wanted: int) -> int:
         """
@@ -470,21 +452,6 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             self._require_open()
             self._cleanup.write_progress()
             return self._cleanup.evict(bytes_wanted).size_bytes
-
-    def note_evicted(self, dropped: Sequence[DroppedSegment]) -> bool:
-        """
-        Take note that another process removed segment files of this store; False when the record of it must stay.
-
-        Args:
-            dropped: those of them that not every subscriber had resolved. They are resolved as dropped.
-
-        Raises:
-            StoreClosedError: the store was closed.
-            OSError: the disk refused; call again.
-        """
-        with self._maintenance:
-            self._require_open()
-            return self._cleanup.note_evicted(dropped)
 
     def _quarantine(self, info: SegmentInfo, damage: CorruptionError) -> None:
         with self._maintenance:

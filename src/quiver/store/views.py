@@ -55,10 +55,6 @@ class StoreViews:
         """Bytes on disk: log, segments, and everything beside them."""
         return self._admission.disk_bytes
 
-    def claimed_bytes(self) -> int:
-        """Return what counts for the size cap: `disk_bytes`, and what is in memory and will be a segment."""
-        return self._admission.used_bytes
-
     def require_sound(self) -> None:
         """
         Return when the log has not failed. Waits for nothing.

@@ -234,7 +234,7 @@ def test_an_even_part_of_the_cap(rig: Rig) -> None:
         store.register("one", start="earliest")
         with pytest.raises(CapacityError):
             fill(store, 2, 1_000)
-        assert CAP_BYTES // 4 - 2 * SEGMENT_BYTES < store.core(2).claimed_bytes() <= CAP_BYTES // 4
+        assert CAP_BYTES // 4 - 2 * SEGMENT_BYTES < store.core(2).internals.claimed_bytes() <= CAP_BYTES // 4
         store.ingest(numbered(0), core=1)
         # Without a core in mind, the full one is passed over.
         assert {store.ingest(numbered(number)).core for number in range(12)} == {0, 1, 3}

@@ -187,7 +187,7 @@ class _Place:
         capacity = self._capacity(core, evictor)
         store = self._open_store(core, capacity)
         try:
-            capacity.attach(store.claimed_bytes)
+            capacity.attach(store.internals.claimed_bytes)
             if self.share is not None:
                 self.share.attach(store)
         except BaseException as error:

@@ -361,7 +361,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         leave.
         """
         for store in self.open_stores().values():
-            store.poison(died)
+            store.internals.poison(died)
 
     def _report(self, core: int | None, error: Exception) -> None:
         # The others go on. What failed is tried again at the next tick.
@@ -384,7 +384,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
             return  # somebody is deleting right now
         try:
             drops = read_record(self._files, directory, self._observer)
-            if drops is not None and opened.store.note_evicted(drops):
+            if drops is not None and opened.store.internals.note_evicted(drops):
                 forget_record(self._files, directory)
         finally:
             claim.release()

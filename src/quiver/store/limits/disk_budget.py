@@ -31,6 +31,11 @@ LISTED_S = 0.5
 """Files that others write are added up this often at most."""
 
 
+class _Claiming(Protocol):
+    def claimed_bytes(self) -> int:
+        """Return the bytes on disk, and those in memory that will be a segment."""
+
+
 class Attached(Protocol):
     """A store that is open in this process."""
 
@@ -42,8 +47,9 @@ class Attached(Protocol):
     def is_closed(self) -> bool:
         """Whether it was closed."""
 
-    def claimed_bytes(self) -> int:
-        """Return what it has on disk, and what is in memory and will be a segment."""
+    @property
+    def internals(self) -> _Claiming:
+        """What counts for its share."""
 
 
 def working_bytes(settings: Settings, stores: int = 1) -> int:
@@ -69,7 +75,7 @@ class _Place:
 
     def used_bytes(self, without: str = "") -> int:
         """Return what it has on the disk, but for the store *without*."""
-        exact = {_absolute(store.path): store.claimed_bytes() for store in self.open_stores()}
+        exact = {_absolute(store.path): store.internals.claimed_bytes() for store in self.open_stores()}
         used = self.listed_bytes | exact
         return sum(size for path, size in used.items() if path != without)
 

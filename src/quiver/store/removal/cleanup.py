@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from quiver.errors import CorruptionError
-from quiver.primitives.disk.disk_full import is_full_disk, passes
+from quiver.primitives.disk.disk_full import is_full_disk
 from quiver.store import recovery
 from quiver.store.cold.local_retention import ColdWindow
 from quiver.store.context import Parts
@@ -105,42 +105,6 @@ class Cleanup:
                 newest_ns = parts.files.stat(info.path).modified_ns if there else clock.now_ns()
             born_s = clock.monotonic() - max(0, clock.now_ns() - newest_ns) / 1e9
         self.retention.born(info.seq, born_s)
-
-    def upkeep(self) -> tuple[int, int]:
-        """
-        Write progress, go on with drops, delete what is finished, then what is over age; how many progress files were
-        written, and how many segments went. A step that finds the disk full, or no descriptor, does not keep the next
-        ones from trying.
-
-        Raises:
-            OSError: the disk failed otherwise.
-        """
-        done: list[int] = []
-        for step in (
-            self.write_progress,
-            self._continue_drops,
-            self._tend_cold,
-            lambda: self.free_finished().segments,
-            lambda: self.expire().segments,
-        ):
-            try:
-                done.append(step())
-            except OSError as error:
-                if not passes(error):
-                    raise
-                done.append(0)
-                self._parts.observer.event("quiver.engine.tick", level=logging.WARNING, problem=str(error))
-        return done[0], sum(done[1:])
-
-    def _continue_drops(self) -> int:
-        self.continue_drops()
-        return 0
-
-    def _tend_cold(self) -> int:
-        with self._parts.maintenance:
-            self._parts.cold.keep()
-            self.window.shrink()
-        return 0
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,58 @@
+"""What other parts of Quiver call on an open store, and users do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quiver.primitives.worker import WorkerDiedError
+from quiver.store.context import Parts
+from quiver.store.format.drop_ledger import DroppedSegment
+from quiver.store.limits.admission import Admission
+from quiver.store.removal.cleanup import Cleanup
+
+__all__ = ["StoreInternals"]
+
+
+class StoreInternals:
+    """
+    `Store.internals`. Thread-safe.
+
+    Args:
+        parts: the store.
+        cleanup: deletes segments.
+        admission: knows the limits.
+        require_open: raises when the store is closed.
+    """
+
+    def __init__(
+        self, parts: Parts, cleanup: Cleanup, admission: Admission, *, require_open: Callable[[], None]
+    ) -> None:
+        self._parts = parts
+        self._cleanup = cleanup
+        self._admission = admission
+        self._require_open = require_open
+
+    def poison(self, died: WorkerDiedError) -> None:
+        """Refuse all calls from now on: a thread that callers depend on has died."""
+        self._parts.wal.poison(died)
+        with self._parts.lock:
+            self._parts.room.notify_all()
+
+    def claimed_bytes(self) -> int:
+        """Return what counts for the size cap: the bytes on disk, and those in memory that will be a segment."""
+        return self._admission.used_bytes
+
+    def note_evicted(self, dropped: Sequence[DroppedSegment]) -> bool:
+        """
+        Account for segment files that another process removed; return False if its record of them must be kept.
+
+        Args:
+            dropped: those of them that some subscriber had not resolved. They are resolved as dropped.
+
+        Raises:
+            StoreClosedError: the store was closed.
+            OSError: the disk refused; call again.
+        """
+        with self._parts.maintenance:
+            self._require_open()
+            return self._cleanup.note_evicted(dropped)

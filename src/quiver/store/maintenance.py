@@ -1,0 +1,127 @@
+"""
+One maintenance pass over an open store. `MaintenancePass.run` is the complete list of its steps, in order.
+
+======================  ==============================================================================================
+step                    effect
+======================  ==============================================================================================
+check the directory     fails if it was moved: another store's files may be at its path
+sync the log            only without background threads, which otherwise do it
+seal                    the open segment if it is full, old or over age; then every segment that waits for its file
+import                  the segments that sinks in other processes staged
+write progress          after this nothing that was acknowledged before the pass is delivered again
+continue drops          what the drop ledger lists is resolved for all subscribers, and deleted
+release local copies    files of segments that the object tier has, beyond the local retention
+delete finished         segments that all subscribers have resolved, after their grace period
+expire                  segments over age: finished ones, and the others through the drop ledger
+trim the log            advance its cursor, delete its old files
+refill                  the reserve for a full disk; measure side files; give sinks the space they asked for
+object tier             without the maintenance lock: nobody waits for the object store
+======================  ==============================================================================================
+
+Every step can fail on a full disk, or for lack of file descriptors. That is reported, the next steps still run, because
+they may free space, and the next pass tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from quiver.primitives.disk.disk_full import passes
+from quiver.store.cold.tier import ColdTier
+from quiver.store.context import Parts
+from quiver.store.limits.admission import Admission
+from quiver.store.receipts import MaintenanceReport
+from quiver.store.removal.cleanup import Cleanup
+from quiver.store.sealing.schedule import LAG_SEGMENTS
+from quiver.store.sealing.sealer import Sealer
+
+__all__ = ["MaintenancePass"]
+
+
+class MaintenancePass:
+    """
+    Runs maintenance passes, one at a time.
+
+    Args:
+        parts: the store.
+        cleanup: deletes segments.
+        sealer: writes segments.
+        admission: knows the limits.
+        cold_tier: copies segments to the object tier.
+        require_open: raises when the store is closed.
+        sync_log: syncs the log and writes zeros ahead of its tail; None when a background thread does it.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        cleanup: Cleanup,
+        sealer: Sealer,
+        admission: Admission,
+        cold_tier: ColdTier,
+        *,
+        require_open: Callable[[], None],
+        sync_log: Callable[[], None] | None,
+    ) -> None:
+        self._parts = parts
+        self._cleanup = cleanup
+        self._sealer = sealer
+        self._admission = admission
+        self._cold_tier = cold_tier
+        self._require_open = require_open
+        self._sync_log = sync_log
+
+    def run(self) -> MaintenanceReport:
+        """Run one pass; see `Store.maintain`."""
+        parts, cleanup, sealing = self._parts, self._cleanup, self._parts.sealing
+        with parts.maintenance:
+            self._require_open()
+            parts.place.require()
+            if self._sync_log is not None:
+                self._sync_log()
+            with parts.lock:
+                if sealing.full or self._is_open_segment_due():
+                    sealing.swap()
+            sealed = 0
+            while sealing.may_write() and self._sealer.seal_pending():
+                sealed += 1
+            sealed += self._sealer.adopt(self._admission.may_adopt)
+            progress_written = self._attempt(cleanup.write_progress)
+            self._attempt(cleanup.continue_drops)
+            self._attempt(self._release_local_copies)
+            deleted = self._attempt(lambda: cleanup.free_finished().segments)
+            deleted += self._attempt(lambda: cleanup.expire().segments)
+            wal_files_deleted = self._sealer.forget_log()
+            cleanup.reserve.keep()
+            cleanup.side.measure()
+            self._admission.serve_sinks()
+        self._cold_tier.tend()
+        return MaintenanceReport(sealed, progress_written, deleted, wal_files_deleted)
+
+    def _is_open_segment_due(self) -> bool:
+        parts = self._parts
+        born_s = parts.sealing.open_born_s()
+        if born_s is not None and self._cleanup.retention.is_over_age(born_s, now_s=parts.clock.monotonic()):
+            return True
+        # While all subscribers lag, a segment may grow: sealing it early would not deliver it any sooner.
+        return parts.sealing.is_old() and parts.subscribers.least_lag_segments() < LAG_SEGMENTS
+
+    def _release_local_copies(self) -> None:
+        self._parts.cold.keep()
+        self._cleanup.window.shrink()
+
+    def _attempt(self, step: Callable[[], int | None]) -> int:
+        """
+        Run *step* and return its count; 0 if it found the disk full or no file descriptor, which is reported.
+
+        Raises:
+            OSError: the disk failed otherwise.
+        """
+        try:
+            return step() or 0
+        except OSError as error:
+            if not passes(error):
+                raise
+            self._parts.observer.event("quiver.engine.tick", level=logging.WARNING, problem=str(error))
+            return 0
