@@ -5,27 +5,14 @@ from __future__ import annotations
 from quiver.clock import Clock
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.small_file import read_if_valid
-from quiver.store.format.floor import Floor, decode_floor_file, encode_floor
+from quiver.store.format.floor import Floor, encode_floor
 from quiver.store.format.names import SEGMENT_FLOOR, SEGMENTS_DIR
+from quiver.store.reading.store_files import StoreFiles
 
-__all__ = ["FLOOR_BYTES_MAX", "number_beyond", "raise_floor", "read_floor", "skip_numbers"]
-
-FLOOR_BYTES_MAX = 64 * 1024
+__all__ = ["number_beyond", "raise_floor", "skip_numbers"]
 
 _FLOOR_STEP = 2**32
 """How far the numbers move on where the clock cannot say: a segment for each millisecond of seven weeks."""
-
-
-def read_floor(fs: FileSystem, root: str) -> Floor:
-    """
-    Return what the file of the store at *root* says; a floor of 0 where there is none, or a damaged one.
-
-    Raises:
-        OSError: it could not be read.
-    """
-    path = f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"
-    return read_if_valid(fs, path, decode_floor_file, FLOOR_BYTES_MAX) or Floor(0)
 
 
 def raise_floor(fs: FileSystem, root: str, floor: int) -> None:
@@ -35,7 +22,7 @@ def raise_floor(fs: FileSystem, root: str, floor: int) -> None:
     Raises:
         OSError: it could not be read or written.
     """
-    known = read_floor(fs, root)
+    known = StoreFiles(fs, root).floor()
     if floor > known.value:
         _write(fs, root, Floor(floor, known.skipped))
 
@@ -47,7 +34,7 @@ def skip_numbers(fs: FileSystem, root: str, floor: int) -> None:
     Raises:
         OSError: it could not be read or written.
     """
-    known = read_floor(fs, root)
+    known = StoreFiles(fs, root).floor()
     if floor > known.value:
         _write(fs, root, Floor(floor, range(known.value, floor)))
 

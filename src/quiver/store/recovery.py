@@ -51,10 +51,12 @@ from quiver.store.format.names import (
     SEGMENTS_DIR,
     WAL_DIR,
     WAL_NEXT,
-    parse_segment_name,
+    segment_name,
+    segment_numbers,
     wal_rotated_name,
 )
 from quiver.store.format.wal_entry import ENTRY_TYPE_BUNDLE, encode_entry
+from quiver.store.reading.store_files import StoreFiles
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.tail import read_info
@@ -184,12 +186,9 @@ def load_segments(
     directory = f"{root}/{SEGMENTS_DIR}"
     next_number = 0
     quarantined = 0
-    for name in files.list_dir(directory):
-        seq = parse_segment_name(name)
-        if seq is None:
-            continue
+    for seq in segment_numbers(files.list_dir(directory)):
         next_number = max(next_number, seq + 1)
-        path = f"{directory}/{name}"
+        path = f"{directory}/{segment_name(seq)}"
         try:
             info = read_info(files, path)
             if (info.wal_position_end or 0) > cursor:
@@ -205,9 +204,8 @@ def load_segments(
             observer.count("quiver.recovery.damaged_files_total", kind="segment")
             continue
         catalog.add(info)
-    if files.exists(f"{root}/{QUARANTINE_DIR}"):
-        seen = (parse_segment_name(name) for name in files.list_dir(f"{root}/{QUARANTINE_DIR}"))
-        next_number = max(next_number, *(seq + 1 for seq in seen if seq is not None), 0)
+    for seq in StoreFiles(files, root).quarantined():
+        next_number = max(next_number, seq + 1)
     return next_number, quarantined
 
 

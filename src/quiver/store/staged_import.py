@@ -28,21 +28,18 @@ from quiver.primitives.disk.staged_commits import noted_batches, read_note
 from quiver.primitives.disk.staging import names_in, remove_staged
 from quiver.primitives.small_file import read_checked
 from quiver.store.context import Parts
-from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger
 from quiver.store.format.floor import decode_floor
 from quiver.store.format.names import (
-    DROP_LEDGER,
-    QUARANTINE_DIR,
     SEGMENT_FLOOR,
     SEGMENTS_DIR,
     parse_segment_name,
     segment_name,
 )
 from quiver.store.format.sink_commit import COMMITS, INCOMING_DIR
+from quiver.store.reading.store_files import StoreFiles
 from quiver.store.removal.cleanup import Cleanup
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.tail import read_info
-from quiver.store.subscribers.progress_store import find_subscribers, load_progress
 from quiver.store.subscribers.state import SegmentRef
 
 __all__ = ["OpenStoreImport", "StagedImport", "awaits_import", "first_free_segment", "writer_commits"]
@@ -82,18 +79,12 @@ def first_free_segment(files: FileSystem, root: str) -> int:
     Raises:
         CorruptionError: the floor, the drop ledger or a progress file is not what was written: open the store first.
     """
-    highest = -1
-    for directory in (f"{root}/{SEGMENTS_DIR}", f"{root}/{QUARANTINE_DIR}"):
-        if files.exists(directory):
-            found = (parse_segment_name(name) for name in files.list_dir(directory))
-            highest = max(highest, *(seq for seq in found if seq is not None), -1)
-    for subscriber in find_subscribers(files, root):
-        progress = load_progress(files, root, subscriber)
+    store = StoreFiles(files, root)
+    highest = max([*store.segments(), *store.quarantined(), *(entry.seq for entry in store.drops())], default=-1)
+    for subscriber in store.subscribers():
+        progress = store.progress(subscriber)
         if progress is not None:
             highest = max(highest, progress.oldest_incomplete - 1, *progress.entries, -1)
-    ledger = f"{root}/{DROP_LEDGER}"
-    dropped = read_checked(files, ledger, decode_drop_ledger, DROP_LEDGER_BYTES_MAX) or ()
-    highest = max(highest, *(entry.seq for entry in dropped), -1)
     floor = read_checked(files, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor, _FLOOR_BYTES_MAX) or 0
     return max(highest + 1, floor)
 

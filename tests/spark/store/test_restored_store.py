@@ -8,8 +8,8 @@ import pytest
 import quiver
 from quiver.errors import DataLossError
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.number_floor import read_floor
 from quiver.store.reading.segments import SegmentList
+from quiver.store.reading.store_files import StoreFiles
 from quiver.store.reading.stream_options import parse_options
 from quiver.store.reading.subscription import Subscription
 from quiver.store.snapshots.snapshot import restore, snapshot
@@ -142,14 +142,14 @@ def test_deleting_old_segments_does_not_lower_the_floor(tmp_path):
     with quiver.open(root, SETTINGS, background=False) as store:
         store.register("exp", start="earliest")
         assert store.maintain().segments_deleted == 3
-    floor = read_floor(REAL_FILES, str(root))
+    floor = StoreFiles(REAL_FILES, str(root)).floor()
     assert (floor.value, floor.skipped) == (NOW_NS // 1000, range(3, NOW_NS // 1000))
     fill(root, 100, 1)
-    assert read_floor(REAL_FILES, str(root)).skipped == range(3, NOW_NS // 1000)
+    assert StoreFiles(REAL_FILES, str(root)).floor().skipped == range(3, NOW_NS // 1000)
 
 
 def test_a_new_identity_keeps_counting(tmp_path):
     """Nothing outside knows its numbers."""
     root, copy, _ = lost(tmp_path)
     restore(REAL_FILES, str(copy), str(root), identity="33333333-3333-4333-8333-333333333333")
-    assert read_floor(REAL_FILES, str(root)).value == 3
+    assert StoreFiles(REAL_FILES, str(root)).floor().value == 3

@@ -18,9 +18,9 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.cold.restore import restore_from_tier, stores_in_tier
 from quiver.store.cores.instances import instance_roots
 from quiver.store.format.cold_list import parse_object_name
-from quiver.store.number_floor import read_floor
 from quiver.store.reading.check import check_store
 from quiver.store.reading.read import read
+from quiver.store.reading.store_files import StoreFiles
 from quiver.testing.faultfs import FaultFileSystem
 from s3_server import S3Server
 
@@ -59,7 +59,7 @@ def test_another_disk_has_every_segment() -> None:
     assert (len(one.segments), one.bundles, one.damaged) == (3, 9, [])
     assert [number_of(bundle) for _, bundle in read(NEW, fs=rig.files).bundles()] == list(range(9))
     assert check_store(rig.files, NEW).findings == []
-    floor = read_floor(rig.files, NEW)
+    floor = StoreFiles(rig.files, NEW).floor()
     assert floor.skipped == range(3, floor.value)
     assert floor.value > 2**32
     with opened(rig) as store:

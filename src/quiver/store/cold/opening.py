@@ -21,7 +21,8 @@ from quiver.store.cold.location import TierWhenNeeded, folder_of, location_from_
 from quiver.store.cold.rebuild import rebuild_cold_list
 from quiver.store.cold.register import ColdRegister, info_of
 from quiver.store.format.cold_list import ColdSegment
-from quiver.store.format.names import SEGMENTS_DIR, STORE_ID
+from quiver.store.format.names import SEGMENTS_DIR
+from quiver.store.reading.store_files import StoreFiles
 
 __all__ = ["ColdSide", "open_cold_side"]
 
@@ -146,8 +147,7 @@ def open_cold_side(
         raise UsageError("objects needs cold.objects, too: the cold list says by it where the objects are")
     wanted = None
     if location is not None:
-        identity = files.read_all(f"{root}/{STORE_ID}", size_max=_ID_BYTES_MAX).decode("ascii", "replace").strip()
-        wanted = location_to_list(location, folder_of(identity))
+        wanted = location_to_list(location, folder_of(StoreFiles(files, root).identity()))
     directory = f"{root}/{SEGMENTS_DIR}"
     try:
         register = ColdRegister.load(files, directory, wanted)

@@ -48,7 +48,13 @@ from quiver.store.format.drop_ledger import (
     decode_drop_ledger,
     encode_drop_ledger,
 )
-from quiver.store.format.names import QUARANTINE_DIR, SEGMENTS_DIR, WAL_DIR, parse_segment_name, segment_name
+from quiver.store.format.names import (
+    QUARANTINE_DIR,
+    SEGMENTS_DIR,
+    WAL_DIR,
+    segment_name,
+    segment_numbers,
+)
 from quiver.store.recovery import load_cursor
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.tail import read_info
@@ -200,7 +206,7 @@ class Evictor:
         # Without the newest: its name keeps the numbers that its owner gives out.
         directory = f"{self._directory(core)}/{SEGMENTS_DIR}"
         names = self._fs.list_dir(directory) if self._fs.exists(directory) else []
-        return sorted(seq for seq in map(parse_segment_name, names) if seq is not None)[:-1]
+        return segment_numbers(names)[:-1]
 
     def _finished(self, core: int, _gone: set[tuple[int, int]]) -> Iterator[_Victim]:
         states = self._durable_states(core)

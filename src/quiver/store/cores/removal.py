@@ -22,7 +22,7 @@ from quiver.store.format.names import (
     SEGMENTS_DIR,
     STORE_LOCK,
     WAL_DIR,
-    parse_segment_name,
+    segment_numbers,
 )
 from quiver.store.format.sink_commit import INCOMING_DIR
 from quiver.store.reading.log_tail import sealed_and_logged
@@ -94,7 +94,7 @@ def _must_stay(fs: FileSystem, directory: str) -> bool:
     if any(_names(fs, f"{directory}/{kept}") for kept in (QUARANTINE_DIR, INCOMING_DIR)):
         return True
     names = _names(fs, f"{directory}/{SEGMENTS_DIR}")
-    return COLD_LIST in names or any(parse_segment_name(name) is not None for name in names)
+    return COLD_LIST in names or bool(segment_numbers(names))
 
 
 def _has_logged(fs: FileSystem, directory: str) -> bool:

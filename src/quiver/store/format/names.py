@@ -8,6 +8,7 @@ somebody else's file and stays untouched.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from quiver.errors import UsageError
 
@@ -43,6 +44,7 @@ __all__ = [
     "retry_lock_name",
     "retry_set_name",
     "segment_name",
+    "segment_numbers",
     "skip_ledger_name",
     "subscriber_lock_name",
     "wal_rotated_name",
@@ -106,6 +108,11 @@ def segment_name(seq: int) -> str:
 def parse_segment_name(name: str) -> int | None:
     """Return the segment number in *name*, or None when it is not a segment (a temporary name is not)."""
     return _bounded(_SEGMENT.fullmatch(name))
+
+
+def segment_numbers(names: Iterable[str]) -> list[int]:
+    """Return the numbers of the segments among *names*, ascending."""
+    return sorted(seq for name in names if (seq := parse_segment_name(name)) is not None)
 
 
 def progress_name(subscriber: str) -> str:

@@ -32,11 +32,15 @@ from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage, Frame
-from quiver.primitives.small_file import read_if_valid
 from quiver.settings import Profile
 from quiver.store.cold.files import read_cold_list
-from quiver.store.format.cursor import decode_cursor
-from quiver.store.format.names import CURSOR_NAME, SEGMENTS_DIR, WAL_ACTIVE, WAL_DIR, parse_segment_name
+from quiver.store.format.names import (
+    SEGMENTS_DIR,
+    WAL_ACTIVE,
+    WAL_DIR,
+    segment_name,
+    segment_numbers,
+)
 from quiver.store.format.progress import encode_progress
 from quiver.store.format.segment.file import (
     SegmentFooter,
@@ -51,6 +55,7 @@ from quiver.store.number_floor import raise_floor
 from quiver.store.offline.closed import drain, held_closed
 from quiver.store.reading.check import SMALL_FILE_BYTES_MAX, check_store, refuse_snapshot, require_store
 from quiver.store.reading.listing import find_segments
+from quiver.store.reading.store_files import StoreFiles
 from quiver.store.reading.written_by import AdapterByHash, written_by
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.subscribers.progress_store import find_subscribers, load_progress, lock_subscriber, progress_path
@@ -175,7 +180,7 @@ def _segments(fs: FileSystem, root: str, profile: Profile) -> list[str]:
     directory = f"{root}/{SEGMENTS_DIR}"
     if profile == "otap" or not fs.exists(directory):
         return []  # its readers take a manifest without the column
-    return [name for name in fs.list_dir(directory) if parse_segment_name(name) is not None]
+    return [segment_name(seq) for seq in segment_numbers(fs.list_dir(directory))]
 
 
 def _rewrite_segment(fs: FileSystem, path: str) -> bool:
@@ -257,7 +262,7 @@ def _replace_log(fs: FileSystem, root: str, config_hash: bytes) -> bool:
     files = find_wal_files(fs, directory) if fs.exists(directory) else []
     if all(file.config_hash == config_hash for file in files):
         return False
-    cursor = _cursor(fs, directory)
+    cursor = StoreFiles(fs, root).cursor()
     end = cursor
     for file in files:
         scan = scan_file(fs, file.path)
@@ -269,10 +274,6 @@ def _replace_log(fs: FileSystem, root: str, config_hash: bytes) -> bool:
     remove_durably(fs, [file.path for file in files if file.number is not None])
     replace_file(fs, f"{directory}/{WAL_ACTIVE}", encode_wal_header(config_hash, end))
     return True
-
-
-def _cursor(fs: FileSystem, directory: str) -> int:
-    return read_if_valid(fs, f"{directory}/{CURSOR_NAME}", decode_cursor, SMALL_FILE_BYTES_MAX) or 0
 
 
 # 4. Progress.

@@ -46,8 +46,8 @@ from quiver.store.format.names import (
     WAL_NEXT,
     parse_progress_name,
     parse_retry_set_name,
-    parse_segment_name,
     retry_lock_name,
+    segment_numbers,
     skip_ledger_name,
 )
 from quiver.store.format.progress import Progress, decode_progress, progress_checksum
@@ -64,6 +64,7 @@ from quiver.store.offline.closed import drain, held_closed
 from quiver.store.offline.repair_report import Mend, RepairReport
 from quiver.store.offline.salvage import DamagedSegment, entries_of, examine, export_streams, is_whole, rewrite
 from quiver.store.reading.check import SMALL_FILE_BYTES_MAX, check_store, nested_stores, refuse_snapshot, require_store
+from quiver.store.reading.store_files import StoreFiles
 from quiver.store.reading.written_by import written_by
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.subscribers.orphaned_progress import find_missing, give_up
@@ -140,6 +141,7 @@ class _Work:
     def __init__(self, fs: FileSystem, root: str, *, dry_run: bool) -> None:
         self.fs = fs
         self.root = root
+        self.files = StoreFiles(fs, root)
         self.dry_run = dry_run
         self.sound: list[SegmentInfo] = []
         """Sound segments; those written again among them. Filled by `_segments`."""
@@ -248,8 +250,8 @@ def _gone_if_damaged(
 def _highest_number(work: _Work) -> int:
     names = work.names(f"{work.root}/{SEGMENTS_DIR}") + work.names(f"{work.root}/{QUARANTINE_DIR}")
     # In quarantine a number may have something behind it.
-    numbers = (parse_segment_name(name.partition(".qseg")[0] + ".qseg") for name in names if ".qseg" in name)
-    return max((number for number in numbers if number is not None), default=-1)
+    numbers = segment_numbers(name.partition(".qseg")[0] + ".qseg" for name in names if ".qseg" in name)
+    return max(numbers, default=-1)
 
 
 def _progress(work: _Work) -> Iterator[Mend]:
@@ -313,9 +315,8 @@ def _floor(work: _Work) -> Iterator[Mend]:
 
 
 def _segments(work: _Work) -> Iterator[Mend]:
-    numbers = (parse_segment_name(name) for name in work.names(f"{work.root}/{SEGMENTS_DIR}"))
     damaged: list[DamagedSegment] = []
-    for seq in sorted(number for number in numbers if number is not None):
+    for seq in work.files.segments():
         try:
             found = examine(work.fs, work.root, seq)
         except UnsupportedFormatError:

@@ -9,6 +9,7 @@ module               purpose
 `offsets.py`         positions, and how checkpoints hold them (pure)
 `partitions.py`      limits of a batch; bundles → tasks (pure)
 `checkpoint.py`      a checkpoint on a local disk, made durable
+`store_files.py`     small files and names of segments: identity, floor, cursor, drops, progress
 `segments.py`        the sealed segments, seen from beside the store
 `subscription.py`    a streaming query as a subscriber: start, ack, plan
 `cores.py`           the same over a store on several cores, as one stream

@@ -18,7 +18,7 @@ from quiver.errors import AccessDeniedError, CorruptionError, ObjectsUnavailable
 from quiver.objects.port import ObjectTier
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.findings import NO_FILE_ERRORS, Finding, Kind, no_file_reason
-from quiver.primitives.scan import Answer, Frame
+from quiver.primitives.scan import Answer
 from quiver.primitives.small_file import checked_value, read_bounded, read_if_valid
 from quiver.store.cold.files import ColdFiles, ColdListing, object_problem, read_cold_list
 from quiver.store.cold.location import LIST_MISSING, folder_of, object_key
@@ -42,14 +42,15 @@ from quiver.store.format.names import (
     WAL_DIR,
     parse_progress_name,
     parse_retry_set_name,
-    parse_segment_name,
     parse_skip_ledger_name,
     segment_name,
+    segment_numbers,
 )
 from quiver.store.format.progress import decode_progress
 from quiver.store.format.retry_set import decode_retry_set
 from quiver.store.format.sink_commit import INCOMING_DIR, decode_commit, parse_commit_name
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
+from quiver.store.reading.store_files import StoreFiles
 from quiver.store.reading.written_by import as_written
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.subscribers.orphaned_progress import find_missing
@@ -169,7 +170,7 @@ def check_store(
         report.findings.append(Finding(cursor_path, 12, "damaged", reason))
     if cursor is not None or not fs.exists(cursor_path):
         # Read again: it has passed every log file that was deleted before the others were read.
-        _check_positions(report, spans, max(_cursor_now(fs, cursor_path), segments_end))
+        _check_positions(report, spans, max(_cursor_now(StoreFiles(fs, root)), segments_end))
     _check_small(fs, report, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor)
     _check_cold_list(fs, report)
     identity = _check_small(fs, report, f"{root}/{STORE_ID}", decode_identity)
@@ -273,9 +274,9 @@ class _Span(NamedTuple):
     end: int
 
 
-def _cursor_now(fs: FileSystem, path: str) -> int:
+def _cursor_now(files: StoreFiles) -> int:
     try:
-        return read_if_valid(fs, path, decode_cursor, SMALL_FILE_BYTES_MAX) or 0
+        return files.cursor()
     except NO_FILE_ERRORS:
         return 0
 
@@ -392,11 +393,8 @@ def _check_segments(
         _check_objects(fs, report, listing, objects)
     open_tier = None if objects is None else lambda _: objects
     fs = ColdFiles(fs, open_tier=open_tier, on_damage=lambda _: None)  # the list is a file of its own here
-    for name in _names(fs, directory):
-        seq = parse_segment_name(name)
-        if seq is None:
-            continue
-        path = f"{directory}/{name}"
+    for seq in segment_numbers(_names(fs, directory)):
+        path = f"{directory}/{segment_name(seq)}"
         if on_progress is not None:
             on_progress(path)
         reader = _check_segment(fs, report, path)
@@ -507,11 +505,10 @@ def _segments_there(objects: ObjectTier, folder: str) -> set[int]:
 
 def _known_segments(fs: FileSystem, root: str) -> set[int]:
     directory = f"{root}/{SEGMENTS_DIR}"
-    here = {seq for name in _names(fs, directory) if (seq := parse_segment_name(name)) is not None}
-    with contextlib.suppress(FileNotFoundError, *NO_FILE_ERRORS):
-        answer = decode_cold_list(memoryview(fs.read_all(f"{directory}/{COLD_LIST}", size_max=COLD_LIST_BYTES_MAX)))
-        if isinstance(answer, Frame):
-            here |= {entry.seq for entry in answer.value.entries}
+    here = set(segment_numbers(_names(fs, directory)))
+    with contextlib.suppress(*NO_FILE_ERRORS):
+        listed = read_if_valid(fs, f"{directory}/{COLD_LIST}", decode_cold_list, COLD_LIST_BYTES_MAX)
+        here.update(() if listed is None else (entry.seq for entry in listed.entries))
     return here
 
 

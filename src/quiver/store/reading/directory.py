@@ -22,9 +22,8 @@ from quiver.store.format.names import (
     WAL_ACTIVE,
     WAL_DIR,
     parse_wal_rotated_name,
-    segment_name,
 )
-from quiver.store.segment.listing import list_segments
+from quiver.store.reading.store_files import StoreFiles
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.tail import SegmentTail, read_tail
 from quiver.store.segment.verified import VerifiedSegments
@@ -70,6 +69,7 @@ class StoreDirectory:
         self.problems: list[CorruptionError] = [] if problems is None else problems
         self._verified = VerifiedSegments() if verified is None else verified
         self._fs: FileSystem = ColdFiles(fs, open_tier=open_tier, on_damage=self.report)
+        self._files = StoreFiles(self._fs, root)
         self._strict = strict
 
     def report(self, damage: CorruptionError) -> None:
@@ -87,15 +87,12 @@ class StoreDirectory:
 
     def segments(self) -> list[int]:
         """Return the numbers of the sealed segments, ascending."""
-        try:
-            return list_segments(self._fs, f"{self.path}/{SEGMENTS_DIR}")
-        except FileNotFoundError:
-            return []
+        return self._files.segments()
 
     def open_segment(self, seq: int) -> SegmentReader | None:
         """Return a reader of segment *seq*; None when it is gone, or damaged, which is reported."""
         try:
-            return SegmentReader.open(self._fs, self._segment_path(seq), verified=self._verified)
+            return SegmentReader.open(self._fs, self._files.segment_path(seq), verified=self._verified)
         except FileNotFoundError:
             return None
         except CorruptionError as damage:
@@ -105,13 +102,13 @@ class StoreDirectory:
     def segment_tail(self, seq: int) -> SegmentTail | None:
         """Return the end of segment *seq*; None when it is gone, or so odd that `open_segment` must say what it is."""
         try:
-            return read_tail(self._fs, self._segment_path(seq))
+            return read_tail(self._fs, self._files.segment_path(seq))
         except (FileNotFoundError, CorruptionError):
             return None
 
     def forget(self, seq: int) -> None:
         """Take note that segment *seq* is gone."""
-        self._verified.forget(self._segment_path(seq))
+        self._verified.forget(self._files.segment_path(seq))
 
     def retired_logs(self) -> list[int]:
         """Return the numbers of the retired log files, ascending."""
@@ -141,9 +138,6 @@ class StoreDirectory:
     def floor(self) -> int:
         """Return the number that the next segment has at least; 0 when that is not known."""
         return self._sidecar(f"{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor)
-
-    def _segment_path(self, seq: int) -> str:
-        return f"{self.path}/{SEGMENTS_DIR}/{segment_name(seq)}"
 
     def _list(self, directory: str) -> list[str]:
         try:

@@ -19,9 +19,9 @@ from quiver.settings import Profile
 from quiver.store.cold.files import read_cold_list
 from quiver.store.cold.register import info_of
 from quiver.store.format.drop_ledger import DroppedSegment
-from quiver.store.format.names import SEGMENTS_DIR, parse_segment_name, subscriber_lock_name
+from quiver.store.format.names import SEGMENTS_DIR, subscriber_lock_name
 from quiver.store.format.progress import Progress, progress_checksum
-from quiver.store.number_floor import read_floor
+from quiver.store.reading.store_files import StoreFiles
 from quiver.store.removal.skips import record_skipped
 from quiver.store.segment.info import SegmentInfo
 from quiver.store.segment.reader import SegmentReader
@@ -108,11 +108,10 @@ def find_segments(fs: FileSystem, root: str) -> SealedSegments:
     directory = f"{root}/{SEGMENTS_DIR}"
     infos: list[SegmentInfo] = []
     unreadable: list[str] = []
-    for name in fs.list_dir(directory) if fs.exists(directory) else []:
-        if parse_segment_name(name) is None:
-            continue
+    files = StoreFiles(fs, root)
+    for seq in files.segments():
         try:
-            reader = SegmentReader.open(fs, f"{directory}/{name}")
+            reader = SegmentReader.open(fs, files.segment_path(seq))
         except FileNotFoundError:
             continue
         except CorruptionError as damage:
@@ -249,7 +248,7 @@ def rewind(fs: FileSystem, root: str, subscriber: str, to: Start, *, clock: Cloc
         state = SubscriberState.from_progress(progress)
         for ref in refs:
             state.reconcile(ref)
-        segments = Segments(refs, next_seq=max(read_floor(fs, root).value, state.named_max + 1))
+        segments = Segments(refs, next_seq=max(StoreFiles(fs, root).floor().value, state.named_max + 1))
         target = BundleRef(start_segment(to, segments), 0)
         before = state.pending_count(segments)
         profile = _profile(fs, root, subscriber)

@@ -20,23 +20,16 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.cold.files import COLD_INODE
 from quiver.store.format.cores import core_directory, parse_core_directory
 from quiver.store.format.names import (
-    QUARANTINE_DIR,
     SEGMENTS_DIR,
-    parse_segment_name,
-    segment_name,
 )
 from quiver.store.format.segment.file import StreamEntry
-from quiver.store.number_floor import read_floor
 from quiver.store.reading.offsets import STORE_UNKNOWN
 from quiver.store.reading.partitions import SegmentSummary
-from quiver.store.segment.listing import list_segments
+from quiver.store.reading.store_files import StoreFiles
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.tail import read_tail
 
-__all__ = ["STORE_ID_NAME", "SegmentList", "store_identities", "store_identity", "store_root", "store_roots"]
-
-STORE_ID_NAME = "quiver.id"
-_STORE_ID_BYTES_MAX = 200
+__all__ = ["SegmentList", "store_identities", "store_identity", "store_root", "store_roots"]
 
 _LISTING_SETTLES_NS = 100_000_000
 """A directory changed this shortly before it was listed may change again without its time moving."""
@@ -46,11 +39,7 @@ _log = logging.getLogger("quiver")
 
 def store_identity(files: FileSystem, root: str) -> str:
     """Return the store's identity, or "unknown" for a store that has none."""
-    try:
-        text = files.read_all(f"{root}/{STORE_ID_NAME}", size_max=_STORE_ID_BYTES_MAX)
-    except FileNotFoundError:
-        return STORE_UNKNOWN
-    return text.decode("ascii", "replace").strip() or STORE_UNKNOWN
+    return StoreFiles(files, root).identity() or STORE_UNKNOWN
 
 
 def store_root(segment_path: str) -> str:
@@ -117,8 +106,9 @@ class SegmentList:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._files = files
+        self._store = StoreFiles(files, root)
         self._root = root
-        self._directory = f"{root}/{SEGMENTS_DIR}"
+        self._directory = self._store.segments_directory
         self._slots = slots
         self._fail = fail_on_data_loss
         self._clock = clock
@@ -137,7 +127,7 @@ class SegmentList:
             if modified_ns == known_ns and listed_ns - known_ns > _LISTING_SETTLES_NS:
                 return self._numbers
         self._listed = (modified_ns, self._clock.now_ns())
-        self._numbers = list_segments(self._files, self._directory)
+        self._numbers = self._store.segments()
         self._seen.update(self._numbers)
         present = set(self._numbers)
         self._summaries = {number: known for number, known in self._summaries.items() if number in present}
@@ -145,7 +135,7 @@ class SegmentList:
 
     def path(self, number: int) -> str:
         """Return where segment *number* lies, or would lie."""
-        return f"{self._directory}/{segment_name(number)}"
+        return self._store.segment_path(number)
 
     def first(self) -> BundleRef:
         """Return the position of the oldest bundle; 0:0 in an empty store."""
@@ -297,7 +287,7 @@ class SegmentList:
             return
         present = set(self.numbers())
         needed = {number for number in self._seen if number >= start.segment}
-        needed.update(self._quarantined())
+        needed.update(self._store.quarantined())
         if start.index > 0:
             needed.add(start.segment)
         needed.add(end.segment if end.index > 0 else end.segment - 1)
@@ -328,8 +318,8 @@ class SegmentList:
         end = self.end(BundleRef(0, 0))
         if position <= end:
             return
-        floor = read_floor(self._files, self._root).value
-        reached = max(floor, *(number + 1 for number in self._quarantined()), end.segment)
+        floor = self._store.floor().value
+        reached = max(floor, *(number + 1 for number in self._store.quarantined()), end.segment)
         if floor and position > BundleRef(reached, 0):
             raise DataLossError(
                 self._root,
@@ -343,7 +333,7 @@ class SegmentList:
         Say whether no segment of this store ever was between *position* and *reached*: it was restored from a copy, and
         goes on above all numbers that the original can have used.
         """
-        skipped = read_floor(self._files, self._root).skipped
+        skipped = self._store.floor().skipped
         return (
             skipped is not None
             and BundleRef(skipped.start, 0) <= position
@@ -354,10 +344,3 @@ class SegmentList:
     def forget_before(self, position: BundleRef) -> None:
         """Stop expecting segments below *position*: their bundles are confirmed."""
         self._seen = {number for number in self._seen if number >= position.segment}
-
-    def _quarantined(self) -> set[int]:
-        directory = f"{self._root}/{QUARANTINE_DIR}"
-        if not self._files.exists(directory):
-            return set()
-        found = (parse_segment_name(name) for name in self._files.list_dir(directory))
-        return {number for number in found if number is not None}

@@ -32,16 +32,15 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import CorruptionError, DataLossError, DirectoryInUseError, UnknownSubscriberError, UsageError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.scan import Frame
 from quiver.store.format.cores import EVICTED
-from quiver.store.format.cursor import decode_cursor
-from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, DroppedSegment, decode_drop_ledger
-from quiver.store.format.names import CURSOR_NAME, DROP_LEDGER, WAL_DIR
+from quiver.store.format.drop_ledger import DroppedSegment
+from quiver.store.format.names import DROP_LEDGER, STORE_ID
 from quiver.store.reading.checkpoint import Checkpoint
 from quiver.store.reading.offsets import StreamOffset
 from quiver.store.reading.partitions import Limits, Span, pack, spans_between, take
 from quiver.store.reading.retry_set import HeldBundles, before_held
-from quiver.store.reading.segments import STORE_ID_NAME, SegmentList, store_identity
+from quiver.store.reading.segments import SegmentList, store_identity
+from quiver.store.reading.store_files import StoreFiles
 from quiver.store.reading.stream_options import SourceOptions
 from quiver.store.subscribers.progress_store import SubscriberFile, create_if_missing, profile_in_use
 from quiver.store.subscribers.state import SegmentRef, Segments
@@ -299,7 +298,7 @@ class Subscription:
             return
         self._file.release()
         raise DataLossError(
-            f"{self._options.path}/{STORE_ID_NAME}",
+            f"{self._options.path}/{STORE_ID}",
             0,
             f"the store {self._store} that was read here is gone, or another has taken its place; what was read of it "
             "says nothing of the new one: start with a new checkpoint",
@@ -368,7 +367,7 @@ class Subscription:
         if not unwritten:
             return found
         self._drops_seen.pop(DROP_LEDGER, None)
-        cursor = self._cursor()
+        cursor = StoreFiles(self._files, self._options.path).cursor()
         return [entry for entry in found if entry.wal_position_end <= cursor]
 
     def _changed_drops(self, name: str) -> tuple[DroppedSegment, ...]:
@@ -378,24 +377,15 @@ class Subscription:
             seen = (stat.modified_ns, stat.inode, stat.size_bytes)
             if seen == self._drops_seen.get(name):
                 return ()
-            data = self._files.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)
+            drops = StoreFiles(self._files, self._options.path).drops(name)
         except FileNotFoundError:
             return ()
-        answer = decode_drop_ledger(memoryview(data))
-        if not isinstance(answer, Frame):
-            # The store copies it aside and begins it anew; what is gone shows as a segment that is missing.
+        except CorruptionError:
+            # The store copies it to quarantine and starts an empty one. A lost entry shows as a missing segment.
             _log.warning("quiver.spark.drop_ledger_damaged path=%s", path)
             return ()
         self._drops_seen[name] = seen
-        return answer.value
-
-    def _cursor(self) -> int:
-        try:
-            data = self._files.read_all(f"{self._options.path}/{WAL_DIR}/{CURSOR_NAME}", size_max=_CURSOR_BYTES_MAX)
-        except FileNotFoundError:
-            return 0
-        answer = decode_cursor(memoryview(data))
-        return answer.value if isinstance(answer, Frame) else 0
+        return drops
 
     def _take_lock(self) -> None:
         self._drops_seen = {}

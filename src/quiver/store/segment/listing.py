@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.store.format.names import parse_segment_name
+from quiver.store.format.names import segment_numbers
 
 __all__ = ["list_segments"]
 
@@ -19,10 +19,7 @@ def list_segments(files: FileSystem, directory: str) -> list[int]:
     Raises:
         FileNotFoundError: there is no such directory.
     """
-    newest = max(_numbers(files, directory), default=-1)
-    return sorted(number for number in _numbers(files, directory) if number <= newest) if newest >= 0 else []
-
-
-def _numbers(files: FileSystem, directory: str) -> list[int]:
-    found = (parse_segment_name(name) for name in files.list_dir(directory))
-    return [number for number in found if number is not None]
+    before = segment_numbers(files.list_dir(directory))
+    if not before:
+        return []
+    return [number for number in segment_numbers(files.list_dir(directory)) if number <= before[-1]]

@@ -36,6 +36,7 @@ from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.copying import checksum_of, link_or_copy
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import read_if_valid
 from quiver.settings import Profile
 from quiver.store.cold.files import ColdFiles
 from quiver.store.cores.instances import is_store
@@ -55,16 +56,17 @@ from quiver.store.format.names import (
     WAL_ACTIVE,
     WAL_DIR,
     parse_retry_set_name,
-    parse_segment_name,
     parse_wal_rotated_name,
     progress_name,
+    segment_name,
+    segment_numbers,
     skip_ledger_name,
 )
 from quiver.store.format.progress import Progress, decode_progress, encode_progress, progress_checksum
 from quiver.store.format.sink_commit import INCOMING_DIR, decode_commit
 from quiver.store.format.snapshot_list import SnapshotFile, is_listable
-from quiver.store.number_floor import read_floor
 from quiver.store.reading.check import SMALL_FILE_BYTES_MAX
+from quiver.store.reading.store_files import StoreFiles
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.staged_import import writer_commits
 from quiver.store.subscribers.orphaned_progress import without_missing
@@ -307,17 +309,16 @@ class StoreCopy:
     # 3. and 4.
 
     def _cursor(self) -> int | None:
-        data = self._read(f"{WAL_DIR}/{CURSOR_NAME}")
-        answer = None if data is None else decode_cursor(memoryview(data))
-        return answer.value if isinstance(answer, Frame) else None
+        path = f"{self._root}/{WAL_DIR}/{CURSOR_NAME}"
+        return read_if_valid(self._fs, path, decode_cursor, SMALL_FILE_BYTES_MAX)
 
     def _segments(self) -> None:
         directory = f"{self._root}/{SEGMENTS_DIR}"
         names = self._cold.list_dir(directory) if self._fs.exists(directory) else []
-        seqs = {name: seq for name in names if (seq := parse_segment_name(name)) is not None}
+        seqs = segment_numbers(names)
         if seqs:
-            self._next_seq = self._floor = max(seqs.values()) + 1
-        for name in seqs:
+            self._next_seq = self._floor = seqs[-1] + 1
+        for name in map(segment_name, seqs):
             source, into = f"{directory}/{name}", f"{self._into}/{SEGMENTS_DIR}/{name}"
             inode = None
             try:
@@ -369,11 +370,11 @@ class StoreCopy:
         self._write(name, data)
 
     def _write_floor(self) -> None:
-        known = read_floor(self._fs, self._root)
+        known = StoreFiles(self._fs, self._root).floor()
         self._floor = max(self._floor, known.value)
         with contextlib.suppress(FileNotFoundError):
-            found = (parse_segment_name(one) for one in self._cold.list_dir(f"{self._root}/{SEGMENTS_DIR}"))
-            self._floor = max([self._floor, *(seq + 1 for seq in found if seq is not None)])
+            found = segment_numbers(self._cold.list_dir(f"{self._root}/{SEGMENTS_DIR}"))
+            self._floor = max([self._floor, *(seq + 1 for seq in found)])
         self._write(f"{SEGMENTS_DIR}/{SEGMENT_FLOOR}", encode_floor(self._floor, skipped=known.skipped))
 
     def _quarantined(self) -> None:

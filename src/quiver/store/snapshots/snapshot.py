@@ -46,8 +46,9 @@ from quiver.store.format.snapshot_list import (
     decode_snapshot_list,
     encode_snapshot_list,
 )
-from quiver.store.number_floor import number_beyond, read_floor, skip_numbers
+from quiver.store.number_floor import number_beyond, skip_numbers
 from quiver.store.reading.check import check_store
+from quiver.store.reading.store_files import StoreFiles
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.snapshots.copying import Copied, StoreCopy
 from quiver.store.snapshots.new_directory import begin_directory, finish_directory
@@ -142,7 +143,7 @@ def snapshot_parts(fs: FileSystem, parts: Sequence[Part], target: str, *, now_ns
             copy.copy_undelivered()
             files += _moved(below, copy.files)
         if not part.below or not identity:
-            identity = _identity(fs, cores[0])
+            identity = StoreFiles(fs, cores[0]).identity()
     replace_file(fs, f"{partial}/{SNAPSHOT_LIST}", encode_snapshot_list(Snapshot(now_ns, identity, tuple(files))))
     finish_directory(fs, partial, target)
     done.files = len(files)
@@ -307,13 +308,13 @@ def restore_parts(
         for path in copied[place]:
             if posixpath.basename(path) == STORE_ID:
                 root = posixpath.dirname(path)
-                old = _identity(fs, root)
+                old = StoreFiles(fs, root).identity()
                 identities[old] = old if identity is None else _new_identity(identity, place, partial, root)
                 if identity is not None:
                     replace_file(fs, path, f"{identities[old]}\n".encode())
             elif posixpath.basename(path) == SEGMENT_FLOOR and moves_on:
                 root = posixpath.dirname(posixpath.dirname(path))
-                skip_numbers(fs, root, number_beyond(read_floor(fs, root).value, clock))
+                skip_numbers(fs, root, number_beyond(StoreFiles(fs, root).floor().value, clock))
     for place, partial in partials.items():
         if not place.startswith(f"{CHECKPOINTS_DIR}/"):
             for root in instance_roots(fs, partial):
@@ -375,10 +376,3 @@ def _check_file(fs: FileSystem, path: str, file: SnapshotFile) -> None:
 
 def _never_changes(name: str) -> bool:
     return parse_segment_name(name) is not None or parse_wal_rotated_name(name) is not None
-
-
-def _identity(fs: FileSystem, root: str) -> str:
-    try:
-        return fs.read_all(f"{root}/{STORE_ID}", size_max=1024).decode("ascii", "replace").strip()
-    except FileNotFoundError:
-        return ""

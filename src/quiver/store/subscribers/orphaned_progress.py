@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.scan import Frame
+from quiver.primitives.small_file import read_checked
 from quiver.store.format.cores import EVICTED
 from quiver.store.format.drop_ledger import DROP_LEDGER_BYTES_MAX, decode_drop_ledger
 from quiver.store.format.names import (
@@ -146,12 +146,10 @@ def explained(fs: FileSystem, root: str) -> set[int] | None:
     # In the order in which a removed segment is passed on: from the record of another core to the ledger.
     for name in (EVICTED, DROP_LEDGER):
         try:
-            answer = decode_drop_ledger(memoryview(fs.read_all(f"{root}/{name}", size_max=DROP_LEDGER_BYTES_MAX)))
-        except FileNotFoundError:
-            continue
-        if not isinstance(answer, Frame):
+            dropped = read_checked(fs, f"{root}/{name}", decode_drop_ledger, DROP_LEDGER_BYTES_MAX) or ()
+        except CorruptionError:
             return None
-        found.update(entry.seq for entry in answer.value)
+        found.update(entry.seq for entry in dropped)
     for name in _names(fs, f"{root}/{QUARANTINE_DIR}"):
         if name.startswith((DROP_LEDGER, EVICTED, COLD_LIST)):
             return None
