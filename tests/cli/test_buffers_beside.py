@@ -11,7 +11,7 @@ from quiver.delivery.dead_letters import DeadLetters
 from quiver.pipeline.companion_stores import stores_beside
 from quiver.pipeline.graph import load_pipeline
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.reading.retry_set import RetrySet
+from quiver.store.subscribers.retry_set import RetrySet
 
 PIPELINE = """\
 nodes:

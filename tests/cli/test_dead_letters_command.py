@@ -15,7 +15,7 @@ from quiver.delivery.dead_letters import DeadLetters
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.receivers.otlp.grpc_receiver import OtlpGrpcReceiver
 from quiver.receivers.settings import OtlpSettings
-from quiver.store.reading.retry_set import RetrySet
+from quiver.store.subscribers.retry_set import RetrySet
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "otlp-forward.yaml"
 

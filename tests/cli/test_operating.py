@@ -13,7 +13,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.cores.instances import instance_roots
 from quiver.store.format import names
 from quiver.store.format.names import retry_set_name
-from quiver.store.reading.retry_set import load_retry_set
+from quiver.store.subscribers.retry_set import load_retry_set
 
 ALL = list(range(300))
 

@@ -9,8 +9,8 @@ import pytest
 import quiver
 from quiver.bundle import BundleRef
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.reading.retry_set import RetrySet, load_retry_set
 from quiver.store.removal.skips import load_skipped
+from quiver.store.subscribers.retry_set import RetrySet, load_retry_set
 
 
 def bundles_of(store_dir, name, **settings):

@@ -19,7 +19,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.store.sink_options import SinkOptions
 from quiver.spark.store.sink_stage import bundles_of, commit_batch, stage
 from quiver.store.format.sink_commit import INCOMING_DIR
-from quiver.store.reading.retry_set import RetrySet
+from quiver.store.subscribers.retry_set import RetrySet
 
 PIPELINE = """\
 nodes:

@@ -12,7 +12,7 @@ from quiver.cli.stats.top_figures import Look, Sample, fetch_samples, parse_samp
 from quiver.errors import TransientError
 from quiver.pipeline.metrics_endpoint import MetricsEndpoint
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.reading.retry_set import RetrySet
+from quiver.store.subscribers.retry_set import RetrySet
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from quiver.delivery.undelivered import Undelivered
 from quiver.errors import CapacityError, SettingsError
 from quiver.observe import InMemoryObserver
 from quiver.store.opening import open_store
-from quiver.store.reading.retry_set import RetrySet
+from quiver.store.subscribers.retry_set import RetrySet
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

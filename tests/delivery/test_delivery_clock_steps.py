@@ -8,7 +8,7 @@ from numbered import bundle_of
 from quiver.bundle import BundleRef
 from quiver.delivery.dead_letter_policy import DeadLetterPolicy
 from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
-from quiver.store.reading.retry_set import RetrySet, load_retry_set
+from quiver.store.subscribers.retry_set import RetrySet, load_retry_set
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

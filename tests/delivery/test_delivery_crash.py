@@ -20,10 +20,10 @@ from quiver.primitives.disk.atomic import replace_file
 from quiver.settings import Settings
 from quiver.store.format.names import parse_segment_name
 from quiver.store.opening import open_store
-from quiver.store.reading.retry_set import RetrySet, load_retry_set
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options
 from quiver.store.reading.subscription import Subscription
+from quiver.store.subscribers.retry_set import RetrySet, load_retry_set
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

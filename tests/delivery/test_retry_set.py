@@ -6,8 +6,8 @@ from quiver.bundle import BundleRef
 from quiver.errors import CapacityError, CorruptionError, DirectoryInUseError
 from quiver.store.format.names import retry_set_name
 from quiver.store.format.retry_set import RETRY_ENTRIES_MAX
-from quiver.store.reading.retry_set import HeldBundles, RetrySet, before_held, load_retry_set
 from quiver.store.subscribers.progress_store import delete
+from quiver.store.subscribers.retry_set import HeldBundles, RetrySet, before_held, load_retry_set
 from quiver.store.subscribers.state import SegmentRef
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem

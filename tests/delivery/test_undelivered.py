@@ -13,7 +13,7 @@ from quiver.delivery.undelivered import Undelivered
 from quiver.errors import BundleUnavailableError, CapacityError, DeliveryHaltedError, UsageError
 from quiver.observe import InMemoryObserver
 from quiver.store.opening import open_store
-from quiver.store.reading.retry_set import RetrySet, load_retry_set
+from quiver.store.subscribers.retry_set import RetrySet, load_retry_set
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem

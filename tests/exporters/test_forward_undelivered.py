@@ -18,7 +18,7 @@ from quiver.exporters.reply import Reply
 from quiver.exporters.size_limit import SizeLimit
 from quiver.observe import InMemoryObserver
 from quiver.store.opening import open_store
-from quiver.store.reading.retry_set import RetrySet, load_retry_set
+from quiver.store.subscribers.retry_set import RetrySet, load_retry_set
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 

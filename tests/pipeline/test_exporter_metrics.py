@@ -23,7 +23,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.exporter_report import FAILURE_TYPES
 from quiver.store.format.names import report_name, retry_set_name
 from quiver.store.opening import open_store
-from quiver.store.reading.retry_set import RetrySet
+from quiver.store.subscribers.retry_set import RetrySet
 from quiver.testing.clock import ManualClock
 
 CONFIGS = {

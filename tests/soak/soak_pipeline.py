@@ -29,7 +29,7 @@ from quiver.pipeline.processes.run import read_state
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.names import parse_segment_name
 from quiver.store.reading.listing import standings
-from quiver.store.reading.retry_set import load_retry_set
+from quiver.store.subscribers.retry_set import load_retry_set
 
 ODD_EVERY, ODD = 1009, 100
 """Each record of such a number is one that the processor fails on; every attempt costs some jobs of Spark's."""

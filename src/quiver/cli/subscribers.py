@@ -207,7 +207,7 @@ def _forget_retries(root: str, subscriber: str, rewound: Rewound) -> None:
     from quiver.bundle import BundleRef  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.format.names import retry_set_name  # noqa: PLC0415
-    from quiver.store.reading.retry_set import RetrySet  # noqa: PLC0415
+    from quiver.store.subscribers.retry_set import RetrySet  # noqa: PLC0415
 
     if not REAL_FILES.exists(f"{root}/{retry_set_name(subscriber)}"):
         return

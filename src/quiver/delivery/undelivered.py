@@ -24,7 +24,7 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Done, Exhausted, Permanent, Retry, RetryPolicy, Transient
 from quiver.errors import CapacityError, QuiverError, UsageError
 from quiver.observe import InMemoryObserver, Observer
-from quiver.store.reading.retry_set import RetrySet
+from quiver.store.subscribers.retry_set import RetrySet
 
 if TYPE_CHECKING:
     from quiver.delivery.dead_letters import (

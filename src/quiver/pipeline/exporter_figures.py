@@ -14,8 +14,8 @@ from quiver.delivery.exporter_stats import load_report
 from quiver.errors import QuiverError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.store.reading.retry_set import load_retry_set
 from quiver.store.store import Store
+from quiver.store.subscribers.retry_set import load_retry_set
 
 __all__ = ["ExporterFigures"]
 

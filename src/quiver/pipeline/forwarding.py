@@ -33,8 +33,8 @@ from quiver.primitives.worker import Worker
 from quiver.store.format.identity import decode_identity
 from quiver.store.format.names import STORE_ID
 from quiver.store.limits.disk_budget import DiskShare
-from quiver.store.reading.retry_set import RetrySet
 from quiver.store.store import Store
+from quiver.store.subscribers.retry_set import RetrySet
 
 if TYPE_CHECKING:
     from quiver.exporters.forward import Sender

@@ -17,7 +17,7 @@ from quiver.errors import CapacityError, DeliveryHaltedError, DirectoryInUseErro
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.retry_queue import BundleExport, HeldExports, names_apart, told
 from quiver.spark.processors.bad_bundle_filter import PoisonSieve
-from quiver.store.reading.retry_set import load_retry_set
+from quiver.store.subscribers.retry_set import load_retry_set
 from quiver.testing.clock import ManualClock
 
 FAILED = Transient("PROCESSOR", "division by zero")

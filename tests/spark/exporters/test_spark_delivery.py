@@ -21,8 +21,8 @@ from quiver.spark.exporters.parquet import run_exporter
 from quiver.spark.exporters.query import start_export
 from quiver.spark.exporters.settings import FileSettings
 from quiver.spark.processors.bad_bundle_filter import PoisonSieve
-from quiver.store.reading.retry_set import load_retry_set
 from quiver.store.subscribers.progress_store import load_progress
+from quiver.store.subscribers.retry_set import load_retry_set
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
 from quiver.testing.clock import ManualClock
 

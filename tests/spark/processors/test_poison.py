@@ -20,7 +20,7 @@ from quiver.spark.exporters.settings import FileSettings
 from quiver.spark.exporters.tables import exporter_of
 from quiver.spark.processors.bad_bundle_filter import PoisonSieve
 from quiver.spark.processors.settings import SqlSettings
-from quiver.store.reading.retry_set import load_retry_set
+from quiver.store.subscribers.retry_set import load_retry_set
 from quiver.testing.clock import ManualClock
 
 pytestmark = pytest.mark.spark

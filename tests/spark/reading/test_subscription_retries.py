@@ -6,11 +6,11 @@ from quiver.bundle import BundleRef
 from quiver.errors import CorruptionError, DataLossError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.reading.offsets import StreamOffset
-from quiver.store.reading.retry_set import RetrySet
 from quiver.store.reading.segments import SegmentList
 from quiver.store.reading.stream_options import parse_options
 from quiver.store.reading.subscription import Subscription
 from quiver.store.subscribers.progress_store import load_progress
+from quiver.store.subscribers.retry_set import RetrySet
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
 from quiver.testing.clock import ManualClock
 

@@ -9,7 +9,7 @@ from quiver.cli.console.output import human_age
 from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.retry_set import RetryEntry
-from quiver.store.reading.retry_set import load_retry_set
+from quiver.store.subscribers.retry_set import load_retry_set
 
 __all__ = ["Waiting", "waiting_of", "when"]
 

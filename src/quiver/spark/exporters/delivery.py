@@ -30,8 +30,8 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.spark.bundle_query import start_bundle_query
 from quiver.spark.exporters.retry_queue import LettersOf, unresolved_bundles
-from quiver.store.reading.retry_set import RetrySet
 from quiver.store.reading.segments import store_identity, store_root, store_roots
+from quiver.store.subscribers.retry_set import RetrySet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -45,9 +45,9 @@ from quiver.spark.exporters.parquet_commit import apart_id
 from quiver.spark.tables import Descriptors
 from quiver.store.format.names import SEGMENTS_DIR, segment_name
 from quiver.store.reading.listing import find_segments
-from quiver.store.reading.retry_set import RetrySet, load_retry_set
 from quiver.store.reading.segments import store_identity
 from quiver.store.subscribers.progress_store import load_progress
+from quiver.store.subscribers.retry_set import RetrySet, load_retry_set
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ Reading a store from its files, in any process: nothing here imports the engine.
 ===================  ======================================================================
 module               purpose
 ===================  ======================================================================
-`retry_set.py`       what has to be tried again: durable, left out by whoever acks in order
 `stream_options.py`  the options of a load, with their table (pure)
 `offsets.py`         positions, and how checkpoints hold them (pure)
 `partitions.py`      limits of a batch; bundles → tasks (pure)

@@ -38,11 +38,11 @@ from quiver.store.format.names import DROP_LEDGER, STORE_ID
 from quiver.store.reading.checkpoint import Checkpoint
 from quiver.store.reading.offsets import StreamOffset
 from quiver.store.reading.partitions import Limits, Span, pack, spans_between, take
-from quiver.store.reading.retry_set import HeldBundles, before_held
 from quiver.store.reading.segments import SegmentList, store_identity
 from quiver.store.reading.store_files import StoreFiles
 from quiver.store.reading.stream_options import SourceOptions
 from quiver.store.subscribers.progress_store import SubscriberFile, create_if_missing, profile_in_use
+from quiver.store.subscribers.retry_set import HeldBundles, before_held
 from quiver.store.subscribers.state import SegmentRef, Segments
 
 __all__ = ["LOCK_PATIENCE_S", "Subscription"]

@@ -15,6 +15,7 @@ module                  purpose
 `subscribers.py`        all subscribers of an open store: register, refresh, rewind, remove
 `subscriber.py`         what users call: `Subscriber`, and the methods of `Store` about subscribers
 `drop_applier.py`       segments that policy dropped, resolved for every subscriber
+`retry_set.py`          bundles that an exporter retries, durable; they stay unresolved until they are delivered
 `orphaned_progress.py`  segments that were removed manually, as far as progress files show it
 `audit_trail.py`        the trail of outcomes on disk
 ======================  =================================================================================
