@@ -9,10 +9,12 @@ sentence that says what to do instead. `python tools/tidy.py` prints them and ex
 rules of            what they keep
 ==================  ====================================================================================
 `size_rules`        files and functions that fit in a head
-`import_rules`      pure formats, stores apart, dependencies downwards, Spark workers without the engine
+`import_rules`      pure formats, stores apart, dependencies downwards
 `call_rules`        disk calls in primitives, async at the edge, environment read where it is allowed
 `name_rules`        modules named for what they hold
 `text_rules`        nothing unfinished, no paths of one machine, no download hosts
+`reader_rules`      readers and Spark workers without the engine
+`coupling_rules`    no circles of imports, not even for types
 `check_tree`        a page for every format, links that lead somewhere, no module that nobody imports
 ==================  ====================================================================================
 """
@@ -25,10 +27,10 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+
+from source_modules import Finding, Import, Module, is_within, module_name, package_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = "src/quiver/"
@@ -60,6 +62,18 @@ BELOW_STORES = frozenset({
     "primitives", "settings",
 })  # fmt: skip
 BELOW_PRIMITIVES = frozenset({"clock", "errors", "observe", "primitives"})
+
+ENGINES = {
+    "store": ("quiver.store.store",),
+    "topics": ("quiver.topics.log", "quiver.topics.store", "quiver.topics.wal.writer"),
+    "aof": ("quiver.aof.log", "quiver.aof.manager", "quiver.aof.append"),
+}
+"""The modules of each log that write. Its `reading` package works from files alone, in any process."""
+
+KNOWN_CIRCLES = frozenset({
+    ("quiver.topics.producer", "quiver.topics.log"),
+})  # fmt: skip
+"""Imports that still close a circle, each as importer and imported. Only ever remove from it."""
 
 DISK_MODULES = frozenset({"fcntl", "mmap", "msvcrt"})
 DISK_CALLS = frozenset({"fdatasync", "fsync", "ftruncate", "posix_fallocate", "rename", "renames", "replace"})
@@ -115,120 +129,6 @@ TEXT_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Finding:
-    """One broken rule: where, and the sentence that says what to do instead."""
-
-    path: str
-    line: int
-    sentence: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.sentence}"
-
-
-@dataclass(frozen=True)
-class Module:
-    """One Python file under `src/`, by its path from the repository's root."""
-
-    path: str
-    text: str
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        """The syntax tree."""
-        return ast.parse(self.text, self.path)
-
-    @property
-    def name(self) -> str:
-        """The dotted name that imports it."""
-        return module_name(self.path)
-
-    @property
-    def package(self) -> str:
-        """The first folder or module below `quiver`."""
-        return package_of(self.name)
-
-    def is_below(self, *places: str) -> bool:
-        """Say whether the file is one of *places*, or in a folder of them."""
-        return self.path.startswith(places)
-
-    @cached_property
-    def imports(self) -> list[Import]:
-        """Every import that runs: not those for type checkers only."""
-        return list(_imports(self.tree, self.name, is_package=self.path.endswith("__init__.py")))
-
-    @cached_property
-    def lazy(self) -> dict[str, str]:
-        """Names that type checkers see here, and the module that has each: those of `lazy_names`."""
-        blocks = [
-            node for node in self.tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        ]
-        return {
-            alias.asname or alias.name: node.module or ""
-            for block in blocks
-            for node in block.body
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Import:
-    """One imported module or name, absolute, and whether the statement stands inside a function."""
-
-    target: str
-    line: int
-    in_function: bool
-
-    @property
-    def root(self) -> str:
-        """The top-level package."""
-        return self.target.partition(".")[0]
-
-
-def module_name(path: str) -> str:
-    """Return the dotted name of a file under `src/`."""
-    parts = PurePosixPath(path).with_suffix("").parts[1:]
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def package_of(name: str) -> str:
-    """Return the part below `quiver` that a dotted name belongs to; empty for `quiver` itself."""
-    parts = name.split(".")
-    return parts[1] if parts[0] == "quiver" and len(parts) > 1 else ""
-
-
-def _imports(tree: ast.Module, name: str, *, is_package: bool) -> Iterator[Import]:
-    def walk(node: ast.AST, *, in_function: bool) -> Iterator[Import]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                continue
-            if isinstance(child, ast.Import):
-                for alias in child.names:
-                    yield Import(alias.name, child.lineno, in_function)
-            elif isinstance(child, ast.ImportFrom):
-                base = _base_of(child, name, is_package=is_package)
-                for alias in child.names:
-                    yield Import(f"{base}.{alias.name}" if base else alias.name, child.lineno, in_function)
-            inside = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from walk(child, in_function=inside)
-
-    return walk(tree, in_function=False)
-
-
-def _base_of(node: ast.ImportFrom, name: str, *, is_package: bool) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = name.split(".")
-    kept = parts[: len(parts) - node.level + is_package]
-    return ".".join([*kept, *([node.module] if node.module else [])])
-
-
-def _is(target: str, module: str) -> bool:
-    return target == module or target.startswith(f"{module}.")
-
-
 # ---- one file ----------------------------------------------------------------------------------------
 
 
@@ -265,7 +165,9 @@ def import_rules(module: Module) -> Iterator[Finding]:
 
 def _import_sentences(module: Module, found: Import) -> Iterator[str]:
     below = package_of(found.target)
-    if is_pure(module.path) and (found.root in IMPURE_MODULES or any(_is(found.target, part) for part in IMPURE_PARTS)):
+    if is_pure(module.path) and (
+        found.root in IMPURE_MODULES or any(is_within(found.target, part) for part in IMPURE_PARTS)
+    ):
         yield "a pure module takes bytes and returns values: no disk, no clock, no threads"
     if module.package in STORES and found.root == "quiver":
         if below in STORES and below != module.package:
@@ -406,22 +308,34 @@ def worker_rules(modules: Mapping[str, Module]) -> Iterator[Finding]:
     by_name = {module.name: module for module in modules.values()}
     for module in modules.values():
         if module.package == "spark":
-            chain = _chain_to(module, "quiver.store.store", by_name)
+            chain = _chain_to(module, ENGINES["store"], by_name)
             if chain:
                 way = " → ".join(chain)
                 yield Finding(module.path, 1, f"Spark reads files by path and never loads the engine ({way})")
 
 
-def _chain_to(start: Module, target: str, by_name: Mapping[str, Module]) -> list[str]:
-    # Over run-time imports. Package __init__ files are left out: Python runs them, nobody chose them.
+def reader_rules(modules: Mapping[str, Module]) -> Iterator[Finding]:
+    """No module of a `reading` package reaches the engine of its log, however many imports away."""
+    by_name = {module.name: module for module in modules.values()}
+    for module in modules.values():
+        if module.package in ENGINES and module.is_below(f"{SOURCE}{module.package}/reading/"):
+            chain = _chain_to(module, ENGINES[module.package], by_name)
+            if chain:
+                way = " → ".join(chain)
+                yield Finding(module.path, 1, f"readers work from files alone and never load the engine ({way})")
+
+
+def _chain_to(start: Module, targets: Sequence[str], by_name: Mapping[str, Module]) -> list[str]:
+    # Follows the imports that run. Package __init__ files are left out: every import of a module runs them.
     stack = [[start.name]]
     seen = {start.name}
     while stack:
         chain = stack.pop()
         for found in by_name[chain[-1]].imports:
             for name in (found.target, found.target.rpartition(".")[0]):
-                if name == target:
-                    return [*chain, target]
+                is_module = name in by_name or name in targets
+                if is_module and any(is_within(name, target) for target in targets):
+                    return [*chain, name]
                 if name in by_name and name not in seen and not by_name[name].path.endswith("__init__.py"):
                     seen.add(name)
                     stack.append([*chain, name])
@@ -435,6 +349,34 @@ def circle_rules(modules: Mapping[str, Module]) -> Iterator[Finding]:
     """
     by_name = {module.name: module for module in modules.values()}
     after = {name: sorted(set(_imported_with(module, by_name))) for name, module in by_name.items()}
+    for circle in _circles(after):
+        sentence = (
+            f"modules import each other in a circle, and threads that do so first deadlock ({' → '.join(circle)})"
+        )
+        yield Finding(by_name[circle[-1]].path, 1, sentence)
+
+
+def coupling_rules(
+    modules: Mapping[str, Module], known: Collection[tuple[str, str]] = KNOWN_CIRCLES
+) -> Iterator[Finding]:
+    """No modules import each other in a circle, not even for types only. Packages and *known* imports are left out."""
+    by_name = {module.name: module for module in modules.values() if not module.path.endswith("__init__.py")}
+    after: dict[str, list[str]] = {}
+    for name, module in by_name.items():
+        targets = {part for found in module.all_imports for part in (found.target, found.target.rpartition(".")[0])}
+        after[name] = sorted((targets & by_name.keys()) - {name})
+    for importer, imported in sorted(known):
+        if imported in after.get(importer, ()):
+            after[importer].remove(imported)
+        elif importer in by_name:
+            yield Finding(by_name[importer].path, 1, f"it no longer imports {imported}: remove that from KNOWN_CIRCLES")
+    for circle in _circles(after):
+        sentence = f"modules depend on each other in a circle: cut one of the imports ({' → '.join(circle)})"
+        yield Finding(by_name[circle[-1]].path, 1, sentence)
+
+
+def _circles(after: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
+    """Yield circles of a graph, each from a name back to the same name; at least one of those that overlap."""
     done: set[str] = set()
     for start in sorted(after):
         chain, ways = [start], [iter(after[start])]
@@ -444,9 +386,7 @@ def circle_rules(modules: Mapping[str, Module]) -> Iterator[Finding]:
                 ways.pop()
                 done.add(chain.pop())
             elif name in chain:
-                way = " → ".join([*chain[chain.index(name) :], name])
-                sentence = f"modules import each other in a circle, and threads that do so first deadlock ({way})"
-                yield Finding(by_name[name].path, 1, sentence)
+                yield [*chain[chain.index(name) :], name]
                 done.add(name)
             elif name not in done:
                 chain.append(name)
@@ -513,7 +453,9 @@ def check_tree(files: Mapping[str, str]) -> list[Finding]:
     findings.extend(folder_rules(files))
     findings.extend(test_name_rules(files))
     findings.extend(worker_rules(modules))
+    findings.extend(reader_rules(modules))
     findings.extend(circle_rules(modules))
+    findings.extend(coupling_rules(modules))
     findings.extend(dead_rules(modules, files))
     return sorted(set(findings))
 

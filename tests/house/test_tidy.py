@@ -196,6 +196,46 @@ def test_worker_that_reaches_the_engine_is_found():
     ] == list(map(str, found))
 
 
+def test_a_reader_that_reaches_its_engine_is_found():
+    found = tidy.reader_rules(
+        modules(
+            {
+                "src/quiver/aof/reading/files.py": "from quiver.aof.status import status\n",
+                "src/quiver/aof/status.py": "def f():\n    from quiver.aof.append.tail import Tail\n",
+                "src/quiver/aof/append/tail.py": "",
+                "src/quiver/topics/reading/view.py": "from quiver.topics.wal.files import WalFile\n",
+                "src/quiver/topics/wal/files.py": "if TYPE_CHECKING:\n    from quiver.topics.log import TopicLog\n",
+                "src/quiver/store/recovery.py": "from quiver.store.store import Store\n",
+            }
+        )
+    )
+
+    way = "quiver.aof.reading.files → quiver.aof.status → quiver.aof.append.tail"
+    assert list(map(str, found)) == [
+        f"src/quiver/aof/reading/files.py:1: readers work from files alone and never load the engine ({way})"
+    ]
+
+
+def test_circles_are_found_that_exist_for_types_only():
+    tree = {
+        "src/quiver/aof/__init__.py": "if TYPE_CHECKING:\n    from quiver.aof.log import Aof\n",
+        "src/quiver/aof/log.py": "from quiver.aof import tail\n",
+        "src/quiver/aof/tail.py": "if TYPE_CHECKING:\n    from quiver.aof.log import Aof\n",
+    }
+
+    way = "quiver.aof.log → quiver.aof.tail → quiver.aof.log"
+    sentence = f"modules depend on each other in a circle: cut one of the imports ({way})"
+    assert list(map(str, tidy.coupling_rules(modules(tree), ()))) == [f"src/quiver/aof/log.py:1: {sentence}"]
+    assert list(tidy.coupling_rules(modules(tree), {("quiver.aof.tail", "quiver.aof.log")})) == []
+
+
+def test_a_known_circle_that_was_cut_must_leave_the_list():
+    found = tidy.coupling_rules(modules({"src/quiver/aof/tail.py": ""}), {("quiver.aof.tail", "quiver.aof.log")})
+
+    sentence = "it no longer imports quiver.aof.log: remove that from KNOWN_CIRCLES"
+    assert list(map(str, found)) == [f"src/quiver/aof/tail.py:1: {sentence}"]
+
+
 def test_modules_that_import_each_other_are_found():
     """Also a package that imports its own modules; not for type checkers only, or when asked for a name."""
     found = tidy.circle_rules(
