@@ -81,7 +81,7 @@ def batch(number: int, rows: int, message_bytes: int) -> pa.RecordBatch:
 def build_segments(directory: Path, count: int, *, rows: int, message_bytes: int) -> None:
     settings = quiver.Settings(segment_open_s_max=HOUR_S)
     source = batch(0, rows, message_bytes)
-    with open_store(directory, settings, files=UnsyncedFiles(), background=False) as store:
+    with open_store(directory, settings, fs=UnsyncedFiles(), background=False) as store:
         store.register("reader", start="earliest")
         for _ in range(count):
             store.ingest(quiver.Bundle({30: source}))
@@ -99,7 +99,7 @@ def build_small(directory: Path, count: int) -> None:
 def build_log(directory: Path, count: int) -> None:
     settings = quiver.Settings(segment_bytes_max=1 << 30, segment_open_s_max=HOUR_S)
     source = [batch(seed, 10, 20) for seed in range(16)]
-    store = open_store(directory, settings, files=UnsyncedFiles(), background=False)
+    store = open_store(directory, settings, fs=UnsyncedFiles(), background=False)
     for number in range(count):
         store.ingest(quiver.Bundle({30: source[number & 15]}))
     # As a kill leaves it when the disk had no room for segments: all of it is in the log, and only there.

@@ -32,9 +32,9 @@ def tiny(**changes) -> TinyConfig:
     return TinyConfig(**{**sizes, **changes})
 
 
-def open_manager(files: FileSystem, config: AofConfig | None = None, clock: ManualClock | None = None) -> AofManager:
+def open_manager(fs: FileSystem, config: AofConfig | None = None, clock: ManualClock | None = None) -> AofManager:
     """A manager without threads, on time that tests let pass."""
-    return AofManager.open(ROOT, config or tiny(), files=files, clock=clock or ManualClock(), background=False)
+    return AofManager.open(ROOT, config or tiny(), fs=fs, clock=clock or ManualClock(), background=False)
 
 
 def payloads(log: Aof) -> list[bytes]:
@@ -42,9 +42,9 @@ def payloads(log: Aof) -> list[bytes]:
     return [bytes(record.payload) for record in log.open_reader()]
 
 
-def segment_files(files: FileSystem) -> list[str]:
+def segment_files(fs: FileSystem) -> list[str]:
     """Paths of the segments, oldest first."""
-    return [f"{SEGMENTS}/{name}" for name in files.list_dir(SEGMENTS) if parse_segment_name(name) is not None]
+    return [f"{SEGMENTS}/{name}" for name in fs.list_dir(SEGMENTS) if parse_segment_name(name) is not None]
 
 
 class PatientClock(ManualClock):
@@ -78,10 +78,10 @@ class PatientClock(ManualClock):
 class AofAsLog:
     """One log of a manager that is opened and closed with it."""
 
-    def __init__(self, files: FileSystem, *, rolls: bool, config: AofConfig | None = None) -> None:
+    def __init__(self, fs: FileSystem, *, rolls: bool, config: AofConfig | None = None) -> None:
         self._rolls = rolls
         self._clock = PatientClock()
-        self.manager = open_manager(files, config, self._clock)
+        self.manager = open_manager(fs, config, self._clock)
         try:
             self.log = self.manager.log("orders")
         except BaseException:
@@ -115,8 +115,8 @@ class AofAsLog:
         self.manager.close()
 
 
-def tail_of(files: FileSystem) -> tuple[str, int]:
+def tail_of(fs: FileSystem) -> tuple[str, int]:
     """The file of the last record, and the offset behind it."""
-    path = segment_files(files)[-1]
-    view = files.map_read(path).view()
+    path = segment_files(fs)[-1]
+    view = fs.map_read(path).view()
     return path, scan_records(view, HEADER_BYTES, len(view)).end

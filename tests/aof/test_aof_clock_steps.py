@@ -21,8 +21,8 @@ COLD = "/cold"
 HOUR = Retention("time", ttl_s=3600, action="expire")
 
 
-def opened(files: CrashFileSystem, clock: ManualClock, **config: object) -> AofManager:
-    return AofManager.open(ROOT, tiny(**config), files=files, clock=clock, background=False)
+def opened(fs: CrashFileSystem, clock: ManualClock, **config: object) -> AofManager:
+    return AofManager.open(ROOT, tiny(**config), fs=fs, clock=clock, background=False)
 
 
 def seal(manager: AofManager, clock: ManualClock, payload: bytes) -> None:
@@ -38,9 +38,9 @@ def seal(manager: AofManager, clock: ManualClock, payload: bytes) -> None:
 def test_age(step_s: int, tiers: TierConfig | None) -> None:
     """Records stay for `ttl_s`, and go then."""
     clock = ManualClock()
-    files = CrashFileSystem(clock=clock)
-    files.make_dirs(COLD)
-    with opened(files, clock, max_segment_age_s=SEAL_S, retention=HOUR, tiers=tiers) as manager:
+    fs = CrashFileSystem(clock=clock)
+    fs.make_dirs(COLD)
+    with opened(fs, clock, max_segment_age_s=SEAL_S, retention=HOUR, tiers=tiers) as manager:
         log = manager.log("orders")
         for payload in (b"a", b"b"):
             seal(manager, clock, payload)
@@ -58,11 +58,11 @@ def test_age(step_s: int, tiers: TierConfig | None) -> None:
 def test_a_restart_after_a_step_back() -> None:
     """Segments from the future are as old as the process: they go in time, and so does what comes behind them."""
     clock = ManualClock()
-    files = CrashFileSystem(clock=clock)
-    with opened(files, clock, max_segment_age_s=SEAL_S, retention=HOUR) as manager:
+    fs = CrashFileSystem(clock=clock)
+    with opened(fs, clock, max_segment_age_s=SEAL_S, retention=HOUR) as manager:
         seal(manager, clock, b"a")
     clock.step_wall(-DAYS_S)
-    with opened(files, clock, max_segment_age_s=SEAL_S, retention=HOUR) as manager:
+    with opened(fs, clock, max_segment_age_s=SEAL_S, retention=HOUR) as manager:
         manager.maintain()
         seal(manager, clock, b"b")
         assert payloads(manager.log("orders")) == [b"a", b"b"]
@@ -76,8 +76,8 @@ def test_a_restart_after_a_step_back() -> None:
 def test_the_segment_that_takes_records(step_s: int) -> None:
     """It is sealed after `max_segment_age_s` at the latest; nothing is lost by being sealed early."""
     clock = ManualClock()
-    files = CrashFileSystem(clock=clock)
-    with opened(files, clock, max_segment_age_s=60) as manager:
+    fs = CrashFileSystem(clock=clock)
+    with opened(fs, clock, max_segment_age_s=60) as manager:
         log = manager.log("orders")
         log.append_record(b"a")
         manager.maintain()
@@ -87,18 +87,18 @@ def test_the_segment_that_takes_records(step_s: int) -> None:
         assert [one.state for one in log.segment_snapshot()] == ["sealed"]
         log.append_record(b"b")
         assert payloads(log) == [b"a", b"b"]
-    assert len(segment_files(files)) == 2
+    assert len(segment_files(fs)) == 2
 
 
 @STEPS_S
 def test_times_of_records(step_s: int) -> None:
     """They never go back, also over a restart."""
     clock = ManualClock()
-    files = CrashFileSystem(clock=clock)
-    with opened(files, clock) as manager:
+    fs = CrashFileSystem(clock=clock)
+    with opened(fs, clock) as manager:
         manager.log("orders").append_record(b"a")
     clock.step_wall(step_s)
-    with opened(files, clock) as manager:
+    with opened(fs, clock) as manager:
         log = manager.log("orders")
         log.append_record(b"b")
         times = [record.timestamp for record in log.open_reader()]

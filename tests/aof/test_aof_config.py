@@ -123,7 +123,7 @@ def test_what_cannot_be_is_refused(make):
 
 def test_the_manager_gives_each_log_its_directory():
     """Below its own, which the settings name where nobody else does."""
-    with AofManager.open(config=tiny(root_dir="/elsewhere"), files=CrashFileSystem(), background=False) as manager:
+    with AofManager.open(config=tiny(root_dir="/elsewhere"), fs=CrashFileSystem(), background=False) as manager:
         assert (manager.path, manager.log("orders").config.root_dir) == ("/elsewhere", "/elsewhere/orders")
     with open_manager(CrashFileSystem()) as manager:
         assert manager.log("orders").config.root_dir == f"{ROOT}/orders"
@@ -131,13 +131,13 @@ def test_the_manager_gives_each_log_its_directory():
 
 def test_the_first_segment_has_the_target_size():
     """The file is that large, its blocks reserved."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     config = AofConfig(segment_target_bytes=256 * KIB)
-    with open_manager(files, config) as manager:
+    with open_manager(fs, config) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
         log.flush()
-        assert files.stat(segment_files(files)[0]).size_bytes == 256 * KIB
+        assert fs.stat(segment_files(fs)[0]).size_bytes == 256 * KIB
 
 
 def test_sizes_slide_between_their_bounds():
@@ -167,16 +167,16 @@ def test_a_large_record_brings_a_large_segment():
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_spares_are_made_ahead(count):
     """As many as asked for, beside the one that takes records."""
-    files = CrashFileSystem()
-    with open_manager(files, tiny(preallocate_segments=count)) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs, tiny(preallocate_segments=count)) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
         manager.maintain()
         assert log.snapshot().spares == count
         log.flush()
-        spares = [name for name in files.list_dir(f"{ROOT}/orders/segments") if name.endswith(".spare")]
+        spares = [name for name in fs.list_dir(f"{ROOT}/orders/segments") if name.endswith(".spare")]
         assert len(spares) == count
-    assert [name for name in files.list_dir(f"{ROOT}/orders/segments") if name.endswith(".spare")] == []
+    assert [name for name in fs.list_dir(f"{ROOT}/orders/segments") if name.endswith(".spare")] == []
 
 
 def test_flush_settings_have_their_tests():
@@ -199,13 +199,13 @@ def test_ids_are_packed():
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_compression_packs_what_is_sealed(compression):
     """Beside its file; without it nothing is packed."""
-    files = CrashFileSystem()
-    with open_manager(files, tiny(compression=compression)) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs, tiny(compression=compression)) as manager:
         log = manager.log("orders")
         log.append_record(b"x" * 1000)
         log.force_rollover(timeout=5)
         manager.maintain()
-    packed = [name for name in files.list_dir(f"{ROOT}/orders/warm") if name.endswith(".zst")]
+    packed = [name for name in fs.list_dir(f"{ROOT}/orders/warm") if name.endswith(".zst")]
     assert len(packed) == (compression == "zstd")
 
 
@@ -252,9 +252,9 @@ def test_what_leaves(retention, leaving):
     assert choose_leaving(retention, [], 0) == []
 
 
-def rolled(files, retention, clock, count=4):
+def rolled(fs, retention, clock, count=4):
     """A log of *count* sealed segments and one record more, after one pass of upkeep."""
-    manager = open_manager(files, tiny(retention=retention), clock)
+    manager = open_manager(fs, tiny(retention=retention), clock)
     log = manager.log("orders")
     for number in range(count):
         log.append_record(b"record %d" % number)
@@ -268,26 +268,26 @@ def rolled(files, retention, clock, count=4):
 @pytest.mark.parametrize("action", ["archive", "expire"])
 def test_retention_by_size(action):
     """What leaves is moved under the documented name, or gone; reading begins at what is left; so it stays."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     retention = Retention("size", max_total_bytes=2 * 16 * KIB, action=action)
-    manager, log = rolled(files, retention, ManualClock())
+    manager, log = rolled(fs, retention, ManualClock())
     with manager:
         reader = log.open_reader()
         assert [bytes(one.payload) for one in reader] == [b"record 2", b"record 3", b"last"]
-        archived = files.list_dir(f"{ROOT}/orders/archive")
+        archived = fs.list_dir(f"{ROOT}/orders/archive")
         assert [name[:20] for name in archived] == ([f"{0:020}", f"{1:020}"] if action == "archive" else [])
-        assert len(segment_files(files)) == 2 + 1 or len(segment_files(files)) == 2
-    with open_manager(files.clone_after_crash(0)) as again:
+        assert len(segment_files(fs)) == 2 + 1 or len(segment_files(fs)) == 2
+    with open_manager(fs.clone_after_crash(0)) as again:
         assert payloads(again.log("orders")) == [b"record 2", b"record 3", b"last"]
         assert again.log("orders").snapshot().record_count == 5
 
 
 def test_segments_grow_old_by_themselves():
     """Nobody calls anything: the manager's thread looks again as time passes."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     clock = ManualClock(waits="hold")
     config = tiny(retention=Retention("time", ttl_s=20, action="expire"), flush=FlushConfig(flush_interval_ms=0))
-    with AofManager.open(ROOT, config, files=files, clock=clock) as manager:
+    with AofManager.open(ROOT, config, fs=fs, clock=clock) as manager:
         log = manager.log("orders")
         follower = log.tail_follower(0)
         for number in range(2):
@@ -305,12 +305,12 @@ def test_segments_grow_old_by_themselves():
 
 def test_retention_by_time():
     """By the time of sealing; a view that a reader holds stays readable."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     clock = ManualClock()
-    manager, log = rolled(files, Retention(), clock)
+    manager, log = rolled(fs, Retention(), clock)
     with manager:
         kept = next(iter(log.open_reader(views=True)))
-    with open_manager(files, tiny(retention=Retention("time", ttl_s=25)), clock) as manager:
+    with open_manager(fs, tiny(retention=Retention("time", ttl_s=25)), clock) as manager:
         log = manager.log("orders")
         held = next(iter(log.open_reader(views=True)))
         manager.maintain()

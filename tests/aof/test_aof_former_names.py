@@ -8,7 +8,7 @@ from quiver.testing.crashfs import CrashFileSystem
 
 @pytest.fixture
 def log():
-    with AofManager.open("/aof", AofConfig(), files=CrashFileSystem(), background=False) as manager:
+    with AofManager.open("/aof", AofConfig(), fs=CrashFileSystem(), background=False) as manager:
         yield manager.log("orders")
 
 

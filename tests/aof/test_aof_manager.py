@@ -61,10 +61,10 @@ def test_blocks_are_really_there(tmp_path):
 
 def test_one_process_at_a_time():
     """The second is told who holds it."""
-    files = CrashFileSystem()
-    with open_manager(files), pytest.raises(DirectoryInUseError):
-        open_manager(files)
-    open_manager(files).close()
+    fs = CrashFileSystem()
+    with open_manager(fs), pytest.raises(DirectoryInUseError):
+        open_manager(fs)
+    open_manager(fs).close()
 
 
 def test_a_log_is_one_object_until_it_is_closed():
@@ -84,20 +84,20 @@ def test_a_log_is_one_object_until_it_is_closed():
 
 def test_the_number_of_a_log_is_its_own_for_ever():
     """Whatever the order in which logs are opened, and by whom; a damaged one is refused by name."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         numbers = {name: manager.log(name).stream_id for name in ("a", "b")}
         manager.log("a").append_record(b"x")
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         assert {name: manager.log(name).stream_id for name in ("b", "a")} == numbers
-    file = files.open_write(f"{ROOT}/a/aof.id")
+    file = fs.open_write(f"{ROOT}/a/aof.id")
     file.pwrite(b"?", 0)
     file.close()
-    with open_manager(files) as manager, pytest.raises(CorruptionError) as error:
+    with open_manager(fs) as manager, pytest.raises(CorruptionError) as error:
         manager.log("a")
     assert error.value.path == f"{ROOT}/a/aof.id"
     assert "write it back" in error.value.reason
-    (named,) = files.list_dir(f"{ROOT}/a/warm/durability")
+    (named,) = fs.list_dir(f"{ROOT}/a/warm/durability")
     assert int(named.removesuffix(".json")) == numbers["a"]
 
 
@@ -110,8 +110,8 @@ def test_names_that_lead_elsewhere(name):
 
 def test_a_closed_manager_refuses():
     """And closing twice is closing once; everything in it is closed and durable."""
-    files = CrashFileSystem()
-    manager = open_manager(files)
+    fs = CrashFileSystem()
+    manager = open_manager(fs)
     log = manager.log("orders")
     log.append_record(b"x")
     manager.close()
@@ -119,7 +119,7 @@ def test_a_closed_manager_refuses():
     for attempt in (lambda: manager.log("orders"), lambda: log.append_record(b"y"), log.seal_current_segment):
         with pytest.raises(StoreClosedError):
             attempt()
-    with open_manager(files.clone_after_crash(0)) as again:
+    with open_manager(fs.clone_after_crash(0)) as again:
         assert payloads(again.log("orders")) == [b"x"]
 
 
@@ -161,8 +161,8 @@ def test_a_place_of_objects_that_is_none_is_refused_at_once(objects, reason):
 
 def test_the_upstream_watermark_comes_back():
     """From footer and pointer; it never goes back; replay goes on with the next."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.set_current_ext_id(42)
         log.set_coordinator_watermark(77)
@@ -170,7 +170,7 @@ def test_the_upstream_watermark_comes_back():
         log.append_record(b"x")
         log.force_rollover(timeout=5)
         log.set_coordinator_watermark(99)
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         assert log.coordinator_watermark == 77
         assert log.snapshot().ext_id == 42
@@ -179,8 +179,8 @@ def test_the_upstream_watermark_comes_back():
 
 def test_a_seal_says_nothing_of_what_came_behind_its_segment():
     """The record that the upstream log was told to forget would be gone with the power."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.append_record(b"1" * 12_000)
         log.set_coordinator_watermark(1)
@@ -189,16 +189,16 @@ def test_a_seal_says_nothing_of_what_came_behind_its_segment():
         log.set_coordinator_watermark(2)
         log._context.run_maintenance()  # seals the first segment; nothing of the second is synced
         assert [one.state for one in log.segment_snapshot()] == ["sealed", "active"]
-        crashed = files.clone_after_crash(0)
+        crashed = fs.clone_after_crash(0)
     with open_manager(crashed) as manager:
         log = manager.log("orders")
         assert [one[:1] for one in payloads(log)] == [b"1"]
         assert log.coordinator_watermark == 1
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.set_coordinator_watermark(2)
         log.force_rollover(timeout=5)
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         assert manager.log("orders").coordinator_watermark == 2
 
 
@@ -211,16 +211,16 @@ def test_an_upstream_log_is_taken_over_once_over_any_crash():
         asked.append(first)
         return ((number, upstream[number]) for number in sorted(upstream) if number >= first)
 
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     crashed: list[CrashFileSystem] = []
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         log = manager.log("orders")
-        files.on_step = lambda op, path: crashed.append(files.clone_after_crash(len(crashed)))
+        fs.on_step = lambda op, path: crashed.append(fs.clone_after_crash(len(crashed)))
         assert replay_upstream(log, entries) == 24
-        files.on_step = None
-        killed = files.clone_after_kill()
+        fs.on_step = None
+        killed = fs.clone_after_kill()
     assert asked == [1]
-    for disk in (*crashed[::5], killed, files):
+    for disk in (*crashed[::5], killed, fs):
         with open_manager(disk) as manager:
             log = manager.log("orders")
             assert replay_upstream(log, entries, timeout=5) == log.coordinator_watermark == log.last_ext_id() == 24

@@ -32,7 +32,7 @@ class LogMachine(RuleBasedStateMachine):
             flush=FlushConfig(flush_interval_ms=10, flush_watermark_bytes=5_000, max_unflushed_bytes=limit),
         )
         self.clock = ManualClock()
-        self.files = CrashFileSystem()
+        self.fs = CrashFileSystem()
         self.written: list[tuple[int, bytes]] = []
         self.durable = 0
         self.number = 0
@@ -40,7 +40,7 @@ class LogMachine(RuleBasedStateMachine):
         self._open()
 
     def _open(self):
-        self.manager = open_manager(self.files, self.config, self.clock)
+        self.manager = open_manager(self.fs, self.config, self.clock)
         self.log = self.manager.log("orders")
 
     def _record(self, size):
@@ -131,7 +131,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 20), kill=st.booleans())
     def crash(self, seed, kill):
         self.room = None
-        self.files = self.files.clone_after_kill() if kill else self.files.clone_after_crash(seed)
+        self.fs = self.fs.clone_after_kill() if kill else self.fs.clone_after_crash(seed)
         self._open()
         found = payloads(self.log)
         assert found == [record for _, record in self.written][: len(found)]

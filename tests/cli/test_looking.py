@@ -154,9 +154,9 @@ def test_doctor_beside_a_store_changes_nothing_of_it(made_store, store_dir, call
 
 
 def disk():
-    files = CrashFileSystem()
-    files.make_dirs("/d")
-    return files
+    fs = CrashFileSystem()
+    fs.make_dirs("/d")
+    return fs
 
 
 def remarks(found):
@@ -183,13 +183,13 @@ def test_doctor_finds_what_does_not_work():
         ("reserve", "reserved blocks", "watch"),
         ("lock", "locks", "bad"),
     ):
-        files = FaultFileSystem(disk())
-        files.fail_on(operation)
-        found = diagnose(files, "/d", clock=ManualClock(), samples=2)
+        fs = FaultFileSystem(disk())
+        fs.fail_on(operation)
+        found = diagnose(fs, "/d", clock=ManualClock(), samples=2)
         assert remarks(found)[subject].verdict == verdict
         assert "do not work here" in remarks(found)[subject].said
         assert found.is_fit == (verdict != "bad")
-        assert [name for name in files.list_dir("/d") if name.startswith("quiver.doctor")] == []
+        assert [name for name in fs.list_dir("/d") if name.startswith("quiver.doctor")] == []
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,10 @@ def test_doctor_finds_what_does_not_work():
 )
 def test_doctor_knows_the_file_system_by_its_mount(mounts, kind, fit):
     """The longest path that leads there, and of those at one place the last."""
-    files = disk()
-    files.make_dirs("/proc/self")
-    files.create("/proc/self/mounts").pwrite(mounts.encode(), 0)
-    found = diagnose(files, "/d", clock=Ticking(0.001), samples=2)
+    fs = disk()
+    fs.make_dirs("/proc/self")
+    fs.create("/proc/self/mounts").pwrite(mounts.encode(), 0)
+    found = diagnose(fs, "/d", clock=Ticking(0.001), samples=2)
 
     assert (found.file_system, found.is_fit) == (kind, fit)
     assert (found.survives[0][2] == "everything is lost") == (kind == "tmpfs")

@@ -58,8 +58,8 @@ class Variant:
     def may_lose(self) -> bool:
         return self.settings.size_cap_policy == "drop_oldest" or self.settings.max_age_s is not None
 
-    def open(self, files: CrashFileSystem, clock: ManualClock, observer: Observer | None = None) -> Any:
-        more: dict[str, Any] = {"files": files, "clock": clock, "background": False, "observer": observer}
+    def open(self, fs: CrashFileSystem, clock: ManualClock, observer: Observer | None = None) -> Any:
+        more: dict[str, Any] = {"fs": fs, "clock": clock, "background": False, "observer": observer}
         return open_store(ROOT, self.settings, **more, **({} if self.cores is None else {"cores": self.cores}))
 
     def stores(self, opened: Any) -> list[Store]:
@@ -134,7 +134,7 @@ class State:
     """One disk that a crash may leave, and what had been promised by then."""
 
     label: str
-    files: CrashFileSystem
+    fs: CrashFileSystem
     promises: Promises
     power_cut: bool
 
@@ -150,27 +150,27 @@ class Workload:
         self.chance = random.Random(seed)
         self.variant = VARIANTS[seed % len(VARIANTS)]
         self.clock = ManualClock()
-        self.files = CrashFileSystem()
+        self.fs = CrashFileSystem()
         nothing = (frozenset[int](),) * len(self.variant.directories)
         self.promises = Promises(logged=nothing, durable=nothing)
 
     def states(self) -> Iterator[State]:
         """Run, and yield every state of the run; the order is that of the steps."""
         found: list[State] = []
-        self.files.on_step = lambda operation, path: found.extend(self._states_here(len(found), operation, path))
+        self.fs.on_step = lambda operation, path: found.extend(self._states_here(len(found), operation, path))
         for call in self._calls():
             call()
             yield from found
             found.clear()
-        self.files.on_step = None
+        self.fs.on_step = None
 
     def _states_here(self, index: int, operation: str, path: str) -> Iterator[State]:
-        label = f"workload {self.seed}, step {self.files.steps} ({operation} {path})"
+        label = f"workload {self.seed}, step {self.fs.steps} ({operation} {path})"
         if self.lots.random() < self.share:
-            yield State(f"{label}, kill", self.files.clone_after_kill(), self.promises, power_cut=False)
+            yield State(f"{label}, kill", self.fs.clone_after_kill(), self.promises, power_cut=False)
         for seed in (0, 1, *(2 + self.seed * SEEDS + number for number in range(SEEDS - 2))):
             if self.lots.random() < self.share:
-                after = self.files.clone_after_crash(seed)
+                after = self.fs.clone_after_crash(seed)
                 yield State(f"{label}, power cut {seed}", after, self.promises, power_cut=True)
 
     def _calls(self) -> Iterator[Callable[[], None]]:
@@ -189,7 +189,7 @@ class Workload:
         self._say(dropped=self.promises.dropped | {(store, segment, bundle_count)})
 
     def _open(self) -> None:
-        self.store = self.variant.open(self.files, self.clock, _Drops(self.dropped))
+        self.store = self.variant.open(self.fs, self.clock, _Drops(self.dropped))
         self.subscribers = [self.store.register(name, start="earliest") for name in NAMES]
 
     def _ingest(self) -> None:
@@ -273,7 +273,7 @@ class Found:
     """What the ledgers named: the store, the number, and how many bundles."""
 
 
-def digest(files: CrashFileSystem) -> int:
+def digest(fs: CrashFileSystem) -> int:
     """A number that two disks share when they are alike in names, lengths, modes and bytes."""
 
     def of(directory: CrashDirectory) -> tuple[object, ...]:
@@ -282,18 +282,18 @@ def digest(files: CrashFileSystem) -> int:
             for name, node in sorted(directory.children.items())
         )
 
-    return hash(of(files._tree.root))
+    return hash(of(fs._tree.root))
 
 
-def examine(files: CrashFileSystem, variant: Variant) -> Found:
-    """Look without a writer, recover, seal, hand everything out, and go on working. *files* is used up."""
-    ledgers = frozenset(itertools.chain.from_iterable(_ledger(files, one) for one in variant.directories))
+def examine(fs: CrashFileSystem, variant: Variant) -> Found:
+    """Look without a writer, recover, seal, hand everything out, and go on working. *fs* is used up."""
+    ledgers = frozenset(itertools.chain.from_iterable(_ledger(fs, one) for one in variant.directories))
     seen = [
-        [number_of(bundle) for _, bundle in read(one, fs=files).bundles()] if files.exists(f"{one}/wal") else []
+        [number_of(bundle) for _, bundle in read(one, fs=fs).bundles()] if fs.exists(f"{one}/wal") else []
         for one in variant.directories
     ]
     clock = ManualClock()
-    with variant.open(files, clock) as opened:
+    with variant.open(fs, clock) as opened:
         opened.flush()
         sealed, pending = [], []
         for store, seen_here in zip(variant.stores(opened), seen, strict=True):
@@ -325,18 +325,18 @@ def _go_on(opened: Any, variant: Variant, clock: ManualClock) -> None:
     for store, directory in zip(variant.stores(opened), variant.directories, strict=True):
         assert not len(store.catalog), "finished segments stay"
         for name in (DROP_LEDGER, EVICTED):
-            assert not store._files.exists(f"{directory}/{name}"), f"{name} stays, and everybody has taken note"
+            assert not store._fs.exists(f"{directory}/{name}"), f"{name} stays, and everybody has taken note"
         store.ingest(numbered(AFTERWARDS, clock.now_ns()))
         store.flush()
         for name in NAMES:
             assert drained(store, name) == [AFTERWARDS], f"what comes after recovery does not reach {name}"
 
 
-def _ledger(files: CrashFileSystem, directory: str) -> list[tuple[str, int, int]]:
+def _ledger(fs: CrashFileSystem, directory: str) -> list[tuple[str, int, int]]:
     entries = []
     for name in (DROP_LEDGER, EVICTED):
-        if files.exists(f"{directory}/{name}"):
-            data = files.read_all(f"{directory}/{name}", size_max=DROP_LEDGER_BYTES_MAX)
+        if fs.exists(f"{directory}/{name}"):
+            data = fs.read_all(f"{directory}/{name}", size_max=DROP_LEDGER_BYTES_MAX)
             answer = decode_drop_ledger(memoryview(data))
             assert isinstance(answer, Frame), f"{name} is replaced whole, and reads {answer}"
             entries += [(directory, entry.seq, entry.bundle_count) for entry in answer.value]
@@ -399,11 +399,11 @@ class _Explorer:
     def look(self, state: State, variant: Variant) -> bool:
         """Check one state; True when such a disk had not been met before."""
         self.count.states += 1
-        key = digest(state.files)
+        key = digest(state.fs)
         new = key not in self.known
         try:
             if new:
-                self.known[key] = examine(state.files.clone_after_kill(), variant)
+                self.known[key] = examine(state.fs.clone_after_kill(), variant)
                 self.count.distinct += 1
             judge(self.known[key], state.promises, variant.directories, power_cut=state.power_cut)
         except BaseException as failure:
@@ -413,21 +413,21 @@ class _Explorer:
 
     def look_into_recovery(self, state: State, variant: Variant, chance: random.Random) -> None:
         """Cut off the recovery of *state* at a step in six, and recover from that."""
-        files = state.files
+        fs = state.fs
         cut: list[State] = []
-        dropped = set(self.known[digest(files)].dropped | state.promises.dropped)
+        dropped = set(self.known[digest(fs)].dropped | state.promises.dropped)
 
         def before(operation: str, path: str) -> None:
             if chance.random() < 1 / 6:
                 seed = chance.randrange(2**20)
-                label = f"{state.label}; then in recovery, step {files.steps} ({operation} {path}), seed {seed}"
+                label = f"{state.label}; then in recovery, step {fs.steps} ({operation} {path}), seed {seed}"
                 promises = dataclasses.replace(state.promises, dropped=frozenset(dropped))
-                cut.append(State(label, files.clone_after_crash(seed), promises, power_cut=True))
+                cut.append(State(label, fs.clone_after_crash(seed), promises, power_cut=True))
 
-        files.on_step = before
+        fs.on_step = before
         # A kill leaves unsynced bytes that a power cut may take only now: what counts is the weaker promise.
-        variant.open(files, ManualClock(), _Drops(lambda *drop: dropped.add(drop)))
-        files.on_step = None
+        variant.open(fs, ManualClock(), _Drops(lambda *drop: dropped.add(drop)))
+        fs.on_step = None
         for again in cut:
             self.count.in_recovery += 1
             self.look(again, variant)

@@ -50,12 +50,12 @@ def number_of(bundle: Bundle) -> int:
 
 
 def opened(
-    files: FileSystem, settings: Settings, clock: ManualClock | None = None, observer: InMemoryObserver | None = None
+    fs: FileSystem, settings: Settings, clock: ManualClock | None = None, observer: InMemoryObserver | None = None
 ) -> Store:
     return open_store(
         ROOT,
         settings,
-        files=files,
+        fs=fs,
         clock=clock or ManualClock(),
         background=False,
         observer=observer or InMemoryObserver(),
@@ -74,10 +74,10 @@ def counted(observer: InMemoryObserver, subscriber: str) -> int:
 class Query:
     """A subscriber that another process works for: it reads files, and has a progress file and a lock of its own."""
 
-    def __init__(self, files: FileSystem) -> None:
-        self._files = files
-        create_if_missing(files, ROOT, "query", start="earliest", segments=Segments(), profile="spec")
-        self._file = SubscriberFile(files, ROOT, "query")
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        create_if_missing(fs, ROOT, "query", start="earliest", segments=Segments(), profile="spec")
+        self._file = SubscriberFile(fs, ROOT, "query")
         self._file.acquire()
         self.lost = 0
 
@@ -85,8 +85,8 @@ class Query:
         """Take note of what was dropped, then read and confirm everything else; durable on return."""
         path = f"{ROOT}/{DROP_LEDGER}"
         segments = [SegmentRef.of(info) for info in store.catalog.segments()]
-        if self._files.exists(path):
-            answer = decode_drop_ledger(memoryview(self._files.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)))
+        if self._fs.exists(path):
+            answer = decode_drop_ledger(memoryview(self._fs.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)))
             assert isinstance(answer, Frame)
             lost = self._file.fold_drops(answer.value)
             self._file.know(segments)
@@ -118,7 +118,7 @@ class State:
     """A disk as a crash leaves it in the middle of a drop, and what had been promised and counted by then."""
 
     label: str
-    files: CrashFileSystem
+    fs: CrashFileSystem
     accepted: int
     got: dict[str, list[int]]
     counted: dict[str, int]
@@ -133,9 +133,9 @@ class Run:
 
     settings: Settings
     seeds: tuple[int, ...]
-    files: CrashFileSystem = field(default_factory=CrashFileSystem)
+    fs: CrashFileSystem = field(default_factory=CrashFileSystem)
     faults: FaultFileSystem | None = None
-    """What the store has for a disk, if it is not `files` itself."""
+    """What the store has for a disk, if it is not `fs` itself."""
     clock: ManualClock = field(default_factory=ManualClock)
     observer: InMemoryObserver = field(default_factory=InMemoryObserver)
     accepted: int = 0
@@ -143,9 +143,9 @@ class Run:
     states: list[State] = field(default_factory=list)
 
     def open(self) -> Store:
-        self.files.make_dirs(ROOT)
-        self.query = Query(self.files)
-        self.store = opened(self.faults or self.files, self.settings, self.clock, self.observer)
+        self.fs.make_dirs(ROOT)
+        self.query = Query(self.fs)
+        self.store = opened(self.faults or self.fs, self.settings, self.clock, self.observer)
         for name in ("reads", "sleeps"):
             self.store.register(name, start="earliest")
         return self.store
@@ -172,20 +172,20 @@ class Run:
 
     def _watching(self, name: str, work: Any) -> Any:
         def watched(*arguments: Any) -> Any:
-            if self.files.on_step is not None:
+            if self.fs.on_step is not None:
                 return work(*arguments)
-            self.files.on_step = lambda operation, path: self._keep(f"{name}: before {operation} {path}")
+            self.fs.on_step = lambda operation, path: self._keep(f"{name}: before {operation} {path}")
             try:
                 return work(*arguments)
             finally:
-                self.files.on_step = None
+                self.fs.on_step = None
                 self._keep(f"after {name}")
 
         return watched
 
     def _keep(self, label: str) -> None:
-        disks = [("kill", self.files.clone_after_kill())]
-        disks += [(f"power loss {seed}", self.files.clone_after_crash(seed)) for seed in self.seeds]
+        disks = [("kill", self.fs.clone_after_kill())]
+        disks += [(f"power loss {seed}", self.fs.clone_after_crash(seed)) for seed in self.seeds]
         counts = Counter({name: counted(self.observer, name) for name in NAMES})
         counts["query"] += self.query.lost
         ledger: Any = self.store._cleanup._ledger
@@ -203,8 +203,8 @@ def check(state: State, settings: Settings, *, query_lives: bool) -> dict[str, i
     were lost without being counted in either life: those whose loss was durable when the first life ended.
     """
     observer = InMemoryObserver()
-    store = opened(state.files, settings, ManualClock(now_ns=state.now_ns), observer)
-    query = Query(state.files) if query_lives else None
+    store = opened(state.fs, settings, ManualClock(now_ns=state.now_ns), observer)
+    query = Query(state.fs) if query_lives else None
     store.maintain()
     store.flush()
     got = {name: state.got[name] + drain(store, name) for name in ("reads", "sleeps")}
@@ -212,7 +212,7 @@ def check(state: State, settings: Settings, *, query_lives: bool) -> dict[str, i
     for _ in range(2):
         store.maintain()
     assert len(store.catalog) == 0, f"{state.label}: {store.catalog.segments()} {store.stats()}"
-    assert not state.files.exists(f"{ROOT}/{DROP_LEDGER}"), state.label
+    assert not state.fs.exists(f"{ROOT}/{DROP_LEDGER}"), state.label
     uncounted = {}
     for name in NAMES:
         told = state.counted[name] + counted(observer, name) + (query.lost if query and name == "query" else 0)

@@ -53,7 +53,7 @@ def on_a_full_disk(seeds: tuple[int, ...]) -> rig.Run:
     """Nothing is left to give up but a segment that has no file yet."""
     disk = CrashFileSystem()
     full = FaultFileSystem(disk, error=errno.ENOSPC, path_part="/segments/000", forever=True)
-    run = rig.Run(dataclasses.replace(rig.SETTINGS, size_cap_bytes=None), seeds, files=disk, faults=full)
+    run = rig.Run(dataclasses.replace(rig.SETTINGS, size_cap_bytes=None), seeds, fs=disk, faults=full)
     run.open()
     run.ingest(5)
     run.read(5)
@@ -93,11 +93,11 @@ def test_nothing_is_dropped_that_the_log_would_bring_back() -> None:
     Ingest is refused until it does; a crash meanwhile brings back every bundle, once.
     """
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, error=errno.ENOSPC, path_part="cursor.tmp", forever=True)
+    fs = FaultFileSystem(disk, error=errno.ENOSPC, path_part="cursor.tmp", forever=True)
     settings = dataclasses.replace(rig.SETTINGS, size_cap_bytes=20_000)
-    store = rig.opened(files, settings)
+    store = rig.opened(fs, settings)
     store.register("sleeps", start="earliest")
-    files.fail_on("pwrite")
+    fs.fail_on("pwrite")
     number = 0
     while rig.refused(store, number) is None:
         number += 1
@@ -105,7 +105,7 @@ def test_nothing_is_dropped_that_the_log_would_bring_back() -> None:
     again = rig.opened(disk.clone_after_crash(0), settings)
     again.flush()
     assert rig.drain(again, "sleeps") == list(range(number))
-    files.heal()
+    fs.heal()
     for later in range(number, number + 60):
         store.ingest(rig.numbered(later))
     store.flush()
@@ -124,18 +124,18 @@ def test_a_drop_that_the_cursor_refused_is_no_loss(operation: str) -> None:
     disk = CrashFileSystem()
     segments = FaultFileSystem(disk, {"pwrite": 1}, error=errno.ENOSPC, path_part="/segments/000", forever=True)
     part = "cursor.tmp" if operation == "pwrite" else "/wal"
-    files = FaultFileSystem(segments, error=errno.ENOSPC, path_part=part, forever=True)
+    fs = FaultFileSystem(segments, error=errno.ENOSPC, path_part=part, forever=True)
     settings = dataclasses.replace(rig.SETTINGS, size_cap_bytes=None, wal_rotate_bytes=20_000, wal_bytes_max=40_000)
-    store = rig.opened(files, settings)
+    store = rig.opened(fs, settings)
     store.register("sleeps", start="earliest")
-    files.fail_on(operation)
+    fs.fail_on(operation)
     number = 0
     while rig.refused(store, number) is None:
         number += 1
     assert number > 5
     assert rig.counted(store._observer, "sleeps") == 0
     killed = disk.clone_after_kill()
-    files.heal()
+    fs.heal()
     for _ in range(3):
         store.maintain()
     for state in (killed, disk.clone_after_kill()):

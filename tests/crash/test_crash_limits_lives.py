@@ -47,9 +47,9 @@ class Lives:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.clock = ManualClock()
-        self.files = CrashFileSystem()
-        self.files.make_dirs(rig.ROOT)
-        self.query = rig.Query(self.files)
+        self.fs = CrashFileSystem()
+        self.fs.make_dirs(rig.ROOT)
+        self.query = rig.Query(self.fs)
         self.got: dict[str, list[int]] = {name: [] for name in rig.NAMES}
         self.lost = dict.fromkeys(rig.NAMES, 0)
         self.accepted = 0
@@ -57,7 +57,7 @@ class Lives:
 
     def live(self, settings: Settings, steps: int, *, is_killed: bool) -> None:
         observer = InMemoryObserver()
-        store = rig.opened(self.files, settings, self.clock, observer)
+        store = rig.opened(self.fs, settings, self.clock, observer)
         for name in ("reads", "sleeps"):
             store.register(name, start="earliest")
         for _ in range(steps):
@@ -68,7 +68,7 @@ class Lives:
                 in_memory = store._sealing.open.bundle_count + (pending.sealed.bundle_count if pending else 0)
                 self.never_logged.update(range(self.accepted - in_memory, self.accepted))
             self.count(observer)
-            self.files = self.files.clone_after_crash(self.chance.randrange(1_000))
+            self.fs = self.fs.clone_after_crash(self.chance.randrange(1_000))
             self.take_over()
         else:
             with contextlib.suppress(CapacityError):
@@ -107,14 +107,14 @@ class Lives:
         """The process of the query died with the machine; another one goes on."""
         self.lost["query"] += self.query.lost
         self.query = rig.Query.__new__(rig.Query)
-        self.query._files, self.query.lost = self.files, 0
-        self.query._file = SubscriberFile(self.files, rig.ROOT, "query")
+        self.query._fs, self.query.lost = self.fs, 0
+        self.query._file = SubscriberFile(self.fs, rig.ROOT, "query")
         self.query._file.acquire()
 
     def end(self) -> None:
         """Everybody takes what is left; the store lets all of it go."""
         observer = InMemoryObserver()
-        store = rig.opened(self.files, Settings(delete_grace_s=0.0), self.clock, observer)
+        store = rig.opened(self.fs, Settings(delete_grace_s=0.0), self.clock, observer)
         store.flush()
         for name in ("reads", "sleeps"):
             self.got[name] += rig.drain(store, name)
@@ -124,7 +124,7 @@ class Lives:
         self.count(observer)
         self.lost["query"] += self.query.lost
         assert not store.catalog.segments()
-        assert not self.files.exists(f"{rig.ROOT}/{DROP_LEDGER}")
+        assert not self.fs.exists(f"{rig.ROOT}/{DROP_LEDGER}")
         store.close()
 
 

@@ -30,28 +30,28 @@ def numbered(number: int) -> Bundle:
     return Bundle({30: pa.record_batch({"n": pa.array([number] * 4), "text": pa.array([f"row {number}"] * 4)})})
 
 
-def opened(files: CrashFileSystem, observer: InMemoryObserver | None = None, *, now_ns: int = 10**18) -> Store:
+def opened(fs: CrashFileSystem, observer: InMemoryObserver | None = None, *, now_ns: int = 10**18) -> Store:
     clock = ManualClock(now_ns=now_ns)
-    return open_store(ROOT, SETTINGS, files=files, clock=clock, observer=observer, background=False)
+    return open_store(ROOT, SETTINGS, fs=fs, clock=clock, observer=observer, background=False)
 
 
-def put(files: CrashFileSystem, path: str, data: bytes) -> None:
-    if files.exists(path):
-        files.remove(path)  # a sealed segment refuses to be written
-    file = files.create(path)
+def put(fs: CrashFileSystem, path: str, data: bytes) -> None:
+    if fs.exists(path):
+        fs.remove(path)  # a sealed segment refuses to be written
+    file = fs.create(path)
     file.pwrite(data, 0)
     file.sync()
     file.close()
-    files.sync_dir(path.rpartition("/")[0])
+    fs.sync_dir(path.rpartition("/")[0])
 
 
-def content(files: CrashFileSystem, path: str) -> bytes:
-    return files.read_all(path, size_max=1 << 30)
+def content(fs: CrashFileSystem, path: str) -> bytes:
+    return fs.read_all(path, size_max=1 << 30)
 
 
-def used(files: CrashFileSystem) -> None:
+def used(fs: CrashFileSystem) -> None:
     """A store that sealed, deleted, and died with bundles that are in the log alone."""
-    store = opened(files)
+    store = opened(fs)
     subscriber = store.register("s", start="earliest")
     for number in range(BUNDLES):
         store.ingest(numbered(number))
@@ -67,16 +67,16 @@ def used(files: CrashFileSystem) -> None:
 @pytest.fixture(scope="module")
 def sound() -> CrashFileSystem:
     """Killed in the middle of work."""
-    files = CrashFileSystem()
-    used(files)
-    return files.clone_after_kill()
+    fs = CrashFileSystem()
+    used(fs)
+    return fs.clone_after_kill()
 
 
-def paths(files: CrashFileSystem) -> list[str]:
+def paths(fs: CrashFileSystem) -> list[str]:
     """Every file of the store."""
-    found = [f"{ROOT}/{name}" for name in files.list_dir(ROOT) if name not in {"wal", "segments", "quarantine"}]
+    found = [f"{ROOT}/{name}" for name in fs.list_dir(ROOT) if name not in {"wal", "segments", "quarantine"}]
     for room in ("wal", "segments"):
-        found += [f"{ROOT}/{room}/{name}" for name in files.list_dir(f"{ROOT}/{room}")]
+        found += [f"{ROOT}/{room}/{name}" for name in fs.list_dir(f"{ROOT}/{room}")]
     return found
 
 
@@ -87,56 +87,56 @@ def held(store: Store) -> list[int]:
     return [store.catalog.bundle(ref)[30]["n"][0].as_py() for ref in refs]
 
 
-def kept(files: CrashFileSystem) -> dict[str, bytes]:
+def kept(fs: CrashFileSystem) -> dict[str, bytes]:
     """What lies in quarantine."""
     quarantine = f"{ROOT}/quarantine"
-    names = files.list_dir(quarantine) if files.exists(quarantine) else []
-    return {name: content(files, f"{quarantine}/{name}") for name in names if not name.endswith(".tmp")}
+    names = fs.list_dir(quarantine) if fs.exists(quarantine) else []
+    return {name: content(fs, f"{quarantine}/{name}") for name in names if not name.endswith(".tmp")}
 
 
-def segment_paths(files: CrashFileSystem) -> list[str]:
-    return [path for path in paths(files) if path.endswith(".qseg")]
+def segment_paths(fs: CrashFileSystem) -> list[str]:
+    return [path for path in paths(fs) if path.endswith(".qseg")]
 
 
-def damage_everything(files: CrashFileSystem) -> None:
+def damage_everything(fs: CrashFileSystem) -> None:
     """Damage of every kind at once: each step of recovery has something to do."""
-    first, *_ = segment_paths(files)
-    whole = content(files, first)
-    put(files, first, whole[: len(whole) // 2])
-    put(files, f"{ROOT}/segments/0000000000000040.qseg", b"")
-    put(files, f"{ROOT}/segments/0000000000000041.qseg", b"\xff" * 40)
-    put(files, f"{ROOT}/segments/0000000000000042.qseg.tmp", whole)
-    put(files, f"{ROOT}/segments/notes.txt", b"not ours")
-    put(files, f"{ROOT}/segments/quiver.segment.floor", b"QUIVER")
-    put(files, f"{ROOT}/wal/quiver.wal.cursor", b"")
-    put(files, f"{ROOT}/wal/quiver.wal.next", b"half a header")
-    put(files, f"{ROOT}/wal/quiver.wal.abc", b"not ours")
-    *_, rotated = [path for path in paths(files) if path.rpartition(".")[2].isdigit()]
-    log = bytearray(content(files, rotated))
+    first, *_ = segment_paths(fs)
+    whole = content(fs, first)
+    put(fs, first, whole[: len(whole) // 2])
+    put(fs, f"{ROOT}/segments/0000000000000040.qseg", b"")
+    put(fs, f"{ROOT}/segments/0000000000000041.qseg", b"\xff" * 40)
+    put(fs, f"{ROOT}/segments/0000000000000042.qseg.tmp", whole)
+    put(fs, f"{ROOT}/segments/notes.txt", b"not ours")
+    put(fs, f"{ROOT}/segments/quiver.segment.floor", b"QUIVER")
+    put(fs, f"{ROOT}/wal/quiver.wal.cursor", b"")
+    put(fs, f"{ROOT}/wal/quiver.wal.next", b"half a header")
+    put(fs, f"{ROOT}/wal/quiver.wal.abc", b"not ours")
+    *_, rotated = [path for path in paths(fs) if path.rpartition(".")[2].isdigit()]
+    log = bytearray(content(fs, rotated))
     log[120] ^= 0x10
-    put(files, rotated, bytes(log))
-    active = content(files, f"{ROOT}/wal/quiver.wal").rstrip(b"\0")
-    put(files, f"{ROOT}/wal/quiver.wal", active[:-7])
+    put(fs, rotated, bytes(log))
+    active = content(fs, f"{ROOT}/wal/quiver.wal").rstrip(b"\0")
+    put(fs, f"{ROOT}/wal/quiver.wal", active[:-7])
 
 
 def test_the_damage_reaches_every_step(sound: CrashFileSystem) -> None:
     """Otherwise the tests below would show less than they say."""
-    files = sound.clone_after_kill()
-    damage_everything(files)
+    fs = sound.clone_after_kill()
+    damage_everything(fs)
     observer = InMemoryObserver()
-    store = opened(files, observer)
+    store = opened(fs, observer)
 
     found = {dict(key)["kind"] for name, key in observer.counts if name == "quiver.recovery.damaged_files_total"}
     assert found == {"segment", "floor", "cursor", "wal"}
     assert observer.total("quiver.wal.torn_tail_total") == 1
-    assert {name for name in kept(files) if name.endswith(".qseg")} == {
+    assert {name for name in kept(fs) if name.endswith(".qseg")} == {
         segment_paths(sound)[0].rpartition("/")[2],
         "0000000000000040.qseg",
         "0000000000000041.qseg",
     }
-    assert not [path for path in paths(files) if path.endswith((".tmp", ".next"))]
-    assert files.exists(f"{ROOT}/segments/notes.txt"), "what is not ours stays"
-    assert files.exists(f"{ROOT}/wal/quiver.wal.abc"), "what is not ours stays"
+    assert not [path for path in paths(fs) if path.endswith((".tmp", ".next"))]
+    assert fs.exists(f"{ROOT}/segments/notes.txt"), "what is not ours stays"
+    assert fs.exists(f"{ROOT}/wal/quiver.wal.abc"), "what is not ours stays"
     assert set(held(opened(sound.clone_after_kill()))) - set(held(store)) == {*range(6, 12), 18, 22}
 
 
@@ -153,16 +153,16 @@ def test_a_crash_at_any_step_of_recovery_changes_nothing_about_its_result(sound:
     expected = held(store)
 
     cut: list[tuple[str, CrashFileSystem]] = []
-    files = damaged.clone_after_kill()
+    fs = damaged.clone_after_kill()
 
     def before(operation: str, path: str) -> None:
-        label = f"before {operation} {path}, step {files.steps}"
-        cut.append((f"{label}, killed", files.clone_after_kill()))
-        cut.extend((f"{label}, power loss {seed}", files.clone_after_crash(seed)) for seed in (0, 2))
+        label = f"before {operation} {path}, step {fs.steps}"
+        cut.append((f"{label}, killed", fs.clone_after_kill()))
+        cut.extend((f"{label}, power loss {seed}", fs.clone_after_crash(seed)) for seed in (0, 2))
 
-    files.on_step = before
-    opened(files)
-    files.on_step = None
+    fs.on_step = before
+    opened(fs)
+    fs.on_step = None
     assert len(cut) > 60
     for label, again in cut:
         store = opened(again)
@@ -173,13 +173,13 @@ def test_a_crash_at_any_step_of_recovery_changes_nothing_about_its_result(sound:
 
 def test_recovering_again_finds_nothing_more_to_do(sound: CrashFileSystem) -> None:
     """The second recovery reports no damage: the first one dealt with all of it."""
-    files = sound.clone_after_kill()
-    damage_everything(files)
-    store = opened(files)
+    fs = sound.clone_after_kill()
+    damage_everything(fs)
+    store = opened(fs)
     expected = held(store)
     store.close()
     observer = InMemoryObserver()
-    store = opened(files, observer)
+    store = opened(fs, observer)
 
     assert observer.total("quiver.recovery.damaged_files_total") == 0
     assert observer.total("quiver.wal.torn_tail_total") == 0
@@ -195,11 +195,11 @@ def test_no_single_file_of_rubbish_keeps_the_rest_from_coming_back(sound: CrashF
     all_there = set(held(opened(sound.clone_after_kill())))
     assert len(all_there) > BUNDLES // 2
     for path in paths(sound):
-        files = sound.clone_after_kill()
-        inside = len(content(files, path))
-        put(files, path, damage)
+        fs = sound.clone_after_kill()
+        inside = len(content(fs, path))
+        put(fs, path, damage)
         try:
-            store = opened(files)
+            store = opened(fs)
         except QuiverError as error:
             assert path in str(error), f"{path}: {error}"
             assert isinstance(error, UnsupportedFormatError), f"{path}: {error}"
@@ -223,8 +223,8 @@ def test_a_damaged_floor_never_counts_as_zero(damage: bytes, now_ns: int) -> Non
     When every segment is gone, the floor alone knows which numbers were used. Damaged, the next segment lies above any
     that a store can have reached; its bytes are kept.
     """
-    files = CrashFileSystem()
-    with opened(files) as store:
+    fs = CrashFileSystem()
+    with opened(fs) as store:
         subscriber = store.register("s", start="earliest")
         for number in range(BUNDLES):
             store.ingest(numbered(number))
@@ -235,14 +235,14 @@ def test_a_damaged_floor_never_counts_as_zero(damage: bytes, now_ns: int) -> Non
         assert not len(store.catalog)
         reached = store.stats()["next_segment"]
         store.unregister("s")
-    put(files, f"{ROOT}/segments/quiver.segment.floor", damage)
+    put(fs, f"{ROOT}/segments/quiver.segment.floor", damage)
 
     cut: list[CrashFileSystem] = []
-    clone = files.clone_after_kill()
+    clone = fs.clone_after_kill()
     clone.on_step = lambda _operation, _path: cut.extend((clone.clone_after_crash(0), clone.clone_after_kill()))
     opened(clone, now_ns=now_ns)
     clone.on_step = None
-    for again in (files, *cut):
+    for again in (fs, *cut):
         floors = []
         for _ in range(2):
             store = opened(again, now_ns=now_ns)
@@ -258,15 +258,15 @@ def test_a_log_that_reads_otherwise_the_second_time_stops_recovery() -> None:
     A retired file is read again when it is replayed. A disk that says something else then gets an error that says so;
     nothing that it said becomes a bundle.
     """
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     settings = Settings(segment_bytes_max=1 << 20, wal_rotate_bytes=1_200)
-    store = open_store(ROOT, settings, files=files, clock=ManualClock(), background=False)
+    store = open_store(ROOT, settings, fs=fs, clock=ManualClock(), background=False)
     for number in range(BUNDLES):
         store.ingest(numbered(number))
-    files = files.clone_after_kill()
-    rotated = next(path for path in paths(files) if path.rpartition(".")[2].isdigit())
+    fs = fs.clone_after_kill()
+    rotated = next(path for path in paths(fs) if path.rpartition(".")[2].isdigit())
     reads: list[str] = []
-    read_all = files.read_all
+    read_all = fs.read_all
 
     def flipping(path: str, *, size_max: int) -> bytes:
         data = read_all(path, size_max=size_max)
@@ -275,13 +275,13 @@ def test_a_log_that_reads_otherwise_the_second_time_stops_recovery() -> None:
             return data
         return data[:100] + bytes([data[100] ^ 1]) + data[101:]
 
-    files.read_all = flipping  # type: ignore[method-assign]
+    fs.read_all = flipping  # type: ignore[method-assign]
     with pytest.raises(OSError, match="a moment ago") as failed:
-        opened(files)
+        opened(fs)
 
     assert failed.value.filename == rotated
-    del files.read_all
-    assert held(opened(files)) == list(range(BUNDLES))
+    del fs.read_all
+    assert held(opened(fs)) == list(range(BUNDLES))
 
 
 @pytest.mark.parametrize(
@@ -289,8 +289,8 @@ def test_a_log_that_reads_otherwise_the_second_time_stops_recovery() -> None:
 )
 def test_a_small_file_that_became_large_is_damage_like_any_other(sound: CrashFileSystem, name: str) -> None:
     """It is not read whole, and the store opens with all that the other files hold."""
-    files = sound.clone_after_kill()
+    fs = sound.clone_after_kill()
     expected = held(opened(sound.clone_after_kill()))
-    put(files, f"{ROOT}/{name}", b"x" * (3 << 20))
+    put(fs, f"{ROOT}/{name}", b"x" * (3 << 20))
 
-    assert held(opened(files)) == expected
+    assert held(opened(fs)) == expected

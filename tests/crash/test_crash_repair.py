@@ -28,8 +28,8 @@ MANY_LOGS = Settings(segment_bytes_max=100_000, wal_rotate_bytes=700, wal_bytes_
 SEEDS = (0, 1, 2)
 
 
-def opened(files: CrashFileSystem, settings: Settings = SETTINGS) -> Store:
-    return open_store(ROOT, settings, files=files, clock=ManualClock(), background=False)
+def opened(fs: CrashFileSystem, settings: Settings = SETTINGS) -> Store:
+    return open_store(ROOT, settings, fs=fs, clock=ManualClock(), background=False)
 
 
 def bundle_of(number: int) -> Bundle:
@@ -52,8 +52,8 @@ def number_of(bundle: Bundle) -> int:
 
 def made(settings: Settings) -> CrashFileSystem:
     """Killed in the middle of work: two thirds sealed, `s` has resolved the first three, `t` nothing."""
-    files = CrashFileSystem()
-    store = opened(files, settings)
+    fs = CrashFileSystem()
+    store = opened(fs, settings)
     subscriber = store.register("s", start="earliest")
     store.register("t", start="earliest")
     for number in range(BUNDLES):
@@ -65,41 +65,41 @@ def made(settings: Settings) -> CrashFileSystem:
                 assert handle is not None
                 handle.ack()
             store.maintain()
-    return files.clone_after_kill()
+    return fs.clone_after_kill()
 
 
-def segments_of(files: CrashFileSystem) -> list[str]:
-    return [f"{ROOT}/segments/{name}" for name in files.list_dir(f"{ROOT}/segments") if name.endswith(".qseg")]
+def segments_of(fs: CrashFileSystem) -> list[str]:
+    return [f"{ROOT}/segments/{name}" for name in fs.list_dir(f"{ROOT}/segments") if name.endswith(".qseg")]
 
 
-def contents(path: str, files: CrashFileSystem) -> bytes:
-    return files.read_all(path, size_max=1 << 30)
+def contents(path: str, fs: CrashFileSystem) -> bytes:
+    return fs.read_all(path, size_max=1 << 30)
 
 
-def put(files: CrashFileSystem, path: str, data: bytes) -> None:
-    if files.exists(path):
-        files.remove(path)
-    file = files.create(path)
+def put(fs: CrashFileSystem, path: str, data: bytes) -> None:
+    if fs.exists(path):
+        fs.remove(path)
+    file = fs.create(path)
     file.pwrite(data, 0)
     file.sync()
     file.close()
-    files.sync_dir(path.rpartition("/")[0])
+    fs.sync_dir(path.rpartition("/")[0])
 
 
-def flip(files: CrashFileSystem, path: str, offset: int) -> bytes:
-    data = bytearray(contents(path, files))
+def flip(fs: CrashFileSystem, path: str, offset: int) -> bytes:
+    data = bytearray(contents(path, fs))
     data[offset] ^= 0x41
-    put(files, path, bytes(data))
+    put(fs, path, bytes(data))
     return bytes(data)
 
 
-def numbers(files: CrashFileSystem) -> list[int]:
-    return [number_of(bundle) for _, bundle in read(ROOT, fs=files).bundles()]
+def numbers(fs: CrashFileSystem) -> list[int]:
+    return [number_of(bundle) for _, bundle in read(ROOT, fs=fs).bundles()]
 
 
-def delivered(files: CrashFileSystem, name: str) -> list[int]:
+def delivered(fs: CrashFileSystem, name: str) -> list[int]:
     got = []
-    with opened(files) as store:
+    with opened(fs) as store:
         store.flush()
         subscriber = store.register(name, start="earliest")
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
@@ -108,76 +108,76 @@ def delivered(files: CrashFileSystem, name: str) -> list[int]:
     return got
 
 
-def damage_everything(files: CrashFileSystem) -> list[bytes]:
+def damage_everything(fs: CrashFileSystem) -> list[bytes]:
     """One of each kind; returns the damaged bytes that must be kept."""
-    newest = segments_of(files)[-1]
+    newest = segments_of(fs)[-1]
     kept = [
-        flip(files, newest, 200),
-        flip(files, f"{ROOT}/wal/quiver.wal.cursor", 12),
-        flip(files, f"{ROOT}/quiver.sub.s", 20),
-        flip(files, f"{ROOT}/quiver.id", 3),
+        flip(fs, newest, 200),
+        flip(fs, f"{ROOT}/wal/quiver.wal.cursor", 12),
+        flip(fs, f"{ROOT}/quiver.sub.s", 20),
+        flip(fs, f"{ROOT}/quiver.id", 3),
     ]
-    put(files, f"{ROOT}/segments/quiver.segment.floor", b"QUIVER\0Fnonsense")
+    put(fs, f"{ROOT}/segments/quiver.segment.floor", b"QUIVER\0Fnonsense")
     kept.append(b"QUIVER\0Fnonsense")
-    put(files, f"{ROOT}/quiver.drops", b"QUIVER\0Dnonsense, and more of it, and more")
-    put(files, f"{ROOT}/segments/0000000000000077.qseg.tmp", b"x")
-    put(files, f"{ROOT}/quiver.sub.s.tmp", b"x")
+    put(fs, f"{ROOT}/quiver.drops", b"QUIVER\0Dnonsense, and more of it, and more")
+    put(fs, f"{ROOT}/segments/0000000000000077.qseg.tmp", b"x")
+    put(fs, f"{ROOT}/quiver.sub.s.tmp", b"x")
     return kept
 
 
-def copies(files: CrashFileSystem) -> list[bytes]:
-    return [contents(f"{ROOT}/quarantine/{name}", files) for name in files.list_dir(f"{ROOT}/quarantine")]
+def copies(fs: CrashFileSystem) -> list[bytes]:
+    return [contents(f"{ROOT}/quarantine/{name}", fs) for name in fs.list_dir(f"{ROOT}/quarantine")]
 
 
 def test_nothing_is_lost_where_the_log_still_has_it() -> None:
     """The damaged segment is written again from the log; every bundle is there, and all that was damaged is kept."""
-    files = made(SETTINGS)
-    kept = damage_everything(files)
-    before = segments_of(files)
-    report = repair(files, ROOT, clock=ManualClock())
+    fs = made(SETTINGS)
+    kept = damage_everything(fs)
+    before = segments_of(fs)
+    report = repair(fs, ROOT, clock=ManualClock())
 
     assert not report.damaged
-    assert segments_of(files)[: len(before)] == before
-    assert numbers(files) == list(range(BUNDLES))
-    assert all(data in copies(files) for data in kept)
+    assert segments_of(fs)[: len(before)] == before
+    assert numbers(fs) == list(range(BUNDLES))
+    assert all(data in copies(fs) for data in kept)
     assert [mend.gave_up for mend in report.mends if ".qseg" in mend.path] == [None, None]
-    assert not any(path.endswith(".tmp") for path in files.list_dir(ROOT) + files.list_dir(f"{ROOT}/segments"))
+    assert not any(path.endswith(".tmp") for path in fs.list_dir(ROOT) + fs.list_dir(f"{ROOT}/segments"))
     # What `s` had resolved is not known any more: all comes again. `t` had nothing.
-    assert delivered(files, "s") == list(range(BUNDLES))
-    assert delivered(files, "t") == list(range(BUNDLES))
+    assert delivered(fs, "s") == list(range(BUNDLES))
+    assert delivered(fs, "t") == list(range(BUNDLES))
 
 
 def test_what_nobody_has_any_more_is_said_and_exported() -> None:
     """A damaged segment whose log is gone goes to quarantine, its readable rows beside it, its loss counted."""
-    files = made(NO_LOG)
-    path = segments_of(files)[0]
-    gone = opened(files.clone_after_kill())
+    fs = made(NO_LOG)
+    path = segments_of(fs)[0]
+    gone = opened(fs.clone_after_kill())
     info = gone.catalog.segments()[0]
     lost = [number_of(gone.catalog.bundle(BundleRef(info.seq, index))) for index in range(info.bundle_count)]
     gone.close()
-    data = flip(files, path, 200)
-    report = repair(files, ROOT, clock=ManualClock())
+    data = flip(fs, path, 200)
+    report = repair(fs, ROOT, clock=ManualClock())
     (mend,) = [mend for mend in report.mends if mend.path == path]
 
     assert mend.gave_up is not None
     assert f"{len(lost)} of its {len(lost)} bundles" in mend.gave_up
     assert f"t had {len(lost)} to come" in mend.gave_up
-    assert data in copies(files)
-    assert any(name.endswith(".arrows") for name in files.list_dir(f"{ROOT}/quarantine"))
-    assert numbers(files) == [number for number in range(BUNDLES) if number not in lost]
+    assert data in copies(fs)
+    assert any(name.endswith(".arrows") for name in fs.list_dir(f"{ROOT}/quarantine"))
+    assert numbers(fs) == [number for number in range(BUNDLES) if number not in lost]
     assert not report.damaged
-    with opened(files) as store:
+    with opened(fs) as store:
         assert store.stats()["next_segment"] > int(path[-21:-5])
 
 
 @pytest.mark.parametrize("offset", [0, 10, 14, 20])
 def test_the_head_of_a_log_file_is_mended(offset: int) -> None:
     """Magic, version, hash: a flipped byte there does not keep the store closed, whichever file it is in."""
-    files = made(MANY_LOGS)
-    logs = [f"{ROOT}/wal/{name}" for name in files.list_dir(f"{ROOT}/wal") if not name.endswith("cursor")]
+    fs = made(MANY_LOGS)
+    logs = [f"{ROOT}/wal/{name}" for name in fs.list_dir(f"{ROOT}/wal") if not name.endswith("cursor")]
     assert len(logs) > 1
     for log in logs:
-        one = files.clone_after_kill()
+        one = fs.clone_after_kill()
         flip(one, log, offset)
         flip(one, log, offset + 1)
         report = repair(one, ROOT, clock=ManualClock())
@@ -188,15 +188,15 @@ def test_the_head_of_a_log_file_is_mended(offset: int) -> None:
 @pytest.mark.parametrize("kind", ["entries", "sealed", "bare"])
 def test_the_head_of_the_only_log_file_is_mended(kind: str) -> None:
     """No other file says what belongs there: each byte is mended by what is known, whatever the file holds."""
-    files = made(SETTINGS) if kind != "bare" else CrashFileSystem()
+    fs = made(SETTINGS) if kind != "bare" else CrashFileSystem()
     if kind != "entries":
-        with opened(files) as store:
+        with opened(fs) as store:
             store.flush()
     log = f"{ROOT}/wal/quiver.wal"
     # The version of a bare head is taken at its word.
     offsets = [offset for offset in range(38) if kind != "bare" or offset not in {10, 11}]
     for offset in offsets:
-        one = files.clone_after_kill()
+        one = fs.clone_after_kill()
         flip(one, log, offset)
         found = check_store(one, ROOT)
         report = repair(one, ROOT, clock=ManualClock())
@@ -207,64 +207,64 @@ def test_the_head_of_the_only_log_file_is_mended(kind: str) -> None:
 
 def test_damage_in_the_log_costs_the_entry_and_is_said() -> None:
     """A flipped byte in an entry that no segment holds: that bundle is given up, by its number; the rest is sealed."""
-    files = made(replace(SETTINGS, segment_bytes_max=100_000))
+    fs = made(replace(SETTINGS, segment_bytes_max=100_000))
     log = f"{ROOT}/wal/quiver.wal"
-    (hit,) = [one for one in scan_file(files, log).entries if one.entry.sequence == 13]
-    flip(files, log, hit.start + 38 + 200)
-    report = repair(files, ROOT, clock=ManualClock())
+    (hit,) = [one for one in scan_file(fs, log).entries if one.entry.sequence == 13]
+    flip(fs, log, hit.start + 38 + 200)
+    report = repair(fs, ROOT, clock=ManualClock())
     (mend,) = [mend for mend in report.mends if mend.path == log]
 
     assert mend.gave_up == "the bundle with sequence number 13"
-    assert numbers(files) == [number for number in range(BUNDLES) if number != 13]
+    assert numbers(fs) == [number for number in range(BUNDLES) if number != 13]
     assert not report.damaged
-    assert any(name.endswith(".damaged") for name in files.list_dir(f"{ROOT}/quarantine"))
+    assert any(name.endswith(".damaged") for name in fs.list_dir(f"{ROOT}/quarantine"))
 
 
 def test_a_sound_store_needs_nothing() -> None:
     """No mends, and no copy is made."""
-    files = made(SETTINGS)
-    report = repair(files, ROOT, clock=ManualClock())
+    fs = made(SETTINGS)
+    report = repair(fs, ROOT, clock=ManualClock())
 
     assert (report.mends, report.damaged) == ([], False)
-    assert numbers(files) == list(range(BUNDLES))
-    assert not files.exists(f"{ROOT}/quarantine")
-    assert delivered(files, "s") == list(range(3, BUNDLES))
+    assert numbers(fs) == list(range(BUNDLES))
+    assert not fs.exists(f"{ROOT}/quarantine")
+    assert delivered(fs, "s") == list(range(3, BUNDLES))
 
 
 def test_a_dry_run_changes_nothing() -> None:
     """It says the same, and every file stays byte for byte; the second time too."""
-    files = made(SETTINGS)
-    damage_everything(files)
-    paths = [f"{ROOT}/{name}" for name in files.list_dir(ROOT) if "." in name and not name.endswith(".lock")]
-    paths += [f"{ROOT}/{room}/{name}" for room in ("wal", "segments") for name in files.list_dir(f"{ROOT}/{room}")]
-    before = {path: contents(path, files) for path in paths}
-    report = repair(files, ROOT, clock=ManualClock(), dry_run=True)
+    fs = made(SETTINGS)
+    damage_everything(fs)
+    paths = [f"{ROOT}/{name}" for name in fs.list_dir(ROOT) if "." in name and not name.endswith(".lock")]
+    paths += [f"{ROOT}/{room}/{name}" for room in ("wal", "segments") for name in fs.list_dir(f"{ROOT}/{room}")]
+    before = {path: contents(path, fs) for path in paths}
+    report = repair(fs, ROOT, clock=ManualClock(), dry_run=True)
 
-    assert {path: contents(path, files) for path in paths} == before
-    assert not files.exists(f"{ROOT}/quarantine")
-    real = repair(files, ROOT, clock=ManualClock())
+    assert {path: contents(path, fs) for path in paths} == before
+    assert not fs.exists(f"{ROOT}/quarantine")
+    real = repair(fs, ROOT, clock=ManualClock())
     assert [mend.path for mend in report.mends] == [mend.path for mend in real.mends]
 
 
 def test_an_open_store_is_not_touched() -> None:
     """The lock says who has it."""
-    files = CrashFileSystem()
-    with opened(files) as store, pytest.raises(DirectoryInUseError, match="quiver store"):
-        repair(files, store.path, clock=ManualClock())
-    files.make_dirs("/empty")
+    fs = CrashFileSystem()
+    with opened(fs) as store, pytest.raises(DirectoryInUseError, match="quiver store"):
+        repair(fs, store.path, clock=ManualClock())
+    fs.make_dirs("/empty")
     with pytest.raises(UsageError, match="not a store"):
-        repair(files, "/empty", clock=ManualClock())
+        repair(fs, "/empty", clock=ManualClock())
 
 
 @pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", [SETTINGS, NO_LOG], ids=["log", "no log"])
 def test_a_crash_at_every_step_is_repaired_by_the_next_repair(settings: Settings, stride: int) -> None:
     """Power loss and kill at each step: the second repair ends with the same bundles and every copy."""
-    files = made(settings)
-    kept = damage_everything(files)
-    flip(files, segments_of(files)[0], 200)
-    kept.append(contents(segments_of(files)[0], files))
-    whole = files.clone_after_kill()
+    fs = made(settings)
+    kept = damage_everything(fs)
+    flip(fs, segments_of(fs)[0], 200)
+    kept.append(contents(segments_of(fs)[0], fs))
+    whole = fs.clone_after_kill()
     repair(whole, ROOT, clock=ManualClock())
     expected = numbers(whole)
     clones: list[tuple[str, CrashFileSystem]] = []
@@ -272,12 +272,12 @@ def test_a_crash_at_every_step_is_repaired_by_the_next_repair(settings: Settings
     def before(operation: str, path: str) -> None:
         label = f"step {len(clones)} ({operation} {path})"
         seed = SEEDS[len(clones) % len(SEEDS)]
-        clones.append((f"{label}, power loss {seed}", files.clone_after_crash(seed)))
-        clones.append((f"{label}, kill -9", files.clone_after_kill()))
+        clones.append((f"{label}, power loss {seed}", fs.clone_after_crash(seed)))
+        clones.append((f"{label}, kill -9", fs.clone_after_kill()))
 
-    files.on_step = before
-    repair(files, ROOT, clock=ManualClock())
-    files.on_step = None
+    fs.on_step = before
+    repair(fs, ROOT, clock=ManualClock())
+    fs.on_step = None
     assert len(clones) > 100
     for label, clone in clones[random.randrange(stride) :: stride]:
         report = repair(clone, ROOT, clock=ManualClock())

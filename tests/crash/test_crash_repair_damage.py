@@ -41,8 +41,8 @@ SETTINGS = {"log": WITH_LOG, "retired logs": ROTATED, "segments alone": ALONE}
 NOT_READ = (".lock", "quiver.reserve")
 
 
-def opened(files: CrashFileSystem, settings: Settings) -> Store:
-    return open_store(ROOT, settings, files=files, clock=ManualClock(), background=False)
+def opened(fs: CrashFileSystem, settings: Settings) -> Store:
+    return open_store(ROOT, settings, fs=fs, clock=ManualClock(), background=False)
 
 
 def bundle_of(number: int) -> Bundle:
@@ -51,8 +51,8 @@ def bundle_of(number: int) -> Bundle:
 
 def made(settings: Settings) -> CrashFileSystem:
     """Killed at work: two thirds sealed, `s` has some of it and a backup of that, and a ledger is there, too."""
-    files = CrashFileSystem()
-    store = opened(files, settings)
+    fs = CrashFileSystem()
+    store = opened(fs, settings)
     subscriber = store.register("s", start="earliest")
     store.register("t", start="earliest")
     for number in range(BUNDLES):
@@ -64,39 +64,39 @@ def made(settings: Settings) -> CrashFileSystem:
                 assert handle is not None
                 handle.ack()
                 store.maintain()
-    left = files.clone_after_kill()
+    left = fs.clone_after_kill()
     put(left, f"{ROOT}/quiver.drops", encode_drop_ledger([DroppedSegment(500, 1, 9, "size", 7)]))
     put(left, f"{ROOT}/segments/quiver.segment.floor", encode_floor(3))
     return left
 
 
-def put(files: CrashFileSystem, path: str, data: bytes) -> None:
-    if files.exists(path):
-        files.remove(path)
-    file = files.create(path)
+def put(fs: CrashFileSystem, path: str, data: bytes) -> None:
+    if fs.exists(path):
+        fs.remove(path)
+    file = fs.create(path)
     file.pwrite(data, 0)
     file.sync()
     file.close()
-    files.sync_dir(path.rpartition("/")[0])
+    fs.sync_dir(path.rpartition("/")[0])
 
 
-def paths(files: CrashFileSystem) -> list[str]:
-    found = [f"{ROOT}/{room}/{name}" for room in ("wal", "segments") for name in files.list_dir(f"{ROOT}/{room}")]
-    found += [f"{ROOT}/{name}" for name in files.list_dir(ROOT) if name.startswith("quiver.")]
+def paths(fs: CrashFileSystem) -> list[str]:
+    found = [f"{ROOT}/{room}/{name}" for room in ("wal", "segments") for name in fs.list_dir(f"{ROOT}/{room}")]
+    found += [f"{ROOT}/{name}" for name in fs.list_dir(ROOT) if name.startswith("quiver.")]
     return [path for path in found if not path.endswith(NOT_READ)]
 
 
-def contents(files: CrashFileSystem, path: str) -> bytes:
-    return files.read_all(path, size_max=1 << 30)
+def contents(fs: CrashFileSystem, path: str) -> bytes:
+    return fs.read_all(path, size_max=1 << 30)
 
 
-def numbers(files: CrashFileSystem) -> list[int]:
-    return [bundle[30]["n"][0].as_py() for _, bundle in read(ROOT, fs=files).bundles()]
+def numbers(fs: CrashFileSystem) -> list[int]:
+    return [bundle[30]["n"][0].as_py() for _, bundle in read(ROOT, fs=fs).bundles()]
 
 
-def delivered(files: CrashFileSystem, settings: Settings, name: str) -> list[int]:
+def delivered(fs: CrashFileSystem, settings: Settings, name: str) -> list[int]:
     got = []
-    with opened(files, settings) as store:
+    with opened(fs, settings) as store:
         store.flush()
         subscriber = store.register(name, start="earliest")
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
@@ -138,17 +138,17 @@ def test_each_file_damaged_in_turn(kind: str, count: int) -> None:
         is_log = "/quiver.wal" in path and not path.endswith("cursor")
         for what, damaged in damages(data, count):
             label = f"{path} {what}"
-            files = whole.clone_after_kill()
-            put(files, path, damaged)
-            found = named(check_store(files, ROOT).findings, path)
+            fs = whole.clone_after_kill()
+            put(fs, path, damaged)
+            found = named(check_store(fs, ROOT).findings, path)
             # A log that ends early is what a crash leaves: only between entries it is no finding at all.
             assert found or (is_log and "cut" in label), label
             assert all(0 <= finding.offset <= max(len(data), len(damaged)) for finding in found), label
-            report = repair(files, ROOT, clock=ManualClock())
+            report = repair(fs, ROOT, clock=ManualClock())
             assert not report.damaged, f"{label}: {report.left}"
             assert not any(finding.damaged for finding in found) or named_in(report.mends, path), label
-            assert set(numbers(files)) >= elsewhere, label
-            after = files.clone_after_crash(0)
+            assert set(numbers(fs)) >= elsewhere, label
+            after = fs.clone_after_crash(0)
             got = delivered(after, settings, "t")
             assert set(got) >= elsewhere, label
             assert len(got) == len(set(got)), label
@@ -162,36 +162,36 @@ def named_in(mends: list[Mend], path: str) -> bool:
 def test_damage_everywhere_at_once_still_opens() -> None:
     """One byte of every file: what can be had is had, and the store takes and delivers new bundles."""
     for seed in range(6):
-        files = made(ALONE)
+        fs = made(ALONE)
         chance = random.Random(seed)
-        for path in paths(files):
-            data = bytearray(contents(files, path))
+        for path in paths(fs):
+            data = bytearray(contents(fs, path))
             data[chance.randrange(len(data.rstrip(b"\0")) or len(data))] ^= 0x41
-            put(files, path, bytes(data))
-        report = repair(files, ROOT, clock=ManualClock())
+            put(fs, path, bytes(data))
+        report = repair(fs, ROOT, clock=ManualClock())
         assert not report.damaged, f"seed {seed}: {report.left}"
-        with opened(files, ALONE) as store:
+        with opened(fs, ALONE) as store:
             store.ingest(bundle_of(99), durable=True)
-        assert 99 in delivered(files, ALONE, "t"), seed
+        assert 99 in delivered(fs, ALONE, "t"), seed
 
 
 @pytest.mark.parametrize("name", ["quiver.sub.s", "wal/quiver.wal"])
 def test_what_a_newer_version_wrote_is_left_alone(name: str) -> None:
     """Its checksum is right, so it is not damaged: refused with path and offset, and no byte changes."""
-    files = made(WITH_LOG)
+    fs = made(WITH_LOG)
     path = f"{ROOT}/{name}"
-    data = bytearray(contents(files, path))
+    data = bytearray(contents(fs, path))
     at = 8 if name.startswith("quiver.sub") else 10
     data[at] = 9
     if at == 8:
         data[-4:] = crc32(data[:-4]).to_bytes(4, "little")
-    put(files, path, bytes(data))
+    put(fs, path, bytes(data))
     if at == 8:
         with pytest.raises(UnsupportedFormatError, match=r"quiver\.sub\.s.*unsupported version 9"):
-            repair(files, ROOT, clock=ManualClock())
-        assert contents(files, path) == bytes(data)
-        assert not files.exists(f"{ROOT}/quarantine")
+            repair(fs, ROOT, clock=ManualClock())
+        assert contents(fs, path) == bytes(data)
+        assert not fs.exists(f"{ROOT}/quarantine")
     else:
         # A log's head has no checksum: with sound entries behind it, a wrong version is a damaged one.
-        assert not repair(files, ROOT, clock=ManualClock()).damaged
-        assert sorted(numbers(files)) == list(range(BUNDLES))
+        assert not repair(fs, ROOT, clock=ManualClock()).damaged
+        assert sorted(numbers(fs)) == list(range(BUNDLES))

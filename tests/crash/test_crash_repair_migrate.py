@@ -39,7 +39,7 @@ BUNDLES = 14
 WEATHER = Adapter("weather", {30: "readings"})
 
 
-def opened(files: CrashFileSystem, profile: Any, adapter: Adapter = OTAP) -> Store:
+def opened(fs: CrashFileSystem, profile: Any, adapter: Adapter = OTAP) -> Store:
     settings = Settings(
         segment_bytes_max=900,
         wal_rotate_bytes=700,
@@ -48,7 +48,7 @@ def opened(files: CrashFileSystem, profile: Any, adapter: Adapter = OTAP) -> Sto
         delete_grace_s=0.0,
         format_profile=profile,
     )
-    return open_store(ROOT, settings, files=files, clock=ManualClock(), background=False, adapter=adapter)
+    return open_store(ROOT, settings, fs=fs, clock=ManualClock(), background=False, adapter=adapter)
 
 
 def bundle_of(number: int) -> Bundle:
@@ -57,8 +57,8 @@ def bundle_of(number: int) -> Bundle:
 
 def made(profile: Any, adapter: Adapter = OTAP) -> CrashFileSystem:
     """Killed at work: `s` has resolved some in the middle, some segments are gone, some bundles only logged."""
-    files = CrashFileSystem()
-    store = opened(files, profile, adapter)
+    fs = CrashFileSystem()
+    store = opened(fs, profile, adapter)
     one, two = store.register("one", start="earliest"), store.register("two", start="earliest")
     for number in range(BUNDLES - 4):
         store.ingest(bundle_of(number), durable=True)
@@ -72,12 +72,12 @@ def made(profile: Any, adapter: Adapter = OTAP) -> CrashFileSystem:
     store.maintain()
     for number in range(BUNDLES - 4, BUNDLES):
         store.ingest(bundle_of(number), durable=True)
-    return files.clone_after_kill()
+    return fs.clone_after_kill()
 
 
-def pending(files: CrashFileSystem, profile: Any, adapter: Adapter = OTAP) -> dict[str, list[int]]:
+def pending(fs: CrashFileSystem, profile: Any, adapter: Adapter = OTAP) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    with opened(files.clone_after_kill(), profile, adapter) as store:
+    with opened(fs.clone_after_kill(), profile, adapter) as store:
         store.flush()
         for name in ("one", "two"):
             subscriber = store.register(name)
@@ -88,21 +88,21 @@ def pending(files: CrashFileSystem, profile: Any, adapter: Adapter = OTAP) -> di
     return found
 
 
-def hashes(files: CrashFileSystem) -> set[bytes | None]:
-    return {file.config_hash for file in find_wal_files(files, f"{ROOT}/wal")}
+def hashes(fs: CrashFileSystem) -> set[bytes | None]:
+    return {file.config_hash for file in find_wal_files(fs, f"{ROOT}/wal")}
 
 
-def checksums(files: CrashFileSystem) -> set[str | None]:
+def checksums(fs: CrashFileSystem) -> set[str | None]:
     names = [f"{ROOT}/quiver.sub.{name}" for name in ("one", "two")]
-    return {progress_checksum(memoryview(files.read_all(name, size_max=1 << 20))) for name in names}
+    return {progress_checksum(memoryview(fs.read_all(name, size_max=1 << 20))) for name in names}
 
 
-def with_item_counts(files: CrashFileSystem) -> int:
+def with_item_counts(fs: CrashFileSystem) -> int:
     """Give every segment that has it not the extra column, as the other engine does."""
-    names = [name for name in files.list_dir(f"{ROOT}/segments") if name.endswith(".qseg")]
+    names = [name for name in fs.list_dir(f"{ROOT}/segments") if name.endswith(".qseg")]
     for name in names:
         path = f"{ROOT}/segments/{name}"
-        view = memoryview(files.read_all(path, size_max=1 << 30))
+        view = memoryview(fs.read_all(path, size_max=1 << 30))
         answer = decode_segment_footer(view)
         assert isinstance(answer, Frame)
         footer = answer.value
@@ -123,91 +123,91 @@ def with_item_counts(files: CrashFileSystem) -> int:
             len(manifest),
         )
         data = bytes(view[: footer.manifest_offset]) + manifest + encode_segment_footer(moved)
-        files.remove(path)
-        file = files.create(path, mode=0o440)
+        fs.remove(path)
+        file = fs.create(path, mode=0o440)
         file.pwrite(data + encode_segment_trailer(crc32(data)), 0)
         file.sync()
         file.close()
-    files.sync_dir(f"{ROOT}/segments")
+    fs.sync_dir(f"{ROOT}/segments")
     return len(names)
 
 
-def item_counts(files: CrashFileSystem) -> list[bool]:
-    names = [name for name in files.list_dir(f"{ROOT}/segments") if name.endswith(".qseg")]
-    readers = [SegmentReader.open(files, f"{ROOT}/segments/{name}") for name in names]
+def item_counts(fs: CrashFileSystem) -> list[bool]:
+    names = [name for name in fs.list_dir(f"{ROOT}/segments") if name.endswith(".qseg")]
+    readers = [SegmentReader.open(fs, f"{ROOT}/segments/{name}") for name in names]
     return [reader.manifest.item_counts is not None for reader in readers]
 
 
 @pytest.mark.parametrize(("before", "after"), [("spec", "otap"), ("otap", "spec")])
 def test_data_and_progress_stay(before: Any, after: Any) -> None:
     """Every subscriber is still to get exactly what it was to get; log and progress are of the new profile."""
-    files = made(before)
-    expected = pending(files, before)
-    done = migrate(files, ROOT, profile=after, adapter=None, clock=ManualClock())
+    fs = made(before)
+    expected = pending(fs, before)
+    done = migrate(fs, ROOT, profile=after, adapter=None, clock=ManualClock())
 
     assert done.sealed_bundles > 0
     assert (done.log_replaced, done.progress_rewritten) == (True, 2)
-    assert hashes(files) == {OTAP_CONFIG_HASH if after == "otap" else OTAP.config_hash}
-    assert checksums(files) == {"crc32" if after == "otap" else "crc32c"}
-    assert pending(files, after) == expected
-    assert not check_store(files, ROOT).damaged
-    again = migrate(files, ROOT, profile=after, adapter=None, clock=ManualClock())
+    assert hashes(fs) == {OTAP_CONFIG_HASH if after == "otap" else OTAP.config_hash}
+    assert checksums(fs) == {"crc32" if after == "otap" else "crc32c"}
+    assert pending(fs, after) == expected
+    assert not check_store(fs, ROOT).damaged
+    again = migrate(fs, ROOT, profile=after, adapter=None, clock=ManualClock())
     assert (again.sealed_bundles, again.log_replaced, again.progress_rewritten) == (0, False, 0)
-    back = migrate(files, ROOT, profile=before, adapter=None, clock=ManualClock())
+    back = migrate(fs, ROOT, profile=before, adapter=None, clock=ManualClock())
     assert back.log_replaced
-    assert pending(files, before) == expected
+    assert pending(fs, before) == expected
 
 
 def test_the_slot_table_changes() -> None:
     """A store of one adapter is refused under another, and accepted after the migration; the old is refused then."""
-    files = made("spec")
-    expected = pending(files, "spec")
+    fs = made("spec")
+    expected = pending(fs, "spec")
     with pytest.raises(UnsupportedFormatError):
-        opened(files.clone_after_kill(), "spec", WEATHER)
-    migrate(files, ROOT, profile="spec", adapter=WEATHER, clock=ManualClock())
+        opened(fs.clone_after_kill(), "spec", WEATHER)
+    migrate(fs, ROOT, profile="spec", adapter=WEATHER, clock=ManualClock())
     with pytest.raises(UnsupportedFormatError):
-        opened(files.clone_after_kill(), "spec")
-    assert pending(files, "spec", WEATHER) == expected
+        opened(fs.clone_after_kill(), "spec")
+    assert pending(fs, "spec", WEATHER) == expected
     # Nobody needs to name the table that it has now.
-    migrate(files, ROOT, profile="spec", adapter=OTAP, clock=ManualClock())
-    assert pending(files, "spec") == expected
+    migrate(fs, ROOT, profile="spec", adapter=OTAP, clock=ManualClock())
+    assert pending(fs, "spec") == expected
 
 
 def test_the_extra_column_goes() -> None:
     """`spec` has no item_count: those segments are written again, and say the same."""
-    files = made("otap")
-    expected = pending(files, "otap")
-    count = with_item_counts(files)
-    assert all(item_counts(files))
-    done = migrate(files, ROOT, profile="spec", adapter=None, clock=ManualClock())
+    fs = made("otap")
+    expected = pending(fs, "otap")
+    count = with_item_counts(fs)
+    assert all(item_counts(fs))
+    done = migrate(fs, ROOT, profile="spec", adapter=None, clock=ManualClock())
 
     # Those sealed by the migration itself have it, too, where the adapter can count items.
     assert done.segments_rewritten >= count > 1
-    assert not any(item_counts(files))
-    assert pending(files, "spec") == expected
+    assert not any(item_counts(fs))
+    assert pending(fs, "spec") == expected
     assert all(
-        files.stat(f"{ROOT}/segments/{name}").mode == 0o440
-        for name in files.list_dir(f"{ROOT}/segments")
+        fs.stat(f"{ROOT}/segments/{name}").mode == 0o440
+        for name in fs.list_dir(f"{ROOT}/segments")
         if name.endswith(".qseg")
     )
 
 
 def test_it_refuses_what_is_in_use_or_damaged() -> None:
     """An open store, a subscriber at work elsewhere, a damaged file: said in words, and nothing has changed."""
-    files = made("spec")
-    with opened(files, "spec"), pytest.raises(DirectoryInUseError, match="quiver store"):
-        migrate(files, ROOT, profile="otap", adapter=None, clock=ManualClock())
-    with SubscriberFile(files, ROOT, "one"), pytest.raises(DirectoryInUseError, match="subscriber one"):
-        migrate(files, ROOT, profile="otap", adapter=None, clock=ManualClock())
+    fs = made("spec")
+    with opened(fs, "spec"), pytest.raises(DirectoryInUseError, match="quiver store"):
+        migrate(fs, ROOT, profile="otap", adapter=None, clock=ManualClock())
+    with SubscriberFile(fs, ROOT, "one"), pytest.raises(DirectoryInUseError, match="subscriber one"):
+        migrate(fs, ROOT, profile="otap", adapter=None, clock=ManualClock())
     path = f"{ROOT}/quiver.sub.one"
-    data = files.read_all(path, size_max=1 << 20)
-    files.remove(path)
-    file = files.create(path)
+    data = fs.read_all(path, size_max=1 << 20)
+    fs.remove(path)
+    file = fs.create(path)
     file.pwrite(data[:-1], 0)
     file.close()
     with pytest.raises(CorruptionError, match="quiver repair"):
-        migrate(files, ROOT, profile="otap", adapter=None, clock=ManualClock())
-    assert hashes(files) == {OTAP.config_hash}
+        migrate(fs, ROOT, profile="otap", adapter=None, clock=ManualClock())
+    assert hashes(fs) == {OTAP.config_hash}
 
 
 @pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
@@ -216,20 +216,20 @@ def test_a_crash_at_every_step_is_finished_by_the_next_call(
     before: Any, after: Any, adapter: Adapter | None, stride: int
 ) -> None:
     """Power loss and kill at each step: the second call ends where the first would have; nothing is lost or skipped."""
-    files = made(before)
-    expected = pending(files, before)
+    fs = made(before)
+    expected = pending(fs, before)
     if before == "otap":
-        with_item_counts(files)
+        with_item_counts(fs)
     clones: list[tuple[str, CrashFileSystem]] = []
 
     def note(operation: str, path: str) -> None:
         label = f"step {len(clones)} ({operation} {path})"
-        clones.append((label, files.clone_after_crash(len(clones) % 4)))
-        clones.append((label, files.clone_after_kill()))
+        clones.append((label, fs.clone_after_crash(len(clones) % 4)))
+        clones.append((label, fs.clone_after_kill()))
 
-    files.on_step = note
-    migrate(files, ROOT, profile=after, adapter=adapter, clock=ManualClock())
-    files.on_step = None
+    fs.on_step = note
+    migrate(fs, ROOT, profile=after, adapter=adapter, clock=ManualClock())
+    fs.on_step = None
     assert len(clones) > 60
     for label, clone in clones[random.randrange(stride) :: stride]:
         migrate(clone, ROOT, profile=after, adapter=adapter, clock=ManualClock())

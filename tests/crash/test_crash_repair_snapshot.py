@@ -35,8 +35,8 @@ NAMES = ("fast", "slow")
 IDENTITY = "00000000-0000-4000-8000-000000000000"
 
 
-def opened(files: Any, root: str, settings: Settings = SETTINGS) -> Store:
-    return open_store(root, settings, files=files, clock=ManualClock(), background=False)
+def opened(fs: Any, root: str, settings: Settings = SETTINGS) -> Store:
+    return open_store(root, settings, fs=fs, clock=ManualClock(), background=False)
 
 
 def bundle_of(number: int) -> Bundle:
@@ -46,9 +46,9 @@ def bundle_of(number: int) -> Bundle:
 class Work:
     """A store at work: ingests, seals, acknowledges and deletes, one thing a call."""
 
-    def __init__(self, files: CrashFileSystem, settings: Settings = SETTINGS) -> None:
-        self.files = files
-        self.store = opened(files, SOURCE, settings)
+    def __init__(self, fs: CrashFileSystem, settings: Settings = SETTINGS) -> None:
+        self.fs = fs
+        self.store = opened(fs, SOURCE, settings)
         self.subscribers = {name: self.store.register(name, start="earliest") for name in NAMES}
         self.accepted = 0
         self.acked: dict[str, set[int]] = {name: set() for name in NAMES}
@@ -78,14 +78,14 @@ class Work:
 class Between:
     """A file system that lets the writer do something before every so many calls of somebody else."""
 
-    def __init__(self, files: CrashFileSystem, work: Work, *, every: int, first: int) -> None:
-        self._files = files
+    def __init__(self, fs: CrashFileSystem, work: Work, *, every: int, first: int) -> None:
+        self._fs = fs
         self._work = work
         self._every = every
         self._calls = -first
 
     def __getattr__(self, name: str) -> Any:
-        call = getattr(self._files, name)
+        call = getattr(self._fs, name)
 
         def after_the_writer(*arguments: Any, **named: Any) -> Any:
             self._calls += 1
@@ -97,11 +97,11 @@ class Between:
 
 
 def worked(steps: int, settings: Settings = SETTINGS) -> tuple[CrashFileSystem, Work]:
-    files = CrashFileSystem()
-    work = Work(files, settings)
+    fs = CrashFileSystem()
+    work = Work(fs, settings)
     for _ in range(steps):
         work.step()
-    return files, work
+    return fs, work
 
 
 def delivered(store: Store, name: str) -> list[int]:
@@ -113,11 +113,11 @@ def delivered(store: Store, name: str) -> list[int]:
     return got
 
 
-def check_restored(files: CrashFileSystem, root: str, promised: int, acked: dict[str, set[int]], label: str) -> None:
+def check_restored(fs: CrashFileSystem, root: str, promised: int, acked: dict[str, set[int]], label: str) -> None:
     """A store that has everything that was promised and not acknowledged, and takes and delivers new bundles."""
-    report = check_store(files, root)
+    report = check_store(fs, root)
     assert not report.damaged, f"{label}: {report.findings}"
-    with opened(files, root) as store:
+    with opened(fs, root) as store:
         store.maintain()
         store.flush()
         for name in NAMES:
@@ -131,16 +131,16 @@ def check_restored(files: CrashFileSystem, root: str, promised: int, acked: dict
             assert delivered(store, name) == [9_999], f"{label}: {name} does not get what comes after"
 
 
-def claims(files: CrashFileSystem, root: str) -> None:
+def claims(fs: CrashFileSystem, root: str) -> None:
     """
     No progress in the copy speaks of a segment above those in it, but of one that everybody had while it was made; and
     what is missing below them is resolved.
     """
-    seqs = {parse_segment_name(name) for name in files.list_dir(f"{root}/segments")} - {None}
-    living = {parse_segment_name(name) for name in files.list_dir(f"{SOURCE}/segments")}
+    seqs = {parse_segment_name(name) for name in fs.list_dir(f"{root}/segments")} - {None}
+    living = {parse_segment_name(name) for name in fs.list_dir(f"{SOURCE}/segments")}
     highest = max((seq for seq in seqs if seq is not None), default=None)
     for name in NAMES:
-        data = files.read_all(f"{root}/quiver.sub.{name}", size_max=1 << 20)
+        data = fs.read_all(f"{root}/quiver.sub.{name}", size_max=1 << 20)
         answer = decode_progress(memoryview(data))
         assert isinstance(answer, Frame)
         if highest is not None:
@@ -158,17 +158,17 @@ def test_beside_a_writer_nothing_is_missing(every: int) -> None:
     moved = 0
     for steps in (5, 40, 90):
         for first in range(min(every, 3)):
-            files, work = worked(steps + first)
+            fs, work = worked(steps + first)
             promised = work.accepted
-            done = snapshot(Between(files, work, every=every, first=first), SOURCE, COPY, now_ns=1)
+            done = snapshot(Between(fs, work, every=every, first=first), SOURCE, COPY, now_ns=1)
             label = f"every {every}, from {first}, after {steps}"
             assert done.notes == [], label
-            assert check_snapshot(files, COPY)[1] == [], label
-            claims(files, COPY)
+            assert check_snapshot(fs, COPY)[1] == [], label
+            claims(fs, COPY)
             acked = {name: set(numbers) for name, numbers in work.acked.items()}
-            restored = restore(files, COPY, BACK, identity=IDENTITY)
+            restored = restore(fs, COPY, BACK, identity=IDENTITY)
             assert restored.notes == [], label
-            check_restored(files, BACK, promised, acked, label)
+            check_restored(fs, BACK, promised, acked, label)
             # The live store is none the wiser.
             for name in NAMES:
                 work.ack(name, 10_000)
@@ -191,12 +191,12 @@ class SinkWork(Work):
             super().step()
 
     def _commit(self) -> None:
-        files: Any = self.files
+        fs: Any = self.fs
         rows = [{30: pa.record_batch({"n": pa.array([self.accepted], pa.int32())})}]
         place: dict[str, Any] = {"writer": "query", "batch": self.accepted}
         options = SinkOptions(path=SOURCE, slot=30)
-        staged = stage(files, SOURCE, rows, partition=0, attempt="a", options=options, clock=ManualClock(), **place)
-        commit_batch(files, SOURCE, staged=[staged], clock=ManualClock(), **place)
+        staged = stage(fs, SOURCE, rows, partition=0, attempt="a", options=options, clock=ManualClock(), **place)
+        commit_batch(fs, SOURCE, staged=[staged], clock=ManualClock(), **place)
         self.accepted += 1
 
 
@@ -206,20 +206,20 @@ def test_beside_a_store_that_imports_batches_nothing_is_missing(every: int) -> N
     staged_copies = 0
     for steps in (8, 40, 90):
         for first in range(2):
-            files = CrashFileSystem()
-            work = SinkWork(files)
+            fs = CrashFileSystem()
+            work = SinkWork(fs)
             for _ in range(steps + first):
                 work.step()
             promised = work.accepted
             label = f"every {every}, from {first}, after {steps}"
-            done = snapshot(Between(files, work, every=every, first=first), SOURCE, COPY, now_ns=1)
+            done = snapshot(Between(fs, work, every=every, first=first), SOURCE, COPY, now_ns=1)
             assert done.notes == [], label
-            listed, problems = check_snapshot(files, COPY)
+            listed, problems = check_snapshot(fs, COPY)
             assert problems == [], label
             staged_copies += sum("incoming/" in file.path and file.path.endswith(".qseg") for file in listed.files)
             acked = {name: set(numbers) for name, numbers in work.acked.items()}
-            restore(files, COPY, BACK, identity=IDENTITY)
-            check_restored(files, BACK, promised, acked, label)
+            restore(fs, COPY, BACK, identity=IDENTITY)
+            check_restored(fs, BACK, promised, acked, label)
             work.store.close()
     assert staged_copies or every < 5
 
@@ -228,7 +228,7 @@ class Once(Between):
     """Lets the writer do a lot at once, right before the drop ledger is looked at: when all segments are copied."""
 
     def __getattr__(self, name: str) -> Any:
-        call = getattr(self._files, name)
+        call = getattr(self._fs, name)
 
         def after_the_writer(*arguments: Any, **named: Any) -> Any:
             if name == "read_all" and arguments[0].endswith("quiver.drops") and self._calls == 0:
@@ -245,42 +245,42 @@ class Once(Between):
 
 def test_numbers_are_never_given_out_again() -> None:
     """What the writer sealed while the copy was made keeps its numbers: the restored store begins above them."""
-    files, work = worked(60)
-    snapshot(Once(files, work, every=1, first=0), SOURCE, COPY, now_ns=1)
-    restore(files, COPY, BACK, identity=None)
+    fs, work = worked(60)
+    snapshot(Once(fs, work, every=1, first=0), SOURCE, COPY, now_ns=1)
+    restore(fs, COPY, BACK, identity=None)
     sealed = work.store.stats()["next_segment"]
-    claims(files, COPY)
+    claims(fs, COPY)
 
-    assert f"{sealed - 1:016d}.qseg" not in files.list_dir(f"{COPY}/segments")
-    with opened(files, BACK) as store:
+    assert f"{sealed - 1:016d}.qseg" not in fs.list_dir(f"{COPY}/segments")
+    with opened(fs, BACK) as store:
         assert store.stats()["next_segment"] >= sealed
 
 
 def test_a_restored_store_is_another_one_unless_asked() -> None:
     """By its identity a Spark checkpoint of the old store is refused, which would skip numbers of the new."""
-    files, work = worked(20)
+    fs, work = worked(20)
     work.store.close()
-    snapshot(files, SOURCE, COPY, now_ns=1)
-    restore(files, COPY, BACK, identity=IDENTITY)
-    restore(files, COPY, "/same", identity=None)
-    old = files.read_all(f"{SOURCE}/quiver.id", size_max=99)
+    snapshot(fs, SOURCE, COPY, now_ns=1)
+    restore(fs, COPY, BACK, identity=IDENTITY)
+    restore(fs, COPY, "/same", identity=None)
+    old = fs.read_all(f"{SOURCE}/quiver.id", size_max=99)
 
-    assert files.read_all(f"{BACK}/quiver.id", size_max=99) == f"{IDENTITY}\n".encode()
-    assert files.read_all("/same/quiver.id", size_max=99) == old
+    assert fs.read_all(f"{BACK}/quiver.id", size_max=99) == f"{IDENTITY}\n".encode()
+    assert fs.read_all("/same/quiver.id", size_max=99) == old
 
 
 def test_a_damaged_snapshot_is_refused_by_name() -> None:
     """A missing file, a shorter one, a flipped byte: path and reason; there is no target then, unless asked."""
-    files, work = worked(60)
+    fs, work = worked(60)
     work.store.close()
-    snapshot(files, SOURCE, COPY, now_ns=1)
-    listed, _ = check_snapshot(files, COPY)
+    snapshot(fs, SOURCE, COPY, now_ns=1)
+    listed, _ = check_snapshot(fs, COPY)
     assert {"wal", "segments"} <= {file.path.partition("/")[0] for file in listed.files}
     for file in listed.files:
         path = f"{COPY}/{file.path}"
-        data = files.read_all(path, size_max=1 << 30)
+        data = fs.read_all(path, size_max=1 << 30)
         for damaged in (None, data[:-1], data[:9] + bytes([data[9] ^ 1]) + data[10:]):
-            one = files.clone_after_kill()
+            one = fs.clone_after_kill()
             one.remove(path)
             if damaged is not None:
                 written = one.create(path)
@@ -297,39 +297,39 @@ def test_a_damaged_snapshot_is_refused_by_name() -> None:
 
 def test_wrong_use_is_refused() -> None:
     """A target that exists, a target within the source, a source that is none."""
-    files, work = worked(5)
+    fs, work = worked(5)
     work.store.close()
     with pytest.raises(UsageError, match="lies within"):
-        snapshot(files, SOURCE, f"{SOURCE}/copy", now_ns=1)
-    snapshot(files, SOURCE, COPY, now_ns=1)
+        snapshot(fs, SOURCE, f"{SOURCE}/copy", now_ns=1)
+    snapshot(fs, SOURCE, COPY, now_ns=1)
     with pytest.raises(UsageError, match="exists"):
-        snapshot(files, SOURCE, COPY, now_ns=1)
+        snapshot(fs, SOURCE, COPY, now_ns=1)
     with pytest.raises(UsageError, match="exists"):
-        restore(files, COPY, SOURCE, identity=None)
+        restore(fs, COPY, SOURCE, identity=None)
     with pytest.raises(UsageError, match="not a finished snapshot"):
-        restore(files, SOURCE, BACK, identity=None)
+        restore(fs, SOURCE, BACK, identity=None)
     with pytest.raises(UsageError, match="no such directory"):
-        snapshot(files, "/nothing", BACK, now_ns=1)
+        snapshot(fs, "/nothing", BACK, now_ns=1)
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
 def test_a_crash_at_every_step(profile: Any) -> None:
     """Cut off anywhere, there is no target or a whole one; the next try works, and the source is what it was."""
     settings = replace(SETTINGS, format_profile=profile)
-    files, work = worked(60, settings)
+    fs, work = worked(60, settings)
     promised, acked = work.accepted, work.acked
     work.store.close()
     clones: list[tuple[str, CrashFileSystem]] = []
 
     def before(operation: str, path: str) -> None:
         label = f"step {len(clones)} ({operation} {path})"
-        clones.append((label, files.clone_after_crash(len(clones) % 4)))
-        clones.append((label, files.clone_after_kill()))
+        clones.append((label, fs.clone_after_crash(len(clones) % 4)))
+        clones.append((label, fs.clone_after_kill()))
 
-    files.on_step = before
-    snapshot(files, SOURCE, COPY, now_ns=1)
-    restore(files, COPY, BACK, identity=None)
-    files.on_step = None
+    fs.on_step = before
+    snapshot(fs, SOURCE, COPY, now_ns=1)
+    restore(fs, COPY, BACK, identity=None)
+    fs.on_step = None
     assert len(clones) > 100
     for label, clone in clones[random.randrange(5) :: 5]:
         if not clone.exists(COPY):
@@ -348,15 +348,15 @@ def test_a_crash_at_every_step(profile: Any) -> None:
 
 def test_a_crash_at_every_step_of_a_copy_of_two_cores() -> None:
     """There is no target or a whole one with both cores in it; the next try ends with everything."""
-    files = CrashFileSystem()
-    with open_store(SOURCE, SETTINGS, cores=2, files=files, clock=ManualClock(), background=False) as store:
+    fs = CrashFileSystem()
+    with open_store(SOURCE, SETTINGS, cores=2, fs=fs, clock=ManualClock(), background=False) as store:
         store.register("slow", start="earliest")
         for number in range(12):
             store.ingest(bundle_of(number), durable=True)
         store.flush()
         for number in range(12, 15):
             store.ingest(bundle_of(number), durable=True)
-        live = files.clone_after_kill()
+        live = fs.clone_after_kill()
     clones: list[tuple[str, CrashFileSystem]] = []
 
     def before(operation: str, path: str) -> None:
@@ -380,7 +380,7 @@ def test_a_crash_at_every_step_of_a_copy_of_two_cores() -> None:
             restore(clone, COPY, BACK, identity=IDENTITY)
         after = clone.clone_after_crash(0)
         got = []
-        with open_store(BACK, SETTINGS, cores=2, files=after, clock=ManualClock(), background=False) as restored:
+        with open_store(BACK, SETTINGS, cores=2, fs=after, clock=ManualClock(), background=False) as restored:
             restored.flush()
             slow = restored.register("slow")
             while (handle := slow.next_bundle(timeout=0)) is not None:

@@ -46,8 +46,8 @@ def number_of(bundle: Bundle) -> int:
 class Run:
     """One run against a file system, and what the caller was told at each moment."""
 
-    def __init__(self, files: CrashFileSystem) -> None:
-        self.files = files
+    def __init__(self, fs: CrashFileSystem) -> None:
+        self.fs = fs
         self.logged = 0
         """Bundles 0 … logged - 1 were accepted: they survive the death of the process."""
         self.durable = 0
@@ -56,7 +56,7 @@ class Run:
         self.acked: dict[str, set[int]] = {"one": set(), "two": set()}
 
     def open(self) -> Store:
-        return open_again(self.files)
+        return open_again(self.fs)
 
     def ingest(self, store: Store, count: int, *, durable_every: int) -> None:
         for _ in range(count):
@@ -119,15 +119,15 @@ class CrashState:
 def crash_states() -> list[CrashState]:
     """Every step of the run."""
     states: list[CrashState] = []
-    files = CrashFileSystem()
-    run = Run(files)
+    fs = CrashFileSystem()
+    run = Run(fs)
 
     def before(operation: str, path: str) -> None:
         states.append(
             CrashState(
                 f"step {len(states)} ({operation} {path})",
-                {seed: files.clone_after_crash(seed) for seed in SEEDS},
-                files.clone_after_kill(),
+                {seed: fs.clone_after_crash(seed) for seed in SEEDS},
+                fs.clone_after_kill(),
                 run.logged,
                 run.durable,
                 run.attempted,
@@ -135,18 +135,18 @@ def crash_states() -> list[CrashState]:
             )
         )
 
-    files.on_step = before
+    fs.on_step = before
     run.run()
-    files.on_step = None
+    fs.on_step = None
     return states
 
 
-def check(state: CrashState, label: str, files: CrashFileSystem, promised: int) -> None:
+def check(state: CrashState, label: str, fs: CrashFileSystem, promised: int) -> None:
     """What must hold after the crash, for a reader beside no writer and for a store that recovers."""
-    survivors = read_numbers(files)
+    survivors = read_numbers(fs)
     assert survivors == sorted(set(survivors)), f"{label}: a reader sees {survivors}"
     assert all(number < state.attempted for number in survivors), f"{label}: invented {survivors}"
-    with open_again(files) as store:
+    with open_again(fs) as store:
         store.flush()
         in_segments = [number_of(store.catalog.bundle(ref)) for ref in refs(store)]
         assert in_segments == sorted(set(in_segments)), f"{label}: segments hold {in_segments}"
@@ -164,14 +164,14 @@ def check(state: CrashState, label: str, files: CrashFileSystem, promised: int) 
             assert drain(store, name) == [1000], f"{label}: what comes after recovery does not reach {name}"
 
 
-def open_again(files: CrashFileSystem) -> Store:
-    return open_store(ROOT, SETTINGS, files=files, clock=ManualClock(), background=False)
+def open_again(fs: CrashFileSystem) -> Store:
+    return open_store(ROOT, SETTINGS, fs=fs, clock=ManualClock(), background=False)
 
 
-def read_numbers(files: CrashFileSystem) -> list[int]:
-    if not files.exists(f"{ROOT}/wal"):
+def read_numbers(fs: CrashFileSystem) -> list[int]:
+    if not fs.exists(f"{ROOT}/wal"):
         return []
-    return [number_of(bundle) for _, bundle in read(ROOT, fs=files).bundles()]
+    return [number_of(bundle) for _, bundle in read(ROOT, fs=fs).bundles()]
 
 
 def drain(store: Store, name: str) -> list[int]:
@@ -201,24 +201,24 @@ def test_a_crash_at_every_step_loses_nothing_that_was_promised(choices: int) -> 
 def test_recovering_twice_equals_recovering_once() -> None:
     """A second recovery right after the first, itself cut off by a crash, finds the same bundles in order."""
     for state in crash_states()[::5]:
-        files = state.after_power_loss[2]
+        fs = state.after_power_loss[2]
         contents = []
         for _ in range(2):
-            open_again(files)
-            contents.append(read_numbers(files))
-            files = files.clone_after_crash(0)
+            open_again(fs)
+            contents.append(read_numbers(fs))
+            fs = fs.clone_after_crash(0)
         assert contents[0] == contents[1], state.label
 
 
 def test_a_crash_during_recovery_is_recovered_from() -> None:
     """At every step of the recovery itself, a second crash loses nothing either."""
     for state in crash_states()[::23]:
-        files = state.after_power_loss[3]
-        expected = read_numbers(files)
+        fs = state.after_power_loss[3]
+        expected = read_numbers(fs)
         clones: list[CrashFileSystem] = []
-        files.on_step = lambda _operation, _path, files=files: clones.append(files.clone_after_crash(2))
-        open_again(files)
-        files.on_step = None
+        fs.on_step = lambda _operation, _path, fs=fs: clones.append(fs.clone_after_crash(2))
+        open_again(fs)
+        fs.on_step = None
         for clone in clones:
             open_again(clone)
             assert read_numbers(clone) == expected, state.label

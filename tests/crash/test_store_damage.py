@@ -28,8 +28,8 @@ BUNDLES = 11
 SETTINGS = Settings(segment_bytes_max=1_000, wal_rotate_bytes=700, wal_bytes_max=40_000, delete_grace_s=0.0)
 
 
-def opened(files: CrashFileSystem) -> Store:
-    return open_store(ROOT, SETTINGS, files=files, clock=ManualClock(), background=False)
+def opened(fs: CrashFileSystem) -> Store:
+    return open_store(ROOT, SETTINGS, fs=fs, clock=ManualClock(), background=False)
 
 
 def bundle_of(number: int) -> Bundle:
@@ -45,8 +45,8 @@ def number_of(bundle: Bundle) -> int:
 @pytest.fixture(scope="module")
 def directory() -> CrashFileSystem:
     """Killed in the middle of work: bundles 0 to 10, of which `s` has acknowledged the first two, durably."""
-    files = CrashFileSystem()
-    store = opened(files)
+    fs = CrashFileSystem()
+    store = opened(fs)
     subscriber = store.register("s", start="earliest")
     for number in range(BUNDLES):
         store.ingest(bundle_of(number))
@@ -56,21 +56,21 @@ def directory() -> CrashFileSystem:
                 assert handle is not None
                 handle.ack()
             store.maintain()
-    return files.clone_after_kill()
+    return fs.clone_after_kill()
 
 
-def data_files(files: CrashFileSystem) -> list[str]:
-    found = [f"{ROOT}/{name}" for name in files.list_dir(ROOT) if name.startswith("quiver.sub.s")]
+def data_files(fs: CrashFileSystem) -> list[str]:
+    found = [f"{ROOT}/{name}" for name in fs.list_dir(ROOT) if name.startswith("quiver.sub.s")]
     for room in ("wal", "segments"):
-        found += [f"{ROOT}/{room}/{name}" for name in files.list_dir(f"{ROOT}/{room}")]
+        found += [f"{ROOT}/{room}/{name}" for name in fs.list_dir(f"{ROOT}/{room}")]
     return [path for path in found if not path.endswith(".lock")]
 
 
-def contents(files: CrashFileSystem) -> tuple[list[int], list[int]]:
+def contents(fs: CrashFileSystem) -> tuple[list[int], list[int]]:
     """What a reader beside no writer sees, and what a recovered store delivers to everybody."""
-    reader = read(ROOT, fs=files)
+    reader = read(ROOT, fs=fs)
     seen = [number_of(bundle) for _, bundle in reader.bundles()]
-    store = opened(files)
+    store = opened(fs)
     store.flush()
     refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
     kept = []
@@ -107,10 +107,10 @@ def test_any_flipped_byte_costs_at_most_what_it_hit(directory: CrashFileSystem, 
     for path in data_files(directory):
         size = directory.stat(path).size_bytes
         for offset in range(random.randrange(stride), size, stride):
-            files = directory.clone_after_kill()
-            flip(files, path, offset)
+            fs = directory.clone_after_kill()
+            flip(fs, path, offset)
             try:
-                seen, kept = contents(files)
+                seen, kept = contents(fs)
             except QuiverError as error:
                 refused += 1
                 assert path in str(error), f"{path} at {offset}: {error}"
@@ -129,10 +129,10 @@ def test_any_cut_file_costs_at_most_what_was_cut(directory: CrashFileSystem, str
     for path in data_files(directory):
         size = directory.stat(path).size_bytes
         for length in {0, *range(random.randrange(stride), size, stride)}:
-            files = directory.clone_after_kill()
-            cut(files, path, length)
+            fs = directory.clone_after_kill()
+            cut(fs, path, length)
             try:
-                seen, kept = contents(files)
+                seen, kept = contents(fs)
             except QuiverError as error:
                 assert path in str(error), f"{path} cut to {length}: {error}"
                 continue
@@ -143,19 +143,19 @@ def test_any_cut_file_costs_at_most_what_was_cut(directory: CrashFileSystem, str
                     assert len(set(range(BUNDLES)) - set(what)) <= lost_at_most(path), f"{path} cut to {length}"
 
 
-def flip(files: CrashFileSystem, path: str, offset: int) -> None:
-    data = bytearray(files.read_all(path, size_max=1 << 30))
+def flip(fs: CrashFileSystem, path: str, offset: int) -> None:
+    data = bytearray(fs.read_all(path, size_max=1 << 30))
     data[offset] ^= 0x41
-    rewrite(files, path, bytes(data))
+    rewrite(fs, path, bytes(data))
 
 
-def cut(files: CrashFileSystem, path: str, length: int) -> None:
-    rewrite(files, path, files.read_all(path, size_max=1 << 30)[:length])
+def cut(fs: CrashFileSystem, path: str, length: int) -> None:
+    rewrite(fs, path, fs.read_all(path, size_max=1 << 30)[:length])
 
 
-def rewrite(files: CrashFileSystem, path: str, data: bytes) -> None:
-    files.remove(path)  # a sealed segment refuses to be written
-    file = files.create(path)
+def rewrite(fs: CrashFileSystem, path: str, data: bytes) -> None:
+    fs.remove(path)  # a sealed segment refuses to be written
+    file = fs.create(path)
     file.pwrite(data, 0)
     file.sync()
     file.close()

@@ -37,8 +37,8 @@ SETTINGS = Settings(
 SETTINGS_WIDE = Settings(segment_bytes_max=4_000, wal_rotate_bytes=8_000, wal_bytes_max=80_000, delete_grace_s=0.0)
 
 
-def opened(files: FileSystem, clock: ManualClock | None = None, settings: Settings = SETTINGS) -> Store:
-    return open_store(ROOT, settings, files=files, clock=clock or ManualClock(), background=False)
+def opened(fs: FileSystem, clock: ManualClock | None = None, settings: Settings = SETTINGS) -> Store:
+    return open_store(ROOT, settings, fs=fs, clock=clock or ManualClock(), background=False)
 
 
 def bundle_of(number: int, size: int = 0) -> Bundle:
@@ -67,8 +67,8 @@ def taken(subscriber: Subscriber, most: int = 10_000) -> list[int]:
 class Run:
     """A run that goes on after every error a caller may see; any other error ends the test."""
 
-    def __init__(self, files: FileSystem, *, files_fail_for_ever: bool = False) -> None:
-        self.files = files
+    def __init__(self, fs: FileSystem, *, files_fail_for_ever: bool = False) -> None:
+        self.fs = fs
         self.files_fail_for_ever = files_fail_for_ever
         self.clock = ManualClock()
         self.attempted = 0
@@ -88,7 +88,7 @@ class Run:
                 self.durable.append(number)
 
     def work(self) -> None:
-        store = opened(self.files, self.clock)
+        store = opened(self.fs, self.clock)
         subscriber = store.register("s", start="earliest")
         self.ingest(store, 9)
         self.try_to(lambda: self.consume(subscriber, 4))
@@ -135,12 +135,12 @@ def check(run: Run, disk: CrashFileSystem, label: str) -> None:
 
 
 def calls_of_a_sound_run() -> dict[str, int]:
-    files = FaultFileSystem(CrashFileSystem())
-    run = Run(files)
+    fs = FaultFileSystem(CrashFileSystem())
+    run = Run(fs)
     run.work()
     assert not run.errors
     assert len(run.durable) == run.attempted
-    return dict(files.calls)
+    return dict(fs.calls)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_any_call_may_fail(error: int, lasting: bool) -> None:
         for nth in range(1, calls + 1, 1 if calls < 60 else 3):
             disk = CrashFileSystem()
             short = 11 if nth % 2 else 0
-            files = FaultFileSystem(disk, {operation: nth}, error=error, short_write=short, forever=lasting)
-            run = Run(files, files_fail_for_ever=lasting)
+            fs = FaultFileSystem(disk, {operation: nth}, error=error, short_write=short, forever=lasting)
+            run = Run(fs, files_fail_for_ever=lasting)
             try:
                 run.work()
             except (QuiverError, OSError) as refused:
@@ -181,19 +181,19 @@ def test_a_power_loss_after_a_kill() -> None:
     anything. And what the first run removed without a sync must not come back as new.
     """
     states: list[tuple[str, CrashFileSystem, list[int], set[int], int]] = []
-    files = CrashFileSystem()
-    run = Run(files)
-    files.on_step = lambda operation, path: states.append(
+    fs = CrashFileSystem()
+    run = Run(fs)
+    fs.on_step = lambda operation, path: states.append(
         (
             f"step {len(states)} ({operation} {path})",
-            files.clone_after_kill(),
+            fs.clone_after_kill(),
             list(run.durable),
             set(run.acked),
             run.attempted,
         )
     )
     run.work()
-    files.on_step = None
+    fs.on_step = None
     assert len(states) > 100
     for label, killed, durable, acked, attempted in states:
         for seed in (0, 2):
@@ -209,14 +209,14 @@ def test_a_power_loss_after_a_kill() -> None:
 
 def test_a_lost_cursor_write_does_not_wedge_the_log() -> None:
     """The disk was full just when the cursor should move; when there is room again, so is there in the log."""
-    files = FaultFileSystem(CrashFileSystem(), error=errno.ENOSPC, path_part="cursor.tmp", forever=True)
-    store = opened(files)
+    fs = FaultFileSystem(CrashFileSystem(), error=errno.ENOSPC, path_part="cursor.tmp", forever=True)
+    store = opened(fs)
     subscriber = store.register("s", start="earliest")
-    files.fail_on("pwrite")
+    fs.fail_on("pwrite")
     with pytest.raises(CapacityError, match=r"wal.*the disk of /f is full"):
         for number in range(1_000):
             store.ingest(bundle_of(number))
-    files.heal()
+    fs.heal()
     store.ingest(bundle_of(2_000))
     store.flush()
     got = taken(subscriber)
@@ -227,9 +227,9 @@ def test_a_lost_cursor_write_does_not_wedge_the_log() -> None:
 def test_finished_segments_make_room_for_the_progress_that_frees_more() -> None:
     """Progress is replaced, so it needs room; a finished segment that waits out its grace period gives it."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, error=errno.ENOSPC, path_part="quiver.sub.s.tmp")
+    fs = FaultFileSystem(disk, error=errno.ENOSPC, path_part="quiver.sub.s.tmp")
     settings = Settings(segment_bytes_max=1_200, delete_grace_s=1e9)
-    store = opened(files, settings=settings)
+    store = opened(fs, settings=settings)
     subscriber = store.register("s", start="earliest")
     for number in range(20):
         store.ingest(bundle_of(number))
@@ -239,7 +239,7 @@ def test_finished_segments_make_room_for_the_progress_that_frees_more() -> None:
     store.maintain()
     before = len(store.catalog)
     taken(subscriber, 1)
-    files.fail_on("pwrite")
+    fs.fail_on("pwrite")
     report = store.maintain()
     assert report.progress_written == 1
     assert len(store.catalog) < before
@@ -248,8 +248,8 @@ def test_finished_segments_make_room_for_the_progress_that_frees_more() -> None:
 
 def test_ingest_does_not_wait_for_a_segment_that_failed() -> None:
     """The thread that writes segments has ended: whoever waits for it is told, instead of waiting for ever."""
-    files = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part=".qseg", forever=True)
-    store = open_store(ROOT, SETTINGS_WIDE, files=files, clock=SYSTEM_CLOCK, background=True)
+    fs = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part=".qseg", forever=True)
+    store = open_store(ROOT, SETTINGS_WIDE, fs=fs, clock=SYSTEM_CLOCK, background=True)
     seen: list[BaseException] = []
 
     def work() -> None:
@@ -268,9 +268,9 @@ def test_ingest_does_not_wait_for_a_segment_that_failed() -> None:
 
 def test_segment_only_says_that_it_failed() -> None:
     """There is no log to fall back on: after a failed segment nothing more is accepted, and closing says so."""
-    files = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part=".qseg", forever=True)
+    fs = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, path_part=".qseg", forever=True)
     settings = Settings(durability="segment_only", segment_bytes_max=1_200)
-    store = opened(files, settings=settings)
+    store = opened(fs, settings=settings)
     with pytest.raises(StoreFailedError):
         for number in range(100):
             store.ingest(bundle_of(number))
@@ -278,20 +278,20 @@ def test_segment_only_says_that_it_failed() -> None:
         store.ingest(bundle_of(100))
     with pytest.raises(StoreFailedError):
         store.close()
-    files.heal()
-    opened(files, settings=settings).close()
+    fs.heal()
+    opened(fs, settings=settings).close()
 
 
 def test_a_closed_store_leaves_the_directory_alone() -> None:
     """What it could not seal must not be written later, over the segment of whoever owns the directory now."""
-    files = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
+    fs = FaultFileSystem(CrashFileSystem(), {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
     clock = ManualClock()
-    old = opened(files, clock)
+    old = opened(fs, clock)
     old.ingest(bundle_of(0))
     old.close()
-    files.heal()
+    fs.heal()
     clock.advance(10)
-    with opened(files, clock) as new:
+    with opened(fs, clock) as new:
         new.ingest(bundle_of(1))
         new.flush()
         for call in (old.flush, old.maintain):

@@ -50,7 +50,7 @@ class Rig:
             ROOT,
             "out",
             settings=self.policy.settings(),
-            files=self.disk,
+            fs=self.disk,
             clock=self.clock,
             background=False,
             observer=self.observer,
@@ -181,7 +181,7 @@ def test_a_dead_letter_of_version_1_is_not_replayed():
     old = pa.schema(list(DEAD_LETTER_SCHEMA)[:-1], metadata={"quiver.dead_letter": "1"})
     row = {"segment": 0, "index": 7, "reason": "x", "attempts": 1, "first_failed_at_ns": 1, "given_up_at_ns": 2}
     slots = {**bundle_of(7).batches, 63: pa.RecordBatch.from_pylist([row | {"ingested_at_ns": None}], schema=old)}
-    with open_store(rig.letters.path, files=rig.disk, clock=rig.clock, background=False) as store:
+    with open_store(rig.letters.path, fs=rig.disk, clock=rig.clock, background=False) as store:
         store.ingest(Bundle(slots))
         store.flush()
     assert rig.run() == 1

@@ -39,7 +39,7 @@ def disk(clock):
 
 @pytest.fixture
 def letters(disk, clock):
-    opened = DeadLetters(ROOT, "out", files=disk, clock=clock, background=False)
+    opened = DeadLetters(ROOT, "out", fs=disk, clock=clock, background=False)
     yield opened
     opened.close()
 
@@ -82,7 +82,7 @@ def test_a_bundle_added_twice_is_one_dead_letter(disk, clock, letters):
     """In one process and across restarts: after a crash before the ack, the original may be added again."""
     fill(letters, 1, 2)
     assert not letters.add(BundleRef(3, 1), bundle_of(1), reason="again")
-    again = DeadLetters(ROOT, "out", files=disk.clone_after_kill(), clock=clock, background=False)
+    again = DeadLetters(ROOT, "out", fs=disk.clone_after_kill(), clock=clock, background=False)
     assert not again.add(BundleRef(3, 2), bundle_of(2), reason="again")
     assert again.add(BundleRef(4, 2), bundle_of(2), reason="another")
     again.close()
@@ -170,7 +170,7 @@ def test_replay_drops_delivered_dead_letters(disk, letters):
 def test_dead_letters_are_readable_as_a_store(disk, letters):
     fill(letters, 1, 2)
     letters.close()
-    with open_store(letters.path, DEAD_LETTER_SETTINGS, files=disk, background=False) as store:
+    with open_store(letters.path, DEAD_LETTER_SETTINGS, fs=disk, background=False) as store:
         handle = store.register("look", start="earliest").next_bundle(timeout=0)
         assert handle.bundle.slots == (60, 63)
         assert handle.bundle[63].to_pylist()[0]["reason"] == "HTTP 401"
@@ -186,7 +186,7 @@ def test_a_crash_at_any_step_keeps_the_guarantees(disk, clock, kill):
         state = disk.clone_after_kill() if kill else disk.clone_after_crash(disk.steps % 4)
         moments.append((state, promised - begun, set(dropped)))
 
-    letters = DeadLetters(ROOT, "out", files=disk, clock=clock, background=False)
+    letters = DeadLetters(ROOT, "out", fs=disk, clock=clock, background=False)
     disk.on_step = crash
     for index in (1, 2):
         letters.add(BundleRef(3, index), bundle_of(index), reason="no")

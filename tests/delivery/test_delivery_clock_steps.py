@@ -81,7 +81,7 @@ def test_a_clock_step_does_not_change_when_a_dead_letter_expires(
 ) -> None:
     """`dead_letters.max_age` is measured on the monotonic clock."""
     settings = DeadLetterPolicy(max_age_s=100.0).settings()
-    letters = DeadLetters(ROOT, "out", files=disk, clock=clock, background=False, settings=settings)
+    letters = DeadLetters(ROOT, "out", fs=disk, clock=clock, background=False, settings=settings)
     letters.add(A, bundle_of(1), reason="no")
     clock.step_wall(step_s)
     with letters.open_for_dropping():

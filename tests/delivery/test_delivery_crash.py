@@ -59,7 +59,7 @@ class Life:
 
     def __init__(self, disk, clock, far) -> None:
         self.disk, self.clock = disk, clock
-        self.store = open_store(ROOT, SETTINGS, files=disk, clock=clock, background=False)
+        self.store = open_store(ROOT, SETTINGS, fs=disk, clock=clock, background=False)
         options = parse_options({"path": ROOT, "mode": "bundles", "subscriber": "out", "maxBundlesPerTrigger": "3"})
         segments = SegmentList(disk, ROOT, slots=None, fail_on_data_loss=True)
         self.query = Subscription(disk, options, segments, parallelism=1, clock=clock)
@@ -67,7 +67,7 @@ class Life:
             "out",
             RetryPolicy(initial_interval_s=1.0, max_interval_s=2.0),
             retries=RetrySet.open(disk, ROOT, "out", clock=clock),
-            letters=DeadLetters(ROOT, "out", files=disk, clock=clock, background=False),
+            letters=DeadLetters(ROOT, "out", fs=disk, clock=clock, background=False),
             random=Random(1),
             clock=clock,
         )
@@ -114,7 +114,7 @@ class Life:
 def filled(clock):
     disk = CrashFileSystem(clock=clock)
     disk.make_dirs(CHECKPOINT)
-    with open_store(ROOT, SETTINGS, files=disk, clock=clock, background=False) as store:
+    with open_store(ROOT, SETTINGS, fs=disk, clock=clock, background=False) as store:
         store.register("out", start="earliest")
         for number in range(BUNDLES):
             store.ingest(bundle_of(number))

@@ -89,13 +89,13 @@ def test_a_full_set_refuses_new_bundles(disk, clock):
 
 def test_a_failed_save_loses_nothing(disk, clock):
     """The next save writes the changes."""
-    files = FaultFileSystem(disk)
-    retries = RetrySet.open(files, ROOT, "out", clock=clock)
+    fs = FaultFileSystem(disk)
+    retries = RetrySet.open(fs, ROOT, "out", clock=clock)
     retries.failed(A, delay_s=1.0, reason="down")
-    files.fail_on("sync")
+    fs.fail_on("sync")
     with pytest.raises(OSError, match="error"):
         retries.save()
-    files.heal()
+    fs.heal()
     assert retries.save()
     assert [entry.ref for entry in load_retry_set(disk.clone_after_crash(0), ROOT, "out")] == [A]
 

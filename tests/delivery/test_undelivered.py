@@ -30,9 +30,9 @@ class Rig:
     def __init__(self, *, entries_max=100, **policy) -> None:
         self.clock = ManualClock()
         self.disk = CrashFileSystem(clock=self.clock)
-        self.files = FaultFileSystem(self.disk, path_part="dead-letter")
+        self.fs = FaultFileSystem(self.disk, path_part="dead-letter")
         self.observer = InMemoryObserver()
-        self.store = open_store(ROOT, files=self.disk, clock=self.clock, background=False)
+        self.store = open_store(ROOT, fs=self.disk, clock=self.clock, background=False)
         for number in range(5):
             self.store.ingest(bundle_of(number))
         self.store.flush()
@@ -42,7 +42,7 @@ class Rig:
             "out",
             RetryPolicy(initial_interval_s=1.0, jitter=0.0, **policy),
             retries=RetrySet.open(self.disk, ROOT, "out", clock=self.clock, entries_max=entries_max),
-            letters=DeadLetters(ROOT, "out", files=self.files, clock=self.clock, background=False),
+            letters=DeadLetters(ROOT, "out", fs=self.fs, clock=self.clock, background=False),
             random=Random(1),
             clock=self.clock,
             observer=self.observer,
@@ -109,10 +109,10 @@ def test_a_permanent_refusal_is_a_dead_letter_immediately(rig):
 
 
 def test_a_bundle_is_retried_if_its_dead_letter_cannot_be_written(rig):
-    rig.files.fail_on("create")
+    rig.fs.fail_on("create")
     assert rig.fail(A, REFUSED, bundle_of(0)) == Retry(1.0)
     assert (rig.letters(), rig.given_up(), rig.waiting()) == ([], {}, {0: 1})
-    rig.files.heal()
+    rig.fs.heal()
     assert isinstance(rig.fail(A, REFUSED, bundle_of(0)), Exhausted)
     assert rig.letters() == [(0, "HTTP 400: no", 2)]
 

@@ -41,13 +41,13 @@ class Rig:
         self.live(*bundles)
 
     def live(self, *bundles):
-        self.store = open_store(ROOT, files=self.disk, clock=self.clock, background=False)
+        self.store = open_store(ROOT, fs=self.disk, clock=self.clock, background=False)
         source = self.store.register("out", start="earliest")
         for bundle in bundles:
             self.store.ingest(bundle)
         self.store.flush()
         self.sender = FakeSender(lambda _signal, request: self.answers.get(request, OK))
-        letters = DeadLetters(ROOT, "out", files=self.disk, clock=self.clock, background=False)
+        letters = DeadLetters(ROOT, "out", fs=self.disk, clock=self.clock, background=False)
         undelivered = Undelivered(
             "out",
             self.policy,

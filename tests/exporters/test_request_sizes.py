@@ -197,20 +197,20 @@ def test_one_record_that_is_too_large_becomes_a_dead_letter_alone(tmp_path):
     """The records around it arrive, and so do the bundles behind it."""
     huge = "h" * 50_000
     wanted = [*texts(50, 1000), huge, *texts(50, 1000, "b")]
-    files, clock = CrashFileSystem(), ManualClock()
-    store = open_store("/store", files=files, clock=clock, background=False)
+    fs, clock = CrashFileSystem(), ManualClock()
+    store = open_store("/store", fs=fs, clock=clock, background=False)
     source = store.register("out", start="earliest")
     for bundle in (otlp_bundle(logs(*wanted)), otlp_bundle(logs("next"))):
         store.ingest(bundle)
     store.flush()
     sender = FakeSender(taking(40_000, says=40_000))
     undelivered = Undelivered(
-        "out", RetryPolicy(), letters=DeadLetters("/store", "out", files=files, clock=clock, background=False)
+        "out", RetryPolicy(), letters=DeadLetters("/store", "out", fs=fs, clock=clock, background=False)
     )
     forwarder = BundleForwarder(source, sender, undelivered=undelivered, clock=clock)
     while forwarder.forward_one():
         pass
-    (letter,) = read_dead_letters(files, "/store", "out")
+    (letter,) = read_dead_letters(fs, "/store", "out")
 
     assert bodies(*(one for one in sent(sender) if len(one) <= 40_000)) == [one for one in wanted if one != huge] + [
         "next"

@@ -13,7 +13,11 @@ import pytest
 
 import quiver
 from quiver import errors
+from quiver.aof import AofManager
 from quiver.store.cores import store, subscriber
+from quiver.testing.clock import ManualClock
+from quiver.testing.crashfs import CrashFileSystem
+from quiver.topics import TopicStore
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -155,3 +159,14 @@ def test_former_names_still_work(owner, former, today):
 
 def test_a_usage_error_is_a_value_error():
     assert issubclass(quiver.UsageError, ValueError)
+
+
+@pytest.mark.parametrize("open_log", [quiver.open, AofManager.open, TopicStore.open])
+def test_the_former_name_of_the_file_system_still_works(open_log):
+    disk = CrashFileSystem()
+
+    with (
+        pytest.warns(DeprecationWarning, match="files=.* is now fs="),
+        open_log("/logs", files=disk, clock=ManualClock(), background=False),
+    ):
+        assert disk.exists("/logs")

@@ -286,7 +286,7 @@ def wait_for_the_moment(pipe: BinaryIO, tally: Tally | None, chance: random.Rand
 
 def warm_up(settings: Settings) -> None:
     """Load and start whatever the first bundle needs, once and here: a child has only milliseconds to live."""
-    with open_store("/warm", settings, files=CrashFileSystem(), background=False) as store:
+    with open_store("/warm", settings, fs=CrashFileSystem(), background=False) as store:
         subscriber = store.register(NAMES[0], start="earliest")
         store.ingest(numbered(0), durable=True)
         store.flush()

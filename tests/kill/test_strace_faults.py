@@ -195,9 +195,9 @@ class ShortPlatform:
 def test_writes_that_take_only_some_bytes(tmp_path: Path, most: int) -> None:
     """Whoever is given a short count writes the rest: every byte of every file is there."""
     platform = ShortPlatform(most)
-    files = RealFileSystem(platform)
+    fs = RealFileSystem(platform)
     bundles = [kill_cycles.numbered(number) for number in range(9)]
-    with open_store(tmp_path, SETTINGS, files=files, background=False) as store:
+    with open_store(tmp_path, SETTINGS, fs=fs, background=False) as store:
         subscriber = store.register("s", start="earliest")
         for bundle in bundles:
             store.ingest(bundle, durable=True)
@@ -220,7 +220,7 @@ def test_writes_that_take_only_some_bytes(tmp_path: Path, most: int) -> None:
 def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
     """A write of which no byte is taken, and no reason given, is an error and not an endless loop."""
     platform = ShortPlatform(1 << 30)
-    store = open_store(tmp_path, SETTINGS, files=RealFileSystem(platform), background=False)
+    store = open_store(tmp_path, SETTINGS, fs=RealFileSystem(platform), background=False)
     store.ingest(kill_cycles.numbered(0), durable=True)
     platform.most = 0
     for number in (1, 2):

@@ -25,7 +25,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         logging.disable(logging.CRITICAL)
-        self.files = CrashFileSystem()
+        self.fs = CrashFileSystem()
         self.clock = ManualClock()
         self.accepted: list[int] = []
         self.durable = 0
@@ -44,7 +44,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.store = open_store(ROOT, SETTINGS, files=self.files, clock=self.clock, background=False)
+        self.store = open_store(ROOT, SETTINGS, fs=self.fs, clock=self.clock, background=False)
         self.subscribers = {name: self.store.register(name, start="earliest") for name in NAMES}
         self.claimed = {name: [] for name in NAMES}
 
@@ -101,13 +101,13 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         self.forget_what_was_not_durable()
-        self.files = self.files.clone_after_kill()
+        self.fs = self.fs.clone_after_kill()
         self.open()
 
     @rule(seed=st.integers(0, 5))
     def cut_the_power(self, seed: int) -> None:
         self.forget_what_was_not_durable()
-        self.files = self.files.clone_after_crash(seed)
+        self.fs = self.fs.clone_after_crash(seed)
         self.lost |= set(self.accepted[self.durable :])
         self.open()
 

@@ -42,7 +42,7 @@ class CountingFiles:
 def opened(**settings: Any) -> tuple[Store, CrashFileSystem, ManualClock]:
     """An empty store that nobody drives but the test."""
     disk, clock = CrashFileSystem(), ManualClock()
-    store = open_store(ROOT, Settings(**settings), files=disk, clock=clock, background=False)
+    store = open_store(ROOT, Settings(**settings), fs=disk, clock=clock, background=False)
     return store, disk, clock
 
 

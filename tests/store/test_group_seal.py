@@ -32,42 +32,42 @@ def numbered(number: int) -> Bundle:
     return Bundle({30: pa.record_batch({"n": pa.array([number])})})
 
 
-def opened(files: Any, clock: ManualClock | None = None, settings: Settings = SETTINGS) -> Store:
-    return open_store("/store", settings, files=files, clock=clock or ManualClock(), background=False)
+def opened(fs: Any, clock: ManualClock | None = None, settings: Settings = SETTINGS) -> Store:
+    return open_store("/store", settings, fs=fs, clock=clock or ManualClock(), background=False)
 
 
-def numbers(files: Any) -> list[int]:
-    with opened(files) as store:
+def numbers(fs: Any) -> list[int]:
+    with opened(fs) as store:
         store.flush()
-        return [n for _, one in read("/store", fs=files).bundles() for n in one[30]["n"].to_pylist()]
+        return [n for _, one in read("/store", fs=fs).bundles() for n in one[30]["n"].to_pylist()]
 
 
 def test_a_durable_call_survives_a_power_loss() -> None:
     """Whatever comes after it; what was not asked to be durable goes with the open segment."""
-    files = CrashFileSystem()
-    store = opened(files)
+    fs = CrashFileSystem()
+    store = opened(fs)
     store.ingest(numbered(0))
     store.ingest(numbered(1), durable=True)
     store.ingest(numbered(2))
-    assert numbers(files.clone_after_crash(0)) == [0, 1]
+    assert numbers(fs.clone_after_crash(0)) == [0, 1]
     store.sync()
-    assert numbers(files.clone_after_crash(0)) == [0, 1, 2]
+    assert numbers(fs.clone_after_crash(0)) == [0, 1, 2]
     store.ingest(numbered(3))
     store.maintain()
     assert len(store.catalog) == 2, "maintenance does not seal before it is due"
     store.ingest(numbered(4), durable=True)
-    assert numbers(files.clone_after_crash(0)) == [0, 1, 2, 3, 4]
+    assert numbers(fs.clone_after_crash(0)) == [0, 1, 2, 3, 4]
     store.close()
 
 
 def test_an_otlp_confirmation_survives_a_power_loss() -> None:
     """As `ack: synced` says."""
-    files = CrashFileSystem()
-    store = opened(files)
+    fs = CrashFileSystem()
+    store = opened(fs)
     intake = OtlpIntake(store, OtlpSettings(ack="synced"))
     request = bytes.fromhex("0a0c120a0a0012061204") + b"\x0a\x02hi"
     confirmed = [intake.accept("logs", request).confirmed for _ in range(3)]
-    with read("/store", fs=files.clone_after_crash(0)) as reader:
+    with read("/store", fs=fs.clone_after_crash(0)) as reader:
         assert sum(1 for _ in reader.bundles()) == sum(confirmed) == 3
     store.close()
 
@@ -92,7 +92,7 @@ class Gate:
 def test_callers_share_a_segment(tmp_path: Path) -> None:
     """While one segment is written, those who come meanwhile wait for the next one, together."""
     gate, clock = Gate(), ManualClock(waits="hold")
-    store = open_store(tmp_path / "store", SETTINGS, files=gate, clock=clock, background=False)  # type: ignore[arg-type]
+    store = open_store(tmp_path / "store", SETTINGS, fs=gate, clock=clock, background=False)  # type: ignore[arg-type]
     threads = [
         threading.Thread(target=store.ingest, args=(numbered(number),), kwargs={"durable": True}) for number in range(9)
     ]
@@ -127,15 +127,15 @@ def test_seals_of_one_caller_are_spaced() -> None:
 def test_a_full_disk_says_that_the_bundle_is_kept() -> None:
     """It must not be ingested again: it is sealed when there is room."""
     inner = CrashFileSystem()
-    files = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
-    store = opened(files)
+    fs = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
+    store = opened(fs)
     with pytest.raises(NotDurableError, match="full"):
         store.ingest(numbered(0), durable=True)
     with pytest.raises(NotDurableError):
         store.ingest(numbered(1), durable=True, timeout=3.0)
     with pytest.raises(CapacityError):
         store.sync()
-    files.heal()
+    fs.heal()
     store.ingest(numbered(2), durable=True, timeout=5.0)
     assert numbers(inner.clone_after_crash(0)) == [0, 1, 2]
     store.close()
@@ -144,8 +144,8 @@ def test_a_full_disk_says_that_the_bundle_is_kept() -> None:
 def test_a_disk_that_fails_ends_it() -> None:
     """Nobody waits for ever, and nothing is called durable."""
     inner = CrashFileSystem()
-    files = FaultFileSystem(inner, {"sync": 1}, error=errno.EIO, path_part=".qseg", forever=True)
-    store = opened(files)
+    fs = FaultFileSystem(inner, {"sync": 1}, error=errno.EIO, path_part=".qseg", forever=True)
+    store = opened(fs)
     for _ in range(2):
         with pytest.raises(StoreFailedError):
             store.ingest(numbered(0), durable=True)
@@ -158,15 +158,15 @@ def test_a_disk_that_fails_ends_it() -> None:
 def test_what_drop_oldest_gives_up_is_not_waited_for() -> None:
     """On a full disk without a segment left, the one that could not be written goes, and the call returns."""
     inner = CrashFileSystem()
-    files = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
+    fs = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
     settings = replace(SETTINGS, size_cap_policy="drop_oldest")
-    store = opened(files, settings=settings)
+    store = opened(fs, settings=settings)
     with pytest.raises(NotDurableError):
         store.ingest(numbered(0), durable=True)
     store._admission._drop_unwritten(store._admission.why_full(1) or _FULL)
     assert store._sealing.sealed_through == 0
     store.sync()
-    files.heal()
+    fs.heal()
     store.close()
 
 

@@ -19,15 +19,15 @@ DICTIONARY = pa.record_batch({"word": pa.array(["a", "b", "a"]).dictionary_encod
 
 
 def logged(*batches: pa.RecordBatch) -> CrashFileSystem:
-    files = CrashFileSystem()
-    with open_store(ROOT, Settings(), files=files, clock=ManualClock(), background=False) as store:
+    fs = CrashFileSystem()
+    with open_store(ROOT, Settings(), fs=fs, clock=ManualClock(), background=False) as store:
         for batch in batches:
             store.ingest(Bundle({30: batch}), durable=True)
-        return files.clone_after_kill()
+        return fs.clone_after_kill()
 
 
-def replayed(files: CrashFileSystem) -> list[pa.RecordBatch]:
-    with open_store(ROOT, Settings(), files=files, clock=ManualClock(), background=False) as store:
+def replayed(fs: CrashFileSystem) -> list[pa.RecordBatch]:
+    with open_store(ROOT, Settings(), fs=fs, clock=ManualClock(), background=False) as store:
         store.flush()
         subscriber = store.register("all", start="earliest")
         return [handle.bundle[30] for handle in subscriber.next_bundles(100, timeout=0)]

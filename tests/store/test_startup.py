@@ -38,31 +38,31 @@ class CountingFile:
 class CountingFiles:
     """A file system that counts what is read: bytes by path, and calls by name and path."""
 
-    def __init__(self, files):
-        self._files = files
+    def __init__(self, fs):
+        self._fs = fs
         self.bytes_read = Counter()
         self.calls = Counter()
 
     def open_read(self, path):
         self.calls["open_read", path] += 1
-        return CountingFile(self._files.open_read(path), self.bytes_read)
+        return CountingFile(self._fs.open_read(path), self.bytes_read)
 
     def read_all(self, path, *, size_max):
-        data = self._files.read_all(path, size_max=size_max)
+        data = self._fs.read_all(path, size_max=size_max)
         self.calls["read_all", path] += 1
         self.bytes_read[path] += len(data)
         return data
 
     def map_read(self, path):
         self.calls["map_read", path] += 1
-        return self._files.map_read(path)
+        return self._fs.map_read(path)
 
     def list_dir(self, path):
         self.calls["list_dir", path] += 1
-        return self._files.list_dir(path)
+        return self._fs.list_dir(path)
 
     def __getattr__(self, name):
-        return getattr(self._files, name)
+        return getattr(self._fs, name)
 
     def segment_calls(self, name):
         return {path: count for (call, path), count in self.calls.items() if call == name and path.endswith(".qseg")}
@@ -72,19 +72,19 @@ def bundle(rows=4):
     return quiver.Bundle({30: pa.record_batch({"x": pa.array(range(rows), pa.int64())})})
 
 
-def opened(files, **settings):
-    return open_store(ROOT, quiver.Settings(**settings), files=files, clock=ManualClock(), background=False)
+def opened(fs, **settings):
+    return open_store(ROOT, quiver.Settings(**settings), fs=fs, clock=ManualClock(), background=False)
 
 
 def sealed(count, rows=4):
     """The disk of a store that was closed with *count* segments of one bundle each."""
-    files = CrashFileSystem()
-    with opened(files) as store:
+    fs = CrashFileSystem()
+    with opened(fs) as store:
         store.register("s", start="earliest")
         for _ in range(count):
             store.ingest(bundle(rows))
             store.flush()
-    return files
+    return fs
 
 
 @pytest.fixture
@@ -105,25 +105,25 @@ def verifications(monkeypatch):
 
 def test_opening_reads_the_end_of_each_segment_once(verifications):
     """However large a segment is, opening reads its last 16 KiB, in one call, and maps nothing."""
-    files = CountingFiles(sealed(5, rows=50_000))
-    with opened(files) as store:
+    fs = CountingFiles(sealed(5, rows=50_000))
+    with opened(fs) as store:
         assert len(store.catalog) == 5
-        assert set(files.segment_calls("open_read").values()) == {1}
-        assert len(files.segment_calls("open_read")) == 5
-        assert not files.segment_calls("map_read")
+        assert set(fs.segment_calls("open_read").values()) == {1}
+        assert len(fs.segment_calls("open_read")) == 5
+        assert not fs.segment_calls("map_read")
         assert not verifications
         for info in store.catalog.segments():
             assert info.size_bytes > 400_000
-            assert files.bytes_read[info.path] <= TAIL_BYTES
+            assert fs.bytes_read[info.path] <= TAIL_BYTES
 
 
 def test_each_directory_is_listed_a_fixed_number_of_times():
     """Ten times the segments need no further listing, and no look at anything but the segments themselves."""
     calls = []
     for count in (3, 30):
-        files = CountingFiles(sealed(count))
-        opened(files).close()
-        calls.append({key: number for key, number in files.calls.items() if not key[1].endswith(".qseg")})
+        fs = CountingFiles(sealed(count))
+        opened(fs).close()
+        calls.append({key: number for key, number in fs.calls.items() if not key[1].endswith(".qseg")})
     assert calls[0] == calls[1]
     assert max(number for (name, _), number in calls[0].items() if name == "list_dir") <= 4
 
@@ -131,8 +131,8 @@ def test_each_directory_is_listed_a_fixed_number_of_times():
 def test_the_checksum_is_computed_before_the_first_bundle_and_then_never_again(verifications):
     """Once in the life of the process, also when more segments are read in turn than readers are kept."""
     count = 70  # the store keeps 64 readers
-    files = CountingFiles(sealed(count))
-    with opened(files) as store:
+    fs = CountingFiles(sealed(count))
+    with opened(fs) as store:
         assert not verifications
         store.catalog.bundle(BundleRef(3, 0))
         assert len(verifications) == 1
@@ -202,14 +202,14 @@ def test_each_log_file_is_read_once_and_only_what_is_replayed_twice():
     disk.create(purged).pwrite(data, 0)  # as a power loss brings it back
     retired = {f"{ROOT}/wal/{name}" for name in disk.list_dir(f"{ROOT}/wal") if name[-1].isdigit()}
     holding = {path: scan_file(disk, path).entries[-1].sequence >= 20 for path in retired}
-    files = CountingFiles(disk)
-    opened(files, wal_rotate_bytes=20_000, segment_bytes_max=1 << 20)
+    fs = CountingFiles(disk)
+    opened(fs, wal_rotate_bytes=20_000, segment_bytes_max=1 << 20)
 
-    reads = {path: count for (name, path), count in files.calls.items() if name == "read_all" and path in retired}
+    reads = {path: count for (name, path), count in fs.calls.items() if name == "read_all" and path in retired}
     assert reads == {path: 2 if to_replay else 1 for path, to_replay in holding.items()}
     assert set(reads.values()) == {1, 2}
     active = f"{ROOT}/wal/quiver.wal"
-    assert files.calls["read_all", active] == 1
+    assert fs.calls["read_all", active] == 1
 
 
 def test_nothing_is_decoded_of_entries_that_segments_hold(monkeypatch):
@@ -276,19 +276,19 @@ def test_a_plan_reads_the_end_of_each_segment_once(verifications):
     with opened(disk) as store:
         store.ingest(quiver.Bundle({30: pa.record_batch({"x": [1], "host": ["a"]})}))
         store.flush()
-    files = CountingFiles(disk)
-    reader = quiver.read(ROOT, fs=files)
+    fs = CountingFiles(disk)
+    reader = quiver.read(ROOT, fs=fs)
     assert reader.scan(30).schema.names == ["x", "host"]
-    assert sorted(files.segment_calls("map_read")) == [f"{ROOT}/segments/{seq:016}.qseg" for seq in (0, 6)]
-    assert set(files.segment_calls("open_read").values()) == {1}
-    assert {path: size for path, size in files.bytes_read.items() if path.endswith(".qseg")} == {
-        path: min(TAIL_BYTES, disk.stat(path).size_bytes) for path in files.segment_calls("open_read")
+    assert sorted(fs.segment_calls("map_read")) == [f"{ROOT}/segments/{seq:016}.qseg" for seq in (0, 6)]
+    assert set(fs.segment_calls("open_read").values()) == {1}
+    assert {path: size for path, size in fs.bytes_read.items() if path.endswith(".qseg")} == {
+        path: min(TAIL_BYTES, disk.stat(path).size_bytes) for path in fs.segment_calls("open_read")
     }
     assert verifications == []
-    before = files.calls.copy()
+    before = fs.calls.copy()
     assert reader.scan(30).schema.names == ["x", "host"]
-    assert not {call for call, _ in files.calls - before} & {"map_read"}
-    assert not [path for (_, path) in files.calls - before if path.endswith(".qseg")]
+    assert not {call for call, _ in fs.calls - before} & {"map_read"}
+    assert not [path for (_, path) in fs.calls - before if path.endswith(".qseg")]
 
 
 def test_a_flipped_bit_at_the_end_of_a_segment_is_told_or_harmless(tmp_path):

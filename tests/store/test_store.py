@@ -40,11 +40,11 @@ def settings(**changes: object) -> Settings:
     return small_settings(small, changes)
 
 
-def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
+def opened(fs: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
     return open_store(
         ROOT,
         settings(**changes),
-        files=files,
+        fs=fs,
         clock=clock or ManualClock(),
         background=False,
         observer=InMemoryObserver(),
@@ -65,13 +65,13 @@ def numbers(store: Store, name: str, most: int = 10_000) -> list[int]:
 
 
 @pytest.fixture
-def files() -> CrashFileSystem:
+def fs() -> CrashFileSystem:
     return CrashFileSystem()
 
 
-def test_what_goes_in_comes_out_in_order_once(files: CrashFileSystem) -> None:
+def test_what_goes_in_comes_out_in_order_once(fs: CrashFileSystem) -> None:
     """Two subscribers each get every bundle once, in the order of ingest; then the disk is free."""
-    with opened(files) as store:
+    with opened(fs) as store:
         for name in ("one", "two"):
             store.register(name, start="earliest")
         receipts = [store.ingest(numbered(number)) for number in range(60)]
@@ -87,11 +87,11 @@ def test_what_goes_in_comes_out_in_order_once(files: CrashFileSystem) -> None:
         assert store.catalog.bytes == 0
 
 
-def test_slots_can_be_named(files: CrashFileSystem) -> None:
+def test_slots_can_be_named(fs: CrashFileSystem) -> None:
     """Names are the adapter's; a bundle named after another adapter is refused."""
     mine = Adapter("mine", {7: "events"})
     batch = pa.record_batch({"a": [1]})
-    with open_store(ROOT, settings(), files=files, clock=ManualClock(), background=False, adapter=mine) as store:
+    with open_store(ROOT, settings(), fs=fs, clock=ManualClock(), background=False, adapter=mine) as store:
         store.ingest(Bundle({"events": batch}, adapter=mine))
         with pytest.raises(InvalidBundleError, match="mine"):
             store.ingest(Bundle({"logs": batch}))
@@ -101,29 +101,29 @@ def test_slots_can_be_named(files: CrashFileSystem) -> None:
         assert handle.bundle["events"].equals(batch)
         assert handle.bundle.slots == (7,)
     with pytest.raises(UnsupportedFormatError, match=r"otap.*adapter that wrote it, or let `quiver migrate"):
-        opened(files)
+        opened(fs)
 
 
-def test_the_profile_that_the_rust_engine_reads_is_opened_too(files: CrashFileSystem) -> None:
+def test_the_profile_that_the_rust_engine_reads_is_opened_too(fs: CrashFileSystem) -> None:
     """Readers accept both profiles, whichever wrote the directory."""
-    with opened(files, format_profile="otap") as store:
+    with opened(fs, format_profile="otap") as store:
         store.ingest(numbered(1))
-    with opened(files) as store:
+    with opened(fs) as store:
         store.ingest(numbered(2))
-    with opened(files, format_profile="otap") as store:
+    with opened(fs, format_profile="otap") as store:
         assert numbers(store, "s") == [1, 2]
 
 
-def test_one_writer_per_directory(files: CrashFileSystem) -> None:
+def test_one_writer_per_directory(fs: CrashFileSystem) -> None:
     """The second one is refused, naming the holder, and may try again when the first has closed."""
-    with opened(files), pytest.raises(DirectoryInUseError, match="pid"):
-        opened(files)
-    opened(files).close()
+    with opened(fs), pytest.raises(DirectoryInUseError, match="pid"):
+        opened(fs)
+    opened(fs).close()
 
 
-def test_a_closed_store_refuses(files: CrashFileSystem) -> None:
+def test_a_closed_store_refuses(fs: CrashFileSystem) -> None:
     """Closing twice is fine, using it is not."""
-    store = opened(files)
+    store = opened(fs)
     store.close()
     store.close()
     with pytest.raises(StoreClosedError):
@@ -132,10 +132,10 @@ def test_a_closed_store_refuses(files: CrashFileSystem) -> None:
         store.register("s")
 
 
-def test_segments_are_sealed_by_time_without_another_ingest(files: CrashFileSystem) -> None:
+def test_segments_are_sealed_by_time_without_another_ingest(fs: CrashFileSystem) -> None:
     """`maintain` seals an old open segment; a young one it leaves alone."""
     clock = ManualClock()
-    with opened(files, clock, segment_open_s_max=5.0) as store:
+    with opened(fs, clock, segment_open_s_max=5.0) as store:
         store.ingest(numbered(1))
         clock.advance(4.9)
         assert store.maintain().sealed == 0
@@ -144,9 +144,9 @@ def test_segments_are_sealed_by_time_without_another_ingest(files: CrashFileSyst
         assert numbers(store, "s") == [1]
 
 
-def test_segments_are_sealed_by_stream_count(files: CrashFileSystem) -> None:
+def test_segments_are_sealed_by_stream_count(fs: CrashFileSystem) -> None:
     """A producer that changes its schema with every bundle cannot grow a segment without end."""
-    with opened(files, segment_streams_max=3, segment_bytes_max=1_000_000) as store:
+    with opened(fs, segment_streams_max=3, segment_bytes_max=1_000_000) as store:
         for number in range(7):
             store.ingest(Bundle({30: pa.record_batch({"n": [number], f"column {number}": [0]})}))
         assert len(store.catalog) == 2
@@ -154,10 +154,10 @@ def test_segments_are_sealed_by_stream_count(files: CrashFileSystem) -> None:
         assert numbers(store, "s") == list(range(7))
 
 
-def test_time_based_sealing_waits_while_every_subscriber_lags(files: CrashFileSystem) -> None:
+def test_time_based_sealing_waits_while_every_subscriber_lags(fs: CrashFileSystem) -> None:
     """Small files help nobody who is behind; size still seals, and so does flush."""
     clock = ManualClock()
-    with opened(files, clock, segment_open_s_max=1.0) as store:
+    with opened(fs, clock, segment_open_s_max=1.0) as store:
         subscriber = store.register("s", start="earliest")
         for number in range(8):
             store.ingest(numbered(number))
@@ -171,9 +171,9 @@ def test_time_based_sealing_waits_while_every_subscriber_lags(files: CrashFileSy
         assert store.maintain().sealed == 1
 
 
-def test_a_full_store_refuses_and_says_who_holds_it(files: CrashFileSystem) -> None:
+def test_a_full_store_refuses_and_says_who_holds_it(fs: CrashFileSystem) -> None:
     """Nothing of the refused bundle is kept; when the slowest subscriber has acked, there is room again."""
-    with opened(files, size_cap_bytes=60_000) as store:
+    with opened(fs, size_cap_bytes=60_000) as store:
         store.register("quick", start="earliest")
         store.register("slow", start="earliest")
         count = 0
@@ -196,9 +196,9 @@ def test_a_full_store_refuses_and_says_who_holds_it(files: CrashFileSystem) -> N
         assert len(got) == len(set(got))
 
 
-def test_grace_yields_to_the_cap(files: CrashFileSystem) -> None:
+def test_grace_yields_to_the_cap(fs: CrashFileSystem) -> None:
     """Finished segments that wait out their grace period go at once when their room is needed."""
-    with opened(files, size_cap_bytes=60_000, delete_grace_s=1e9) as store:
+    with opened(fs, size_cap_bytes=60_000, delete_grace_s=1e9) as store:
         store.register("s", start="earliest")
         for number in range(800):
             store.ingest(numbered(number))
@@ -208,41 +208,41 @@ def test_grace_yields_to_the_cap(files: CrashFileSystem) -> None:
         assert store.disk_bytes <= 68_000
 
 
-def test_a_bundle_larger_than_the_log_is_refused(files: CrashFileSystem) -> None:
+def test_a_bundle_larger_than_the_log_is_refused(fs: CrashFileSystem) -> None:
     """It could never fit, so waiting would not help."""
-    with opened(files) as store:
+    with opened(fs) as store:
         with pytest.raises(InvalidBundleError, match=r"wal\.max_size"):
             store.ingest(numbered(1, size=100_000))
         store.ingest(numbered(2))
 
 
-def test_segment_only_keeps_nothing_in_the_log(files: CrashFileSystem) -> None:
+def test_segment_only_keeps_nothing_in_the_log(fs: CrashFileSystem) -> None:
     """What is sealed survives, the open segment does not; switching modes on a used directory works."""
-    with opened(files) as store:
+    with opened(fs) as store:
         store.ingest(numbered(0))
-    store = opened(files, durability="segment_only")
+    store = opened(fs, durability="segment_only")
     for number in range(1, 40):
         store.ingest(numbered(number))
     sealed = len(store.catalog)
     assert sealed > 1
-    files = files.clone_after_crash(0)
-    with opened(files) as store:
+    fs = fs.clone_after_crash(0)
+    with opened(fs) as store:
         survived = numbers(store, "s")
         assert survived == list(range(len(survived)))
         assert 1 < len(survived) < 40
         store.ingest(numbered(99), durable=True)
-    files = files.clone_after_crash(0)
-    with opened(files, durability="segment_only") as store:
+    fs = fs.clone_after_crash(0)
+    with opened(fs, durability="segment_only") as store:
         assert numbers(store, "s2")[-1] == 99
 
 
 def test_a_full_disk_refuses_ingest_and_loses_nothing() -> None:
     """Part of an entry may have landed: it is cut off, and what was accepted before and after comes back."""
     inner = CrashFileSystem()
-    files = FaultFileSystem(inner, error=errno.ENOSPC, path_part="quiver.wal", short_write=37)
-    store = opened(files)
+    fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part="quiver.wal", short_write=37)
+    store = opened(fs)
     store.ingest(numbered(0))
-    files.fail_on("pwrite")
+    fs.fail_on("pwrite")
     with pytest.raises(CapacityError, match="full"):
         store.ingest(numbered(1))
     store.ingest(numbered(2, size=10), durable=True)
@@ -254,9 +254,9 @@ def test_a_full_disk_refuses_ingest_and_loses_nothing() -> None:
 def test_failed_segment_write_is_tried_again_and_the_log_waits() -> None:
     """The original engine lost 500 of 510 bundles this way: the cursor passed a segment that was never written."""
     inner = CrashFileSystem()
-    files = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
+    fs = FaultFileSystem(inner, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
     clock = ManualClock()
-    store = opened(files, clock)
+    store = opened(fs, clock)
     accepted = 0
     with pytest.raises(CapacityError, match="disk"):
         for number in range(200):
@@ -266,7 +266,7 @@ def test_failed_segment_write_is_tried_again_and_the_log_waits() -> None:
     with opened(inner.clone_after_crash(0)) as crashed:
         crashed.flush()
         assert numbers(crashed, "s") == list(range(accepted))
-    files.heal()
+    fs.heal()
     clock.advance(2)
     store.maintain()
     store.ingest(numbered(accepted))
@@ -278,10 +278,10 @@ def test_failed_segment_write_is_tried_again_and_the_log_waits() -> None:
 def test_a_failed_sync_poisons_the_store() -> None:
     """Nobody is told that data is safe when the disk did not say so; reopening recovers."""
     inner = CrashFileSystem()
-    files = FaultFileSystem(inner, error=errno.EIO, path_part="quiver.wal")
-    store = opened(files)
+    fs = FaultFileSystem(inner, error=errno.EIO, path_part="quiver.wal")
+    store = opened(fs)
     store.ingest(numbered(0), durable=True)
-    files.fail_on("sync")
+    fs.fail_on("sync")
     with pytest.raises(StoreFailedError):
         store.ingest(numbered(1), durable=True)
     with pytest.raises(StoreFailedError):
@@ -333,18 +333,18 @@ def test_concurrent_ingest_shares_syncs_and_loses_nothing(tmp_path) -> None:
             assert mine == sorted(mine), "one producer's order was not kept"
 
 
-def test_recent_wal_entries_are_what_is_in_the_log(files: CrashFileSystem) -> None:
+def test_recent_wal_entries_are_what_is_in_the_log(fs: CrashFileSystem) -> None:
     """Also those that a segment holds by now, while their file is still there."""
-    with opened(files, wal_rotate_bytes=40_000) as store:
+    with opened(fs, wal_rotate_bytes=40_000) as store:
         for number in range(30):
             store.ingest(numbered(number))
         assert len(store.catalog) > 0
         assert [entry.sequence for entry in store.recent_wal_entries()] == list(range(30))
 
 
-def test_a_claimed_bundle_survives_the_deletion_of_its_segment(files: CrashFileSystem) -> None:
+def test_a_claimed_bundle_survives_the_deletion_of_its_segment(fs: CrashFileSystem) -> None:
     """Buffers stay valid while they are held."""
-    with opened(files) as store:
+    with opened(fs) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(5, size=1000))
         store.flush()
@@ -355,9 +355,9 @@ def test_a_claimed_bundle_survives_the_deletion_of_its_segment(files: CrashFileS
         assert bundle[30]["pad"][0].as_py() == "x" * 1000
 
 
-def test_room_that_comes_with_the_end_of_the_store_is_not_used(files: CrashFileSystem, monkeypatch) -> None:
+def test_room_that_comes_with_the_end_of_the_store_is_not_used(fs: CrashFileSystem, monkeypatch) -> None:
     """Whoever waited for room while the store was closed is told so; its bundle is not taken into memory and lost."""
-    store = opened(files, durability="segment_only")
+    store = opened(fs, durability="segment_only")
     answers = iter([Full("nothing", "cap"), None, None, None])
     monkeypatch.setattr(store._admission, "why_full", lambda _nbytes: next(answers))
     monkeypatch.setattr(store._admission, "_make_room", lambda _full, _nbytes: store.close())

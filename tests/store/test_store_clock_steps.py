@@ -27,16 +27,16 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def files(clock: ManualClock) -> CrashFileSystem:
+def fs(clock: ManualClock) -> CrashFileSystem:
     return CrashFileSystem(clock=clock)
 
 
 def opened(
-    files: CrashFileSystem, clock: ManualClock, observer: InMemoryObserver | None = None, **settings: object
+    fs: CrashFileSystem, clock: ManualClock, observer: InMemoryObserver | None = None, **settings: object
 ) -> Store:
     chosen = Settings(**{"delete_grace_s": 0.0, **settings})
     return open_store(
-        ROOT, chosen, files=files, clock=clock, background=False, observer=observer or InMemoryObserver()
+        ROOT, chosen, fs=fs, clock=clock, background=False, observer=observer or InMemoryObserver()
     )  # fmt: skip
 
 
@@ -53,9 +53,9 @@ def numbers(subscriber: object) -> list[int]:
 
 
 @STEPS_S
-def test_claims_and_deferrals(files: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+def test_claims_and_deferrals(fs: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
     """A deferred bundle comes after its delay; a claimed one stays claimed; both exactly once."""
-    with opened(files, clock) as store:
+    with opened(fs, clock) as store:
         subscriber = store.register("s", start="earliest")
         for number in range(3):
             store.ingest(numbered(number))
@@ -74,9 +74,9 @@ def test_claims_and_deferrals(files: CrashFileSystem, clock: ManualClock, step_s
 
 
 @STEPS_S
-def test_sealing_by_age(files: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+def test_sealing_by_age(fs: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
     """The open segment is sealed after `segment.max_open_duration`: not at the step, and not days later."""
-    with opened(files, clock, segment_open_s_max=60.0) as store:
+    with opened(fs, clock, segment_open_s_max=60.0) as store:
         store.ingest(numbered(0))
         clock.step_wall(step_s)
         store.maintain()
@@ -87,33 +87,33 @@ def test_sealing_by_age(files: CrashFileSystem, clock: ManualClock, step_s: int)
 
 
 @STEPS_S
-def test_restarts_without_a_limit_of_age(files: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
+def test_restarts_without_a_limit_of_age(fs: CrashFileSystem, clock: ManualClock, step_s: int) -> None:
     """Everything comes, once, in the order of ingest, from segments and from the log."""
-    with opened(files, clock) as store:
+    with opened(fs, clock) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(0))
         store.flush()
         store.ingest(numbered(1))
     clock.step_wall(step_s)
-    with opened(files, clock) as store:
+    with opened(fs, clock) as store:
         store.ingest(numbered(2))
         store.flush()
         store.maintain()
     clock.step_wall(-2 * step_s)
-    with opened(files, clock) as store:
+    with opened(fs, clock) as store:
         assert numbers(store.register("s")) == [0, 1, 2]
         store.maintain()
         assert len(store.catalog) == 0
 
 
-def test_a_restart_after_a_step_back(files: CrashFileSystem, clock: ManualClock) -> None:
+def test_a_restart_after_a_step_back(fs: CrashFileSystem, clock: ManualClock) -> None:
     """With `max_age`, segments from the future are as old as the process: kept that long, and no longer."""
-    with opened(files, clock, max_age_s=3600.0) as store:
+    with opened(fs, clock, max_age_s=3600.0) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(0))
         store.flush()
     clock.step_wall(-DAYS_S)
-    with opened(files, clock, max_age_s=3600.0) as store:
+    with opened(fs, clock, max_age_s=3600.0) as store:
         clock.advance(3500)
         store.maintain()
         assert len(store.catalog) == 1
@@ -122,15 +122,15 @@ def test_a_restart_after_a_step_back(files: CrashFileSystem, clock: ManualClock)
         assert len(store.catalog) == 0
 
 
-def test_a_restart_after_a_step_forward(files: CrashFileSystem, clock: ManualClock) -> None:
+def test_a_restart_after_a_step_forward(fs: CrashFileSystem, clock: ManualClock) -> None:
     """Nobody can tell it from time that passed: with `max_age` segments go, and each loss is counted."""
     observer = InMemoryObserver()
-    with opened(files, clock, max_age_s=3600.0) as store:
+    with opened(fs, clock, max_age_s=3600.0) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(0))
         store.flush()
     clock.step_wall(DAYS_S)
-    with opened(files, clock, observer, max_age_s=3600.0) as store:
+    with opened(fs, clock, observer, max_age_s=3600.0) as store:
         store.maintain()
         assert len(store.catalog) == 0
         assert observer.total("quiver.subscriber.dropped_bundles_total") == 1

@@ -24,10 +24,10 @@ SLOT = 60
 class StoreAsLog:
     """A store whose bundles are one row of bytes each."""
 
-    def __init__(self, files: FileSystem, settings: Settings) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, settings: Settings) -> None:
+        self._fs = fs
         self._clock = ManualClock()
-        self._store: Store = open_store(ROOT, settings, files=files, clock=self._clock, background=False)
+        self._store: Store = open_store(ROOT, settings, fs=fs, clock=self._clock, background=False)
 
     def append(self, record: bytes, *, durable: bool) -> int:
         batch = pa.record_batch([pa.array([record], pa.binary())], schema=OTLP_SCHEMA)
@@ -41,7 +41,7 @@ class StoreAsLog:
         self._store.maintain()
 
     def read(self) -> list[bytes]:
-        return [bundle[SLOT]["data"][0].as_py() for _, bundle in read(ROOT, fs=self._files).bundles()]
+        return [bundle[SLOT]["data"][0].as_py() for _, bundle in read(ROOT, fs=self._fs).bundles()]
 
     def close(self) -> None:
         self._store.close()
@@ -54,11 +54,11 @@ class TestStore(AppendLogContract):
         segment_bytes_max=2_500, wal_rotate_bytes=1_500, wal_bytes_max=80_000, wal_files_max=20, delete_grace_s=0.0
     )
 
-    def open_log(self, files: FileSystem) -> StoreAsLog:
-        return StoreAsLog(files, self.settings)
+    def open_log(self, fs: FileSystem) -> StoreAsLog:
+        return StoreAsLog(fs, self.settings)
 
-    def tail(self, files: FileSystem) -> tuple[str, int]:
-        scans = [scan_file(files, found.path) for found in find_wal_files(files, f"{ROOT}/wal")]
+    def tail(self, fs: FileSystem) -> tuple[str, int]:
+        scans = [scan_file(fs, found.path) for found in find_wal_files(fs, f"{ROOT}/wal")]
         newest = [scan for scan in scans if scan.entries][-1]
         return newest.path, newest.tail_offset
 

@@ -157,7 +157,7 @@ def test_every_gauge_of_an_open_store_has_a_value(collected, clock):
     settings = quiver.Settings(
         size_cap_bytes=1 << 30, wal_flush_interval_s=3600.0, delete_grace_s=0.0, segment_open_s_max=1e6
     )
-    with open_store("/d", settings, files=CrashFileSystem(clock=clock), clock=clock, background=False) as store:
+    with open_store("/d", settings, fs=CrashFileSystem(clock=clock), clock=clock, background=False) as store:
         observe_store(store, collected.meter, clock=clock)
         reader = store.register("reader", start="earliest")
         store.register("slow", start="earliest")
@@ -212,7 +212,7 @@ def test_one_collection_looks_at_the_store_once(collected, clock):
 
 def test_the_meter_does_not_keep_the_store(collected, clock):
     """A store that is gone has no gauges any more, and is not kept in memory by them."""
-    store = open_store("/d", files=CrashFileSystem(clock=clock), clock=clock, background=False)
+    store = open_store("/d", fs=CrashFileSystem(clock=clock), clock=clock, background=False)
     observe_store(store, collected.meter, clock=clock)
     assert GAUGES - {"quiver.core.cap_fraction"} - set(collected.collect()) == {
         name for name in GAUGES if name.startswith("quiver.subscriber.")
@@ -264,8 +264,8 @@ def test_backpressure_and_drops_are_told(collected, clock):
 
     def fill(policy):
         settings = quiver.Settings(size_cap_bytes=60_000, size_cap_policy=policy, **small)
-        files = CrashFileSystem(clock=clock)
-        with open_store("/d", settings, files=files, clock=clock, observer=observer, background=False) as store:
+        fs = CrashFileSystem(clock=clock)
+        with open_store("/d", settings, fs=fs, clock=clock, observer=observer, background=False) as store:
             store.register("slow", start="earliest")
             for _ in range(100):
                 store.ingest(bundle(100))
@@ -300,10 +300,10 @@ def test_counters_without_attributes_are_there_from_the_start(collected):
 
 def test_counters_and_latencies_reach_the_meter(collected, clock):
     """What a run counts and records arrives under the table's names; nothing arrives under another."""
-    files = CrashFileSystem(clock=clock)
+    fs = CrashFileSystem(clock=clock)
     observer = OpenTelemetryObserver(collected.meter)
     settings = quiver.Settings(delete_grace_s=0.0)
-    with open_store("/d", settings, files=files, clock=clock, observer=observer, background=False) as store:
+    with open_store("/d", settings, fs=fs, clock=clock, observer=observer, background=False) as store:
         subscriber = store.register("reader", start="earliest")
         store.ingest(bundle(), durable=True)
         store.ingest(bundle(), durable=True)

@@ -23,15 +23,15 @@ class SmallLog:
     checks_sums = True
     cuts_failed_writes = True
 
-    def __init__(self, files):
-        self.files = files
+    def __init__(self, fs):
+        self.fs = fs
         self.failed = self.closed = False
-        files.make_dirs("/log")
-        if not files.exists(PATH):
-            files.create(PATH).close()
+        fs.make_dirs("/log")
+        if not fs.exists(PATH):
+            fs.create(PATH).close()
         if self.syncs_names:
-            files.sync_dir("/log")
-        self.file = files.open_write(PATH)
+            fs.sync_dir("/log")
+        self.file = fs.open_write(PATH)
         self.end = self.scan()[1]
         self.file.truncate(self.end)
         if self.syncs_on_open:
@@ -98,11 +98,11 @@ class SmallLogContract(AppendLogContract):
     log = SmallLog
     seeds = tuple(range(10))
 
-    def open_log(self, files):
-        return self.log(files)
+    def open_log(self, fs):
+        return self.log(fs)
 
-    def tail(self, files):
-        return PATH, self.log(files.clone_after_kill()).end
+    def tail(self, fs):
+        return PATH, self.log(fs.clone_after_kill()).end
 
 
 class TestSmallLog(SmallLogContract):

@@ -8,42 +8,42 @@ from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultfs import FaultFileSystem
 
 
-def mapped(blocks=4, files=None):
-    files = files or CrashFileSystem()
-    file = files.create("/f")
+def mapped(blocks=4, fs=None):
+    fs = fs or CrashFileSystem()
+    file = fs.create("/f")
     file.reserve(0, blocks * BLOCK_BYTES)
     file.sync()
-    files.sync_dir("/")
-    return files, file, file.map_write()
+    fs.sync_dir("/")
+    return fs, file, file.map_write()
 
 
-def contents(files):
-    return files.read_all("/f", size_max=1 << 20)
+def contents(fs):
+    return fs.read_all("/f", size_max=1 << 20)
 
 
 def test_a_store_is_visible_and_not_durable():
     """Readers, other mappings and a killed process see it; a power cut takes it."""
-    files, file, mapping = mapped()
+    fs, file, mapping = mapped()
     mapping.view()[5_000:5_004] = b"data"
-    assert contents(files)[5_000:5_004] == b"data"
+    assert contents(fs)[5_000:5_004] == b"data"
     assert bytes(file.map_write().view()[5_000:5_004]) == b"data"
-    assert contents(files.clone_after_kill())[5_000:5_004] == b"data"
-    assert contents(files.clone_after_crash(0))[5_000:5_004] == bytes(4)
-    assert contents(files.clone_after_crash(1))[5_000:5_004] == b"data"
+    assert contents(fs.clone_after_kill())[5_000:5_004] == b"data"
+    assert contents(fs.clone_after_crash(0))[5_000:5_004] == bytes(4)
+    assert contents(fs.clone_after_crash(1))[5_000:5_004] == b"data"
     mapping.sync()
     mapping.view()[0:4] = b"late"
-    lost = contents(files.clone_after_crash(0))
+    lost = contents(fs.clone_after_crash(0))
     assert (lost[5_000:5_004], lost[:4]) == (b"data", bytes(4))
 
 
 def test_a_power_cut_keeps_any_of_the_blocks():
     """What was stored first may be gone while what was stored last is there, and no block is a mixture."""
-    files, _, mapping = mapped()
+    fs, _, mapping = mapped()
     for index in range(4):
         mapping.view()[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES] = b"x" * BLOCK_BYTES
     kept = set()
     for seed in range(60):
-        found = contents(files.clone_after_crash(seed))
+        found = contents(fs.clone_after_crash(seed))
         blocks = [found[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES] for index in range(4)]
         assert set(blocks) <= {b"x" * BLOCK_BYTES, bytes(BLOCK_BYTES)}
         kept.add(tuple(block[0] != 0 for block in blocks))
@@ -53,7 +53,7 @@ def test_a_power_cut_keeps_any_of_the_blocks():
 
 def test_writes_and_stores_are_one_file():
     """Whatever comes last is there, seen from both sides; cutting it short under the mapping is refused."""
-    files, file, mapping = mapped()
+    fs, file, mapping = mapped()
     view = mapping.view()
     view[:4] = b"aaaa"
     file.pwrite(b"bb", 1)
@@ -63,15 +63,15 @@ def test_writes_and_stores_are_one_file():
     with pytest.raises(UsageError):
         file.truncate(10)
     file.truncate(9 * BLOCK_BYTES)
-    assert contents(files)[:4] == b"cbba"
+    assert contents(fs)[:4] == b"cbba"
 
 
 def test_after_a_failed_sync_only_what_is_touched_reaches_the_disk():
     """A second sync succeeds and does nothing; writing the pages again is what helps."""
     disk = CrashFileSystem()
-    files, _, mapping = mapped(files=FaultFileSystem(disk))
+    fs, _, mapping = mapped(fs=FaultFileSystem(disk))
     mapping.view()[:4] = b"lost"
-    files.fail_on("sync", 1)
+    fs.fail_on("sync", 1)
     with pytest.raises(OSError, match="Input/output"):
         mapping.sync()
     mapping.sync()
@@ -84,7 +84,7 @@ def test_after_a_failed_sync_only_what_is_touched_reaches_the_disk():
 
 def test_a_closed_mapping():
     """What was stored before stays; asking it for its view is refused; the others go on."""
-    files, file, mapping = mapped()
+    fs, file, mapping = mapped()
     other = file.map_write()
     mapping.view()[:4] = b"kept"
     mapping.close()
@@ -93,4 +93,4 @@ def test_a_closed_mapping():
         mapping.view()
     assert bytes(other.view()[:4]) == b"kept"
     other.close()
-    assert contents(files)[:4] == b"kept"
+    assert contents(fs)[:4] == b"kept"

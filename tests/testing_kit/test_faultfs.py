@@ -20,24 +20,24 @@ def disk():
     return disk
 
 
-def every_operation(files):
+def every_operation(fs):
     """One call each; `OPERATIONS` names them."""
-    file = files.open_write("/f")
+    file = fs.open_write("/f")
     return {
-        "open": [lambda: files.open_read("/f"), lambda: files.open_write("/f")],
-        "create": [lambda: files.create("/new"), lambda: files.create_or_truncate("/newer")],
-        "map": [lambda: files.map_read("/f")],
-        "rename": [lambda: files.rename("/f", "/g")],
-        "link": [lambda: files.link("/f", "/h")],
-        "remove": [lambda: files.remove("/f")],
-        "rmdir": [lambda: files.remove_dir("/e")],
-        "sync_dir": [lambda: files.sync_dir("/")],
-        "mkdir": [lambda: files.make_dirs("/d")],
-        "list": [lambda: files.list_dir("/")],
-        "stat": [lambda: files.stat("/f"), lambda: files.exists("/f")],
-        "read_all": [lambda: files.read_all("/f", size_max=99)],
-        "lock": [lambda: files.try_lock("/lock", note="x")],
-        "free": [lambda: files.free_bytes("/")],
+        "open": [lambda: fs.open_read("/f"), lambda: fs.open_write("/f")],
+        "create": [lambda: fs.create("/new"), lambda: fs.create_or_truncate("/newer")],
+        "map": [lambda: fs.map_read("/f")],
+        "rename": [lambda: fs.rename("/f", "/g")],
+        "link": [lambda: fs.link("/f", "/h")],
+        "remove": [lambda: fs.remove("/f")],
+        "rmdir": [lambda: fs.remove_dir("/e")],
+        "sync_dir": [lambda: fs.sync_dir("/")],
+        "mkdir": [lambda: fs.make_dirs("/d")],
+        "list": [lambda: fs.list_dir("/")],
+        "stat": [lambda: fs.stat("/f"), lambda: fs.exists("/f")],
+        "read_all": [lambda: fs.read_all("/f", size_max=99)],
+        "lock": [lambda: fs.try_lock("/lock", note="x")],
+        "free": [lambda: fs.free_bytes("/")],
         "pread": [lambda: file.pread(1, 0)],
         "pwrite": [lambda: file.pwrite(b"x", 0), lambda: file.pwritev([b"x"], 0)],
         "truncate": [lambda: file.truncate(0)],
@@ -56,12 +56,12 @@ def contents(disk):
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
 def test_every_operation_can_fail(disk, op):
     """It raises the chosen errno with the path, changes nothing, and works the next time."""
-    files = FaultFileSystem(disk, error=errno.ENOSPC)
-    calls = every_operation(files)
+    fs = FaultFileSystem(disk, error=errno.ENOSPC)
+    calls = every_operation(fs)
     assert set(calls) == OPERATIONS
     for call in calls[op]:
         before = contents(disk)
-        files.fail_on(op)
+        fs.fail_on(op)
         with pytest.raises(OSError) as caught:
             call()
         assert caught.value.errno == errno.ENOSPC
@@ -85,26 +85,26 @@ def test_only_the_chosen_call_fails(disk):
 
 def test_a_broken_disk_stays_broken_until_it_heals(disk):
     """``forever`` fails the chosen call and every later one."""
-    files = FaultFileSystem(disk, {"pread": 2}, forever=True)
-    file = files.open_read("/f")
+    fs = FaultFileSystem(disk, {"pread": 2}, forever=True)
+    file = fs.open_read("/f")
     file.pread(1, 0)
     for _ in range(3):
         with pytest.raises(OSError):
             file.pread(1, 0)
-    files.heal()
+    fs.heal()
 
     assert file.pread(1, 0) == b"1"
 
 
 def test_only_matching_paths_count(disk):
     """Calls on other paths neither fail nor move the count."""
-    files = FaultFileSystem(disk, {"create": 2}, path_part=".qseg")
+    fs = FaultFileSystem(disk, {"create": 2}, path_part=".qseg")
     for name in ("a", "b.qseg", "c"):
-        files.create(f"/{name}")
+        fs.create(f"/{name}")
     with pytest.raises(OSError):
-        files.create("/d.qseg")
+        fs.create("/d.qseg")
 
-    assert files.calls == {"create": 2}
+    assert fs.calls == {"create": 2}
 
 
 @pytest.mark.parametrize("gathered", [False, True])

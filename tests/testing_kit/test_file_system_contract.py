@@ -15,7 +15,7 @@ from quiver.testing.faultfs import FaultFileSystem
 
 class TestRealFiles(FileSystemContract):
     @pytest.fixture
-    def files(self):
+    def fs(self):
         return RealFileSystem()
 
     @pytest.fixture
@@ -48,7 +48,7 @@ class TestRealFilesByWindowsCalls(FileSystemContract):
     """Seek and write under a lock, joined parts, no directory sync: the same promises but two."""
 
     @pytest.fixture
-    def files(self):
+    def fs(self):
         return RealFileSystem(WindowsFiles(_SystemLocks()))
 
     @pytest.fixture
@@ -62,24 +62,24 @@ class TestRealFilesByWindowsCalls(FileSystemContract):
 
 class TestCrashFiles(FileSystemContract):
     @pytest.fixture
-    def files(self):
+    def fs(self):
         return CrashFileSystem()
 
     @pytest.fixture
-    def root(self, files):
-        files.make_dirs("/root")
+    def root(self, fs):
+        fs.make_dirs("/root")
         return "/root"
 
 
 class TestFaultFilesWithoutFaults(TestCrashFiles):
     @pytest.fixture
-    def files(self):
+    def fs(self):
         return FaultFileSystem(CrashFileSystem())
 
 
 class TestFaultFilesOverRealFiles(FileSystemContract):
     @pytest.fixture
-    def files(self):
+    def fs(self):
         return FaultFileSystem(RealFileSystem())
 
     @pytest.fixture

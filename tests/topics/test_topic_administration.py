@@ -20,8 +20,8 @@ def fill(log, count):
 
 def test_truncating_deletes_whole_files():
     """Below the offset that was asked for, never above it; durably; and later messages keep their offsets."""
-    files = CrashFileSystem()
-    with open_topics(files, rotate_max_bytes=300) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs, rotate_max_bytes=300) as store:
         log = store.topic(TOPIC)
         fill(log, 20)
         start = store.truncate(TOPIC, 11)
@@ -29,7 +29,7 @@ def test_truncating_deletes_whole_files():
         assert offsets(log) == list(range(start, 20))
         assert store.truncate(TOPIC, 3) == start
         log.flush()
-    with open_topics(files.clone_after_crash(1), rotate_max_bytes=300) as store:
+    with open_topics(fs.clone_after_crash(1), rotate_max_bytes=300) as store:
         assert offsets(store.topic(TOPIC)) == list(range(start, 20))
         assert store.truncate(TOPIC, "latest") == 20
         assert offsets(store.topic(TOPIC)) == []
@@ -67,20 +67,20 @@ def test_a_subscription_passes_over_what_was_truncated():
 
 def test_deleting_a_topic():
     """Its files, its subscriptions and what was kept aside are gone; others are not; a new one begins at 0."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         log = store.topic(TOPIC)
         fill(log, 5)
         fill(store.topic("default/other"), 3)
-        files.make_dirs(f"{DIRECTORY}/quarantine")
-        files.create(f"{DIRECTORY}/quarantine/x").close()
+        fs.make_dirs(f"{DIRECTORY}/quarantine")
+        fs.create(f"{DIRECTORY}/quarantine/x").close()
         subscription = store.subscribe(TOPIC, "billing", start=0)
         store.delete(TOPIC)
         assert subscription.closed
         with pytest.raises(StoreClosedError):
             log.append(b"x")
         assert store.topics() == ["default/other"]
-        assert files.list_dir(f"{ROOT}/default") == ["other"]
+        assert fs.list_dir(f"{ROOT}/default") == ["other"]
         with pytest.raises(UsageError, match="there is no topic"):
             store.delete(TOPIC)
         assert store.topic(TOPIC).append(b"x") == 0
@@ -89,11 +89,11 @@ def test_deleting_a_topic():
 
 def test_a_topic_that_somebody_reads_from_another_process_is_not_deleted():
     """A streaming query holds its subscription: stopping it comes first."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         fill(store.topic(TOPIC), 5)
         store.subscribe(TOPIC, "query", start=0).close()
-        lock = SubscriptionFiles(files, DIRECTORY).hold("query", owner="spark", clock=ManualClock())
+        lock = SubscriptionFiles(fs, DIRECTORY).hold("query", owner="spark", clock=ManualClock())
         with pytest.raises(DirectoryInUseError, match="spark"):
             store.delete(TOPIC)
         assert payloads(store.topic(TOPIC)) == [b"%d" % number for number in range(5)]
@@ -104,20 +104,20 @@ def test_a_topic_that_somebody_reads_from_another_process_is_not_deleted():
 
 def test_a_crash_while_a_topic_is_deleted():
     """It is there, or it is gone for good; nothing of it stays on the disk after the next opening."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     found = set()
-    with open_topics(files) as store:
+    with open_topics(fs) as store:
         fill(store.topic(TOPIC), 5)
         store.subscribe(TOPIC, "billing", start=0)
         store.flush()
         disks = []
 
         def snap(*_):
-            disks.extend((files.clone_after_kill(), files.clone_after_crash(seed=len(disks))))
+            disks.extend((fs.clone_after_kill(), fs.clone_after_crash(seed=len(disks))))
 
-        files.on_step = snap
+        fs.on_step = snap
         store.delete(TOPIC)
-        files.on_step = lambda _op, _path: None
+        fs.on_step = lambda _op, _path: None
     for disk in disks:
         with open_topics(disk) as store:
             if store.topics():

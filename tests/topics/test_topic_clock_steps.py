@@ -17,9 +17,9 @@ STEPS_S = pytest.mark.parametrize("step_s", [-DAYS_S, DAYS_S])
 HOUR = {"deleter": {"retention_time_minutes": 60, "check_interval_minutes": 1}}
 
 
-def opened(clock: ManualClock, files: CrashFileSystem, chosen: dict[str, object]) -> TopicStore:
+def opened(clock: ManualClock, fs: CrashFileSystem, chosen: dict[str, object]) -> TopicStore:
     settings = TopicSettings.from_mapping(chosen)
-    return TopicStore.open(ROOT, settings=settings, files=files, clock=clock, background=False)
+    return TopicStore.open(ROOT, settings=settings, fs=fs, clock=clock, background=False)
 
 
 @STEPS_S
@@ -48,13 +48,13 @@ def test_age(step_s: int, looks: bool) -> None:
 def test_a_restart_after_a_step_back() -> None:
     """Files from the future are as old as the process: they go in time, and keep no others."""
     clock = ManualClock()
-    files = CrashFileSystem(clock=clock)
-    with opened(clock, files, HOUR) as store:
+    fs = CrashFileSystem(clock=clock)
+    with opened(clock, fs, HOUR) as store:
         store.topic(TOPIC).append(b"0")
         store.topic(TOPIC).wal.rotate()
         store.topic(TOPIC).append(b"1")
     clock.step_wall(-DAYS_S)
-    with opened(clock, files, HOUR) as store:
+    with opened(clock, fs, HOUR) as store:
         log = store.topic(TOPIC)
         store.maintain()
         assert offsets(log) == [0, 1]
@@ -67,18 +67,18 @@ def test_a_restart_after_a_step_back() -> None:
 def test_a_restart_after_a_step_forward() -> None:
     """Nobody can tell it from time that passed: what is too old goes, unless a subscription keeps it."""
     clock = ManualClock()
-    files = CrashFileSystem(clock=clock)
+    fs = CrashFileSystem(clock=clock)
     kept = {"deleter": {**HOUR["deleter"], "wait_for_subscriptions": True}}
-    with opened(clock, files, kept) as store:
+    with opened(clock, fs, kept) as store:
         for number in range(2):
             store.topic(TOPIC).append(b"%d" % number)
             store.topic(TOPIC).wal.rotate()
         store.subscribe(TOPIC, "billing", start=0)
     clock.step_wall(DAYS_S)
-    with opened(clock, files, kept) as store:
+    with opened(clock, fs, kept) as store:
         store.maintain()
         assert offsets(store.topic(TOPIC)) == [0, 1]
-    with opened(clock, files, HOUR) as store:
+    with opened(clock, fs, HOUR) as store:
         store.topic(TOPIC)
         store.maintain()
         assert offsets(store.topic(TOPIC)) == []

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.usefixtures("quiet")
 class TopicAsLog:
     """One topic of a store, each message one record."""
 
-    def __init__(self, files: FileSystem, wal: dict[str, Any]) -> None:
+    def __init__(self, fs: FileSystem, wal: dict[str, Any]) -> None:
         self._clock = ManualClock()
-        self._store = open_topics(files, clock=self._clock, **wal)
+        self._store = open_topics(fs, clock=self._clock, **wal)
         try:
             self._log = self._store.topic(TOPIC)
         except BaseException:
@@ -51,15 +51,15 @@ class TestTopic(AppendLogContract):
 
     wal: ClassVar[dict[str, Any]] = {"rotate_max_bytes": 2_000, "cache_capacity": 2}
 
-    def open_log(self, files: FileSystem) -> TopicAsLog:
-        return TopicAsLog(files, self.wal)
+    def open_log(self, fs: FileSystem) -> TopicAsLog:
+        return TopicAsLog(fs, self.wal)
 
-    def tail(self, files: FileSystem) -> tuple[str, int]:
+    def tail(self, fs: FileSystem) -> tuple[str, int]:
         found = []
-        for name in files.list_dir(DIRECTORY):
+        for name in fs.list_dir(DIRECTORY):
             seq = parse_wal_file_name(name)
             if seq is not None:
-                data = files.read_all(f"{DIRECTORY}/{name}", size_max=1 << 20)
+                data = fs.read_all(f"{DIRECTORY}/{name}", size_max=1 << 20)
                 frames, end, _ = take_frames(data)
                 found += [(seq, f"{DIRECTORY}/{name}", end)] if frames else []
         _, path, end = max(found)

@@ -74,19 +74,19 @@ def check(disk: CrashFileSystem, told: Told, promised: int, label: str) -> None:
 
 def test_a_crash_at_any_step():
     """What was promised is there under its offset; nothing is invented, and no offset is given out twice."""
-    files, clock, told = CrashFileSystem(), ManualClock(), Told()
+    fs, clock, told = CrashFileSystem(), ManualClock(), Told()
     moments: list[tuple[str, Told, CrashFileSystem, list[CrashFileSystem]]] = []
 
     def crash(operation: str, path: str) -> None:
         label = f"step {len(moments)} ({operation} {path})"
-        lost = [files.clone_after_crash(seed) for seed in SEEDS]
-        moments.append((label, told.copy(), files.clone_after_kill(), lost))
+        lost = [fs.clone_after_crash(seed) for seed in SEEDS]
+        moments.append((label, told.copy(), fs.clone_after_kill(), lost))
 
-    store = open_topics(files, clock=clock, **WAL)
-    files.on_step = crash
+    store = open_topics(fs, clock=clock, **WAL)
+    fs.on_step = crash
     live(store, clock, told)
     live(store, clock, told)
-    files.on_step = None
+    fs.on_step = None
     store.close()
     assert len(moments) > 150
     assert told.released > 6

@@ -66,27 +66,27 @@ def test_the_dead_letters_of_every_topic_have_a_name(length):
 # ── files that were moved about ──────────────────────────────────────────────────────────────────────────
 
 
-def filled(files: CrashFileSystem) -> list[bytes]:
+def filled(fs: CrashFileSystem) -> list[bytes]:
     """Several small files; the newest one has messages, too."""
-    with open_topics(files, rotate_max_bytes=200) as store:
+    with open_topics(fs, rotate_max_bytes=200) as store:
         log = store.topic(TOPIC)
         for number in range(20):
             log.append(b"%d" % number)
         return payloads(log)
 
 
-def names(files: CrashFileSystem) -> list[str]:
-    return [name for name in files.list_dir(DIRECTORY) if name.endswith(".log")]
+def names(fs: CrashFileSystem) -> list[str]:
+    return [name for name in fs.list_dir(DIRECTORY) if name.endswith(".log")]
 
 
 def test_a_renamed_file_is_read_where_its_messages_belong():
     """Whichever it is, and whatever its new number: nothing is lost, and the offsets go on."""
     for which in range(4):
-        files = CrashFileSystem()
-        wanted = filled(files)
-        files.rename(f"{DIRECTORY}/{names(files)[which]}", f"{DIRECTORY}/wal.99.log")
+        fs = CrashFileSystem()
+        wanted = filled(fs)
+        fs.rename(f"{DIRECTORY}/{names(fs)[which]}", f"{DIRECTORY}/wal.99.log")
         for _ in range(2):
-            with open_topics(files, rotate_max_bytes=200) as store:
+            with open_topics(fs, rotate_max_bytes=200) as store:
                 log = store.topic(TOPIC)
                 assert log.append(b"more") == len(wanted)
                 wanted.append(b"more")
@@ -97,13 +97,13 @@ def test_a_renamed_file_is_read_where_its_messages_belong():
 def test_a_copied_file_repeats_and_hides_nothing():
     """Whole or cut short: the longer one is read."""
     for which, cut in itertools.product(range(4), (0, 30)):
-        files = CrashFileSystem()
-        wanted = filled(files)
-        data = read_file(files, f"{DIRECTORY}/{names(files)[which]}")
-        copy = files.create(f"{DIRECTORY}/wal.99.log")
+        fs = CrashFileSystem()
+        wanted = filled(fs)
+        data = read_file(fs, f"{DIRECTORY}/{names(fs)[which]}")
+        copy = fs.create(f"{DIRECTORY}/wal.99.log")
         copy.pwrite(data[: len(data) - cut], 0)
         copy.close()
-        with open_topics(files, rotate_max_bytes=200) as store:
+        with open_topics(fs, rotate_max_bytes=200) as store:
             log = store.topic(TOPIC)
             assert log.append(b"more") == len(wanted)
             assert payloads(log) == [*wanted, b"more"]
@@ -114,8 +114,8 @@ def test_a_copied_file_repeats_and_hides_nothing():
 
 def test_a_topic_that_is_opened_while_the_store_closes_is_not_left_open():
     """Another process may have the directory as soon as it is closed."""
-    files = CrashFileSystem()
-    store = open_topics(files)
+    fs = CrashFileSystem()
+    store = open_topics(fs)
     opened: list[Any] = []
     original = store._open_log
 
@@ -133,8 +133,8 @@ def test_a_topic_that_is_opened_while_the_store_closes_is_not_left_open():
 
 def test_a_topic_that_is_unloaded_is_not_opened_before_its_files_are_let_go():
     """Its last checkpoint would replace one that is newer."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         log = store.topic(TOPIC)
         log.append(b"0")
         begun, opened = threading.Event(), threading.Event()
@@ -173,17 +173,17 @@ def test_a_topic_in_memory_is_unloaded_too():
 @pytest.mark.parametrize("rotate", [None, 200])
 def test_other_files_than_the_topic_has_are_refused(before, after, rotate):
     """It would begin anew beside them; and whoever looks at it finds them by themselves."""
-    files = CrashFileSystem()
-    with open_topics(files, file_name=before, rotate_max_bytes=rotate) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs, file_name=before, rotate_max_bytes=rotate) as store:
         store.topic(TOPIC).append_batch([b"x"] * 20)
         store.topic(TOPIC).append(b"x")
-    with open_topics(files, file_name=after) as store:
+    with open_topics(fs, file_name=after) as store:
         assert store.topics() == [TOPIC]
         with pytest.raises(SettingsError, match=f"are called {before}"):
             store.topic(TOPIC)
-    checked = check_topic_directory(files, DIRECTORY)
+    checked = check_topic_directory(fs, DIRECTORY)
     assert (checked.next_offset, checked.sound, sum(one.messages for one in checked.files)) == (21, True, 21)
-    assert len(list(TopicFiles("/topics", TOPIC, files=files).read())) == 21
+    assert len(list(TopicFiles("/topics", TOPIC, fs=fs).read())) == 21
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])

@@ -27,28 +27,28 @@ WAL = f"{DIRECTORY}/wal.log"
 
 def test_promised_durable_after_fsync():
     """It only flushed to the kernel: a durable append really survives a power loss, and the interval's sync too."""
-    files, clock = CrashFileSystem(), ManualClock()
-    store = open_topics(files, clock=clock)
+    fs, clock = CrashFileSystem(), ManualClock()
+    store = open_topics(fs, clock=clock)
     log = store.topic(TOPIC)
     log.append(b"0", durable=True)
     log.append(b"1")
     for expected, seconds in ((1, 0), (2, 6)):
         clock.advance(seconds)
         store.maintain()
-        with open_topics(files.clone_after_crash(0)) as other:
+        with open_topics(fs.clone_after_crash(0)) as other:
             assert other.topic(TOPIC).current_offset() == expected
     store.close()
 
 
 def test_promised_state_restored_from_the_checkpoint():
     """It began at offset 0, file 0 and an empty list of files: all three go on."""
-    files = CrashFileSystem()
-    with open_topics(files, rotate_max_bytes=250) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs, rotate_max_bytes=250) as store:
         store.topic(TOPIC).append_batch([b"x"] * 2)
         for _ in range(6):
             store.topic(TOPIC).append(b"x")
         before = [(file.seq, file.first_offset, file.next_offset) for file in store.topic(TOPIC).wal.files()]
-    with open_topics(files, rotate_max_bytes=250) as store:
+    with open_topics(fs, rotate_max_bytes=250) as store:
         log = store.topic(TOPIC)
         assert [(file.seq, file.first_offset, file.next_offset) for file in log.wal.files()] == before
         assert log.append(b"x") == 8
@@ -56,26 +56,26 @@ def test_promised_state_restored_from_the_checkpoint():
 
 def test_promised_self_healing_of_partial_writes():
     """A torn frame hid everything that was appended behind it: it is cut off first."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"0", b"1"])
-        end = len(read_file(files, WAL))
+        end = len(read_file(fs, WAL))
         store.topic(TOPIC).append(b"torn" * 100)  # longer than what comes after it: that cannot hide it
-    file = files.open_write(WAL)
+    file = fs.open_write(WAL)
     file.truncate(end + 300)
     file.close()
-    files.remove(f"{DIRECTORY}/wal.ckpt")  # it would say that all of it was synced
-    with open_topics(files) as store:
+    fs.remove(f"{DIRECTORY}/wal.ckpt")  # it would say that all of it was synced
+    with open_topics(fs) as store:
         log = store.topic(TOPIC)
         assert log.append(b"2") == 2
         assert payloads(log) == [b"0", b"1", b"2"]
-    assert take_frames(read_file(files, WAL))[1] == len(read_file(files, WAL))
+    assert take_frames(read_file(fs, WAL))[1] == len(read_file(fs, WAL))
 
 
 def test_promised_start_offset_survives_the_next_flush():
     """The writer's next checkpoint set it to 0 again, and readers skipped the deleted range in silence."""
-    files, clock = CrashFileSystem(), ManualClock()
-    store = open_topics(files, clock=clock, rotate_max_bytes=100, cache_capacity=1)
+    fs, clock = CrashFileSystem(), ManualClock()
+    store = open_topics(fs, clock=clock, rotate_max_bytes=100, cache_capacity=1)
     log = store.topic(TOPIC)
     for _ in range(6):
         log.append(b"x")
@@ -83,7 +83,7 @@ def test_promised_start_offset_survives_the_next_flush():
     log.append(b"x")
     clock.advance(10)
     store.maintain()
-    assert decode_wal_checkpoint(read_file(files, f"{DIRECTORY}/wal.ckpt")).value.start_offset == 3
+    assert decode_wal_checkpoint(read_file(fs, f"{DIRECTORY}/wal.ckpt")).value.start_offset == 3
     with log.reader(0, follow=False, on_lost="skip") as reader:
         assert [message.offset for message in reader] == [3, 4, 5, 6]
         assert reader.lost == [(0, 3)]
@@ -92,8 +92,8 @@ def test_promised_start_offset_survives_the_next_flush():
 
 def test_promised_order_of_concurrent_appends():
     """Offset, memory and disk were filled one after the other without a common lock: frames lay out of order."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         log = store.topic(TOPIC)
         given: list[list[int]] = [[] for _ in range(4)]
 
@@ -108,7 +108,7 @@ def test_promised_order_of_concurrent_appends():
         for thread in threads:
             thread.join(30)
         assert sorted(offset for mine in given for offset in mine) == list(range(600))
-        assert [place[0] for place in take_frames(read_file(files, WAL))[0]] == list(range(600))
+        assert [place[0] for place in take_frames(read_file(fs, WAL))[0]] == list(range(600))
 
 
 def test_promised_backpressure():
@@ -127,33 +127,33 @@ def test_promised_backpressure():
 
 def test_lost_what_was_acknowledged_when_the_process_died():
     """It was in memory only, for five seconds or ten megabytes."""
-    files = CrashFileSystem()
-    store = open_topics(files)
+    fs = CrashFileSystem()
+    store = open_topics(fs)
     for number in range(100):
         store.topic(TOPIC).append(b"%d" % number)
-        with open_topics(files.clone_after_kill()) as other:
+        with open_topics(fs.clone_after_kill()) as other:
             assert other.topic(TOPIC).current_offset() == number + 1
     store.close()
 
 
 def test_lost_on_a_clean_stop():
     """Nobody flushed on the way out."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         store.topic(TOPIC).append(b"1")
-    with open_topics(files.clone_after_crash(0)) as store:
+    with open_topics(fs.clone_after_crash(0)) as store:
         assert payloads(store.topic(TOPIC)) == [b"1"]
 
 
 def test_lost_after_a_restart_because_offsets_began_at_zero():
     """A consumer's cursor was far above them: it goes on where it stood and gets what is new."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"old"] * 50)
         with store.subscribe(TOPIC, "s", start="earliest").consumer("a") as consumer:
             for _ in range(50):
                 consumer.receive(0).ack()
-    with open_topics(files.clone_after_kill()) as store:
+    with open_topics(fs.clone_after_kill()) as store:
         store.topic(TOPIC).append(b"new")
         with store.subscribe(TOPIC, "s").consumer("a") as consumer:
             assert consumer.receive(0).message.payload == b"new"
@@ -206,10 +206,10 @@ def test_lost_because_a_failed_read_meant_latest():
     with open_topics(disk) as store:
         store.subscribe(TOPIC, "s", start="earliest")
         store.topic(TOPIC).append_batch([b"x"] * 3)
-    files = FaultFileSystem(disk, path_part="s.sub")
-    with open_topics(files) as store:
+    fs = FaultFileSystem(disk, path_part="s.sub")
+    with open_topics(fs) as store:
         store.topic(TOPIC)
-        files.fail_on("read_all")
+        fs.fail_on("read_all")
         with pytest.raises(OSError, match="Input/output"):
             store.subscribe(TOPIC, "s")
         assert store.subscribe(TOPIC, "s").next_offset == 0
@@ -217,25 +217,25 @@ def test_lost_because_a_failed_read_meant_latest():
 
 def test_lost_behind_a_corrupt_frame():
     """The rest of the file was skipped, and then deleted: it is served, and so are all files behind it."""
-    files = CrashFileSystem()
-    with open_topics(files, rotate_max_bytes=600) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs, rotate_max_bytes=600) as store:
         for _ in range(30):
             store.topic(TOPIC).append(b"x" * 20)
-    overwrite(files, WAL, 150, b"\xff\xff")
-    with open_topics(files, rotate_max_bytes=600) as store:
+    overwrite(fs, WAL, 150, b"\xff\xff")
+    with open_topics(fs, rotate_max_bytes=600) as store:
         assert offsets(store.topic(TOPIC)) == [0, *range(2, 30)]
 
 
 def test_lost_by_sealing_what_was_not_flushed():
     """A seal spoke of the tip while the tail was in a buffer: everything is synced, and nothing is taken after it."""
-    files = CrashFileSystem()
-    store = open_topics(files)
+    fs = CrashFileSystem()
+    store = open_topics(fs)
     log = store.topic(TOPIC)
     log.append_batch([b"x"] * 5)
     assert store.unload(TOPIC) == 5
     with pytest.raises(StoreClosedError):
         log.append(b"late")
-    with open_topics(files.clone_after_crash(0)) as other:
+    with open_topics(fs.clone_after_crash(0)) as other:
         assert other.topic(TOPIC).current_offset() == 5
     assert store.topic(TOPIC).append(b"again") == 5
     store.close()
@@ -243,8 +243,8 @@ def test_lost_by_sealing_what_was_not_flushed():
 
 def test_lost_by_an_offset_beyond_the_tip():
     """Messages were dropped until it was reached, without end after the offsets began anew: they cannot."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 5)
         reader = store.topic(TOPIC).reader(5)
         store.topic(TOPIC).append(b"5")
@@ -257,12 +257,12 @@ def test_lost_by_an_offset_beyond_the_tip():
 
 def test_repeated_after_a_clean_stop():
     """Up to ten seconds of acknowledgements were not saved on the way out."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 3)
         with store.subscribe(TOPIC, "s", start="earliest").consumer("a") as consumer:
             consumer.receive(0).ack()
-    with open_topics(files) as store, store.subscribe(TOPIC, "s").consumer("a") as consumer:
+    with open_topics(fs) as store, store.subscribe(TOPIC, "s").consumer("a") as consumer:
         assert consumer.receive(0).offset == 1
 
 
@@ -287,10 +287,10 @@ def test_stuck_after_a_reader_error():
     disk = CrashFileSystem()
     with open_topics(disk) as store:
         store.topic(TOPIC).append_batch([b"x"] * 9)
-    files = FaultFileSystem(disk, path_part="wal.log")
-    with open_topics(files) as store:
+    fs = FaultFileSystem(disk, path_part="wal.log")
+    with open_topics(fs) as store:
         reader = store.topic(TOPIC).reader(0, follow=False)
-        files.fail_on("pread")
+        fs.fail_on("pread")
         with pytest.raises(OSError, match="Input/output"):
             next(reader)
         assert [message.offset for message in reader] == list(range(9))
@@ -334,11 +334,11 @@ def test_leaked_in_memory_mode():
 
 def test_leaked_by_each_topic():
     """Ten and fifty megabytes of buffers for each: two hundred topics share one thread and little memory."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     threads = threading.active_count()
     tracemalloc.start()
     try:
-        store = TopicStore.open(ROOT, files=files)
+        store = TopicStore.open(ROOT, fs=fs)
         before = tracemalloc.get_traced_memory()[0]
         logs = [store.topic(f"default/t{number}") for number in range(200)]
         for log in logs:
@@ -357,10 +357,10 @@ def test_leaked_by_each_topic():
 
 def test_two_writers_of_one_directory():
     """One writer was assumed and not enforced."""
-    files = CrashFileSystem()
-    with open_topics(files), pytest.raises(DirectoryInUseError, match="topics"):
-        open_topics(files)
-    open_topics(files).close()
+    fs = CrashFileSystem()
+    with open_topics(fs), pytest.raises(DirectoryInUseError, match="topics"):
+        open_topics(fs)
+    open_topics(fs).close()
 
 
 def test_two_callers_at_once_get_one_log():
@@ -388,7 +388,7 @@ def test_the_background_thread_does_what_maintain_does():
         "subscriptions": {"progress_flush_interval_seconds": 2},
     }
     clock = ManualClock(waits="hold")
-    with TopicStore.open(ROOT, settings=settings, files=CrashFileSystem(), clock=clock) as store:
+    with TopicStore.open(ROOT, settings=settings, fs=CrashFileSystem(), clock=clock) as store:
         log = store.topic(TOPIC)
         log.append(b"x")
         clock.wait_for_waiters()

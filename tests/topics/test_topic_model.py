@@ -20,7 +20,7 @@ class TopicModel(RuleBasedStateMachine):
 
     @initialize(rotate=st.sampled_from([None, 150, 600]), cache=st.sampled_from([1, 4, 1024]))
     def begin(self, rotate: int | None, cache: int) -> None:
-        self.files = CrashFileSystem()
+        self.fs = CrashFileSystem()
         self.clock = ManualClock()
         self.wal = {"cache_capacity": cache} | ({"rotate_max_bytes": rotate} if rotate else {})
         self.messages: list[bytes] = []
@@ -28,7 +28,7 @@ class TopicModel(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.store = open_topics(self.files, clock=self.clock, **self.wal)
+        self.store = open_topics(self.fs, clock=self.clock, **self.wal)
         self.log = self.store.topic(TOPIC)
         self.reader = self.log.reader(self.start)
 
@@ -92,13 +92,13 @@ class TopicModel(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        self.files = self.files.clone_after_kill()
+        self.fs = self.fs.clone_after_kill()
         self.open()
 
     @rule(seed=st.integers(0, 5))
     def lose_power(self, seed: int) -> None:
         # Whatever is found lies behind all that was synced, and is what was appended there, perhaps with a gap.
-        self.files = self.files.clone_after_crash(seed)
+        self.fs = self.fs.clone_after_crash(seed)
         self.open()
         kept = {
             message.offset: message.payload for message in self.log.reader(self.start, follow=False, on_lost="skip")

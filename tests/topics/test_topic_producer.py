@@ -19,8 +19,8 @@ def text(number: int) -> bytes:
 
 def test_sent_again_appended_once():
     """In the same process, by another of the same name, and after a restart; others' numbers are their own."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         log = store.topic(TOPIC)
         edge = log.producer("edge-1")
         assert edge.last_sequence is None
@@ -28,7 +28,7 @@ def test_sent_again_appended_once():
         assert log.producer("edge-1").append(text(2), sequence=2) is None
         assert log.producer("edge-2").append(b"other", sequence=1) == 3
         log.append(b"without")
-    with open_topics(files) as store:
+    with open_topics(fs) as store:
         log = store.topic(TOPIC)
         edge = log.producer("edge-1")
         assert edge.last_sequence == 2
@@ -62,14 +62,14 @@ def test_a_batch_of_which_some_are_there():
 @pytest.mark.parametrize("sync_every", [1, 3, 100])
 def test_whatever_a_crash_takes(sync_every):
     """Sent again from any point on, each message is there exactly once and in order, at every step of a crash."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     disks = []
-    store = open_topics(files, rotate_max_bytes=300)
+    store = open_topics(fs, rotate_max_bytes=300)
     edge = store.topic(TOPIC).producer("edge")
-    files.on_step = lambda *_: disks.append(files.clone_after_crash(len(disks)))
+    fs.on_step = lambda *_: disks.append(fs.clone_after_crash(len(disks)))
     for number in range(8):
         edge.append(text(number), sequence=number, durable=not number % sync_every)
-    files.on_step = lambda *_: None
+    fs.on_step = lambda *_: None
     store.close()
     assert len(disks) > 8
     for disk in disks:
@@ -83,12 +83,12 @@ def test_whatever_a_crash_takes(sync_every):
 
 def test_a_repeated_durable_append_is_durable():
     """The first try may not have been: the answer to the second one promises as much."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         edge = store.topic(TOPIC).producer("edge")
         assert edge.append(text(0), sequence=0) == 0
         assert edge.append(text(0), sequence=0, durable=True) is None
-        with open_topics(files.clone_after_crash(1)) as other:
+        with open_topics(fs.clone_after_crash(1)) as other:
             assert payloads(other.topic(TOPIC)) == [text(0)]
 
 
@@ -104,16 +104,16 @@ def test_what_failed_was_not_sent():
 
 def test_how_far_back_is_looked():
     """What lies further back than the window is not known; damage within it is not passed over."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         log = store.topic(TOPIC)
         log.producer("edge").append(text(0), sequence=9)
         log.append_batch([b"x"] * 5)
-    with open_topics(files) as store:
+    with open_topics(fs) as store:
         assert store.topic(TOPIC).producer("edge", window_messages=5).last_sequence is None
         assert store.topic(TOPIC).producer("edge", window_messages=6).last_sequence == 9
-    overwrite(files, f"{DIRECTORY}/wal.log", 60, b"\xff")
-    with open_topics(files) as store:
+    overwrite(fs, f"{DIRECTORY}/wal.log", 60, b"\xff")
+    with open_topics(fs) as store:
         with pytest.raises(DataLossError):
             store.topic(TOPIC).producer("edge")
         assert store.topic(TOPIC).producer("edge", window_messages=5).last_sequence is None

@@ -53,14 +53,14 @@ def test_a_reader_that_does_not_follow_ends():
 def test_everything_of_a_message_comes_back():
     """The same from memory and from the file."""
     clock = ManualClock(now_ns=1_700_000_000_123_456_789)
-    files = CrashFileSystem()
-    with open_topics(files, clock=clock) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs, clock=clock) as store:
         log = store.topic(TOPIC)
         log.append(bytearray(b"p"), attributes={"ä": "ö", "": ""}, key="k")
         log.append(memoryview(b"xpx")[1:2], publish_time_ns=5_999_999)
         log.append_batch([b"", (b"z", {"a": "b"}), (b"y", None)])
         from_memory = list(log.reader(0, follow=False))
-    with open_topics(files) as store:
+    with open_topics(fs) as store:
         from_file = list(store.topic(TOPIC).reader(0, follow=False))
     assert from_file == from_memory
     first, second, empty, third, fourth = from_file
@@ -72,8 +72,8 @@ def test_everything_of_a_message_comes_back():
 
 def test_what_cannot_be_appended():
     """Is refused before anything is written."""
-    files = CrashFileSystem()
-    with open_topics(files, max_message_size=10) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs, max_message_size=10) as store:
         log = store.topic(TOPIC)
         for wrong in (
             lambda: log.append(b"x" * 11), lambda: log.append("text"), lambda: log.append(5),
@@ -103,8 +103,8 @@ def test_memory_only_loses_what_was_evicted_and_says_so():
 def test_start_at_a_time():
     """The first message published then or later, in whatever file it is."""
     clock = ManualClock(now_ns=0)
-    files = CrashFileSystem()
-    with open_topics(files, clock=clock, rotate_max_bytes=300, cache_capacity=2) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs, clock=clock, rotate_max_bytes=300, cache_capacity=2) as store:
         log = store.topic(TOPIC)
         for _ in range(20):
             log.append(b"x")
@@ -351,13 +351,13 @@ def test_a_hole_between_objects_is_a_lost_range():
 
 def test_an_object_helps_out_where_a_file_is_damaged():
     """The file was uploaded before it was damaged; nothing is lost."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 9)
-    file = files.open_write(f"{DIRECTORY}/wal.log")
+    file = fs.open_write(f"{DIRECTORY}/wal.log")
     file.pwrite(b"\xff" * 200, 300)
     file.close()
-    with open_topics(files, cold=Objects((0, 9))) as store:
+    with open_topics(fs, cold=Objects((0, 9))) as store:
         log = store.topic(TOPIC)
         assert offsets(log) == list(range(9))
         assert b"cold 4" in payloads(log)

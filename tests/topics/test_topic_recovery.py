@@ -24,35 +24,35 @@ QUARANTINE = f"{DIRECTORY}/quarantine"
 
 def filled(count: int, *, payload: bytes = b"", **wal: int) -> CrashFileSystem:
     """A topic that was closed with *count* messages in it."""
-    files = CrashFileSystem()
-    with open_topics(files, **wal) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs, **wal) as store:
         log = store.topic(TOPIC)
         for number in range(count):
             log.append(payload or b"%d" % number)
-    return files
+    return fs
 
 
 def test_offsets_go_on_after_closing_and_after_a_kill():
     """The next one is never one that was given out."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     for expected in range(4):
-        store = open_topics(files)
+        store = open_topics(fs)
         assert store.topic(TOPIC).append(b"%d" % expected) == expected
         if expected % 2:
             store.close()
         else:
-            files = files.clone_after_kill()
-    with open_topics(files) as store:
+            fs = fs.clone_after_kill()
+    with open_topics(fs) as store:
         assert payloads(store.topic(TOPIC)) == [b"0", b"1", b"2", b"3"]
 
 
 def test_the_checkpoint_is_only_a_hint():
     """Missing, cut, of another topic or of yesterday: the log is the same without it."""
-    files = filled(30, rotate_max_bytes=500)
-    sound = read_file(files, CHECKPOINT)
+    fs = filled(30, rotate_max_bytes=500)
+    sound = read_file(fs, CHECKPOINT)
     yesterday = read_file(filled(3), CHECKPOINT)
     for data in (b"", sound[:-1], yesterday, b"x" * 100):
-        disk = files.clone_after_kill()
+        disk = fs.clone_after_kill()
         disk.remove(CHECKPOINT)
         if data:
             disk.create(CHECKPOINT).close()
@@ -64,8 +64,8 @@ def test_the_checkpoint_is_only_a_hint():
 
 def test_the_checkpoint_says_what_is_there():
     """As the document lists it."""
-    files = filled(30, rotate_max_bytes=1500)
-    answer = decode_wal_checkpoint(read_file(files, CHECKPOINT))
+    fs = filled(30, rotate_max_bytes=1500)
+    answer = decode_wal_checkpoint(read_file(fs, CHECKPOINT))
     assert isinstance(answer, Frame)
     told = answer.value
     assert (told.start_offset, told.last_offset, told.file_seq) == (0, 29, len(told.rotated_files))
@@ -76,11 +76,11 @@ def test_the_checkpoint_says_what_is_there():
 
 def test_a_message_that_was_synced_and_is_gone_keeps_its_offset():
     """The tail is damaged after the checkpoint was written: its offset is said to be lost, and not used again."""
-    files = filled(10)
-    data = read_file(files, WAL)
+    fs = filled(10)
+    data = read_file(fs, WAL)
     last = take_frames(data)[0][-1]
-    overwrite(files, WAL, last[1] + 20, b"\xff\xff")
-    with open_topics(files) as store:
+    overwrite(fs, WAL, last[1] + 20, b"\xff\xff")
+    with open_topics(fs) as store:
         log = store.topic(TOPIC)
         assert log.append(b"next") == 10
         with log.reader("earliest", follow=False) as reader:
@@ -89,7 +89,7 @@ def test_a_message_that_was_synced_and_is_gone_keeps_its_offset():
                 found.extend(message.offset for message in iter(lambda: next(reader), None))
             found.extend(message.offset for message in reader)
         assert offsets(log) == [*range(9), 10]
-    assert [name for name in files.list_dir(QUARANTINE) if name.startswith("wal.log.")]
+    assert [name for name in fs.list_dir(QUARANTINE) if name.startswith("wal.log.")]
 
 
 @pytest.mark.parametrize("wal", [{}, {"rotate_max_bytes": 200}], ids=["one file", "many files"])
@@ -98,18 +98,18 @@ def test_damage_at_every_byte(wal):
     Whatever byte of whatever file is damaged, all other messages come back, in order, and the lost one is reported;
     what is appended next does not take an offset that was given out.
     """
-    files = filled(9, **wal)
-    names = [name for name in files.list_dir(DIRECTORY) if name.endswith(".log")]
+    fs = filled(9, **wal)
+    names = [name for name in fs.list_dir(DIRECTORY) if name.endswith(".log")]
     for name in names:
         path = f"{DIRECTORY}/{name}"
-        data = read_file(files, path)
+        data = read_file(fs, path)
         frames = take_frames(data)[0]
         for at in range(len(data)):
-            disk = files.clone_after_kill()
+            disk = fs.clone_after_kill()
             overwrite(disk, path, at, bytes([data[at] ^ 0x21]))
             hit = next(offset for offset, start, end in frames if start <= at < end)
             observer = InMemoryObserver()
-            with TopicStore.open(ROOT, settings={"wal": wal}, files=disk, observer=observer, background=False) as store:
+            with TopicStore.open(ROOT, settings={"wal": wal}, fs=disk, observer=observer, background=False) as store:
                 log = store.topic(TOPIC)
                 assert log.append(b"next") == 9
                 found = offsets(log)
@@ -121,11 +121,11 @@ def test_damage_at_every_byte(wal):
 
 def test_damage_over_many_frames():
     """A block of the disk is gone: what stands before and behind it comes back, and the range is named."""
-    files = filled(400)
-    data = read_file(files, WAL)
-    overwrite(files, WAL, 4096, bytes(4096))
+    fs = filled(400)
+    data = read_file(fs, WAL)
+    overwrite(fs, WAL, 4096, bytes(4096))
     hit = [offset for offset, start, end in take_frames(data)[0] if end > 4096 and start < 8192]
-    with open_topics(files) as store:
+    with open_topics(fs) as store:
         log = store.topic(TOPIC)
         assert offsets(log) == [offset for offset in range(400) if offset not in hit]
         with log.reader("earliest", follow=False, on_lost="skip") as reader:
@@ -137,19 +137,19 @@ def test_damage_over_many_frames():
 
 def test_damage_is_copied_once_and_before_anything_is_done():
     """Opening again finds the same and keeps no second copy."""
-    files = filled(20)
-    overwrite(files, WAL, 300, b"\xff\xff\xff\xff")
+    fs = filled(20)
+    overwrite(fs, WAL, 300, b"\xff\xff\xff\xff")
     for _ in range(3):
-        with open_topics(files) as store:
+        with open_topics(fs) as store:
             assert len(offsets(store.topic(TOPIC))) == 19
-    assert len(files.list_dir(QUARANTINE)) == 1
+    assert len(fs.list_dir(QUARANTINE)) == 1
 
 
 def test_a_file_that_is_missing_is_a_lost_range():
     """Named once; everything else is read."""
-    files = filled(12, rotate_max_bytes=300)
-    files.remove(f"{DIRECTORY}/wal.1.log")
-    with open_topics(files, rotate_max_bytes=300) as store:
+    fs = filled(12, rotate_max_bytes=300)
+    fs.remove(f"{DIRECTORY}/wal.1.log")
+    with open_topics(fs, rotate_max_bytes=300) as store:
         log = store.topic(TOPIC)
         found = offsets(log)
         assert log.append(b"next") == 12
@@ -160,34 +160,34 @@ def test_a_file_that_is_missing_is_a_lost_range():
 
 def test_a_file_cut_between_frames_is_a_lost_range():
     """Nothing parses wrongly there, and still messages are missing."""
-    files = filled(12, rotate_max_bytes=300)
+    fs = filled(12, rotate_max_bytes=300)
     path = f"{DIRECTORY}/wal.1.log"
-    frames = take_frames(read_file(files, path))[0]
-    file = files.open_write(path)
+    frames = take_frames(read_file(fs, path))[0]
+    file = fs.open_write(path)
     file.truncate(frames[-1][1])
     file.close()
-    with open_topics(files, rotate_max_bytes=300) as store:
+    with open_topics(fs, rotate_max_bytes=300) as store:
         assert offsets(store.topic(TOPIC)) == [offset for offset in range(12) if offset != frames[-1][0]]
 
 
 def test_zeros_behind_the_tail_are_no_messages():
     """A file system that had grown the file before it had the bytes."""
-    files = filled(3)
-    overwrite(files, WAL, len(read_file(files, WAL)), bytes(10_000))
-    with open_topics(files) as store:
+    fs = filled(3)
+    overwrite(fs, WAL, len(read_file(fs, WAL)), bytes(10_000))
+    with open_topics(fs) as store:
         assert payloads(store.topic(TOPIC)) == [b"0", b"1", b"2"]
         assert store.topic(TOPIC).append(b"3") == 3
-    assert not files.exists(QUARANTINE)
+    assert not fs.exists(QUARANTINE)
 
 
 def test_a_torn_first_message_of_a_new_file():
     """A crash right behind a rotation: the tip is that of the file before."""
-    files = CrashFileSystem()
-    store = open_topics(files, rotate_max_bytes=100)
+    fs = CrashFileSystem()
+    store = open_topics(fs, rotate_max_bytes=100)
     log = store.topic(TOPIC)
     log.append(b"x" * 100)
     log.append(b"y" * 100)
-    disk = files.clone_after_kill()
+    disk = fs.clone_after_kill()
     disk.remove(CHECKPOINT) if disk.exists(CHECKPOINT) else None
     file = disk.open_write(f"{DIRECTORY}/wal.1.log")
     file.truncate(50)
@@ -200,15 +200,15 @@ def test_a_torn_first_message_of_a_new_file():
 
 def test_leftovers_of_a_deletion_go():
     """The checkpoint says that they are gone; the crash came before they were."""
-    files = CrashFileSystem()
-    store = open_topics(files, rotate_max_bytes=100)
+    fs = CrashFileSystem()
+    store = open_topics(fs, rotate_max_bytes=100)
     log = store.topic(TOPIC)
     for _ in range(5):
         log.append(b"x" * 100)
     disks: list[CrashFileSystem] = []
-    files.on_step = lambda op, path: disks.append(files.clone_after_kill()) if op == "remove" else None
+    fs.on_step = lambda op, path: disks.append(fs.clone_after_kill()) if op == "remove" else None
     assert [file.seq for file in log.wal.release_below(3)] == [0, 1, 2]
-    files.on_step = None
+    fs.on_step = None
     assert log.wal.start_offset == 3
     assert len(disks) == 3
     for disk in disks:
@@ -221,9 +221,9 @@ def test_leftovers_of_a_deletion_go():
 
 def test_all_files_are_gone():
     """The checkpoint keeps the offsets from being used again."""
-    files = filled(7)
-    files.remove(WAL)
-    with open_topics(files) as store:
+    fs = filled(7)
+    fs.remove(WAL)
+    with open_topics(fs) as store:
         log = store.topic(TOPIC)
         assert log.append(b"next") == 7
         assert offsets(log) == [7]
@@ -231,20 +231,20 @@ def test_all_files_are_gone():
 
 def test_others_know_a_higher_offset():
     """What the object store has was given out, too."""
-    files = filled(3)
-    recovered = recover(files, DIRECTORY, file_name="wal.log", observer=InMemoryObserver(), next_offset_min=50)
+    fs = filled(3)
+    recovered = recover(fs, DIRECTORY, file_name="wal.log", observer=InMemoryObserver(), next_offset_min=50)
     assert (recovered.next_offset, recovered.active, recovered.seq) == (50, None, 1)
 
 
 def test_a_failed_sync_poisons():
     """Nothing more is taken; opening again writes what the failed sync lost once more."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk)
-    store = open_topics(files)
+    fs = FaultFileSystem(disk)
+    store = open_topics(fs)
     log = store.topic(TOPIC)
     log.append(b"0", durable=True)
     log.append(b"1")
-    files.fail_on("sync")
+    fs.fail_on("sync")
     with pytest.raises(StoreFailedError):
         log.flush()
     for attempt in (lambda: log.append(b"2"), lambda: log.append_batch([b"2"]), log.flush, log.wal.rotate):

@@ -42,33 +42,33 @@ class Owner(ManualClock):
         return super().wait(condition, timeout_s)
 
 
-def asked(files, store, command, *, wait_s=5.0, **arguments):
-    return ask(files, ROOT, Request(command, arguments), wait_s=wait_s, clock=Owner(store.maintain))
+def asked(fs, store, command, *, wait_s=5.0, **arguments):
+    return ask(fs, ROOT, Request(command, arguments), wait_s=wait_s, clock=Owner(store.maintain))
 
 
 def test_the_owner_does_what_it_is_asked():
     """Subscriptions that are open go on where they were moved to; errors come back as what they are."""
-    files = CrashFileSystem()
-    with open_topics(files, rotate_max_bytes=300) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs, rotate_max_bytes=300) as store:
         fill(store)
         billing = store.subscribe(TOPIC, "billing", start=0)
         with billing.consumer("c") as consumer:
             assert consumer.receive(0).offset == 0
-            assert asked(files, store, "seek", topic=TOPIC, subscription="billing", start=5) == {"offset": 5}
+            assert asked(fs, store, "seek", topic=TOPIC, subscription="billing", start=5) == {"offset": 5}
             assert consumer.receive(0).offset == 5
-            answer = asked(files, store, "seek", topic=TOPIC, subscription="billing", start="2023-11-14T22:13:20+00:00")
+            answer = asked(fs, store, "seek", topic=TOPIC, subscription="billing", start="2023-11-14T22:13:20+00:00")
             assert answer == {"offset": 0}
-            assert asked(files, store, "unsubscribe", topic=TOPIC, subscription="billing") == {}
+            assert asked(fs, store, "unsubscribe", topic=TOPIC, subscription="billing") == {}
             with pytest.raises(StoreClosedError):
                 consumer.receive(0)
         assert store.subscriptions(TOPIC) == []
-        start = asked(files, store, "truncate", topic=TOPIC, before=7)["start_offset"]
+        start = asked(fs, store, "truncate", topic=TOPIC, before=7)["start_offset"]
         assert 0 < start <= 7
         assert payloads(store.topic(TOPIC))[0] == b"%d" % start
-        assert asked(files, store, "unload", topic=None) == {"topics": [{"topic": TOPIC, "next_offset": 8}]}
-        (row,) = asked(files, store, "upload", topic=None)["topics"]
+        assert asked(fs, store, "unload", topic=None) == {"topics": [{"topic": TOPIC, "next_offset": 8}]}
+        (row,) = asked(fs, store, "upload", topic=None)["topics"]
         assert "open its directory with objects" in row["problem"]
-        assert asked(files, store, "delete", topic=TOPIC) == {}
+        assert asked(fs, store, "delete", topic=TOPIC) == {}
         assert store.topics() == []
         for arguments, words in (
             ({"command": "seek", "topic": "a/b", "subscription": "x", "start": 1}, "there is no topic a/b"),
@@ -77,16 +77,16 @@ def test_the_owner_does_what_it_is_asked():
             ({"command": "explode"}, "no command; known are seek"),
         ):
             with pytest.raises(UsageError, match=words):
-                asked(files, store, **arguments)
-        assert files.list_dir(f"{ROOT}/.requests") == []
+                asked(fs, store, **arguments)
+        assert fs.list_dir(f"{ROOT}/.requests") == []
 
 
 def test_errors_of_a_command_come_back():
     """As something to try later, as wrong use, or as an error; an unexpected one ends no thread."""
-    files = CrashFileSystem()
-    files.make_dirs(ROOT)
-    lock = hold(files, f"{ROOT}/{LOCK_NAME}", owner="topics")
-    queue = RequestQueue(files, ROOT)
+    fs = CrashFileSystem()
+    fs.make_dirs(ROOT)
+    lock = hold(fs, f"{ROOT}/{LOCK_NAME}", owner="topics")
+    queue = RequestQueue(fs, ROOT)
     for error, kind in (
         (DirectoryInUseError("a", "b"), TransientError),
         (UsageError("no"), UsageError),
@@ -99,50 +99,50 @@ def test_errors_of_a_command_come_back():
             raise error
 
         with pytest.raises(kind, match=str(error.args[-1])):
-            ask(files, ROOT, Request("x", {}), wait_s=5, clock=Owner(lambda fail=fail: queue.serve(fail)))
+            ask(fs, ROOT, Request("x", {}), wait_s=5, clock=Owner(lambda fail=fail: queue.serve(fail)))
     lock.release()
 
 
 def test_nobody_answers():
     """The request is taken back, unless it was taken: then it goes on. Damaged requests are refused."""
-    files = CrashFileSystem()
-    files.make_dirs(ROOT)
-    lock = hold(files, f"{ROOT}/{LOCK_NAME}", owner="topics")
-    queue = RequestQueue(files, ROOT)
+    fs = CrashFileSystem()
+    fs.make_dirs(ROOT)
+    lock = hold(fs, f"{ROOT}/{LOCK_NAME}", owner="topics")
+    queue = RequestQueue(fs, ROOT)
     with pytest.raises(DirectoryInUseError, match="did not take the request within 5 s"):
-        ask(files, ROOT, Request("x", {}), wait_s=5, clock=ManualClock())
+        ask(fs, ROOT, Request("x", {}), wait_s=5, clock=ManualClock())
     assert queue.serve(lambda _: {}) == 0
 
     def taken():
-        for name in files.list_dir(f"{ROOT}/.requests"):
-            files.rename(f"{ROOT}/.requests/{name}", f"{ROOT}/.requests/{name.partition('.')[0]}.taken")
+        for name in fs.list_dir(f"{ROOT}/.requests"):
+            fs.rename(f"{ROOT}/.requests/{name}", f"{ROOT}/.requests/{name.partition('.')[0]}.taken")
 
     with pytest.raises(DirectoryInUseError, match="has begun and not finished within 5 s"):
-        ask(files, ROOT, Request("x", {}), wait_s=5, clock=Owner(taken))
+        ask(fs, ROOT, Request("x", {}), wait_s=5, clock=Owner(taken))
 
     def damaged():
-        for name in files.list_dir(f"{ROOT}/.requests"):
-            file = files.open_write(f"{ROOT}/.requests/{name}")
+        for name in fs.list_dir(f"{ROOT}/.requests"):
+            file = fs.open_write(f"{ROOT}/.requests/{name}")
             file.pwrite(b"?", 3)
             file.close()
         queue.serve(lambda _: {})
 
     with pytest.raises(UsageError, match="checksum of the note differs"):
-        ask(files, ROOT, Request("x", {}), wait_s=5, clock=Owner(damaged))
+        ask(fs, ROOT, Request("x", {}), wait_s=5, clock=Owner(damaged))
     lock.release()
 
 
 def test_another_process_has_the_directory_by_now():
     """It removes what was asked of the one before; who asked is told to ask again."""
-    files = CrashFileSystem()
-    first = open_topics(files)
+    fs = CrashFileSystem()
+    first = open_topics(fs)
 
     def restart():
         first.close()
-        open_topics(files).close()
+        open_topics(fs).close()
 
-    assert ask(files, ROOT, Request("x", {}), wait_s=5, clock=Owner(restart)) is None
-    assert files.list_dir(f"{ROOT}/.requests") == []
+    assert ask(fs, ROOT, Request("x", {}), wait_s=5, clock=Owner(restart)) is None
+    assert fs.list_dir(f"{ROOT}/.requests") == []
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.usefixtures("quiet")
 MIB = 1024 * 1024
 
 
-def opened(settings, *, files=None, clock=None, observer=None):
+def opened(settings, *, fs=None, clock=None, observer=None):
     return TopicStore.open(
-        ROOT, settings=settings, files=files or CrashFileSystem(), clock=clock or ManualClock(),
+        ROOT, settings=settings, fs=fs or CrashFileSystem(), clock=clock or ManualClock(),
         observer=observer or InMemoryObserver(), background=False,
     )  # fmt: skip
 
@@ -74,9 +74,9 @@ def test_age():
 
 def test_a_crash_brings_nothing_back():
     """And the offsets go on."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     chosen = {"wal": {"rotate_max_bytes": 300}, "deleter": {"retention_size_mb": 0}}
-    with opened(chosen, files=files) as store:
+    with opened(chosen, fs=fs) as store:
         log = store.topic(TOPIC)
         for number in range(30):
             log.append(b"%d" % number)
@@ -84,8 +84,8 @@ def test_a_crash_brings_nothing_back():
         store.maintain()
         left = offsets(log)
         assert left[0] > 0
-        crashed = files.clone_after_crash(3)
-    with opened({}, files=crashed) as store:
+        crashed = fs.clone_after_crash(3)
+    with opened({}, fs=crashed) as store:
         assert offsets(store.topic(TOPIC)) == left
         assert store.topic(TOPIC).append(b"x") == 30
 
@@ -161,10 +161,10 @@ def test_by_default_nothing_goes(settings):
 ])  # fmt: skip
 def test_settings_without_effect_are_refused(settings, key):
     """By their names: they are about objects, and there are none."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     with pytest.raises(SettingsError, match=rf"^{key} has no effect"):
-        opened(settings, files=files)
-    assert not files.exists(ROOT)
+        opened(settings, fs=fs)
+    assert not fs.exists(ROOT)
 
 
 @pytest.mark.parametrize("settings", [

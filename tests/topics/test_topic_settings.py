@@ -115,37 +115,35 @@ def test_what_is_wrong_is_said(mapping, words):
 # ── what each key of the log does ────────────────────────────────────────────────────────────────────────
 
 
-def synced(files: CrashFileSystem) -> int:
+def synced(fs: CrashFileSystem) -> int:
     """How many messages a power loss would leave."""
-    with open_topics(files.clone_after_crash(0)) as store:
+    with open_topics(fs.clone_after_crash(0)) as store:
         return store.topic(TOPIC).current_offset()
 
 
 def test_dir_is_the_root_and_without_it_nothing_is_written():
     """`wal.dir`: no directory is memory only."""
-    files = CrashFileSystem()
-    with TopicStore.open(
-        settings={"wal": {"dir": "/here"}}, files=files, clock=ManualClock(), background=False
-    ) as store:
+    fs = CrashFileSystem()
+    with TopicStore.open(settings={"wal": {"dir": "/here"}}, fs=fs, clock=ManualClock(), background=False) as store:
         store.topic(TOPIC).append(b"1")
-    assert "wal.log" in files.list_dir(f"/here/{TOPIC}")
-    steps = files.steps
-    with TopicStore.open(files=files, clock=ManualClock(), background=False) as store:
+    assert "wal.log" in fs.list_dir(f"/here/{TOPIC}")
+    steps = fs.steps
+    with TopicStore.open(fs=fs, clock=ManualClock(), background=False) as store:
         log = store.topic(TOPIC)
         log.append(b"1", durable=True)
         assert [message.payload for message in log.reader("earliest", follow=False)] == [b"1"]
-    assert files.steps == steps
+    assert fs.steps == steps
 
 
 def test_file_name():
     """`wal.file_name` names the first file; the others carry a number."""
-    files = CrashFileSystem()
-    with open_topics(files, file_name="orders.txt", rotate_max_bytes=1) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs, file_name="orders.txt", rotate_max_bytes=1) as store:
         for number in range(3):
             store.topic(TOPIC).append(b"%d" % number)
-    listed = files.list_dir(DIRECTORY)
+    listed = fs.list_dir(DIRECTORY)
     assert {"orders.txt", "orders.1.txt", "orders.2.txt"} <= set(listed)
-    with open_topics(files, file_name="orders.txt") as store:
+    with open_topics(fs, file_name="orders.txt") as store:
         assert store.topic(TOPIC).current_offset() == 3
 
 
@@ -170,21 +168,21 @@ def test_cache_capacity_and_bytes():
 
 def test_fsync_interval():
     """`wal.fsync_interval_ms`: nothing is unsynced for longer; 0 syncs each append."""
-    files, clock = CrashFileSystem(), ManualClock()
-    with open_topics(files, clock=clock, fsync_interval_ms=1000) as store:
+    fs, clock = CrashFileSystem(), ManualClock()
+    with open_topics(fs, clock=clock, fsync_interval_ms=1000) as store:
         log = store.topic(TOPIC)
         log.append(b"1")
         clock.advance(0.9)
         store.maintain()
-        assert (synced(files), log.durable_offset()) == (0, 0)
+        assert (synced(fs), log.durable_offset()) == (0, 0)
         clock.advance(0.2)
         store.maintain()
-        assert (synced(files), log.durable_offset()) == (1, 1)
-    files = CrashFileSystem()
-    with open_topics(files, fsync_interval_ms=0) as store:
+        assert (synced(fs), log.durable_offset()) == (1, 1)
+    fs = CrashFileSystem()
+    with open_topics(fs, fsync_interval_ms=0) as store:
         store.topic(TOPIC).append(b"1")
         store.topic(TOPIC).append_batch([b"2", b"3"])
-        assert synced(files) == 3
+        assert synced(fs) == 3
 
 
 def test_when_a_sync_is_due():
@@ -216,11 +214,11 @@ def test_when_a_sync_is_due():
 
 def test_a_long_file_is_not_unsynced_when_it_is_opened():
     """What was there counts as synced: only what comes now is waited for."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         store.topic("default/orders").append(bytes(5_000))
     told: list[bool] = []
-    with open_topics(files, fsync_max_batch_bytes=1_000) as store:
+    with open_topics(fs, fsync_max_batch_bytes=1_000) as store:
         log = store.topic("default/orders")
         log.wal._on_dirty = told.append
         log.append(b"x")
@@ -229,14 +227,14 @@ def test_a_long_file_is_not_unsynced_when_it_is_opened():
 
 def test_fsync_max_batch_bytes():
     """`wal.fsync_max_batch_bytes`: so much is unsynced at most, however long the interval."""
-    files = CrashFileSystem()
-    with open_topics(files, fsync_max_batch_bytes=10_000) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs, fsync_max_batch_bytes=10_000) as store:
         log = store.topic(TOPIC)
         for _ in range(9):
             log.append(b"x" * 1000)
-        assert synced(files) == 0
+        assert synced(fs) == 0
         log.append(b"x" * 1000)
-        assert synced(files) == 10
+        assert synced(fs) == 10
 
 
 def test_rotate_max_bytes():

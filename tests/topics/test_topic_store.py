@@ -31,12 +31,12 @@ def test_one_log_a_topic():
 
 def test_topics_are_found_again():
     """Those that have files, whoever made other files beside them."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         store.topic("a/b").append(b"1")
-    files.make_dirs(f"{ROOT}/a/not a topic")
-    files.make_dirs(f"{ROOT}/a/empty")
-    with open_topics(files) as store:
+    fs.make_dirs(f"{ROOT}/a/not a topic")
+    fs.make_dirs(f"{ROOT}/a/empty")
+    with open_topics(fs) as store:
         assert store.topics() == ["a/b"]
 
 
@@ -58,9 +58,9 @@ def test_a_closed_store_refuses():
 def test_metrics_have_the_documents_names():
     """Bytes are counted once each, rotations and damage too."""
     observer = InMemoryObserver()
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     with TopicStore.open(
-        ROOT, settings={"wal": {"rotate_max_bytes": 500}}, files=files, clock=ManualClock(), observer=observer,
+        ROOT, settings={"wal": {"rotate_max_bytes": 500}}, fs=fs, clock=ManualClock(), observer=observer,
         background=False,
     ) as store:  # fmt: skip
         log = store.topic(TOPIC)
@@ -74,27 +74,27 @@ def test_metrics_have_the_documents_names():
 
 def test_files_are_read_beside_a_live_writer():
     """From another process's point of view: what was appended is there, damage and gaps are named."""
-    files = CrashFileSystem()
-    with open_topics(files, rotate_max_bytes=400) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs, rotate_max_bytes=400) as store:
         log = store.topic(TOPIC)
         for number in range(12):
             log.append(b"%d" % number)
-        source = TopicFiles(ROOT, TOPIC, files=files)
+        source = TopicFiles(ROOT, TOPIC, fs=fs)
         assert (source.start_offset(), source.next_offset()) == (0, 12)
         assert [message.payload for message in source.read(3, 6)] == [b"3", b"4", b"5"]
         log.append(b"live")
         assert [message.offset for message in source.read(10)] == [10, 11, 12]
-    overwrite(files, f"{DIRECTORY}/wal.1.log", 130, b"\xff\xff\xff")
+    overwrite(fs, f"{DIRECTORY}/wal.1.log", 130, b"\xff\xff\xff")
     with pytest.raises(DataLossError, match="message"):
         list(source.read())
     kept = [message.offset for message in source.read(on_lost="skip")]
     assert len(kept) == 12
-    files.remove(f"{DIRECTORY}/wal.1.log")
+    fs.remove(f"{DIRECTORY}/wal.1.log")
     assert [message.offset for message in source.read(on_lost="skip")] == [at for at in range(13) if not 4 <= at < 8]
     with pytest.raises(DataLossError, match="4 to 7"):
         list(source.read(2))
     with pytest.raises(UsageError):
-        TopicFiles(ROOT, "a/none", files=files).next_offset()
+        TopicFiles(ROOT, "a/none", fs=fs).next_offset()
     assert pickle.loads(pickle.dumps(TopicFiles("/x", TOPIC))).topic == TOPIC
 
 
@@ -154,7 +154,7 @@ def test_a_killed_process_loses_nothing(tmp_path):
 def test_what_is_none_is_refused_in_words():
     """Nothing is guessed: not a directory, not a kind, not what an attribute was to be."""
     with pytest.raises(UsageError, match="path of the topics is empty"):
-        TopicStore.open("", files=CrashFileSystem(), background=False)
+        TopicStore.open("", fs=CrashFileSystem(), background=False)
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         with pytest.raises(UsageError, match="exclusive, shared, failover, key_shared"):

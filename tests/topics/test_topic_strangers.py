@@ -28,7 +28,7 @@ class LostAndFound:
 def test_topics_may_have_a_disk_of_their_own(tmp_path, where):
     """Its `lost+found` holds none, and neither opening nor listing looks into it."""
     (tmp_path / where / "lost+found").mkdir(parents=True)
-    with TopicStore.open(tmp_path, files=LostAndFound(), background=False) as store:
+    with TopicStore.open(tmp_path, fs=LostAndFound(), background=False) as store:
         store.topic("a/b").append(b"1")
         assert store.topics() == ["a/b"]
     assert topics_below(LostAndFound(), str(tmp_path), file_name="wal.log") == ["a/b"]

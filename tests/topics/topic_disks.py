@@ -15,10 +15,10 @@ TOPIC = "default/orders"
 DIRECTORY = f"{ROOT}/{TOPIC}"
 
 
-def open_topics(files: FileSystem, *, clock: Clock | None = None, cold: Any = None, **wal: Any) -> TopicStore:
+def open_topics(fs: FileSystem, *, clock: Clock | None = None, cold: Any = None, **wal: Any) -> TopicStore:
     """Open the store without threads; nothing in it waits for real time."""
     return TopicStore.open(
-        ROOT, settings=TopicSettings(wal=WalSettings(**wal)), files=files, clock=clock or ManualClock(), cold=cold,
+        ROOT, settings=TopicSettings(wal=WalSettings(**wal)), fs=fs, clock=clock or ManualClock(), cold=cold,
         background=False,
     )  # fmt: skip
 
@@ -34,13 +34,13 @@ def offsets(log: Any, start: Any = "earliest") -> list[int]:
         return [message.offset for message in reader]
 
 
-def read_file(files: FileSystem, path: str) -> bytes:
-    return files.read_all(path, size_max=1 << 30)
+def read_file(fs: FileSystem, path: str) -> bytes:
+    return fs.read_all(path, size_max=1 << 30)
 
 
-def overwrite(files: FileSystem, path: str, offset: int, data: bytes) -> None:
+def overwrite(fs: FileSystem, path: str, offset: int, data: bytes) -> None:
     """Damage a file, durably."""
-    file = files.open_write(path)
+    file = fs.open_write(path)
     file.pwrite(data, offset)
     file.sync()
     file.close()

@@ -28,6 +28,7 @@ from quiver.aof.snapshots import LogSnapshot
 from quiver.aof.tiers.tier_manager import has_tiers
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import CorruptionError, QuiverError, StoreClosedError, UsageError
+from quiver.lazy_names import renamed_keyword
 from quiver.objects import ObjectLocation, ObjectTier, open_objects
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.atomic import replace_file
@@ -53,7 +54,7 @@ class AofManager:
         path: str,
         config: AofConfig,
         *,
-        files: FileSystem,
+        fs: FileSystem,
         clock: Clock,
         observer: Observer,
         background: bool,
@@ -62,7 +63,7 @@ class AofManager:
     ) -> None:
         self.path = directory_name(path)
         self.config = config
-        self._files = files
+        self._fs = fs
         self._clock = clock
         self._observer = observer
         self._objects = objects
@@ -71,20 +72,21 @@ class AofManager:
         self._contexts: dict[str, LogContext] = {}
         self._guard = threading.RLock()
         self._closed = False
-        files.make_dirs(self.path)
-        self._lock = hold(files, f"{self.path}/{LOCK_NAME}", owner="quiver aof")
+        fs.make_dirs(self.path)
+        self._lock = hold(fs, f"{self.path}/{LOCK_NAME}", owner="quiver aof")
         threads = config.flush.max_concurrent_flushes if background else 0
         self._workers = Workers(self.path, clock=clock, observer=observer, flush_threads=threads)
         self._workers.start()
         refuse_in_children(self, f"the directory of logs {self.path}")
 
     @classmethod
+    @renamed_keyword("files", "fs")
     def open(
         cls,
         path: str | None = None,
         config: AofConfig | None = None,
         *,
-        files: FileSystem = REAL_FILES,
+        fs: FileSystem = REAL_FILES,
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
         background: bool = True,
@@ -97,7 +99,7 @@ class AofManager:
         Args:
             path: the directory; each log has a directory in it. None: what `config.root_dir` says.
             config: for logs that are opened without one of their own.
-            files: the file system.
+            fs: the file system.
             clock: the time.
             observer: where counts and events go.
             background: with False there are no threads, and `maintain` does their work.
@@ -116,7 +118,7 @@ class AofManager:
         return cls(
             path,
             config,
-            files=files,
+            fs=fs,
             clock=clock,
             observer=observer or InMemoryObserver(),
             background=background,
@@ -149,18 +151,18 @@ class AofManager:
     def _open(self, name: str, config: AofConfig) -> Aof:
         root = f"{self.path}/{name}"
         for folder in (SEGMENTS, ARCHIVE, WARM, DURABILITY):
-            self._files.make_dirs(f"{root}/{folder}")
+            self._fs.make_dirs(f"{root}/{folder}")
         stream_id = self._identity(f"{root}/{IDENTITY_NAME}")
         config = dataclasses.replace(config, root_dir=root)
-        has_tiers(self._files, config, stream_id)  # what it refuses, it refuses before anything is opened
+        has_tiers(self._fs, config, stream_id)  # what it refuses, it refuses before anything is opened
         objects = self._objects_of(config)
         began = self._clock.monotonic()
         recovered = recover(
-            self._files, root, stream_id=stream_id, clock=self._clock, observer=self._observer, now_s=began
+            self._fs, root, stream_id=stream_id, clock=self._clock, observer=self._observer, now_s=began
         )
         self._observer.record("aof_recovery_duration_seconds", self._clock.monotonic() - began)
         context = LogContext(
-            name, config, recovered, stream_id=stream_id, fs=self._files,
+            name, config, recovered, stream_id=stream_id, fs=self._fs,
             clock=self._clock, observer=self._observer, workers=self._workers, objects=objects,
             compaction=self._compaction,
         )  # fmt: skip
@@ -175,12 +177,12 @@ class AofManager:
             return self._objects
         # Taken apart now, opened when first needed: nobody should learn of a wrong URL when a disk runs full.
         parsed = ObjectLocation.of(location)
-        return lambda: open_objects(parsed, fs=self._files, clock=self._clock, observer=self._observer)
+        return lambda: open_objects(parsed, fs=self._fs, clock=self._clock, observer=self._observer)
 
     def _identity(self, path: str) -> int:
         """Return the number of the log, which it keeps for ever: names of files and objects are made of it."""
-        if self._files.exists(path):
-            file = self._files.open_read(path)
+        if self._fs.exists(path):
+            file = self._fs.open_read(path)
             try:
                 text = file.pread(_IDENTITY_BYTES_MAX, 0).decode("ascii", "replace").strip()
             finally:
@@ -194,13 +196,13 @@ class AofManager:
         taken = {log.stream_id for log in self._logs.values()}
         while number in taken:
             number += 1
-        replace_file(self._files, path, f"{number}\n".encode())
+        replace_file(self._fs, path, f"{number}\n".encode())
         return number
 
     def logs(self) -> list[str]:
         """Return the names of all logs in the directory, open or not."""
-        names = self._files.list_dir(self.path)
-        return [name for name in names if is_log_directory(self._files, f"{self.path}/{name}")]
+        names = self._fs.list_dir(self.path)
+        return [name for name in names if is_log_directory(self._fs, f"{self.path}/{name}")]
 
     def snapshot(self) -> tuple[LogSnapshot, ...]:
         """Return what each open log says of itself."""

@@ -200,7 +200,7 @@ def take_over_objects(
         ObjectsUnavailableError: try again.
         OSError: the disk refused.
     """
-    files = LogFiles(directory, files=fs)
+    files = LogFiles(directory, fs=fs)
     stream_id, pointer = files.stream_id(), files.pointer()
     if stream_id is None or (pointer is None and not files.names()):
         raise UsageError(f"{directory} holds no segments: move it away, and the log is restored as a new one")
@@ -217,7 +217,7 @@ def take_over_objects(
         return _summary(stream_id, directory, listed)
     root, _, name = directory_name(directory).rpartition("/")
     config = AofConfig(preallocate_segments=0, tiers=TierConfig(objects=location))
-    with AofManager.open(root or ".", config, files=fs, clock=clock, observer=observer, background=False) as manager:
+    with AofManager.open(root or ".", config, fs=fs, clock=clock, observer=observer, background=False) as manager:
         listed = manager.log(name).tiers.rewrite_manifest()
     restored = _summary(stream_id, directory, listed)
     checked = check_log_directory(fs, name, directory, read_records=False)

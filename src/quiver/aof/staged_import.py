@@ -74,7 +74,7 @@ class StagedImport:
 
     def __init__(
         self,
-        files: FileSystem,
+        fs: FileSystem,
         root: str,
         tail: Tail,
         *,
@@ -82,7 +82,7 @@ class StagedImport:
         flush: Callable[[float], None],
         observer: Observer,
     ) -> None:
-        self._staged = StagedLog(files, f"{root}/{INCOMING}", COMMITS)
+        self._staged = StagedLog(fs, f"{root}/{INCOMING}", COMMITS)
         self._tail = tail
         self._retry = retry
         self._flush = flush
@@ -155,9 +155,9 @@ class StagedImport:
             self._observer.event("aof.sink.waits", level=logging.ERROR, problem=str(error))
 
     def _append(self, commit: BatchCommit[StagedPart]) -> int:
-        files, directory = self._staged.fs, self._staged.directory(commit.writer)
+        fs, directory = self._staged.fs, self._staged.directory(commit.writer)
         path = f"{directory}/{begun_name(commit.batch)}"
-        if path not in self._places and files.exists(path):
+        if path not in self._places and fs.exists(path):
             raise CorruptionError(
                 path, 0, "the import of the batch had begun, and how much of it is in the log cannot be read"
             )
@@ -166,7 +166,7 @@ class StagedImport:
         for number in range(first, len(commit.parts)):
             part = commit.parts[number]
             size_max = self._tail.record_bytes_max
-            for step in _steps(files, f"{directory}/{part.path}", part, index, size_max=size_max):
+            for step in _steps(fs, f"{directory}/{part.path}", part, index, size_max=size_max):
                 self._step = _Step(path, BatchStep(number, step.index, len(step.payloads), 0), *step.records)
                 self._advance()
             index = 0
@@ -234,7 +234,7 @@ class _Piece:
         return self.payloads, self.ext_ids
 
 
-def _steps(files: FileSystem, path: str, part: StagedPart, first: int, *, size_max: int) -> Iterator[_Piece]:
+def _steps(fs: FileSystem, path: str, part: StagedPart, first: int, *, size_max: int) -> Iterator[_Piece]:
     """
     Yield the records of a part from number *first* on, verified, a few megabytes at a time, at most *size_max*.
 
@@ -242,7 +242,7 @@ def _steps(files: FileSystem, path: str, part: StagedPart, first: int, *, size_m
         CorruptionError: it is not what was committed.
         InvalidRecordError: a record is larger than *size_max*.
     """
-    file = files.open_read(path)
+    file = fs.open_read(path)
     try:
         if file.size() != part.size_bytes:
             raise CorruptionError(path, 0, f"{file.size()} bytes where {part.size_bytes} were committed")

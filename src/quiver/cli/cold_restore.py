@@ -51,17 +51,17 @@ def restore_cold(
         if not stores and len(known) > 1 and not dry_run:
             raise UsageError(f"{location} has several stores: choose with --store. There are {', '.join(known)}")
         with Progress("reading") as progress:
-            files = progress.files(REAL_FILES)
+            fs = progress.fs(REAL_FILES)
             if dry_run:
                 found = [
                     one
                     for identity in stores or known
                     for one in restore_from_tier(
-                        files, str(target), tier, location, [identity], clock=SYSTEM_CLOCK, dry_run=True
+                        fs, str(target), tier, location, [identity], clock=SYSTEM_CLOCK, dry_run=True
                     )
                 ]
             else:
-                found = restore_from_tier(files, str(target), tier, location, stores or known, clock=SYSTEM_CLOCK)
+                found = restore_from_tier(fs, str(target), tier, location, stores or known, clock=SYSTEM_CLOCK)
     finally:
         tier.close()
     if as_json:

@@ -210,7 +210,7 @@ def _store(
     fs: FileSystem, path: str, mode: Mode, batch: pa.RecordBatch, clock: Clock, observer: _CountsSyncs
 ) -> Iterator[Callable[[], None]]:
     bundle, durable = Bundle({_SLOT: batch}), mode != "burst"
-    with open_store(path, Settings(), files=fs, clock=clock, observer=observer) as store:
+    with open_store(path, Settings(), fs=fs, clock=clock, observer=observer) as store:
 
         def ingest() -> None:
             store.ingest(bundle, durable=durable, timeout=_WAIT_S)

@@ -54,10 +54,9 @@ def migrate(
     for root in roots if len(roots) > 1 else ():
         require_migratable(REAL_FILES, root)
     with Progress("migrating") as progress:
-        files = progress.files(REAL_FILES)
+        fs = progress.fs(REAL_FILES)
         done = [
-            {"directory": root}
-            | change(files, root, profile=profile.value, adapter=table, clock=SYSTEM_CLOCK).as_dict()
+            {"directory": root} | change(fs, root, profile=profile.value, adapter=table, clock=SYSTEM_CLOCK).as_dict()
             for root in roots
         ]
     if as_json:

@@ -41,9 +41,9 @@ def repair(
     reports: list[RepairReport] = []
     try:
         with Progress("mending") as progress:
-            files = progress.files(REAL_FILES)
+            fs = progress.fs(REAL_FILES)
             for root in roots:
-                reports.append(mend(files, root, clock=SYSTEM_CLOCK, dry_run=dry_run))  # noqa: PERF401 - some may be told
+                reports.append(mend(fs, root, clock=SYSTEM_CLOCK, dry_run=dry_run))  # noqa: PERF401 - some may be told
     finally:
         # Also when a later core is refused: what was given up is said once, or never.
         if reports and as_json:

@@ -55,19 +55,19 @@ def snapshot(
     given = pipeline_given(source, assignments, run_dir)
     now_ns = SYSTEM_CLOCK.now_ns()
     with Progress("copying") as progress:
-        files = progress.files(REAL_FILES)
+        fs = progress.fs(REAL_FILES)
         if given is not None:
             from quiver.pipeline.backup import snapshot_pipeline  # noqa: PLC0415
 
-            done = snapshot_pipeline(files, *given, str(to), now_ns=now_ns)
+            done = snapshot_pipeline(fs, *given, str(to), now_ns=now_ns)
         else:
-            instance_roots(files, str(source))  # what is wrong with the store itself is said first
+            instance_roots(fs, str(source))  # what is wrong with the store itself is said first
             others, problem = _others(source)
-            done = take(files, str(source), str(to), now_ns=now_ns, beside=others)
+            done = take(fs, str(source), str(to), now_ns=now_ns, beside=others)
             done.notes += [problem] if problem else []
     if check:
         with Progress("reading back") as progress:
-            done.notes += [str(problem) for problem in check_snapshot(progress.files(REAL_FILES), str(to))[1]]
+            done.notes += [str(problem) for problem in check_snapshot(progress.fs(REAL_FILES), str(to))[1]]
     _say(done, as_json=as_json)
 
 
@@ -143,17 +143,15 @@ def restore(
     identity = str(uuid.uuid4())  # noqa: TID251 - made once, for the new store
     given = pipeline_given(to, assignments, run_dir)
     with Progress("restoring") as progress:
-        files = progress.files(REAL_FILES)
+        fs = progress.fs(REAL_FILES)
         if given is not None:
             from quiver.pipeline.backup import restore_pipeline  # noqa: PLC0415
 
             done = restore_pipeline(
-                files, str(source), *given, identity=identity, keep_identity=keep_identity, damaged_too=damaged_too
+                fs, str(source), *given, identity=identity, keep_identity=keep_identity, damaged_too=damaged_too
             )
         else:
-            done = make(
-                files, str(source), str(to), identity=None if keep_identity else identity, damaged_too=damaged_too
-            )
+            done = make(fs, str(source), str(to), identity=None if keep_identity else identity, damaged_too=damaged_too)
     _say(done, as_json=as_json)
 
 

@@ -141,7 +141,7 @@ class DeadLetters:
         root: the directory of the store that the bundles come from.
         subscriber_id: the exporter.
         settings: of the store of dead letters.
-        files: the file system.
+        fs: the file system.
         clock: timestamps dead letters.
         adapter: the slot table.
         background: run the store's threads; without them the caller calls `maintain`.
@@ -158,7 +158,7 @@ class DeadLetters:
         subscriber_id: str,
         *,
         settings: Settings = DEAD_LETTER_SETTINGS,
-        files: FileSystem = REAL_FILES,
+        fs: FileSystem = REAL_FILES,
         clock: Clock = SYSTEM_CLOCK,
         adapter: Adapter = OTAP,
         background: bool = True,
@@ -167,7 +167,7 @@ class DeadLetters:
     ) -> None:
         self.path = dead_letters_root(root, subscriber_id)
         self._settings = settings
-        self._files = files
+        self._fs = fs
         self._clock = clock
         self._adapter = adapter
         self._background = background
@@ -247,13 +247,13 @@ class DeadLetters:
             QuiverError: the store of dead letters failed.
             OSError: the disk failed.
         """
-        if not self._files.exists(f"{self.path}/{SEGMENTS_DIR}"):
+        if not self._fs.exists(f"{self.path}/{SEGMENTS_DIR}"):
             yield None
             return
         with self._lock:
             # The position of a dead letter is final only when it is sealed.
             self._opened().flush()
-        with _box(self._files, self.path, self._adapter) as box:
+        with _box(self._fs, self.path, self._adapter) as box:
             yield box
 
     def _opened(self) -> Store:
@@ -262,7 +262,7 @@ class DeadLetters:
             store = open_store(
                 self.path,
                 self._settings,
-                files=self._files,
+                fs=self._fs,
                 clock=self._clock,
                 observer=self._observer,
                 adapter=self._adapter,
@@ -273,7 +273,7 @@ class DeadLetters:
                 # A store without subscribers may delete its data.
                 store.register(SUBSCRIBER_ID, start="earliest")
                 store.activate()
-                self._known = {found.letter.ref for found in _all_letters(self._files, self.path, self._adapter)}
+                self._known = {found.letter.ref for found in _all_letters(self._fs, self.path, self._adapter)}
             except BaseException:
                 store.close()
                 raise
@@ -492,7 +492,7 @@ def open_dead_letters(
     with contextlib.ExitStack() as opened:
         try:
             store = opened.enter_context(
-                open_store(path, DEAD_LETTER_SETTINGS, files=fs, adapter=adapter, background=False)
+                open_store(path, DEAD_LETTER_SETTINGS, fs=fs, adapter=adapter, background=False)
             )
         except DirectoryInUseError:
             pass  # the exporter has it open, and seals and deletes by itself

@@ -70,7 +70,7 @@ class ExporterStats:
         exporter: its name.
         observer: receives the counts.
         roots: the directories of the stores that it reads; the report is written to each. Empty: it is not written.
-        files: the file system.
+        fs: the file system.
         clock: timestamps deliveries and limits how often the report is written.
     """
 
@@ -80,13 +80,13 @@ class ExporterStats:
         observer: Observer | None = None,
         *,
         roots: Sequence[str] = (),
-        files: FileSystem = REAL_FILES,
+        fs: FileSystem = REAL_FILES,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.exporter = exporter
         self._observer = observer or InMemoryObserver()
         self._roots = tuple(roots)
-        self._files = files
+        self._fs = fs
         self._clock = clock
         self._lock = threading.Lock()
         self._report = self._written = self._load()
@@ -98,7 +98,7 @@ class ExporterStats:
         for root in self._roots:
             # The first save replaces an unreadable report.
             with contextlib.suppress(CorruptionError, OSError):
-                found.append(load_report(self._files, root, self.exporter) or ExporterReport())
+                found.append(load_report(self._fs, root, self.exporter) or ExporterReport())
         times = [one.last_success_at_ns for one in found if one.last_success_at_ns is not None]
         failures = [one.last_failure for one in found if one.last_failure is not None]
         return ExporterReport(max(times, default=None), max(failures, key=lambda one: one.at_ns, default=None))
@@ -146,5 +146,5 @@ class ExporterStats:
             for root in self._roots:
                 # A removed core has no directory.
                 with contextlib.suppress(FileNotFoundError):
-                    replace_advisory_file(self._files, f"{root}/{report_name(self.exporter)}", data)
+                    replace_advisory_file(self._fs, f"{root}/{report_name(self.exporter)}", data)
             self._written, self._written_at_s = report, now_s

@@ -30,12 +30,12 @@ class ExporterFigures:
 
     Args:
         stores: returns each exporter's name with the open stores that it reads in this process.
-        files: the file system.
+        fs: the file system.
     """
 
-    def __init__(self, stores: Callable[[], Mapping[str, Sequence[Store]]], files: FileSystem = REAL_FILES) -> None:
+    def __init__(self, stores: Callable[[], Mapping[str, Sequence[Store]]], fs: FileSystem = REAL_FILES) -> None:
         self._stores = stores
-        self._files = files
+        self._fs = fs
 
     def figures(self) -> dict[str, dict[str, Figure]]:
         """
@@ -60,13 +60,13 @@ class ExporterFigures:
     def _beside(self, root: str, name: str) -> dict[str, Figure]:
         found: dict[str, Figure] = {}
         with contextlib.suppress(QuiverError, OSError):
-            report = load_report(self._files, root, name)
+            report = load_report(self._fs, root, name)
             success_ns = None if report is None else report.last_success_at_ns
             found["last_success_s"] = (success_ns or 0) / _NANOS
         with contextlib.suppress(QuiverError, OSError):
-            found["retry_queue_bundles"] = len(load_retry_set(self._files, root, name))
+            found["retry_queue_bundles"] = len(load_retry_set(self._fs, root, name))
         with contextlib.suppress(QuiverError, OSError):
-            found["dead_letters"] = count_dead_letters(self._files, root, name)
+            found["dead_letters"] = count_dead_letters(self._fs, root, name)
         return found
 
 

@@ -13,12 +13,12 @@ _TIME_NAMESPACE = "/proc/self/ns/time"
 _BOOT_ID_BYTES_MAX = 256
 
 
-def boot_name(files: FileSystem) -> str | None:
+def boot_name(fs: FileSystem) -> str | None:
     """Return a name of this boot and its monotonic clock; None where the system gives none."""
     try:
-        boot = files.read_all(_BOOT_ID, size_max=_BOOT_ID_BYTES_MAX).decode("ascii", "replace").strip()
+        boot = fs.read_all(_BOOT_ID, size_max=_BOOT_ID_BYTES_MAX).decode("ascii", "replace").strip()
     except OSError:
         return None
     with contextlib.suppress(OSError):  # containers may have a monotonic clock of their own
-        boot = f"{boot}:{files.stat(_TIME_NAMESPACE).inode}"
+        boot = f"{boot}:{fs.stat(_TIME_NAMESPACE).inode}"
     return boot or None

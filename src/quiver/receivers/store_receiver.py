@@ -91,7 +91,7 @@ class StoreReceiver:
         settings: which store they come from, as which subscriber.
         observer: counts bundles by outcome.
         clock: for waiting.
-        files: the file system that the other store is on.
+        fs: the file system that the other store is on.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class StoreReceiver:
         *,
         observer: Observer,
         clock: Clock = SYSTEM_CLOCK,
-        files: FileSystem = REAL_FILES,
+        fs: FileSystem = REAL_FILES,
     ) -> None:
         self.settings = settings
         self._store = store
         self._observer = observer
         self._clock = clock
-        self._files = ColdFiles(files)
+        self._fs = ColdFiles(fs)
         self._options = parse_options(
             {
                 "path": settings.directory,
@@ -169,21 +169,21 @@ class StoreReceiver:
         return batch.bundles
 
     def _subscribe(self) -> Subscription | CoresSubscription:
-        roots = store_roots(self._files, self._options.path)
+        roots = store_roots(self._fs, self._options.path)
         if None in roots:
             return self._subscribe_to(self._options, self._options.path)
         later = replace(self._options, starting="earliest")  # a core that comes had nothing before
         return CoresSubscription(
-            self._files,
+            self._fs,
             self._options,
             lambda root, is_first: self._subscribe_to(self._options if is_first else later, root),
             parallelism=1,
         )
 
     def _subscribe_to(self, options: SourceOptions, root: str) -> Subscription:
-        segments = SegmentList(self._files, root, slots=None, fail_on_data_loss=False, clock=self._clock)
+        segments = SegmentList(self._fs, root, slots=None, fail_on_data_loss=False, clock=self._clock)
         own = replace(options, path=root)
-        return Subscription(self._files, own, segments, parallelism=1, clock=self._clock, observer=self._observer)
+        return Subscription(self._fs, own, segments, parallelism=1, clock=self._clock, observer=self._observer)
 
     def _store_span(self, span: Span, batch: _Batch) -> bool:
         """
@@ -192,7 +192,7 @@ class StoreReceiver:
         """
         first = span.start + batch.stored
         try:
-            reader = SegmentReader.open(self._files, span.path)
+            reader = SegmentReader.open(self._fs, span.path)
         except FileNotFoundError:
             self._pass_over(span.path, "the segment was dropped by policy before it was read", span.stop - first)
             return True

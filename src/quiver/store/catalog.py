@@ -45,13 +45,13 @@ class Catalog:
 
     def __init__(
         self,
-        files: FileSystem,
+        fs: FileSystem,
         directory: str,
         adapter: Adapter,
         *,
         on_damage: Callable[[SegmentInfo, CorruptionError], None],
     ) -> None:
-        self._files = files
+        self._fs = fs
         self._directory = directory
         self._adapter = adapter
         self._on_damage = on_damage
@@ -165,12 +165,12 @@ class Catalog:
                 self._readers.move_to_end(info.seq)
                 return reader
         try:
-            reader = SegmentReader.open(self._files, info.path, verified=self.verified)
+            reader = SegmentReader.open(self._fs, info.path, verified=self.verified)
         except FileNotFoundError as error:
             with self._lock:
                 is_leaving = info.seq in self._leaving or info.seq not in self._segments
             # Another core may have evicted it; this one takes note at its next maintenance pass.
-            if is_leaving or self._files.exists(f"{self._directory.rpartition('/')[0]}/{EVICTED}"):
+            if is_leaving or self._fs.exists(f"{self._directory.rpartition('/')[0]}/{EVICTED}"):
                 raise BundleUnavailableError(f"segment {info.seq} is not on disk any more") from error
             raise CorruptionError(info.path, 0, "the segment file is gone") from error
         with self._lock:
@@ -217,7 +217,7 @@ class Catalog:
             OSError: a file could not be removed; it counts as there, and can be tried again.
         """
         infos = [self._segments[seq] for seq in seqs if self.is_local(seq)]
-        remove_durably(self._files, [info.path for info in infos])
+        remove_durably(self._fs, [info.path for info in infos])
         for info in infos:
             self.went_cold(info.seq)
         return sum(info.size_bytes for info in infos)
@@ -235,7 +235,7 @@ class Catalog:
         with self._lock:
             highest = max(self._segments, default=-1)
         if floor > highest:
-            raise_floor(self._files, posixpath.dirname(self._directory), floor)
+            raise_floor(self._fs, posixpath.dirname(self._directory), floor)
 
     def delete(self, seqs: Iterable[int]) -> int:
         """
@@ -249,7 +249,7 @@ class Catalog:
             self._leaving.update(info.seq for info in gone)
             local = [info for info in gone if info.seq not in self._cold]
         if local:
-            remove_durably(self._files, [info.path for info in local])
+            remove_durably(self._fs, [info.path for info in local])
         for info in gone:
             self.forget(info.seq)
         return sum(info.size_bytes for info in local)

@@ -38,7 +38,7 @@ class Parts:
 
     path: str
     settings: Settings
-    files: FileSystem
+    fs: FileSystem
     clock: Clock
     observer: Observer
     lock: threading.Lock

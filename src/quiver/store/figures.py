@@ -31,7 +31,7 @@ def figures(parts: Parts, cold: ColdTier, *, next_sequence: int, disk_bytes: int
         "disk_bytes": disk_bytes,
         "staged_bytes": staged_bytes,
         "incomplete_segments": found["segments"] - len(subscribers.complete_segments()),
-        "quarantined_files": len(parts.files.list_dir(quarantine)) if parts.files.exists(quarantine) else 0,
+        "quarantined_files": len(parts.fs.list_dir(quarantine)) if parts.fs.exists(quarantine) else 0,
     }
     if cold.is_used:
         found["cold"] = cold.stats()

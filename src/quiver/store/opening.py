@@ -29,7 +29,7 @@ def open_store(
     path: str | os.PathLike[str],
     settings: Settings | None = None,
     *,
-    files: FileSystem = REAL_FILES,
+    fs: FileSystem = REAL_FILES,
     clock: Clock = SYSTEM_CLOCK,
     observer: Observer | None = None,
     adapter: Adapter = OTAP,
@@ -45,7 +45,7 @@ def open_store(
     Args:
         path: the directory; created with its parents when missing.
         settings: how the store behaves.
-        files: the file system.
+        fs: the file system.
         clock: where time comes from.
         observer: where counts and events go; in memory and to the `quiver` logger when None.
         adapter: the slot table.
@@ -60,22 +60,22 @@ def open_store(
         UsageError: it is a snapshot: make a store of it first.
     """
     root = directory_name(path)
-    refuse_snapshot(files, root)
-    files.make_dirs(root)
+    refuse_snapshot(fs, root)
+    fs.make_dirs(root)
     try:
-        lock = hold(files, f"{root}/{STORE_LOCK}", owner="quiver store")
+        lock = hold(fs, f"{root}/{STORE_LOCK}", owner="quiver store")
     except NO_FILE_ERRORS as error:
         raise CorruptionError(f"{root}/{STORE_LOCK}", 0, no_file_reason(error)) from error
     try:
-        files.make_dirs(f"{root}/{WAL_DIR}")
-        files.make_dirs(f"{root}/{SEGMENTS_DIR}")
+        fs.make_dirs(f"{root}/{WAL_DIR}")
+        fs.make_dirs(f"{root}/{SEGMENTS_DIR}")
         identity = f"{root}/{STORE_ID}"
-        if not files.exists(identity):
-            replace_file(files, identity, f"{uuid.uuid4()}\n".encode())  # noqa: TID251 - made once, at creation
+        if not fs.exists(identity):
+            replace_file(fs, identity, f"{uuid.uuid4()}\n".encode())  # noqa: TID251 - made once, at creation
         store = Store(
             root,
             settings or Settings(),
-            files=files,
+            fs=fs,
             clock=clock,
             observer=observer or InMemoryObserver(),
             adapter=adapter,

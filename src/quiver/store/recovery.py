@@ -109,30 +109,30 @@ class RecoveryLog:
         self._observer.event("quiver.recovery.step", level=logging.INFO, **told)
 
 
-def remove_leftovers(files: FileSystem, root: str) -> int:
+def remove_leftovers(fs: FileSystem, root: str) -> int:
     """
     Remove what a crash left of writes that never took effect; return how many files that were.
 
     Every name in log and segments is durable on return.
     """
-    leftovers = [f"{root}/{WAL_DIR}/{WAL_NEXT}"] if files.exists(f"{root}/{WAL_DIR}/{WAL_NEXT}") else []
+    leftovers = [f"{root}/{WAL_DIR}/{WAL_NEXT}"] if fs.exists(f"{root}/{WAL_DIR}/{WAL_NEXT}") else []
     # Not in the root: the owner of a subscriber in another process may be replacing its progress file just now.
     for directory in (f"{root}/{WAL_DIR}", f"{root}/{SEGMENTS_DIR}"):
-        leftovers += [f"{directory}/{name}" for name in files.list_dir(directory) if name.endswith(".tmp")]
-    remove_durably(files, leftovers)
+        leftovers += [f"{directory}/{name}" for name in fs.list_dir(directory) if name.endswith(".tmp")]
+    remove_durably(fs, leftovers)
     # Also when nothing was left over: a process that was killed between its rename and its sync left a name that we
     # see and a power loss would take back. The cursor would have passed it by then.
     for directory in (f"{root}/{WAL_DIR}", f"{root}/{SEGMENTS_DIR}"):
-        files.sync_dir(directory)
+        fs.sync_dir(directory)
     return len(leftovers)
 
 
-def load_cursor(files: FileSystem, root: str, observer: Observer) -> int:
+def load_cursor(fs: FileSystem, root: str, observer: Observer) -> int:
     """Return the durable cursor; 0 when there is none or it is damaged (then segments say what is covered)."""
     path = f"{root}/{WAL_DIR}/{CURSOR_NAME}"
-    if not files.exists(path):
+    if not fs.exists(path):
         return 0
-    answer = decode_cursor(memoryview(_head(files, path)))
+    answer = decode_cursor(memoryview(_head(fs, path)))
     if isinstance(answer, Frame):
         return answer.value
     observer.event("quiver.wal.cursor.load", level=logging.WARNING, path=path, problem="damaged; starting from 0")
@@ -140,16 +140,16 @@ def load_cursor(files: FileSystem, root: str, observer: Observer) -> int:
     return 0
 
 
-def _head(files: FileSystem, path: str) -> bytes:
+def _head(fs: FileSystem, path: str) -> bytes:
     """Return a small file, or the beginning of what has taken its place."""
-    file = files.open_read(path)
+    file = fs.open_read(path)
     try:
         return file.pread(_SMALL_FILE_BYTES_MAX, 0)
     finally:
         file.close()
 
 
-def load_floor(files: FileSystem, root: str, *, observer: Observer, clock: Clock) -> int:
+def load_floor(fs: FileSystem, root: str, *, observer: Observer, clock: Clock) -> int:
     """
     Return the lowest number the next segment may get, as far as the sidecar knows.
 
@@ -159,24 +159,22 @@ def load_floor(files: FileSystem, root: str, *, observer: Observer, clock: Clock
     it no lower than the number of the year 2026.
     """
     path = f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"
-    if not files.exists(path):
+    if not fs.exists(path):
         return 0
-    found = _head(files, path)
+    found = _head(fs, path)
     answer = decode_floor(memoryview(found))
     if isinstance(answer, Frame):
         return answer.value
     floor = max(clock.now_ns() // 1_000_000, _UNREACHED)
     # The copy first: after a crash between the two the damaged file is still there, and this happens once more.
-    keep_damaged(files, f"{root}/{QUARANTINE_DIR}", SEGMENT_FLOOR, found)
-    replace_file(files, path, encode_floor(floor))
+    keep_damaged(fs, f"{root}/{QUARANTINE_DIR}", SEGMENT_FLOOR, found)
+    replace_file(fs, path, encode_floor(floor))
     observer.event("quiver.segment.floor.damaged", level=logging.ERROR, path=path, next_segment=floor)
     observer.count("quiver.recovery.damaged_files_total", kind="floor")
     return floor
 
 
-def load_segments(
-    files: FileSystem, root: str, catalog: Catalog, *, cursor: int, observer: Observer
-) -> tuple[int, int]:
+def load_segments(fs: FileSystem, root: str, catalog: Catalog, *, cursor: int, observer: Observer) -> tuple[int, int]:
     """
     Fill *catalog* with the sound segments; the others move to quarantine, whole.
 
@@ -186,31 +184,31 @@ def load_segments(
     directory = f"{root}/{SEGMENTS_DIR}"
     next_number = 0
     quarantined = 0
-    for seq in segment_numbers(files.list_dir(directory)):
+    for seq in segment_numbers(fs.list_dir(directory)):
         next_number = max(next_number, seq + 1)
         path = f"{directory}/{segment_name(seq)}"
         try:
-            info = read_info(files, path)
+            info = read_info(fs, path)
             if (info.wal_position_end or 0) > cursor:
-                info = _verified(files, path, catalog.verified)
+                info = _verified(fs, path, catalog.verified)
         except FileNotFoundError:
             continue  # another core evicted it between the listing and now; its record says so
         except UnsupportedFormatError:
             raise
         except CorruptionError as damage:
-            quarantine_file(files, root, path)
+            quarantine_file(fs, root, path)
             quarantined += 1
             observer.event("quiver.segment.quarantined", level=logging.ERROR, path=path, reason=damage.reason)
             observer.count("quiver.recovery.damaged_files_total", kind="segment")
             continue
         catalog.add(info)
-    for seq in StoreFiles(files, root).quarantined():
+    for seq in StoreFiles(fs, root).quarantined():
         next_number = max(next_number, seq + 1)
     return next_number, quarantined
 
 
-def _verified(files: FileSystem, path: str, verified: VerifiedSegments) -> SegmentInfo:
-    reader = SegmentReader.open(files, path, verified=verified)
+def _verified(fs: FileSystem, path: str, verified: VerifiedSegments) -> SegmentInfo:
+    reader = SegmentReader.open(fs, path, verified=verified)
     try:
         reader.verify()
         return reader.info
@@ -218,28 +216,28 @@ def _verified(files: FileSystem, path: str, verified: VerifiedSegments) -> Segme
         reader.close()
 
 
-def quarantine_file(files: FileSystem, root: str, path: str) -> None:
+def quarantine_file(fs: FileSystem, root: str, path: str) -> None:
     """Move a file of the store out of the way, whole. Durable on return. What lies there under its name stays."""
     target = f"{root}/{QUARANTINE_DIR}"
-    files.make_dirs(target)
+    fs.make_dirs(target)
     moved = f"{target}/{path.rpartition('/')[2]}"
-    if files.exists(moved):
+    if fs.exists(moved):
         # Other bytes get another name; the same, of a move that a crash cut short, come to lie in the same place.
-        found = checksum_of(files, path)
-        moved = moved if checksum_of(files, moved) == found else f"{moved}.{found[1]:08x}"
-    files.rename(path, moved)
+        found = checksum_of(fs, path)
+        moved = moved if checksum_of(fs, moved) == found else f"{moved}.{found[1]:08x}"
+    fs.rename(path, moved)
     # The new name first: after a crash between the two the file has both names, never none.
-    files.sync_dir(target)
-    files.sync_dir(path.rpartition("/")[0])
+    fs.sync_dir(target)
+    fs.sync_dir(path.rpartition("/")[0])
 
 
-def keep_undecodable(files: FileSystem, root: str, scanned: ScannedEntry, *, observer: Observer, reason: str) -> None:
+def keep_undecodable(fs: FileSystem, root: str, scanned: ScannedEntry, *, observer: Observer, reason: str) -> None:
     """Copy an entry of the log that is no bundle, though its checksum is right, to quarantine. Durable on return."""
     # The checksum was right, so it was written so: its bytes are kept, and the others go on.
     observer.event("quiver.wal.entry.decode", level=logging.ERROR, position=scanned.start, reason=reason)
     observer.count("quiver.recovery.damaged_files_total", kind="entry")
     copy = f"{root}/{QUARANTINE_DIR}/wal-{scanned.start:016}-{scanned.end - scanned.start}.damaged"
-    keep_as(files, copy, encode_entry(scanned.entry))
+    keep_as(fs, copy, encode_entry(scanned.entry))
 
 
 @dataclass(slots=True)
@@ -322,8 +320,8 @@ class Replay:
     but the active one.
     """
 
-    def __init__(self, files: FileSystem, coverage: Coverage) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, coverage: Coverage) -> None:
+        self._fs = fs
         self._coverage = coverage
         self._logged: list[_LoggedFile] = []
         self._count = 0
@@ -357,7 +355,7 @@ class Replay:
             file = logged.pop()
             entries = file.entries
             if file.checksum is not None:
-                view = memoryview(read_file(self._files, file.path))
+                view = memoryview(read_file(self._fs, file.path))
                 # In place of the checksum of each entry once more.
                 if crc32(view) != file.checksum:
                     raise OSError(errno.EIO, "the disk does not say what it said a moment ago", file.path)
@@ -370,7 +368,7 @@ class Replay:
 
 
 def scan_log(
-    files: FileSystem, root: str, *, adapter: Adapter, cursor: int, segments: Sequence[SegmentInfo], observer: Observer
+    fs: FileSystem, root: str, *, adapter: Adapter, cursor: int, segments: Sequence[SegmentInfo], observer: Observer
 ) -> LogFound:
     """
     Scan every WAL file and decide which entries are still needed.
@@ -380,11 +378,11 @@ def scan_log(
         OSError: a file cannot be read.
     """
     coverage = Coverage(segments, cursor)
-    found = LogFound(Replay(files, coverage))
+    found = LogFound(Replay(fs, coverage))
     previous_end: int | None = None
-    for file in find_wal_files(files, f"{root}/{WAL_DIR}"):
+    for file in find_wal_files(fs, f"{root}/{WAL_DIR}"):
         _check_adapter(file, adapter)
-        scan = scan_file(files, file.path)
+        scan = scan_file(fs, file.path)
         if not scan.header_sound and "unsupported version" in scan.damage[0].reason:
             raise UnsupportedFormatError(file.path, scan.damage[0].offset, scan.damage[0].reason)
         start, trusted = _position_start(scan, coverage, previous_end)
@@ -393,7 +391,7 @@ def scan_log(
         found.replay.add(scan, shift=shift, trusted=trusted, is_active=file.number is None)
         found.next_sequence = max(found.next_sequence, scan.entries.sequence_end)
         end = start + max(0, scan.tail_offset - header_bytes)
-        _report(files, root, scan, start, rotated=file.number is not None, observer=observer)
+        _report(fs, root, scan, start, rotated=file.number is not None, observer=observer)
         if file.number is None:
             found.active = scan
             sound = scan.header is not None and scan.header_sound and not scan.damage
@@ -459,7 +457,7 @@ def _position_start(scan: WalFileScan, coverage: Coverage, previous_end: int | N
     return claimed, True
 
 
-def _report(files: FileSystem, root: str, scan: WalFileScan, start: int, *, rotated: bool, observer: Observer) -> None:
+def _report(fs: FileSystem, root: str, scan: WalFileScan, start: int, *, rotated: bool, observer: Observer) -> None:
     header_bytes = scan.header.header_size if scan.header else 0
     spans = list(zip(scan.damage_spans, (damage.reason for damage in scan.damage), strict=True))
     if scan.tail == "torn":
@@ -475,15 +473,15 @@ def _report(files: FileSystem, root: str, scan: WalFileScan, start: int, *, rota
         )
         observer.count("quiver.recovery.damaged_files_total", kind="wal")
         copy = f"{root}/{QUARANTINE_DIR}/wal-{start + max(0, offset - header_bytes):016}-{length}.damaged"
-        source = files.open_read(scan.path)
+        source = fs.open_read(scan.path)
         try:
-            keep_as(files, copy, source.pread(length, offset))
+            keep_as(fs, copy, source.pread(length, offset))
         finally:
             source.close()
 
 
 def continue_log(
-    files: FileSystem,
+    fs: FileSystem,
     root: str,
     found: LogFound,
     *,
@@ -506,12 +504,12 @@ def continue_log(
     if scan is not None and retire and scan.entries:
         number = max((file.number for file in rotated), default=0) + 1
         target = f"{directory}/{wal_rotated_name(number)}"
-        _cut(files, path, scan)
-        files.rename(path, target)
-        files.sync_dir(directory)
+        _cut(fs, path, scan)
+        fs.rename(path, target)
+        fs.sync_dir(directory)
         rotated.append(RotatedFile(target, number, found.position_end, scan.tail_offset))
     writer = WalWriter(
-        files,
+        fs,
         directory,
         config_hash=config_hash,
         limits=limits,
@@ -523,8 +521,8 @@ def continue_log(
         writer.start(found.position_end)
         return writer
     if scan.tail == "torn":
-        _cut(files, path, scan)
-    file = files.open_write(path)
+        _cut(fs, path, scan)
+    file = fs.open_write(path)
     # After kill -9 the entries are only in the page cache. They count as logged: make it true.
     file.sync()
     header = scan.header
@@ -540,8 +538,8 @@ def continue_log(
     return writer
 
 
-def _cut(files: FileSystem, path: str, scan: WalFileScan) -> None:
-    file = files.open_write(path)
+def _cut(fs: FileSystem, path: str, scan: WalFileScan) -> None:
+    file = fs.open_write(path)
     try:
         if scan.tail != "clean":
             file.truncate(scan.tail_offset)

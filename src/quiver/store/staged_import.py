@@ -52,26 +52,26 @@ def writer_commits(fs: FileSystem, directory: str) -> list[int]:
     return noted_batches(names_in(fs, directory), "commit")
 
 
-def awaits_import(files: FileSystem, root: str, *, writer: str | None = None) -> bool:
+def awaits_import(fs: FileSystem, root: str, *, writer: str | None = None) -> bool:
     """
     Say whether something that a sink committed, any or one *writer*, is no segment yet. What is damaged never will be,
     and is not meant.
     """
     incoming = f"{root}/{INCOMING_DIR}"
-    if not files.exists(incoming):
+    if not fs.exists(incoming):
         return False
-    for one in files.list_dir(incoming) if writer is None else (writer,):
+    for one in fs.list_dir(incoming) if writer is None else (writer,):
         directory = f"{incoming}/{one}"
-        for batch in writer_commits(files, directory):
+        for batch in writer_commits(fs, directory):
             # Its commit goes when it has been taken over.
             with contextlib.suppress(CorruptionError, FileNotFoundError):
-                commit = read_note(files, f"{directory}/{commit_name(batch)}", COMMITS.decode)
-                if any(files.exists(f"{directory}/{part}") for part in commit.parts):
+                commit = read_note(fs, f"{directory}/{commit_name(batch)}", COMMITS.decode)
+                if any(fs.exists(f"{directory}/{part}") for part in commit.parts):
                     return True
     return False
 
 
-def first_free_segment(files: FileSystem, root: str) -> int:
+def first_free_segment(fs: FileSystem, root: str) -> int:
     """
     Return a number above every segment that the directory or anybody's progress speaks of. For whoever holds the
     directory's lock and has no store open.
@@ -79,13 +79,13 @@ def first_free_segment(files: FileSystem, root: str) -> int:
     Raises:
         CorruptionError: the floor, the drop ledger or a progress file is not what was written: open the store first.
     """
-    store = StoreFiles(files, root)
+    store = StoreFiles(fs, root)
     highest = max([*store.segments(), *store.quarantined(), *(entry.seq for entry in store.drops())], default=-1)
     for subscriber in store.subscribers():
         progress = store.progress(subscriber)
         if progress is not None:
             highest = max(highest, progress.oldest_incomplete - 1, *progress.entries, -1)
-    floor = read_checked(files, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor, _FLOOR_BYTES_MAX) or 0
+    floor = read_checked(fs, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor, _FLOOR_BYTES_MAX) or 0
     return max(highest + 1, floor)
 
 
@@ -94,7 +94,7 @@ class StagedImport:
     Takes over what sinks committed. One for each time that the directory's lock is held; not thread-safe.
 
     Args:
-        files: the file system.
+        fs: the file system.
         root: the store's directory, whose lock the caller holds.
         next_segment: gives a number that no segment has had, above all that anybody can read; None for not now.
         on_imported: told of each segment that became one, durably, in the order of their numbers.
@@ -102,13 +102,13 @@ class StagedImport:
 
     def __init__(
         self,
-        files: FileSystem,
+        fs: FileSystem,
         root: str,
         *,
         next_segment: Callable[[], int | None],
         on_imported: Callable[[SegmentInfo], None] = lambda _: None,
     ) -> None:
-        self._files = files
+        self._fs = fs
         self._incoming = f"{root}/{INCOMING_DIR}"
         self._segments = f"{root}/{SEGMENTS_DIR}"
         self._next_segment = next_segment
@@ -126,11 +126,11 @@ class StagedImport:
             CorruptionError: a commit or a staged segment is not what was written. What other writers committed is taken
             over. OSError: the disk refused; call again.
         """
-        if not self._files.exists(self._incoming):
+        if not self._fs.exists(self._incoming):
             return 0
         imported = 0
         damage: CorruptionError | None = None
-        for writer in self._files.list_dir(self._incoming):
+        for writer in self._fs.list_dir(self._incoming):
             try:
                 imported += self._import_writer(writer)
             except CorruptionError as problem:
@@ -141,14 +141,14 @@ class StagedImport:
 
     def _import_writer(self, writer: str) -> int:
         directory = f"{self._incoming}/{writer}"
-        batches = writer_commits(self._files, directory)
+        batches = writer_commits(self._fs, directory)
         if not batches or batches[-1] <= self._done.get(writer, -1):
             return 0
         imported = 0
         for batch in batches:
             if batch <= self._done.get(writer, -1):
                 continue
-            commit = read_note(self._files, f"{directory}/{commit_name(batch)}", COMMITS.decode)
+            commit = read_note(self._fs, f"{directory}/{commit_name(batch)}", COMMITS.decode)
             for part in commit.parts:
                 came = self._import_part(f"{directory}/{part}")
                 if came is None:
@@ -160,46 +160,46 @@ class StagedImport:
 
     def _import_part(self, staged: str) -> bool | None:
         """Give one staged file its number; False when it has one, None when there is no number to be had now."""
-        files = self._files
-        if not files.exists(staged):
+        fs = self._fs
+        if not fs.exists(staged):
             return False
         if self._inodes is None:
             self._inodes = frozenset(self._found_inodes())
-        if files.stat(staged).inode in self._inodes:
+        if fs.stat(staged).inode in self._inodes:
             # A power cut took back that the staged name went. The segment's own name was synced before.
-            files.sync_dir(self._segments)
-            remove_durably(files, [staged])
+            fs.sync_dir(self._segments)
+            remove_durably(fs, [staged])
             return False
-        read_info(files, staged)  # is it whole? Before it has a name that readers trust.
+        read_info(fs, staged)  # is it whole? Before it has a name that readers trust.
         number = self._next_segment()
         if number is None:
             return None
         path = f"{self._segments}/{segment_name(number)}"
-        files.rename(staged, path)
+        fs.rename(staged, path)
         # The new name first: after a crash between the two the file has both names, never none.
-        files.sync_dir(self._segments)
-        files.sync_dir(staged.rpartition("/")[0])
-        self._on_imported(read_info(files, path))
+        fs.sync_dir(self._segments)
+        fs.sync_dir(staged.rpartition("/")[0])
+        self._on_imported(read_info(fs, path))
         return True
 
     def _found_inodes(self) -> Iterator[int]:
-        for name in self._files.list_dir(self._segments):
+        for name in self._fs.list_dir(self._segments):
             if parse_segment_name(name) is not None:
                 with contextlib.suppress(FileNotFoundError):
-                    yield self._files.stat(f"{self._segments}/{name}").inode
+                    yield self._fs.stat(f"{self._segments}/{name}").inode
 
     def _tidy(self, directory: str, batches: list[int]) -> None:
         """Remove what is done: all commits but the last, and whatever was staged for batches up to that one."""
-        files = self._files
-        old = (name for name in files.list_dir(directory) if (parse_part_directory(name) or 0) <= batches[-1])
-        remove_staged(files, directory, old)
+        fs = self._fs
+        old = (name for name in fs.list_dir(directory) if (parse_part_directory(name) or 0) <= batches[-1])
+        remove_staged(fs, directory, old)
         # These before the commits: without its commit a staged segment is one that was never committed.
-        files.sync_dir(directory)
+        fs.sync_dir(directory)
         is_once = directory.rpartition("/")[2].startswith(ONCE_PREFIX)
-        remove_durably(files, [f"{directory}/{commit_name(batch)}" for batch in (batches if is_once else batches[:-1])])
+        remove_durably(fs, [f"{directory}/{commit_name(batch)}" for batch in (batches if is_once else batches[:-1])])
         if is_once:
-            remove_if_empty(files, directory)
-            files.sync_dir(self._incoming)
+            remove_if_empty(fs, directory)
+            fs.sync_dir(self._incoming)
 
 
 class OpenStoreImport:
@@ -217,7 +217,7 @@ class OpenStoreImport:
         self._may_take: Callable[[], bool] = lambda: True
         self._reported = ""
         self._import = StagedImport(
-            parts.files, parts.path, next_segment=self._next_segment, on_imported=self._on_imported
+            parts.fs, parts.path, next_segment=self._next_segment, on_imported=self._on_imported
         )
 
     def import_all(self, may_take: Callable[[], bool]) -> int:

@@ -68,7 +68,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
     Args:
         root: the directory; it exists, and *lock* is held on it.
         settings: how the store behaves.
-        files: the file system.
+        fs: the file system.
         clock: where time comes from.
         observer: takes counts and events.
         adapter: the slot table.
@@ -83,7 +83,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         root: str,
         settings: Settings,
         *,
-        files: FileSystem,
+        fs: FileSystem,
         clock: Clock,
         observer: Observer,
         adapter: Adapter,
@@ -95,7 +95,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self.path = root
         self.settings = settings
         self.adapter = adapter
-        self._files = files
+        self._fs = fs
         self._clock = clock
         self._now_ns = clock.now_ns
         self._observer = observer
@@ -114,10 +114,10 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._encoder = SlotEncoder()
         self._encode = self._encoder.encode
         self._segments_dir = f"{root}/{SEGMENTS_DIR}"
-        self._cold = open_cold_side(root, settings, files=files, clock=clock, observer=observer, objects=objects)
-        self.catalog = Catalog(self._cold.files(files), self._segments_dir, adapter, on_damage=self._quarantine)
+        self._cold = open_cold_side(root, settings, fs=fs, clock=clock, observer=observer, objects=objects)
+        self.catalog = Catalog(self._cold.fs(fs), self._segments_dir, adapter, on_damage=self._quarantine)
         tier, verified = self._cold.open_tier, self.catalog.verified
-        self._reader = StoreReader(root, fs=files, adapter=adapter, verified=verified, open_tier=tier)
+        self._reader = StoreReader(root, fs=fs, adapter=adapter, verified=verified, open_tier=tier)
         self._sequence = 0
         self._has_threads = background
         self._background: Background | None = None
@@ -147,15 +147,15 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
 
     def _recover(self) -> None:
         """Bring the directory to order, in the steps that `recovery` lists; each is told when it is done."""
-        files, root, observer = self._files, self.path, self._observer
+        fs, root, observer = self._fs, self.path, self._observer
         steps = recovery.RecoveryLog(root, observer, self._clock)
         steps.done("cold_list", segments=len(self._cold.register))
         found, next_seq = self._recover_log(steps)
-        next_seq = max(next_seq, recovery.load_floor(files, root, observer=observer, clock=self._clock))
+        next_seq = max(next_seq, recovery.load_floor(fs, root, observer=observer, clock=self._clock))
         steps.done("load_floor", next_segment=next_seq)
         segments = self.catalog.segments()
         self._subscribers = Subscribers(
-            files,
+            fs,
             root,
             segments=map(SegmentRef.of, segments),
             next_seq=next_seq,
@@ -169,10 +169,10 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             deleting=DeletionPause(self._capacity, self._maintenance),
         )
         steps.done("progress", subscribers=len(self._subscribers.table.listed()))
-        ledger = DropLedger.load(files, root, observer)
+        ledger = DropLedger.load(fs, root, observer)
         steps.done("drop_ledger", highest=ledger.highest)
         next_seq = max(next_seq, self._subscribers.floor() + 1, ledger.highest + 1)
-        self._sealing = Sealing(files, self._segments_dir, self.settings, self._clock, observer, next_seq, self.adapter)
+        self._sealing = Sealing(fs, self._segments_dir, self.settings, self._clock, observer, next_seq, self.adapter)
         self._furnish(ledger)
         self._cleanup.take_back()
         steps.done("take_back")
@@ -204,22 +204,22 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         Fill the catalogue and continue the log; return what is to be replayed, and the lowest next
         segment number.
         """
-        files, root, observer = self._files, self.path, self._observer
-        steps.done("remove_leftovers", files=recovery.remove_leftovers(files, root))
-        cursor = recovery.load_cursor(files, root, observer)
+        fs, root, observer = self._fs, self.path, self._observer
+        steps.done("remove_leftovers", files=recovery.remove_leftovers(fs, root))
+        cursor = recovery.load_cursor(fs, root, observer)
         steps.done("load_cursor", position=cursor)
-        next_seq, bad = recovery.load_segments(files, root, self.catalog, cursor=cursor, observer=observer)
+        next_seq, bad = recovery.load_segments(fs, root, self.catalog, cursor=cursor, observer=observer)
         steps.done("load_segments", segments=len(self.catalog), quarantined=bad)
         next_seq = self._cold.restore(self.catalog, next_seq)
         steps.done("restore", segments=len(self.catalog))
         found = recovery.scan_log(
-            files, root, adapter=self.adapter, cursor=cursor, segments=self.catalog.segments(), observer=observer
+            fs, root, adapter=self.adapter, cursor=cursor, segments=self.catalog.segments(), observer=observer
         )
         steps.done("scan_log", entries_to_replay=len(found.replay), torn_bytes=found.torn_bytes)
         hash_written = OTAP_CONFIG_HASH if self.settings.format_profile == "otap" else self.adapter.config_hash
         limits = WalLimits(self.settings.wal_bytes_max, self.settings.wal_rotate_bytes, self.settings.wal_files_max)
         self._wal: WalWriter = recovery.continue_log(
-            files,
+            fs,
             root,
             found,
             config_hash=hash_written,
@@ -248,7 +248,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         parts = self._parts = Parts(
             path=self.path,
             settings=self.settings,
-            files=self._files,
+            fs=self._fs,
             clock=self._clock,
             observer=self._observer,
             lock=self._lock,
@@ -259,7 +259,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             wal=self._wal,
             sealing=self._sealing,
             cold=self._cold.register,
-            place=HeldPlace(self._files, self.path, self._wal, self._observer),
+            place=HeldPlace(self._fs, self.path, self._wal, self._observer),
         )
         self._subscribers.require_place = parts.place.require
         self._cold_tier = ColdTier(parts, self._cold.tier.get, on_damage=self._quarantine, is_sending=self._cold.is_set)
@@ -299,7 +299,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
                 batches = decode_slots(entry, path=path, position=scanned.start)
                 encoded = self._encode(batches, {slot.slot: slot.fingerprint for slot in entry.slots})
             except (CorruptionError, InvalidBundleError) as error:
-                recovery.keep_undecodable(self._files, self.path, scanned, observer=self._observer, reason=str(error))
+                recovery.keep_undecodable(self._fs, self.path, scanned, observer=self._observer, reason=str(error))
                 return
         if sealing.full:
             with self._lock:

@@ -31,7 +31,7 @@ class StoreViews:
     """A base of `Store`, which sets what is named here. Nothing here changes anything."""
 
     path: str
-    _files: FileSystem
+    _fs: FileSystem
     _parts: Parts
     _admission: Admission
     _cleanup: Cleanup
@@ -118,7 +118,7 @@ class StoreViews:
         The directory in which those that fill the store may keep files of their own: that of the store, or the one
         above its cores. None where it is not a directory of the operating system.
         """
-        if not isinstance(self._files, RealFileSystem):
+        if not isinstance(self._fs, RealFileSystem):
             return None
         above, _, name = self.path.rpartition("/")
         return self.path if parse_core_directory(name) is None else above or "."
@@ -128,7 +128,7 @@ class StoreViews:
         Iterate over the entries that are physically in the log, also those that segments hold by
         now, oldest first.
         """
-        return logged_entries(self._files, f"{self.path}/{WAL_DIR}")
+        return logged_entries(self._fs, f"{self.path}/{WAL_DIR}")
 
     def stats(self) -> dict[str, Any]:
         """Return figures of this moment: bytes, counts, and each subscriber's lag."""

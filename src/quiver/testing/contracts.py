@@ -41,8 +41,8 @@ def _refused(kind: type[OSError], path: str, number: int | None = None) -> Itera
         raise AssertionError(f"broken promise: {kind.__name__} is raised")
 
 
-def _write(files: FileSystem, path: str, data: bytes) -> None:
-    file = files.create_or_truncate(path)
+def _write(fs: FileSystem, path: str, data: bytes) -> None:
+    file = fs.create_or_truncate(path)
     try:
         file.pwrite(data, 0)
     finally:
@@ -58,183 +58,183 @@ def _opened(file: File) -> Iterator[File]:
 
 
 class FileSystemContract:
-    """What every `FileSystem` does. Subclasses give the fixtures ``files`` and ``root``."""
+    """What every `FileSystem` does. Subclasses give the fixtures ``fs`` and ``root``."""
 
-    def test_what_is_written_is_read_back(self, files: FileSystem, root: str) -> None:
+    def test_what_is_written_is_read_back(self, fs: FileSystem, root: str) -> None:
         """A write is visible on return, at its offset, through any handle; a hole reads as zeros."""
-        with _opened(files.create(f"{root}/f")) as file:
+        with _opened(fs.create(f"{root}/f")) as file:
             file.pwrite(b"world", 5000)
             file.pwrite(bytearray(b"hello"), 0)
             file.pwrite(memoryview(b"HELLO")[:2], 0)
             _require(file.pread(5, 0) == b"HEllo", "bytes are where they were written")
-            with _opened(files.open_read(f"{root}/f")) as reader:
+            with _opened(fs.open_read(f"{root}/f")) as reader:
                 _require(reader.pread(10, 4998) == b"\0\0world", "a short read ends at the end of the file")
                 _require(reader.pread(10, 9999) == b"", "behind the end there is nothing")
                 _require(reader.pread(0, 0) == b"", "nothing was asked for")
                 _require(reader.size() == 5005, "the size is what was written")
 
-    def test_gathered_writes_join_their_parts(self, files: FileSystem, root: str) -> None:
+    def test_gathered_writes_join_their_parts(self, fs: FileSystem, root: str) -> None:
         """`pwritev` writes any number of parts, empty ones too, one behind the other."""
         for count in (0, 1, 3, 3000):
             parts = [b"%d," % index if index % 5 else b"" for index in range(count)]
-            with _opened(files.create_or_truncate(f"{root}/f")) as file:
+            with _opened(fs.create_or_truncate(f"{root}/f")) as file:
                 file.pwritev(parts, 7)
                 _require(file.pread(100_000, 7) == b"".join(parts), f"{count} parts are joined")
 
-    def test_wide_views_count_in_bytes(self, files: FileSystem, root: str) -> None:
+    def test_wide_views_count_in_bytes(self, fs: FileSystem, root: str) -> None:
         """A view of 8-byte items is written whole."""
-        with _opened(files.create(f"{root}/f")) as file:
+        with _opened(fs.create(f"{root}/f")) as file:
             file.pwrite(memoryview(bytes(range(16))).cast("Q"), 0)
             _require(file.pread(99, 0) == bytes(range(16)), "16 bytes are 16 bytes")
 
-    def test_truncate_cuts_and_extends(self, files: FileSystem, root: str) -> None:
+    def test_truncate_cuts_and_extends(self, fs: FileSystem, root: str) -> None:
         """What is cut off is gone: extended again, the file reads as zeros there."""
-        with _opened(files.create(f"{root}/f")) as file:
+        with _opened(fs.create(f"{root}/f")) as file:
             file.pwrite(b"x" * 10_000, 0)
             file.truncate(5000)
             _require(file.size() == 5000, "the file is cut")
             file.truncate(10_000)
             _require(file.pread(10_000, 0) == b"x" * 5000 + bytes(5000), "what is new is zero")
 
-    def test_create_never_opens_an_existing_file(self, files: FileSystem, root: str) -> None:
+    def test_create_never_opens_an_existing_file(self, fs: FileSystem, root: str) -> None:
         """`create` refuses; `create_or_truncate` empties."""
-        _write(files, f"{root}/f", b"old")
+        _write(fs, f"{root}/f", b"old")
         with _refused(FileExistsError, f"{root}/f"):
-            files.create(f"{root}/f")
-        with _opened(files.create_or_truncate(f"{root}/f")) as file:
+            fs.create(f"{root}/f")
+        with _opened(fs.create_or_truncate(f"{root}/f")) as file:
             _require(file.size() == 0, "it is empty")
 
-    def test_missing_names_are_errors(self, files: FileSystem, root: str) -> None:
+    def test_missing_names_are_errors(self, fs: FileSystem, root: str) -> None:
         """FileNotFoundError, with the path, wherever an existing file is needed."""
         path = f"{root}/missing"
         calls: tuple[Callable[[str], object], ...] = (
-            files.open_read, files.open_write, files.map_read, files.remove, files.stat,
-            files.list_dir, files.sync_dir, files.free_bytes,
+            fs.open_read, fs.open_write, fs.map_read, fs.remove, fs.stat,
+            fs.list_dir, fs.sync_dir, fs.free_bytes,
         )  # fmt: skip
         for call in calls:
             with _refused(FileNotFoundError, path):
                 call(path)
         with _refused(FileNotFoundError, path):
-            files.rename(path, f"{root}/other")
+            fs.rename(path, f"{root}/other")
         with _refused(FileNotFoundError, path):
-            files.read_all(path, size_max=10)
+            fs.read_all(path, size_max=10)
         with _refused(FileNotFoundError, f"{path}/f"):
-            files.create(f"{path}/f")
-        _require(not files.exists(path), "it does not exist")
-        _require(not files.exists(f"{path}/f"), "nor does anything below it")
+            fs.create(f"{path}/f")
+        _require(not fs.exists(path), "it does not exist")
+        _require(not fs.exists(f"{path}/f"), "nor does anything below it")
 
-    def test_a_file_is_not_a_directory(self, files: FileSystem, root: str) -> None:
+    def test_a_file_is_not_a_directory(self, fs: FileSystem, root: str) -> None:
         """NotADirectoryError where a directory is needed; nothing exists below a file."""
-        _write(files, f"{root}/f", b"")
+        _write(fs, f"{root}/f", b"")
         with _refused(NotADirectoryError, f"{root}/f"):
-            files.list_dir(f"{root}/f")
+            fs.list_dir(f"{root}/f")
         with _refused(NotADirectoryError, f"{root}/f"):
-            files.sync_dir(f"{root}/f")
+            fs.sync_dir(f"{root}/f")
         with _refused(NotADirectoryError, f"{root}/f"):
-            files.make_dirs(f"{root}/f")
-        _require(not files.exists(f"{root}/f/g"), "nothing is below a file")
+            fs.make_dirs(f"{root}/f")
+        _require(not fs.exists(f"{root}/f/g"), "nothing is below a file")
 
-    def test_a_reader_cannot_write(self, files: FileSystem, root: str) -> None:
+    def test_a_reader_cannot_write(self, fs: FileSystem, root: str) -> None:
         """`open_read` gives a handle that refuses to write; a closed handle refuses everything."""
-        _write(files, f"{root}/f", b"x")
-        with _opened(files.open_read(f"{root}/f")) as reader, _refused(OSError, f"{root}/f", errno.EBADF):
+        _write(fs, f"{root}/f", b"x")
+        with _opened(fs.open_read(f"{root}/f")) as reader, _refused(OSError, f"{root}/f", errno.EBADF):
             reader.pwrite(b"y", 0)
-        file = files.open_write(f"{root}/f")
+        file = fs.open_write(f"{root}/f")
         file.close()
         file.close()
         for call in (file.size, file.sync, file.sync_data, lambda: file.pread(1, 0), lambda: file.set_mode(0o600)):
             with _refused(OSError, f"{root}/f", errno.EBADF):
                 call()
 
-    def test_rename_replaces(self, files: FileSystem, root: str) -> None:
+    def test_rename_replaces(self, fs: FileSystem, root: str) -> None:
         """After a rename only the new name is there; handles follow the file."""
-        _write(files, f"{root}/old", b"new contents")
-        _write(files, f"{root}/target", b"old contents")
-        with _opened(files.open_read(f"{root}/target")) as before:
-            files.rename(f"{root}/old", f"{root}/target")
+        _write(fs, f"{root}/old", b"new contents")
+        _write(fs, f"{root}/target", b"old contents")
+        with _opened(fs.open_read(f"{root}/target")) as before:
+            fs.rename(f"{root}/old", f"{root}/target")
             _require(before.pread(99, 0) == b"old contents", "an open handle keeps its file")
-        _require(files.list_dir(root) == ["target"], "one name is left")
-        _require(files.read_all(f"{root}/target", size_max=99) == b"new contents", "it was replaced")
-        files.rename(f"{root}/target", f"{root}/target")
-        _require(files.list_dir(root) == ["target"], "renaming to itself changes nothing")
+        _require(fs.list_dir(root) == ["target"], "one name is left")
+        _require(fs.read_all(f"{root}/target", size_max=99) == b"new contents", "it was replaced")
+        fs.rename(f"{root}/target", f"{root}/target")
+        _require(fs.list_dir(root) == ["target"], "renaming to itself changes nothing")
 
-    def test_link_gives_a_second_name(self, files: FileSystem, root: str) -> None:
+    def test_link_gives_a_second_name(self, fs: FileSystem, root: str) -> None:
         """Both names lead to one file, until the last is removed. A name that is taken stays what it is."""
-        _write(files, f"{root}/first", b"same")
-        _write(files, f"{root}/taken", b"other")
-        files.link(f"{root}/first", f"{root}/second")
-        _require(files.stat(f"{root}/second").inode == files.stat(f"{root}/first").inode, "both are one file")
+        _write(fs, f"{root}/first", b"same")
+        _write(fs, f"{root}/taken", b"other")
+        fs.link(f"{root}/first", f"{root}/second")
+        _require(fs.stat(f"{root}/second").inode == fs.stat(f"{root}/first").inode, "both are one file")
         with _refused(FileExistsError, f"{root}/first"):
-            files.link(f"{root}/first", f"{root}/taken")
+            fs.link(f"{root}/first", f"{root}/taken")
         with _refused(FileNotFoundError, f"{root}/nothing"):
-            files.link(f"{root}/nothing", f"{root}/third")
-        files.remove(f"{root}/first")
-        _require(files.read_all(f"{root}/second", size_max=9) == b"same", "the contents stay under the other name")
-        _require(files.list_dir(root) == ["second", "taken"], "nothing else was made")
+            fs.link(f"{root}/nothing", f"{root}/third")
+        fs.remove(f"{root}/first")
+        _require(fs.read_all(f"{root}/second", size_max=9) == b"same", "the contents stay under the other name")
+        _require(fs.list_dir(root) == ["second", "taken"], "nothing else was made")
 
-    def test_rename_between_directories(self, files: FileSystem, root: str) -> None:
+    def test_rename_between_directories(self, fs: FileSystem, root: str) -> None:
         """A file moves with its contents."""
-        files.make_dirs(f"{root}/a")
-        files.make_dirs(f"{root}/b")
-        _write(files, f"{root}/a/f", b"x")
-        files.rename(f"{root}/a/f", f"{root}/b/g")
-        files.sync_dir(f"{root}/b")
-        files.sync_dir(f"{root}/a")
-        _require(files.list_dir(f"{root}/a") == [], "it left")
-        _require(files.read_all(f"{root}/b/g", size_max=1) == b"x", "it arrived")
+        fs.make_dirs(f"{root}/a")
+        fs.make_dirs(f"{root}/b")
+        _write(fs, f"{root}/a/f", b"x")
+        fs.rename(f"{root}/a/f", f"{root}/b/g")
+        fs.sync_dir(f"{root}/b")
+        fs.sync_dir(f"{root}/a")
+        _require(fs.list_dir(f"{root}/a") == [], "it left")
+        _require(fs.read_all(f"{root}/b/g", size_max=1) == b"x", "it arrived")
 
-    def test_make_dirs_makes_parents(self, files: FileSystem, root: str) -> None:
+    def test_make_dirs_makes_parents(self, fs: FileSystem, root: str) -> None:
         """All missing parents, with the mode; existing ones are left alone."""
-        files.make_dirs(f"{root}/a/b/c", mode=0o750)
-        _write(files, f"{root}/a/b/f", b"x")
-        files.make_dirs(f"{root}/a/b")
-        files.make_dirs(f"{root}/a/b/c/d/")
-        _require(files.list_dir(f"{root}/a/b") == ["c", "f"], "names are sorted")
-        _require(files.exists(f"{root}/a/b/c/d"), "the last one is there, too")
-        _require(files.stat(f"{root}/a/b/c").mode == 0o750, "the mode is as asked, whatever the umask")
+        fs.make_dirs(f"{root}/a/b/c", mode=0o750)
+        _write(fs, f"{root}/a/b/f", b"x")
+        fs.make_dirs(f"{root}/a/b")
+        fs.make_dirs(f"{root}/a/b/c/d/")
+        _require(fs.list_dir(f"{root}/a/b") == ["c", "f"], "names are sorted")
+        _require(fs.exists(f"{root}/a/b/c/d"), "the last one is there, too")
+        _require(fs.stat(f"{root}/a/b/c").mode == 0o750, "the mode is as asked, whatever the umask")
 
-    def test_stat(self, files: FileSystem, root: str) -> None:
+    def test_stat(self, fs: FileSystem, root: str) -> None:
         """Size, mode, time and inode; another file is another inode."""
-        with _opened(files.create(f"{root}/f", mode=0o640)) as file:
+        with _opened(fs.create(f"{root}/f", mode=0o640)) as file:
             file.pwrite(b"12345", 0)
             file.sync_data()
-            found = files.stat(f"{root}/f")
+            found = fs.stat(f"{root}/f")
             _require(found.size_bytes == 5, "the size is right")
             _require(found.mode == 0o640, "the mode is as asked, whatever the umask")
             _require(found.modified_ns > 0, "there is a time")
             file.set_mode(0o440)
             file.sync()
-            _require(files.stat(f"{root}/f").mode == 0o440, "the mode can be changed")
-        _write(files, f"{root}/g", b"")
-        _require(files.stat(f"{root}/g").inode != found.inode, "two files are two")
-        _require(files.free_bytes(root) > 0, "there is room")
+            _require(fs.stat(f"{root}/f").mode == 0o440, "the mode can be changed")
+        _write(fs, f"{root}/g", b"")
+        _require(fs.stat(f"{root}/g").inode != found.inode, "two files are two")
+        _require(fs.free_bytes(root) > 0, "there is room")
 
-    def test_read_all_is_bounded(self, files: FileSystem, root: str) -> None:
+    def test_read_all_is_bounded(self, fs: FileSystem, root: str) -> None:
         """A file of exactly the limit is read; one byte more is EFBIG."""
-        _write(files, f"{root}/f", b"12345")
-        _require(files.read_all(f"{root}/f", size_max=5) == b"12345", "the limit itself is fine")
+        _write(fs, f"{root}/f", b"12345")
+        _require(fs.read_all(f"{root}/f", size_max=5) == b"12345", "the limit itself is fine")
         with _refused(OSError, f"{root}/f", errno.EFBIG):
-            files.read_all(f"{root}/f", size_max=4)
+            fs.read_all(f"{root}/f", size_max=4)
 
-    def test_a_mapping_outlives_everything(self, files: FileSystem, root: str) -> None:
+    def test_a_mapping_outlives_everything(self, fs: FileSystem, root: str) -> None:
         """
         A view stays valid after the mapping was closed and the file unlinked. An empty file maps to
         an empty view.
         """
-        _write(files, f"{root}/f", b"x" * 10_000)
-        mapping = files.map_read(f"{root}/f")
+        _write(fs, f"{root}/f", b"x" * 10_000)
+        mapping = fs.map_read(f"{root}/f")
         view = mapping.view()
         _require(view.readonly, "nobody writes through it")
-        files.remove(f"{root}/f")
+        fs.remove(f"{root}/f")
         mapping.close()
         mapping.close()
         _require(bytes(view[9_990:]) == b"x" * 10, "the bytes are still there")
-        _write(files, f"{root}/empty", b"")
-        _require(len(files.map_read(f"{root}/empty").view()) == 0, "empty is empty")
+        _write(fs, f"{root}/empty", b"")
+        _require(len(fs.map_read(f"{root}/empty").view()) == 0, "empty is empty")
 
-    def test_a_writable_mapping_is_the_file(self, files: FileSystem, root: str) -> None:
+    def test_a_writable_mapping_is_the_file(self, fs: FileSystem, root: str) -> None:
         """What is stored is read back through any handle at once, and what is written is seen in the mapping."""
-        with _opened(files.create(f"{root}/f")) as file:
+        with _opened(fs.create(f"{root}/f")) as file:
             reserve_blocks(file, 0, 10_000, on_unsupported="zeros")
             mapping = file.map_write()
             view = mapping.view()
@@ -247,60 +247,60 @@ class FileSystemContract:
             _require(file.pread(4, 5_000) == b"DAta", "writing again and syncing change nothing")
             mapping.close()
             mapping.close()
-        _require(files.read_all(f"{root}/f", size_max=10_000)[5_000:5_004] == b"DAta", "it stays after closing")
+        _require(fs.read_all(f"{root}/f", size_max=10_000)[5_000:5_004] == b"DAta", "it stays after closing")
 
-    def test_a_removed_file_is_gone(self, files: FileSystem, root: str) -> None:
+    def test_a_removed_file_is_gone(self, fs: FileSystem, root: str) -> None:
         """Its name is free at once; open handles go on."""
-        with _opened(files.create(f"{root}/f")) as file:
+        with _opened(fs.create(f"{root}/f")) as file:
             file.pwrite(b"old", 0)
-            files.remove(f"{root}/f")
-            files.sync_dir(root)
-            _write(files, f"{root}/f", b"new")
+            fs.remove(f"{root}/f")
+            fs.sync_dir(root)
+            _write(fs, f"{root}/f", b"new")
             _require(file.pread(9, 0) == b"old", "the handle keeps its file")
-            _require(files.read_all(f"{root}/f", size_max=9) == b"new", "the name is another file's")
+            _require(fs.read_all(f"{root}/f", size_max=9) == b"new", "the name is another file's")
 
-    def test_an_empty_directory_can_be_removed(self, files: FileSystem, root: str) -> None:
+    def test_an_empty_directory_can_be_removed(self, fs: FileSystem, root: str) -> None:
         """One that holds anything cannot, and stays as it is."""
-        files.make_dirs(f"{root}/d")
-        _write(files, f"{root}/d/f", b"kept")
+        fs.make_dirs(f"{root}/d")
+        _write(fs, f"{root}/d/f", b"kept")
         with _refused(OSError, f"{root}/d", errno.ENOTEMPTY):
-            files.remove_dir(f"{root}/d")
-        _require(files.read_all(f"{root}/d/f", size_max=9) == b"kept", "nothing was removed")
-        files.remove(f"{root}/d/f")
-        files.remove_dir(f"{root}/d")
-        _require(not files.exists(f"{root}/d"), "it is gone")
+            fs.remove_dir(f"{root}/d")
+        _require(fs.read_all(f"{root}/d/f", size_max=9) == b"kept", "nothing was removed")
+        fs.remove(f"{root}/d/f")
+        fs.remove_dir(f"{root}/d")
+        _require(not fs.exists(f"{root}/d"), "it is gone")
         with _refused(FileNotFoundError, f"{root}/d"):
-            files.remove_dir(f"{root}/d")
+            fs.remove_dir(f"{root}/d")
 
-    def test_locks_exclude(self, files: FileSystem, root: str) -> None:
+    def test_locks_exclude(self, fs: FileSystem, root: str) -> None:
         """One holder at a time; the note says who; releasing twice releases once."""
-        first = files.try_lock(f"{root}/lock", note="the first")
+        first = fs.try_lock(f"{root}/lock", note="the first")
         _require(first is not None, "a free lock is taken")
-        _require(files.try_lock(f"{root}/lock", note="the second") is None, "a held lock is not")
-        note = files.read_all(f"{root}/lock", size_max=4096).decode()
+        _require(fs.try_lock(f"{root}/lock", note="the second") is None, "a held lock is not")
+        note = fs.read_all(f"{root}/lock", size_max=4096).decode()
         _require(note.startswith("pid ") and note.endswith(" the first\n"), f"the note names the holder: {note!r}")
         if first is not None:
             first.release()
-            second = files.try_lock(f"{root}/lock", note="the second")
+            second = fs.try_lock(f"{root}/lock", note="the second")
             _require(second is not None, "a released lock is free")
             first.release()
-            _require(files.try_lock(f"{root}/lock", note="the third") is None, "its first holder cannot free it")
+            _require(fs.try_lock(f"{root}/lock", note="the third") is None, "its first holder cannot free it")
             if second is not None:
                 second.release()
 
-    def test_a_removed_lock_file_binds_nobody(self, files: FileSystem, root: str) -> None:
+    def test_a_removed_lock_file_binds_nobody(self, fs: FileSystem, root: str) -> None:
         """The lock of a name is the lock of the file that bears it now."""
-        old = files.try_lock(f"{root}/lock", note="old")
-        files.remove(f"{root}/lock")
-        new = files.try_lock(f"{root}/lock", note="new")
+        old = fs.try_lock(f"{root}/lock", note="old")
+        fs.remove(f"{root}/lock")
+        new = fs.try_lock(f"{root}/lock", note="new")
         _require(old is not None and new is not None, "both are held, of two files")
         for lock in (old, new):
             if lock is not None:
                 lock.release()
 
-    def test_reserved_room_reads_as_zeros(self, files: FileSystem, root: str) -> None:
+    def test_reserved_room_reads_as_zeros(self, fs: FileSystem, root: str) -> None:
         """Reserving grows the file, changes nothing that is in it, and never shrinks it."""
-        with _opened(files.create(f"{root}/f")) as file:
+        with _opened(fs.create(f"{root}/f")) as file:
             file.pwrite(b"data", 0)
             reserve_blocks(file, 2, 10_000, on_unsupported="zeros")
             reserve_blocks(file, 0, 100, on_unsupported="zeros")
@@ -308,9 +308,9 @@ class FileSystemContract:
             zero_fill(file, 1, 2)
             _require(file.pread(4, 0) == b"d\0\0a", "zeroing is asked for by name")
 
-    def test_threads_write_side_by_side(self, files: FileSystem, root: str) -> None:
+    def test_threads_write_side_by_side(self, fs: FileSystem, root: str) -> None:
         """Positions are explicit: writers of different ranges do not disturb one another."""
-        with _opened(files.create(f"{root}/f")) as file:
+        with _opened(fs.create(f"{root}/f")) as file:
 
             def fill(worker: int) -> None:
                 for index in range(50):

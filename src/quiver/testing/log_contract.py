@@ -129,18 +129,18 @@ class AppendLogContract(ABC):
     """Choices of what a power loss keeps of unsynced bytes: nothing, all, and two mixtures."""
 
     @abstractmethod
-    def open_log(self, files: FileSystem) -> AppendLog:
-        """Create or recover the log on *files*, without threads of its own and without waiting for real time."""
+    def open_log(self, fs: FileSystem) -> AppendLog:
+        """Create or recover the log on *fs*, without threads of its own and without waiting for real time."""
 
     @abstractmethod
-    def tail(self, files: FileSystem) -> tuple[str, int]:
+    def tail(self, fs: FileSystem) -> tuple[str, int]:
         """Return the file that holds the last record, and the offset behind that record in it."""
 
     # ── the workload ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _work(self, files: FileSystem, run: _Run) -> None:
+    def _work(self, fs: FileSystem, run: _Run) -> None:
         for durable_every in (3, 1, 4):
-            log = self.open_log(files)
+            log = self.open_log(fs)
             for turn in range(4):
                 run.append(log, durable=turn % durable_every == 0)
                 if turn % 3 == 2:
@@ -149,7 +149,7 @@ class AppendLogContract(ABC):
             log.close()
 
     def _moments(self) -> list[_Moment]:
-        files = CrashFileSystem()
+        fs = CrashFileSystem()
         run = _Run()
         moments: list[_Moment] = []
 
@@ -158,19 +158,19 @@ class AppendLogContract(ABC):
                 _Moment(
                     f"step {len(moments)} ({operation} {path})",
                     run.promises(),
-                    tuple(files.clone_after_crash(seed) for seed in self.seeds),
-                    files.clone_after_kill(),
+                    tuple(fs.clone_after_crash(seed) for seed in self.seeds),
+                    fs.clone_after_kill(),
                 )
             )
 
-        files.on_step = before
-        self._work(files, run)
-        files.on_step = None
+        fs.on_step = before
+        self._work(fs, run)
+        fs.on_step = None
         return moments
 
     @contextmanager
-    def _opened(self, files: FileSystem) -> Iterator[AppendLog]:
-        log = self.open_log(files)
+    def _opened(self, fs: FileSystem) -> Iterator[AppendLog]:
+        log = self.open_log(fs)
         try:
             yield log
         finally:
@@ -180,26 +180,26 @@ class AppendLogContract(ABC):
 
     def test_what_is_appended_is_read_back_in_order(self) -> None:
         """Live, after closing and after opening again: every record whole, once, in order; positions only grow."""
-        files = CrashFileSystem()
+        fs = CrashFileSystem()
         run = _Run()
-        self._work(files, run)
+        self._work(fs, run)
         expected = [record(number) for number in range(run.attempted)]
-        with self._opened(files) as log:
+        with self._opened(fs) as log:
             _require(log.read() == expected, "all is there after opening again")
             run.append(log, durable=False)
             _require(log.read() == [*expected, record(run.attempted - 1)], "what was appended last is there at once")
 
     def test_opening_an_empty_log_twice_keeps_it_empty(self) -> None:
         """A log that nobody appended to has no records, however often it was opened."""
-        files = CrashFileSystem()
+        fs = CrashFileSystem()
         for _ in range(3):
-            with self._opened(files) as log:
+            with self._opened(fs) as log:
                 _require(log.read() == [], "nothing is there")
 
     def test_threads_append_side_by_side(self) -> None:
         """Each thread's records are kept in its order; all that were confirmed as durable survive a power loss."""
-        files = CrashFileSystem()
-        log = self.open_log(files)
+        fs = CrashFileSystem()
+        log = self.open_log(fs)
         errors: list[BaseException] = []
 
         def work(worker: int) -> None:
@@ -216,7 +216,7 @@ class AppendLogContract(ABC):
         for thread in threads:
             thread.join()
         _require(not errors, f"nobody is refused: {errors}")
-        lost = files.clone_after_crash(0)
+        lost = fs.clone_after_crash(0)
         log.close()
         with self._opened(lost) as again:
             found = [_number_of(one) for one in again.read()]
@@ -235,20 +235,20 @@ class AppendLogContract(ABC):
         moments = self._moments()
         _require(len(moments) > 20, "the workload has steps to crash at")
         for moment in moments:
-            for seed, files in zip(self.seeds, moment.power_loss, strict=True):
+            for seed, fs in zip(self.seeds, moment.power_loss, strict=True):
                 label = f"{moment.label}, power loss {seed}"
-                self._check(files, moment.promises, label, promised=moment.promises.durable)
+                self._check(fs, moment.promises, label, promised=moment.promises.durable)
             self._check(moment.kill, moment.promises, f"{moment.label}, kill", promised=moment.promises.logged)
 
-    def _check(self, files: CrashFileSystem, promises: _Promises, label: str, *, promised: int) -> None:
-        log = self.open_log(files)
+    def _check(self, fs: CrashFileSystem, promises: _Promises, label: str, *, promised: int) -> None:
+        log = self.open_log(fs)
         found = _numbers(log.read(), promises.attempted, promised, label)
-        again = files.clone_after_crash(0)
+        again = fs.clone_after_crash(0)
         position = log.append(record(promises.attempted), durable=True)
         highest = max((promises.positions[number] for number in found if number < promises.logged), default=-1)
         _require(position > highest, f"{label}: position {position} is above {highest}, that of a record that is there")
         expected = [*found, promises.attempted]
-        lost = files.clone_after_crash(0)
+        lost = fs.clone_after_crash(0)
         seen = [_number_of(one) for one in log.read()]
         _require(seen == expected, f"{label}: it goes on behind what survived: {expected}, not {seen}")
         log.close()
@@ -261,12 +261,12 @@ class AppendLogContract(ABC):
     def test_a_crash_during_recovery_is_recovered_from(self) -> None:
         """A second crash at any step of a recovery loses nothing that the first one left."""
         for moment in self._moments()[::7]:
-            files = moment.power_loss[-1]
+            fs = moment.power_loss[-1]
             clones: list[CrashFileSystem] = []
-            twin = files.clone_after_kill()
-            files.on_step = lambda _op, _path, files=files, clones=clones: clones.append(files.clone_after_crash(2))
-            self.open_log(files)
-            files.on_step = None
+            twin = fs.clone_after_kill()
+            fs.on_step = lambda _op, _path, fs=fs, clones=clones: clones.append(fs.clone_after_crash(2))
+            self.open_log(fs)
+            fs.on_step = None
             with self._opened(twin) as log:
                 expected = log.read()
             for clone in clones:
@@ -277,8 +277,8 @@ class AppendLogContract(ABC):
 
     def test_a_closed_log_refuses(self) -> None:
         """`close` makes everything durable, may be repeated, and from then on nothing is taken."""
-        files = CrashFileSystem()
-        log = self.open_log(files)
+        fs = CrashFileSystem()
+        log = self.open_log(fs)
         log.append(record(0), durable=False)
         log.close()
         log.close()
@@ -288,7 +288,7 @@ class AppendLogContract(ABC):
             pass
         else:
             raise AssertionError("broken promise: a closed log raises StoreClosedError")
-        with self._opened(files.clone_after_crash(0)) as again:
+        with self._opened(fs.clone_after_crash(0)) as again:
             _require(again.read() == [record(0)], "closing makes durable")
 
     def test_a_failed_log_refuses_until_it_is_opened_again(self) -> None:
@@ -303,12 +303,12 @@ class AppendLogContract(ABC):
 
     def _fail(self, operation: str, nth: int) -> bool:
         disk = CrashFileSystem()
-        files = FaultFileSystem(disk, {operation: nth}, error=errno.EIO)
+        fs = FaultFileSystem(disk, {operation: nth}, error=errno.EIO)
         run = _Run()
         label = f"{operation} {nth} fails"
         with suppress(OSError):  # while it was being opened
-            self._work_until_failure(disk, files, run, operation, nth)
-        if files.calls[operation] < nth:
+            self._work_until_failure(disk, fs, run, operation, nth)
+        if fs.calls[operation] < nth:
             return False
         promises = run.promises()
         for seed in self.seeds:
@@ -317,16 +317,16 @@ class AppendLogContract(ABC):
         return True
 
     def _work_until_failure(
-        self, disk: CrashFileSystem, files: FaultFileSystem, run: _Run, operation: str, nth: int
+        self, disk: CrashFileSystem, fs: FaultFileSystem, run: _Run, operation: str, nth: int
     ) -> None:
         label = f"{operation} {nth} failed"
         watched = True
         for _ in range(2):
-            log = self.open_log(files)
+            log = self.open_log(fs)
             try:
                 for turn in range(8):
                     run.append(log, durable=turn % 2 == 0)
-                    if watched and run.durable == run.attempted and files.calls[operation] >= nth:
+                    if watched and run.durable == run.attempted and fs.calls[operation] >= nth:
                         # At once: a later write of the same block would hide that the first was lost.
                         watched = False
                         with self._opened(disk.clone_after_crash(0)) as other:
@@ -348,10 +348,10 @@ class AppendLogContract(ABC):
         nth = 1
         while True:
             disk = CrashFileSystem()
-            files = FaultFileSystem(disk, error=errno.ENOSPC, short_write=5)
-            log = self.open_log(files)
-            files.fail_on("pwrite", nth)
-            calls_before = files.calls["pwrite"]
+            fs = FaultFileSystem(disk, error=errno.ENOSPC, short_write=5)
+            log = self.open_log(fs)
+            fs.fail_on("pwrite", nth)
+            calls_before = fs.calls["pwrite"]
             run = _Run()
             for turn in range(12):
                 if not _appended(run, log, durable=turn % 2 == 0):
@@ -361,7 +361,7 @@ class AppendLogContract(ABC):
                     log.upkeep()
             expected = [record(number) for number in range(12)]
             _require(log.read() == expected, f"write {nth} finds no room: each record is there once")
-            reached = files.calls["pwrite"] - calls_before >= nth
+            reached = fs.calls["pwrite"] - calls_before >= nth
             log.close()
             with self._opened(disk.clone_after_crash(0)) as again:
                 _require(again.read() == expected, f"write {nth} found no room: all are there after a crash")
@@ -378,23 +378,23 @@ class AppendLogContract(ABC):
 
     def _runs_short(self, operation: str, nth: int, *, is_brief: bool) -> bool:
         disk = CrashFileSystem()
-        files = FaultFileSystem(disk, error=errno.EMFILE, forever=not is_brief)
+        fs = FaultFileSystem(disk, error=errno.EMFILE, forever=not is_brief)
         label = f"{operation} {nth} {'finds' if is_brief else 'and those after it find'} no descriptor"
-        log = self.open_log(files)
-        calls_before = files.calls[operation]
-        files.fail_on(operation, nth)
+        log = self.open_log(fs)
+        calls_before = fs.calls[operation]
+        fs.fail_on(operation, nth)
         run = _Run()
         for turn in range(12):
             while not _appended(run, log, durable=turn % 2 == 0):
-                _require(files.calls[operation] - calls_before >= nth, f"{label}: nothing is refused before")
-                files.heal()
+                _require(fs.calls[operation] - calls_before >= nth, f"{label}: nothing is refused before")
+                fs.heal()
                 _maintained(log)
             if turn % 3 == 2:
                 _maintained(log)
-        files.heal()
+        fs.heal()
         log.upkeep()
         log.sync()
-        reached = files.calls[operation] - calls_before >= nth
+        reached = fs.calls[operation] - calls_before >= nth
         expected = [record(number) for number in range(12)]
         _require(log.read() == expected, f"{label}: each record is there once")
         log.close()
@@ -409,16 +409,16 @@ class AppendLogContract(ABC):
         Cut the last file at every byte of its last record, and let nothing, zeros or junk stand behind the cut:
         what is left is exactly the records that are whole.
         """
-        files = CrashFileSystem()
-        log = self.open_log(files)
+        fs = CrashFileSystem()
+        log = self.open_log(fs)
         ends: list[tuple[str, int]] = []
         for number in range(3):
             log.append(record(number), durable=True)
-            ends.append(self.tail(files))
+            ends.append(self.tail(fs))
         path, last = ends[-1]
         first = ends[-2][1] if ends[-2][0] == path else 0
         for cut in range(first, last):
-            disk = files.clone_after_kill()
+            disk = fs.clone_after_kill()
             _cut(disk, path, cut, filler=(b"", bytes(64), b"\xff" * 5)[cut % 3])
             whole = sum(file != path or end <= cut for file, end in ends)
             with self._opened(disk) as again:
@@ -452,8 +452,8 @@ def _require_poisoned(log: AppendLog, label: str) -> None:
         raise AssertionError(f"broken promise: {label}: a failed log takes nothing more")
 
 
-def _cut(files: FileSystem, path: str, offset: int, *, filler: bytes) -> None:
-    file = files.open_write(path)
+def _cut(fs: FileSystem, path: str, offset: int, *, filler: bytes) -> None:
+    file = fs.open_write(path)
     file.truncate(offset)
     file.pwrite(filler, offset)
     file.close()

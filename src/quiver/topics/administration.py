@@ -106,7 +106,7 @@ class TopicAdministration(TopicSubscriptions):
                 for key in [key for key in self._subscriptions if key[0] == log.topic]:
                     del self._subscriptions[key]
             if self.root is not None:
-                remove_topic_directory(self._files, self.root, log.topic)
+                remove_topic_directory(self._fs, self.root, log.topic)
 
     @contextmanager
     def _no_subscribers(self, log: TopicLog) -> Iterator[None]:
@@ -136,6 +136,6 @@ class TopicAdministration(TopicSubscriptions):
         cold = self._cold
         upload = None if cold is None or not self.settings.uploader.enabled else lambda: cold.upload(log.topic)
         # Without a tier there is no name, and none is made up: it would say that there was a tier.
-        owner = owner_of(self._files, self.root) if self._files.exists(f"{self.root}/{OWNER_FILE}") else ""
+        owner = owner_of(self._fs, self.root) if self._fs.exists(f"{self.root}/{OWNER_FILE}") else ""
         with self._reappending:
-            return reappend_replaced(self._files, log, owner=owner, upload=upload)
+            return reappend_replaced(self._fs, log, owner=owner, upload=upload)

@@ -59,7 +59,7 @@ class TopicLog:
         directory: str | None,
         *,
         settings: WalSettings,
-        files: FileSystem,
+        fs: FileSystem,
         clock: Clock,
         observer: Observer,
         next_offset_min: int = 0,
@@ -68,7 +68,7 @@ class TopicLog:
     ) -> None:
         self.topic = topic
         self._settings = settings
-        self._files = files
+        self._fs = fs
         self._clock = clock
         self._now_ns = clock.now_ns
         self._payload_bytes_max = settings.max_message_size
@@ -80,7 +80,7 @@ class TopicLog:
         recovered = Recovered(next_offset=next_offset_min, first_offset=next_offset_min)
         if directory is not None:
             recovered = recover(
-                files, directory, file_name=settings.file_name, observer=observer, next_offset_min=next_offset_min
+                fs, directory, file_name=settings.file_name, observer=observer, next_offset_min=next_offset_min
             )
         self._cache = MessageCache(
             count_max=settings.cache_capacity,
@@ -88,7 +88,7 @@ class TopicLog:
             first_offset=recovered.next_offset,
         )
         self.wal = Wal(
-            files, directory, settings=settings, codec=self._codec, cache=self._cache, clock=clock, observer=observer,
+            fs, directory, settings=settings, codec=self._codec, cache=self._cache, clock=clock, observer=observer,
             recovered=recovered, on_dirty=self._on_dirty,
         )  # fmt: skip
         self._write = self.wal.append
@@ -361,7 +361,7 @@ class TopicLog:
 
     def _reader(self, offset: int, *, stop: int | None, on_lost: OnLost) -> TopicReader:
         return TopicReader(
-            self.wal, self._cache, self._codec, self._files, cold=self._open_cold() if self._open_cold else None,
+            self.wal, self._cache, self._codec, self._fs, cold=self._open_cold() if self._open_cold else None,
             observer=self._observer, offset=offset, stop=stop, on_lost=on_lost,
         )  # fmt: skip
 

@@ -56,7 +56,7 @@ class TopicReader:
         wal: Wal,
         cache: MessageCache,
         codec: MessageCodec,
-        files: FileSystem,
+        fs: FileSystem,
         *,
         cold: ColdReader | None,
         observer: Observer,
@@ -67,7 +67,7 @@ class TopicReader:
         self._wal = wal
         self._cache = cache
         self._decode = codec.decode
-        self._files = files
+        self._fs = fs
         self._cold = cold
         self._observer = observer
         self._stop = stop
@@ -239,7 +239,7 @@ class TopicReader:
                 continue
             try:
                 self._scanner = FrameScanner(
-                    self._files, again.path, position=again.position, end=again.end, expected=again.expected,
+                    self._fs, again.path, position=again.position, end=again.end, expected=again.expected,
                     marks=wal.marks_of(again.path),
                 )  # fmt: skip
             except FileNotFoundError:
@@ -276,7 +276,7 @@ class TopicReader:
             return
         if self._fetch_cold(offset, span.next_offset if lost.next_offset is None else lost.next_offset):
             return
-        damage = keep_aside(self._files, span.path, lost, self._observer)
+        damage = keep_aside(self._fs, span.path, lost, self._observer)
         behind = span.next_offset if lost.next_offset is None else lost.next_offset
         if lost.next_offset is None:
             self._leave_file()

@@ -61,13 +61,13 @@ class Reappended:
 
 
 def reappend_replaced(
-    files: FileSystem, log: TopicLog, *, owner: str, upload: Callable[[], int] | None
+    fs: FileSystem, log: TopicLog, *, owner: str, upload: Callable[[], int] | None
 ) -> list[Reappended]:
     """
     Append what the replaced files of *log*'s topic hold and the topic does not; return what became of each file.
 
     Args:
-        files: the file system of the log.
+        fs: the file system of the log.
         log: the topic; it has a directory.
         owner: the name of the directory of topics.
         upload: uploads the topic and returns the offset that objects reach to; None without objects.
@@ -78,39 +78,37 @@ def reappend_replaced(
         OSError: a file cannot be read or renamed.
     """
     quarantine = f"{log.wal.directory}/{QUARANTINE_DIR}"
-    names = files.list_dir(quarantine) if files.exists(quarantine) else []
+    names = fs.list_dir(quarantine) if fs.exists(quarantine) else []
     found = []
     for name in names:
         if name.endswith(REPLACED_SUFFIX):
             path = f"{quarantine}/{name}"
-            first = first_offset_of(files, path, files.stat(path).size_bytes, known=None, above=0)
-            found.append(_File(files, path, owner, 0 if first is None else first))
+            first = first_offset_of(fs, path, fs.stat(path).size_bytes, known=None, above=0)
+            found.append(_File(fs, path, owner, 0 if first is None else first))
     done = []
     for one in sorted(found, key=lambda file: file.first_offset):
         done.append(_reappend(log, one))
         log.flush()
         if upload is not None and upload() < log.durable_offset():
             raise ObjectsUnavailableError("upload", log.topic, "not everything that was appended is in objects yet")
-        files.rename(one.path, one.path.removesuffix(REPLACED_SUFFIX) + REAPPENDED_SUFFIX)
-        files.sync_dir(quarantine)
+        fs.rename(one.path, one.path.removesuffix(REPLACED_SUFFIX) + REAPPENDED_SUFFIX)
+        fs.sync_dir(quarantine)
     return done
 
 
 class _File:
     """A replaced file."""
 
-    def __init__(self, files: FileSystem, path: str, owner: str, first_offset: int) -> None:
+    def __init__(self, fs: FileSystem, path: str, owner: str, first_offset: int) -> None:
         self.path = path
         self.name = path.rpartition("/")[2]
         self.first_offset = first_offset
         self.owner = owner
-        self._files = files
+        self._fs = fs
 
     def messages(self, start: int) -> Iterator[tuple[int, Message | None]]:
         """Yield each offset from *start* on, and its message; None for one that cannot be read."""
-        scanner = FrameScanner(
-            self._files, self.path, position=0, end=None, expected=self.first_offset, marks=FileMarks()
-        )
+        scanner = FrameScanner(self._fs, self.path, position=0, end=None, expected=self.first_offset, marks=FileMarks())
         with scanner:
             while (step := scanner.step()) is not None:
                 if not isinstance(step, Good):

@@ -39,7 +39,7 @@ _REWRITE_BYTES = 4 * 1024 * 1024
 
 
 def recover(
-    files: FileSystem, directory: str, *, file_name: str, observer: Observer, next_offset_min: int = 0
+    fs: FileSystem, directory: str, *, file_name: str, observer: Observer, next_offset_min: int = 0
 ) -> Recovered:
     """
     Bring a topic's directory into order and say where to go on. *next_offset_min* is what others know to be given out.
@@ -48,15 +48,15 @@ def recover(
         SettingsError: there are files of another name.
         OSError: the disk failed; nothing that was there is lost.
     """
-    files.make_dirs(directory)
-    files.sync_dir(directory)
+    fs.make_dirs(directory)
+    fs.sync_dir(directory)
     with contextlib.suppress(FileNotFoundError):
-        files.remove(f"{directory}/{WAL_CHECKPOINT}{TEMPORARY_SUFFIX}")
-    checkpoint = _checkpoint_or_none(files, directory, observer)
+        fs.remove(f"{directory}/{WAL_CHECKPOINT}{TEMPORARY_SUFFIX}")
+    checkpoint = _checkpoint_or_none(fs, directory, observer)
     if checkpoint is not None and (called := base_name_of(checkpoint)) not in {file_name, None}:
         # Under another name the topic would begin anew, beside what it has.
         raise SettingsError(f"the files in {directory} are called {called}, and wal.file_name is {file_name}")
-    found = local_files(files, directory, file_name=file_name, checkpoint=checkpoint)
+    found = local_files(fs, directory, file_name=file_name, checkpoint=checkpoint)
     synced = checkpoint.last_offset if checkpoint is not None else -1
     floor = max(next_offset_min, synced + 1)
     at = max((index for index, one in enumerate(found) if one.first_offset is not None), default=-1)
@@ -64,51 +64,51 @@ def recover(
     seq = max(highest, checkpoint.file_seq if checkpoint is not None else -1) + 1
     spare = found[at + 1 :]
     if at < 0:
-        spare = _emptied(files, spare, was_synced=synced >= 0, observer=observer)
-        return _go_on(files, (), spare, next_offset=floor, seq=seq)
-    end, next_offset, marks = _scan_to_end(files, found[at], synced=synced, sealed=bool(spare), observer=observer)
-    spare = _emptied(files, spare, was_synced=synced >= next_offset, observer=observer)
+        spare = _emptied(fs, spare, was_synced=synced >= 0, observer=observer)
+        return _go_on(fs, (), spare, next_offset=floor, seq=seq)
+    end, next_offset, marks = _scan_to_end(fs, found[at], synced=synced, sealed=bool(spare), observer=observer)
+    spare = _emptied(fs, spare, was_synced=synced >= next_offset, observer=observer)
     whole = in_ranges(found[: at + 1], next_offset=next_offset, newest_bytes=end)
     if checkpoint is not None:
         below = [one.path for one in whole[:-1] if one.next_offset <= checkpoint.start_offset]
-        remove_durably(files, below)
+        remove_durably(fs, below)
         whole = whole[len(below) :]
     if spare or max(next_offset, floor) > next_offset or whole[-1].seq < highest:
         # A file behind it, a gap, or a number that is not the last: it takes nothing more.
-        return _go_on(files, tuple(whole), spare, next_offset=max(next_offset, floor), seq=seq)
-    active = files.open_write(whole[-1].path)
+        return _go_on(fs, tuple(whole), spare, next_offset=max(next_offset, floor), seq=seq)
+    active = fs.open_write(whole[-1].path)
     return Recovered(tuple(whole[:-1]), active, whole[-1].seq, whole[-1].first_offset, end, next_offset, marks)
 
 
-def _emptied(files: FileSystem, spare: list[LocalFile], *, was_synced: bool, observer: Observer) -> list[LocalFile]:
+def _emptied(fs: FileSystem, spare: list[LocalFile], *, was_synced: bool, observer: Observer) -> list[LocalFile]:
     for one in spare:
         if one.size_bytes:
             torn = Lost(0, one.size_bytes, "no whole message in it", 0, None)
-            file = files.open_write(one.path)
+            file = fs.open_write(one.path)
             try:
-                _cut(files, file, torn, end=0, was_synced=was_synced, observer=observer)
+                _cut(fs, file, torn, end=0, was_synced=was_synced, observer=observer)
                 file.sync()
             finally:
                 file.close()
-    remove_durably(files, [one.path for one in spare[:-1]])
+    remove_durably(fs, [one.path for one in spare[:-1]])
     return spare[-1:]
 
 
 def _go_on(
-    files: FileSystem, sealed: tuple[WalFile, ...], spare: list[LocalFile], *, next_offset: int, seq: int
+    fs: FileSystem, sealed: tuple[WalFile, ...], spare: list[LocalFile], *, next_offset: int, seq: int
 ) -> Recovered:
     if spare:
-        active = files.open_write(spare[0].path)
+        active = fs.open_write(spare[0].path)
         return Recovered(sealed, active, spare[0].seq, next_offset, 0, next_offset)
     return Recovered(sealed, None, seq, next_offset, 0, next_offset)
 
 
-def _checkpoint_or_none(files: FileSystem, directory: str, observer: Observer) -> WalCheckpoint | None:
-    loaded = load_checkpoint(files, directory)
+def _checkpoint_or_none(fs: FileSystem, directory: str, observer: Observer) -> WalCheckpoint | None:
+    loaded = load_checkpoint(fs, directory)
     if not isinstance(loaded, CorruptionError):
         return loaded
-    data = files.read_all(loaded.path, size_max=CHECKPOINT_BYTES_MAX)
-    keep_damaged(files, f"{directory}/{QUARANTINE_DIR}", WAL_CHECKPOINT, data)
+    data = fs.read_all(loaded.path, size_max=CHECKPOINT_BYTES_MAX)
+    keep_damaged(fs, f"{directory}/{QUARANTINE_DIR}", WAL_CHECKPOINT, data)
     observer.count("danube_wal_damage_total", 1)
     observer.event(
         "danube.wal.damaged", level=logging.ERROR, path=loaded.path, offset=loaded.offset, reason=loaded.reason
@@ -117,7 +117,7 @@ def _checkpoint_or_none(files: FileSystem, directory: str, observer: Observer) -
 
 
 def _scan_to_end(
-    files: FileSystem, newest: LocalFile, *, synced: int, sealed: bool, observer: Observer
+    fs: FileSystem, newest: LocalFile, *, synced: int, sealed: bool, observer: Observer
 ) -> tuple[int, int, FileMarks]:
     """Return where the good frames of a file end, the offset behind them, and marks; all before is durable then."""
     marks = FileMarks()
@@ -125,7 +125,7 @@ def _scan_to_end(
     next_offset = newest.first_offset or 0
     unsynced_from: int | None = None
     torn: Lost | None = None
-    with FrameScanner(files, newest.path, position=0, end=None, expected=next_offset, marks=marks) as scanner:
+    with FrameScanner(fs, newest.path, position=0, end=None, expected=next_offset, marks=marks) as scanner:
         while (step := scanner.step()) is not None:
             if isinstance(step, Good):
                 if unsynced_from is None and step.first_offset + len(step.frames) > synced + 1:
@@ -134,11 +134,11 @@ def _scan_to_end(
             elif step.next_offset is None:
                 torn = step
             else:
-                keep_aside(files, newest.path, step, observer)
-    file = files.open_write(newest.path)
+                keep_aside(fs, newest.path, step, observer)
+    file = fs.open_write(newest.path)
     try:
         if torn is not None:
-            _cut(files, file, torn, end=end, was_synced=sealed or synced >= next_offset, observer=observer)
+            _cut(fs, file, torn, end=end, was_synced=sealed or synced >= next_offset, observer=observer)
         if unsynced_from is not None:
             _write_again(file, unsynced_from, end)
         if torn is not None or unsynced_from is not None:
@@ -148,10 +148,10 @@ def _scan_to_end(
     return end, next_offset, marks
 
 
-def _cut(files: FileSystem, file: File, torn: Lost, *, end: int, was_synced: bool, observer: Observer) -> None:
+def _cut(fs: FileSystem, file: File, torn: Lost, *, end: int, was_synced: bool, observer: Observer) -> None:
     size = torn.end - torn.start
     if was_synced:
-        keep_aside(files, file.path, torn, observer)
+        keep_aside(fs, file.path, torn, observer)
     elif not is_zero(memoryview(file.pread(size, torn.start))):
         observer.count("danube_wal_torn_bytes_total", size)
         observer.event("danube.wal.torn", path=file.path, offset=torn.start, size_bytes=size)

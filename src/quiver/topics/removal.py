@@ -19,7 +19,7 @@ __all__ = ["remove_deleted", "remove_topic_directory"]
 _PREFIX = ".deleted-"
 
 
-def remove_topic_directory(files: FileSystem, root: str, topic: str) -> None:
+def remove_topic_directory(fs: FileSystem, root: str, topic: str) -> None:
     """
     Remove the directory of *topic*, which nobody has open; fine when there is none. Durable on return.
 
@@ -27,30 +27,30 @@ def remove_topic_directory(files: FileSystem, root: str, topic: str) -> None:
         OSError: it is still there, or no topic any more and not yet empty.
     """
     namespace, _, name = topic.partition("/")
-    if not files.exists(f"{root}/{topic}"):
+    if not fs.exists(f"{root}/{topic}"):
         return
     names = (f"{root}/{namespace}/{_PREFIX}{name}.{number}" for number in itertools.count())
-    files.rename(f"{root}/{topic}", next(one for one in names if not files.exists(one)))
-    files.sync_dir(f"{root}/{namespace}")
-    remove_deleted(files, root)
+    fs.rename(f"{root}/{topic}", next(one for one in names if not fs.exists(one)))
+    fs.sync_dir(f"{root}/{namespace}")
+    remove_deleted(fs, root)
 
 
-def remove_deleted(files: FileSystem, root: str) -> None:
+def remove_deleted(fs: FileSystem, root: str) -> None:
     """
     Remove what is left of deleted topics below *root*.
 
     Raises:
         OSError: some is left; the next call goes on.
     """
-    for directory in list(_deleted(files, root)):
+    for directory in list(_deleted(fs, root)):
         for inside in (f"{directory}/{SUBSCRIPTIONS_DIR}", f"{directory}/{QUARANTINE_DIR}", directory):
-            remove_files_below(files, inside)
+            remove_files_below(fs, inside)
 
 
-def _deleted(files: FileSystem, root: str) -> Iterator[str]:
-    for namespace in filter(is_namespace, files.list_dir(root)):
+def _deleted(fs: FileSystem, root: str) -> Iterator[str]:
+    for namespace in filter(is_namespace, fs.list_dir(root)):
         try:
-            names = files.list_dir(f"{root}/{namespace}")
+            names = fs.list_dir(f"{root}/{namespace}")
         except (NotADirectoryError, FileNotFoundError):
             continue
         yield from (f"{root}/{namespace}/{name}" for name in names if name.startswith(_PREFIX))

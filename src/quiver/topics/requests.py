@@ -157,8 +157,8 @@ def _start(value: str | int) -> Any:
 class RequestQueue:
     """The requests below *root*, whose lock the caller holds. `serve` is called by one thread at a time."""
 
-    def __init__(self, files: FileSystem, root: str) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self._fs = fs
         self._directory = f"{root}/{REQUESTS_DIR}"
         self._turn = threading.Lock()
 
@@ -166,7 +166,7 @@ class RequestQueue:
         """Remove what was left to a process that had the directory before: whoever waits asks again."""
         for name in self._names():
             with contextlib.suppress(OSError):
-                self._files.remove(f"{self._directory}/{name}")
+                self._fs.remove(f"{self._directory}/{name}")
 
     def is_waiting(self) -> bool:
         """Say whether anything is asked for."""
@@ -185,8 +185,8 @@ class RequestQueue:
     def _serve_one(self, identity: str, do: Callable[[Request], Mapping[str, Any]]) -> bool:
         taken = self._path(identity, "taken")
         try:
-            self._files.rename(self._path(identity, "request"), taken)
-            found = decode_request(self._files.read_all(taken, size_max=REQUEST_BYTES_MAX))
+            self._fs.rename(self._path(identity, "request"), taken)
+            found = decode_request(self._fs.read_all(taken, size_max=REQUEST_BYTES_MAX))
         except OSError:
             return False  # whoever asked has given up
         if isinstance(found, Frame):
@@ -194,9 +194,9 @@ class RequestQueue:
         else:
             answer = encode_refusal(Refusal("UsageError", as_damage(found, 0).reason))
         with contextlib.suppress(OSError):  # on a full disk nobody is answered: it is asked for again
-            replace_advisory_file(self._files, self._path(identity, "answer"), answer)
+            replace_advisory_file(self._fs, self._path(identity, "answer"), answer)
         with contextlib.suppress(OSError):
-            self._files.remove(taken)
+            self._fs.remove(taken)
         return True
 
     @staticmethod
@@ -210,7 +210,7 @@ class RequestQueue:
 
     def _names(self) -> list[str]:
         try:
-            return self._files.list_dir(self._directory)
+            return self._fs.list_dir(self._directory)
         except OSError:
             return []
 
@@ -221,7 +221,7 @@ class RequestQueue:
 # ── the process that asks ────────────────────────────────────────────────────────────────────────────────
 
 
-def ask(files: FileSystem, root: str, request: Request, *, wait_s: float, clock: Clock) -> Mapping[str, Any] | None:
+def ask(fs: FileSystem, root: str, request: Request, *, wait_s: float, clock: Clock) -> Mapping[str, Any] | None:
     """
     Ask the process that has the topics below *root* open to do *request*; return how it ended.
 
@@ -234,17 +234,17 @@ def ask(files: FileSystem, root: str, request: Request, *, wait_s: float, clock:
     """
     identity = secrets.token_hex(8)
     directory = f"{root}/{REQUESTS_DIR}"
-    files.make_dirs(directory)
+    fs.make_dirs(directory)
     paths = {stage: f"{directory}/{request_name(identity, stage)}" for stage in ("request", "taken", "answer")}
-    replace_advisory_file(files, paths["request"], encode_request(request))
+    replace_advisory_file(fs, paths["request"], encode_request(request))
     deadline = clock.monotonic() + wait_s
     sleeping = threading.Condition()
     try:
         while True:
-            there = [stage for stage, path in paths.items() if files.exists(path)]
+            there = [stage for stage, path in paths.items() if fs.exists(path)]
             if "answer" in there:
-                return _result(files.read_all(paths["answer"], size_max=REQUEST_BYTES_MAX))
-            if not there or is_held(files, f"{root}/{LOCK_NAME}") is False:
+                return _result(fs.read_all(paths["answer"], size_max=REQUEST_BYTES_MAX))
+            if not there or is_held(fs, f"{root}/{LOCK_NAME}") is False:
                 return None
             if clock.monotonic() >= deadline:
                 raise _unanswered(root, wait_s, is_taken="taken" in there)
@@ -253,7 +253,7 @@ def ask(files: FileSystem, root: str, request: Request, *, wait_s: float, clock:
     finally:
         for path in paths.values():
             with contextlib.suppress(OSError):
-                files.remove(path)
+                fs.remove(path)
 
 
 def _unanswered(root: str, wait_s: float, *, is_taken: bool) -> DirectoryInUseError:

@@ -53,14 +53,14 @@ class StagedImport:
     Appends what sinks committed below *root*, whose lock the caller holds. Thread-safe.
 
     Args:
-        files: the file system.
+        fs: the file system.
         root: of the topics.
         topic: opens a topic's log.
         observer: where counts and events go.
     """
 
-    def __init__(self, files: FileSystem, root: str, *, topic: Callable[[str], TopicLog], observer: Observer) -> None:
-        self._staged = StagedLog(files, f"{root}/{INCOMING_DIR}", COMMITS)
+    def __init__(self, fs: FileSystem, root: str, *, topic: Callable[[str], TopicLog], observer: Observer) -> None:
+        self._staged = StagedLog(fs, f"{root}/{INCOMING_DIR}", COMMITS)
         self._topic = topic
         self._observer = observer
         self._turn = threading.Lock()
@@ -93,21 +93,21 @@ class StagedImport:
             self._observer.event("danube.sink.waits", level=logging.ERROR, problem=str(error))
 
     def _append(self, commit: BatchCommit[SinkPart]) -> int:
-        files = self._staged.fs
+        fs = self._staged.fs
         directory = self._staged.directory(commit.writer)
         logs = {part.topic: self._topic(part.topic) for part in commit.parts}
         path = f"{directory}/{begun_name(commit.batch)}"
         there: set[str] = set()
-        begun = read_checked(files, path, decode_begun, NOTE_BYTES_MAX)
+        begun = read_checked(fs, path, decode_begun, NOTE_BYTES_MAX)
         if begun is None:
             # A power loss may take back what is not durable. Its offsets are then given out again, to these messages.
-            replace_file(files, path, encode_begun({topic: log.durable_offset() for topic, log in logs.items()}))
+            replace_file(fs, path, encode_begun({topic: log.durable_offset() for topic, log in logs.items()}))
         else:
             for topic, log in logs.items():
                 there |= _named_since(log, begun.get(topic, 0), f"{commit.writer}:{commit.batch}:")
         count = 0
         for number, part in enumerate(commit.parts):
-            for chunk in _chunks(files, f"{directory}/{part.path}", commit, number, part.messages):
+            for chunk in _chunks(fs, f"{directory}/{part.path}", commit, number, part.messages):
                 wanted = [(payload, time_ms, tail) for name, payload, time_ms, tail in chunk if name not in there]
                 if wanted:
                     logs[part.topic].wal.append_batch(wanted)
@@ -124,10 +124,10 @@ def _named_since(log: TopicLog, offset: int, prefix: str) -> set[str]:
 
 
 def _chunks(
-    files: FileSystem, path: str, commit: BatchCommit[SinkPart], number: int, messages: int
+    fs: FileSystem, path: str, commit: BatchCommit[SinkPart], number: int, messages: int
 ) -> Iterator[list[tuple[str, bytes, int, bytes]]]:
     index = 0
-    for places, data, position in read_frames(files, path):
+    for places, data, position in read_frames(fs, path):
         chunk = []
         for offset, start, end in places:
             found = decode_staged(data[start + FRAME_HEADER_BYTES : end])

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import FencedError, QuiverError, StoreClosedError, StoreFailedError, UsageError
+from quiver.lazy_names import renamed_keyword
 from quiver.metadata.location import MetadataLocation
 from quiver.objects.location import ObjectLocation
 from quiver.observe import InMemoryObserver, Observer
@@ -60,7 +61,7 @@ class TopicStore(TopicAdministration):
         root: str | None,
         *,
         settings: TopicSettings,
-        files: FileSystem,
+        fs: FileSystem,
         clock: Clock,
         observer: Observer,
         cold: ColdTier | None,
@@ -70,7 +71,7 @@ class TopicStore(TopicAdministration):
         super().__init__()
         self.root = root
         self.settings = settings
-        self._files = files
+        self._fs = fs
         self._clock = clock
         self._observer = observer
         self._cold = cold
@@ -88,16 +89,15 @@ class TopicStore(TopicAdministration):
         self._worker = Worker(
             f"quiver-topics {root}", self._turn, every=self._tick_s, on_death=self._fail, clock=clock, observer=observer
         )
-        self._staged_import = (
-            None if root is None else StagedImport(files, root, topic=self._topic_now, observer=observer)
-        )
-        self._requests = None if root is None else RequestQueue(files, root)
+        self._staged_import = None if root is None else StagedImport(fs, root, topic=self._topic_now, observer=observer)
+        self._requests = None if root is None else RequestQueue(fs, root)
         self._administrator = Worker(
             f"quiver-topics-requests {root}", self._serve, every=None, on_death=self._fail, clock=clock,
             observer=observer,
         )  # fmt: skip
 
     @classmethod
+    @renamed_keyword("files", "fs")
     def open(
         cls,
         path: str | os.PathLike[str] | None = None,
@@ -107,7 +107,7 @@ class TopicStore(TopicAdministration):
         metadata: str | Mapping[str, Any] | MetadataLocation | None = None,
         cold: ColdTier | None = None,
         takeover_wait: float = 0.0,
-        files: FileSystem = REAL_FILES,
+        fs: FileSystem = REAL_FILES,
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
         background: bool = True,
@@ -124,7 +124,7 @@ class TopicStore(TopicAdministration):
             cold: the tier behind the files, made otherwise.
             takeover_wait: seconds to wait for another process that has the directory; `topic` waits as long for another
                 owner. One that died is replaced when it was silent for its lease, `metadata.lease_seconds`.
-            files: the file system.
+            fs: the file system.
             clock: time.
             observer: where counts and events go.
             background: whether a thread does what `maintain` does.
@@ -145,21 +145,21 @@ class TopicStore(TopicAdministration):
             if not root:
                 raise UsageError("the path of the topics is empty; write . for the directory that this runs in")
             root = directory_name(root)
-            files.make_dirs(root)
+            fs.make_dirs(root)
             lock_path = f"{root}/{LOCK_NAME}"
-            lock = patiently(lambda: hold(files, lock_path, owner="topics"), wait_s=takeover_wait, clock=clock)
+            lock = patiently(lambda: hold(fs, lock_path, owner="topics"), wait_s=takeover_wait, clock=clock)
         observer = observer or InMemoryObserver()
         if cold is None and lock is not None and root is not None:
             try:
                 cold = tier_behind(
-                    root, chosen, objects=objects, metadata=metadata, files=files, clock=clock, observer=observer,
+                    root, chosen, objects=objects, metadata=metadata, fs=fs, clock=clock, observer=observer,
                     background=background,
                 )  # fmt: skip
             except BaseException:
                 lock.release()
                 raise
         store = cls(
-            root, settings=chosen, files=files, clock=clock, observer=observer, cold=cold, lock=lock,
+            root, settings=chosen, fs=fs, clock=clock, observer=observer, cold=cold, lock=lock,
             takeover_wait=takeover_wait,
         )  # fmt: skip
         refuse_in_children(store, f"the topic store {root or 'in memory'}")
@@ -169,7 +169,7 @@ class TopicStore(TopicAdministration):
     def _begin(self, *, background: bool) -> None:
         if self.root is not None:
             with contextlib.suppress(OSError):  # it is no topic any more, and takes nothing but room
-                remove_deleted(self._files, self.root)
+                remove_deleted(self._fs, self.root)
         if self._requests is not None:
             self._requests.clear()
         try:
@@ -227,7 +227,7 @@ class TopicStore(TopicAdministration):
             topic,
             None,
             settings=self.settings.of(topic, has_objects=False).wal,
-            files=self._files,
+            fs=self._fs,
             clock=self._clock,
             observer=self._observer,
         )
@@ -246,12 +246,12 @@ class TopicStore(TopicAdministration):
     def _log_of(self, topic: str, cold: ColdTier | None, *, next_offset_min: int) -> TopicLog:
         chosen = self.settings.of(topic, has_objects=cold is not None)
         directory = self.directory_of(topic)
-        floor = 0 if directory is None else SubscriptionFiles(self._files, directory).highest()
+        floor = 0 if directory is None else SubscriptionFiles(self._fs, directory).highest()
         log = TopicLog(
             topic,
             directory,
             settings=chosen.wal,
-            files=self._files,
+            fs=self._fs,
             clock=self._clock,
             observer=self._observer,
             next_offset_min=max(floor, next_offset_min),
@@ -278,7 +278,7 @@ class TopicStore(TopicAdministration):
         """Return the names of all topics that are open or have files."""
         found = set(self._logs)
         if self.root is not None:
-            found.update(topics_below(self._files, self.root, file_name=self.settings.wal.file_name))
+            found.update(topics_below(self._fs, self.root, file_name=self.settings.wal.file_name))
         return sorted(found)
 
     def unload(self, name: str) -> int:
@@ -522,7 +522,7 @@ class TopicStore(TopicAdministration):
         self.close()
 
 
-def topics_below(files: FileSystem, root: str, *, file_name: str) -> list[str]:
+def topics_below(fs: FileSystem, root: str, *, file_name: str) -> list[str]:
     """
     Return the topics that have files below *root*, in order of names. Takes no lock.
 
@@ -530,11 +530,11 @@ def topics_below(files: FileSystem, root: str, *, file_name: str) -> list[str]:
         OSError: the directory cannot be read.
     """
     found = []
-    for namespace in filter(is_namespace, files.list_dir(root)):
-        for name in names_in(files, f"{root}/{namespace}"):
+    for namespace in filter(is_namespace, fs.list_dir(root)):
+        for name in names_in(fs, f"{root}/{namespace}"):
             try:
                 topic = check_topic(f"{namespace}/{name}")
-                inside = files.list_dir(f"{root}/{topic}")
+                inside = fs.list_dir(f"{root}/{topic}")
             except (UsageError, NotADirectoryError):
                 continue
             if any(one == WAL_CHECKPOINT or parse_wal_file_name(one, file_name) is not None for one in inside):

@@ -33,7 +33,7 @@ class TopicSubscriptions(ABC):
 
     root: str | None
     settings: TopicSettings
-    _files: FileSystem
+    _fs: FileSystem
     _clock: Clock
     _observer: Observer
     _guard: threading.Lock
@@ -62,7 +62,7 @@ class TopicSubscriptions(ABC):
     def _existing(self, name: str) -> TopicLog:
         topic = check_topic(name)
         directory = self.directory_of(topic)
-        is_here = topic in self._logs or (directory is not None and self._files.exists(directory))
+        is_here = topic in self._logs or (directory is not None and self._fs.exists(directory))
         if not is_here and (self._cold is None or not self._cold.knows(topic)):
             where = "in memory" if self.root is None else f"below {self.root}"
             raise UsageError(
@@ -211,7 +211,7 @@ class TopicSubscriptions(ABC):
         What was acknowledged with `ack_checkpoint` counts as one.
         """
         directory = self.directory_of(check_topic(topic))
-        return None if directory is None else SubscriptionFiles(self._files, directory).confirmed()
+        return None if directory is None else SubscriptionFiles(self._fs, directory).confirmed()
 
     def ack_checkpoint(self, topic: str, up_to_offset: int) -> None:
         """
@@ -233,7 +233,7 @@ class TopicSubscriptions(ABC):
                 keep.save(SavedSubscription(CHECKPOINT_SUBSCRIPTION, "exclusive", up_to_offset + 1))
 
     def _subscription_files(self, log: TopicLog) -> SubscriptionFiles | None:
-        return None if log.wal.directory is None else SubscriptionFiles(self._files, log.wal.directory)
+        return None if log.wal.directory is None else SubscriptionFiles(self._fs, log.wal.directory)
 
     def _dead_letter_of(self, topic: str) -> DeadLetter:
         def keep(message: Message, *, subscription: str, attempts: int) -> None:

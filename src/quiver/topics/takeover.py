@@ -77,15 +77,15 @@ class OwnerWatches:
     """
 
     def __init__(
-        self, files: FileSystem, path: str | None, metadata: MetadataStore, *, prefix: str, clock: Clock,
+        self, fs: FileSystem, path: str | None, metadata: MetadataStore, *, prefix: str, clock: Clock,
         observer: Observer,
     ) -> None:  # fmt: skip
-        self._files = files
+        self._fs = fs
         self._metadata = metadata
         self._prefix = prefix
         self._clock = clock
         self._observer = observer
-        self._boot = boot_name(files) if path is not None else None
+        self._boot = boot_name(fs) if path is not None else None
         self._path = path if self._boot is not None else None
         self._guard = threading.Lock()
         self._looked_at_s = -math.inf
@@ -134,7 +134,7 @@ class OwnerWatches:
         if self._path is None:
             return {}
         try:
-            answer = decode_watch(self._files.read_all(self._path, size_max=NOTE_BYTES_MAX))
+            answer = decode_watch(self._fs.read_all(self._path, size_max=NOTE_BYTES_MAX))
         except OSError:
             return {}
         if not isinstance(answer, Frame) or answer.value[0] != self._boot:
@@ -157,6 +157,6 @@ class OwnerWatches:
                 if one.revision > 0
             }
             try:
-                replace_file(self._files, path, encode_watch(boot, records))
+                replace_file(self._fs, path, encode_watch(boot, records))
             except OSError as error:
                 self._observer.event("danube.takeover.not_kept", level=logging.WARNING, problem=str(error))

@@ -134,12 +134,12 @@ def test_two_unfinalized_segments_and_no_more(manager):
 def test_waiting_ends_when_it_was_promised(manager):
     """No segment can be made: the wait is as long as asked, and says what was missing; nothing was written."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, error=28, forever=True)
+    fs = FaultFileSystem(disk, error=28, forever=True)
     clock = ManualClock()
-    with AofManager.open("/full", tiny(preallocate_segments=0), files=files, clock=clock, background=False) as full:
+    with AofManager.open("/full", tiny(preallocate_segments=0), fs=fs, clock=clock, background=False) as full:
         log = full.log("orders")
         log.append_record(b"x" * (CAPACITY - 24))
-        files.fail_on("reserve", 1)
+        fs.fail_on("reserve", 1)
         started = clock.monotonic()
         with pytest.raises(WouldBlockError) as blocked:
             log.append_record_with_timeout(b"late", 3)
@@ -147,7 +147,7 @@ def test_waiting_ends_when_it_was_promised(manager):
         assert clock.monotonic() - started == pytest.approx(3)
         with pytest.raises(WouldBlockError):
             log.wait_for_writable_segment(0)
-        files.heal()
+        fs.heal()
         log.append_record_with_timeout(b"in time", 3)
         assert payloads(log)[1:] == [b"in time"]
 
@@ -174,12 +174,12 @@ def test_a_reservation_is_filled_in_place(manager):
 def test_a_cancelled_reservation_leaves_no_trace(manager):
     """Whatever was written into it, be it a whole record: the next one takes its place, also after a crash."""
     log = manager.log("orders")
-    files = manager._files
+    fs = manager._fs
     inner = log.append_record(b"z" * 30)
     (path,) = [one.path for one in log.segment_snapshot()]
     log.flush()
     path = log.segment_snapshot()[0].path
-    image = files.read_all(path, size_max=1 << 20)[inner : inner + 54]
+    image = fs.read_all(path, size_max=1 << 20)[inner : inner + 54]
     with pytest.raises(ZeroDivisionError), log.append_reserve(500) as room:
         room.payload[: 54 * 9] = image * 9
         raise ZeroDivisionError
@@ -187,7 +187,7 @@ def test_a_cancelled_reservation_leaves_no_trace(manager):
     assert payloads(log) == [b"z" * 30]
     log.append_record(b"y" * 30)
     log.flush()
-    with open_manager(files.clone_after_crash(1)) as again:
+    with open_manager(fs.clone_after_crash(1)) as again:
         assert payloads(again.log("orders")) == [b"z" * 30, b"y" * 30]
 
 
@@ -221,7 +221,7 @@ def test_a_reservation_that_is_dropped_is_cancelled_by_the_next_append(manager):
     log.append_reserve(3).commit()
     log.append_reserve(20)
     log.force_rollover()
-    with open_manager(manager._files.clone_after_kill()) as again:
+    with open_manager(manager._fs.clone_after_kill()) as again:
         assert payloads(again.log("orders")) == [b"after", b"batch", bytes(3)]
 
 
@@ -261,7 +261,7 @@ def test_a_reservation_that_nobody_finishes_costs_nothing_that_was_written(manag
     log.append_record(b"before")
     room = log.append_reserve(50)
     room.payload[:] = b"\xff" * 50
-    with open_manager(manager._files.clone_after_kill()) as again:
+    with open_manager(manager._fs.clone_after_kill()) as again:
         assert payloads(again.log("orders")) == [b"before"]
     log.close()
     assert payloads(manager.log("orders")) == [b"before"]
@@ -270,16 +270,16 @@ def test_a_reservation_that_nobody_finishes_costs_nothing_that_was_written(manag
 def test_written_and_durable_are_told_apart():
     """A flush that does not come in time raises what no append raises: the record is there."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, forever=True)
-    with open_manager(files) as manager:
+    fs = FaultFileSystem(disk, forever=True)
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         record_id = log.append_record(b"written")
-        files.fail_on("sync", 1)
+        fs.fail_on("sync", 1)
         with pytest.raises(NotDurableError) as error:
             log.flush_until(record_id)
         assert error.value.record_id == record_id
         assert payloads(log) == [b"written"]
-        files.heal()
+        fs.heal()
         log.flush_until(record_id)
         assert log.is_durable(record_id)
 
@@ -314,7 +314,7 @@ def test_a_rollover_is_asked_for_and_answered(manager):
 
 def test_an_async_append_waits_and_can_be_cancelled():
     """Admission, rollover and reservations are waited for; a cancelled append is never written."""
-    with AofManager.open("/aof", tiny(), files=CrashFileSystem()) as manager:
+    with AofManager.open("/aof", tiny(), fs=CrashFileSystem()) as manager:
         log = manager.log("orders")
 
         async def run():
@@ -338,7 +338,7 @@ def test_an_async_append_waits_and_can_be_cancelled():
 def test_async_appends_keep_their_order():
     """Also while some wait for segments, for a reservation, or for a flush; one that fails holds up no other."""
     config = tiny(flush=FlushConfig(max_unflushed_bytes=64 * 1024))
-    with AofManager.open("/aof", config, files=CrashFileSystem()) as manager:
+    with AofManager.open("/aof", config, fs=CrashFileSystem()) as manager:
         log = manager.log("orders")
 
         async def run():
@@ -361,7 +361,7 @@ def test_async_appends_keep_their_order():
 
 def test_closing_wakes_who_waits():
     """Whoever waits for room or for records is told at once."""
-    with AofManager.open("/aof", tiny(), files=CrashFileSystem()) as manager:
+    with AofManager.open("/aof", tiny(), fs=CrashFileSystem()) as manager:
         log = manager.log("orders")
         log.append_record(b"one")
         room = log.append_reserve(10)
@@ -499,7 +499,7 @@ def test_a_batch_that_breaks_off_leaves_no_trace(manager):
         log.append_records([b"x", "text"])
     with pytest.raises(InvalidRecordError, match="bytes, not str"):
         log.append_record("text")
-    with open_manager(manager._files.clone_after_kill()) as again:
+    with open_manager(manager._fs.clone_after_kill()) as again:
         assert payloads(again.log("orders")) == [b"before"]
         assert again.log("orders").snapshot().truncated_bytes == 0
     log.append_records([b"after", b"that"], ext_id=[7, 8])

@@ -13,10 +13,10 @@ from quiver.testing.crashfs import CrashFileSystem
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-def opened(files, config, clock) -> AofManager:
+def opened(fs, config, clock) -> AofManager:
     """Without threads: nothing is removed before it is asked for."""
     clock.advance(5)
-    return AofManager.open(ROOT, config, files=files, clock=clock, background=False)
+    return AofManager.open(ROOT, config, fs=fs, clock=clock, background=False)
 
 
 def test_what_was_acknowledged_is_not_taken_for_the_empty_one():
@@ -25,16 +25,16 @@ def test_what_was_acknowledged_is_not_taken_for_the_empty_one():
     segment, so it goes into another of the same id, and is synced. 3. The process dies before the first one is removed.
     """
     clock = ManualClock()
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     with pytest.raises(InvalidRecordError):
-        opened(files, tiny(), clock).log("orders").append_record(b"x", ext_id=-1)
-    files = files.clone_after_kill()
+        opened(fs, tiny(), clock).log("orders").append_record(b"x", ext_id=-1)
+    fs = fs.clone_after_kill()
     larger = tiny(segment_target_bytes=128 * 1024, segment_max_bytes=128 * 1024)
-    log = opened(files, larger, clock).log("orders")
+    log = opened(fs, larger, clock).log("orders")
     record = b"acknowledged" * 5_000
     log.flush_until(log.append_record(record))
-    assert len(segment_files(files)) == 2
-    for disk in (files.clone_after_kill(), files.clone_after_crash(0), files.clone_after_crash(3)):
+    assert len(segment_files(fs)) == 2
+    for disk in (fs.clone_after_kill(), fs.clone_after_crash(0), fs.clone_after_crash(3)):
         with opened(disk, larger, clock) as manager:
             assert payloads(manager.log("orders")) == [record]
             manager.log("orders").append_record_with_timeout(b"more", 5)

@@ -69,8 +69,8 @@ def test_the_interval_is_a_timer():
 def test_the_timer_runs_in_a_thread():
     """Nobody calls anything: the thread wakes when the clock says so."""
     clock = ManualClock(waits="hold")
-    files = CrashFileSystem()
-    manager = AofManager.open(ROOT, only(flush_interval_ms=50), files=files, clock=clock)
+    fs = CrashFileSystem()
+    manager = AofManager.open(ROOT, only(flush_interval_ms=50), fs=fs, clock=clock)
     log = manager.log("orders")
     follower = log.tail_follower(0)
     log.append_record(b"x")
@@ -111,7 +111,7 @@ def test_overlapping_waiters_share_syncs():
             go.acquire()
 
     armed = False
-    with AofManager.open(ROOT, only(), files=disk) as manager:
+    with AofManager.open(ROOT, only(), fs=disk) as manager:
         log = manager.log("orders")
         log.append_record(b"named")
         log.flush()
@@ -135,11 +135,11 @@ def test_overlapping_waiters_share_syncs():
 def test_failing_flushes_refuse_producers_until_one_succeeds():
     """After the retries `flush`; tries go on by themselves; nothing that was written is lost."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, forever=True)
+    fs = FaultFileSystem(disk, forever=True)
     clock = ManualClock()
-    with open_manager(files, only(flush_watermark_bytes=0, retries_max=2), clock) as manager:
+    with open_manager(fs, only(flush_watermark_bytes=0, retries_max=2), clock) as manager:
         log = manager.log("orders")
-        files.fail_on("sync", 1)
+        fs.fail_on("sync", 1)
         log.append_record(b"kept")
         for _ in range(3):
             assert not log.snapshot().flush_failed
@@ -153,7 +153,7 @@ def test_failing_flushes_refuse_producers_until_one_succeeds():
         assert blocked.value.kind == "flush"
         with pytest.raises(WouldBlockError):
             log.append_record_with_timeout(b"refused", 3)
-        files.heal()
+        fs.heal()
         clock.advance(1)
         log.append_record_with_timeout(b"let in", 5)
         log.flush()
@@ -166,10 +166,10 @@ def test_failing_flushes_refuse_producers_until_one_succeeds():
 def test_a_flush_that_fails_once_is_tried_again_at_once():
     """The caller waits a little longer and knows nothing of it; what it waited for survives a power loss."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk)
-    with open_manager(files, only()) as manager:
+    fs = FaultFileSystem(disk)
+    with open_manager(fs, only()) as manager:
         log = manager.log("orders")
-        files.fail_on("sync", 1)
+        fs.fail_on("sync", 1)
         log.flush_until(log.append_record(b"durable"))
         with open_manager(disk.clone_after_crash(0)) as again:
             assert payloads(again.log("orders")) == [b"durable"]
@@ -178,13 +178,13 @@ def test_a_flush_that_fails_once_is_tried_again_at_once():
 def test_bytes_that_the_kernel_lost_fail_the_log():
     """After a failed sync the pages came back old: nobody is told that they are durable."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk)
-    with open_manager(files, only()) as manager:
+    fs = FaultFileSystem(disk)
+    with open_manager(fs, only()) as manager:
         log = manager.log("orders")
         log.append_record(b"first")
         log.flush()
         record_id = log.append_record(b"lost")
-        files.fail_on("sync", 1)
+        fs.fail_on("sync", 1)
         step = disk.on_step
 
         def lose(op, path):
@@ -210,19 +210,19 @@ def test_bytes_that_the_kernel_lost_fail_the_log():
 
 def test_the_snapshot_lags_and_never_leads():
     """At every step of the disk it says no more than what a power loss would leave."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     clock = ManualClock()
-    with open_manager(files, only(flush_interval_ms=1), clock) as manager:
+    with open_manager(fs, only(flush_interval_ms=1), clock) as manager:
         log = manager.log("orders")
         path = f"{ROOT}/orders/warm/durability/{log.stream_id:020}.json"
         for number in range(6):
             log.append_record(b"%d" % number * 100)
             clock.advance(2)
             manager.maintain()
-            answer = decode_durability(memoryview(files.read_all(path, size_max=1 << 20)))
+            answer = decode_durability(memoryview(fs.read_all(path, size_max=1 << 20)))
             assert isinstance(answer, Frame)
             for one in answer.value:
-                with open_manager(files.clone_after_crash(0)) as again:
+                with open_manager(fs.clone_after_crash(0)) as again:
                     assert again.log("orders").segment_snapshot()[-1].current_size >= one.durable_bytes
         assert answer.value[0].durable_bytes == log.segment_snapshot()[0].current_size
 
@@ -230,10 +230,10 @@ def test_the_snapshot_lags_and_never_leads():
 def test_closing_that_cannot_flush_says_so():
     """The log is closed all the same, and what was written is found by the next opening."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, forever=True)
-    manager = open_manager(files, only())
+    fs = FaultFileSystem(disk, forever=True)
+    manager = open_manager(fs, only())
     manager.log("orders").append_record(b"x")
-    files.fail_on("sync", 1)
+    fs.fail_on("sync", 1)
     with pytest.raises(NotDurableError):
         manager.close()
     with open_manager(disk) as again:
@@ -243,12 +243,12 @@ def test_closing_that_cannot_flush_says_so():
 def test_a_snapshot_that_cannot_be_written_is_written_later():
     """It is a hint: nobody is refused for it, and the failures are counted."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, path_part="warm/durability/", forever=True)
+    fs = FaultFileSystem(disk, path_part="warm/durability/", forever=True)
     clock = ManualClock()
-    with open_manager(files, only(), clock) as manager:
+    with open_manager(fs, only(), clock) as manager:
         log = manager.log("orders")
         record_id = log.append_record(b"x")
-        files.fail_on("pwrite", 1)
+        fs.fail_on("pwrite", 1)
         for _ in range(2):
             clock.advance(2)
             manager.maintain()
@@ -256,7 +256,7 @@ def test_a_snapshot_that_cannot_be_written_is_written_later():
         metrics = log.snapshot().flush
         failures = (metrics.metadata_failures, metrics.metadata_retry_attempts, metrics.metadata_retry_failures)
         assert failures == (2, 1, 1)
-        files.heal()
+        fs.heal()
         clock.advance(2)
         manager.maintain()
         assert disk.exists(f"{ROOT}/orders/warm/durability/{log.stream_id:020}.json")
@@ -297,7 +297,7 @@ def test_latencies_are_told():
 
     heard = Listener()
     with AofManager.open(
-        ROOT, tiny(), files=CrashFileSystem(), clock=ManualClock(), observer=heard, background=False
+        ROOT, tiny(), fs=CrashFileSystem(), clock=ManualClock(), observer=heard, background=False
     ) as manager:
         log = manager.log("orders")
         for _ in range(3):
@@ -314,11 +314,11 @@ def test_latencies_are_told():
 
 def test_what_was_appended_is_counted_from_opening_on():
     """Over segments that fill up, are sealed and retired; bytes are those of payloads and heads, nothing else."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     config = tiny(retention=Retention("size", max_total_bytes=1, action="expire"))
     total = 0
     for _ in range(3):
-        with open_manager(files, config) as manager:
+        with open_manager(fs, config) as manager:
             log = manager.log("orders")
             assert (log.snapshot().appended_records, log.snapshot().appended_bytes) == (0, 0)
             for number in range(1, 10):

@@ -27,9 +27,9 @@ KIB = 1024
 DISK_BYTES = 4 << 20
 
 
-def sizes(files) -> list[int]:
+def sizes(fs) -> list[int]:
     """The sizes of the segments, oldest first."""
-    return [files.stat(path).size_bytes for path in segment_files(files)]
+    return [fs.stat(path).size_bytes for path in segment_files(fs)]
 
 
 def growing(**changes) -> AofConfig:
@@ -106,15 +106,15 @@ def test_sizes_are_halved_until_one_has_room():
     """Where a file system does not say how much room it has, reserving the blocks does."""
     disk = CrashFileSystem()
     disk.free = 0
-    files = FaultFileSystem(disk, error=errno.ENOSPC, path_part=".spare")
-    with open_manager(files, growing()) as manager:
+    fs = FaultFileSystem(disk, error=errno.ENOSPC, path_part=".spare")
+    with open_manager(fs, growing()) as manager:
         log = manager.log("orders")
         log.append_record(b"x" * 15_000)
         manager.maintain()  # a spare of 16 KiB is there already
         log.append_record_with_timeout(b"y" * 15_000, 1)
-        files.fail_on("reserve", 1)  # of 64 KiB
+        fs.fail_on("reserve", 1)  # of 64 KiB
         log.append_record_with_timeout(b"z" * 15_000, 1)
-        files.heal()
+        fs.heal()
         for _ in range(3):
             log.append_record_with_timeout(b"z" * 15_000, 1)
         log.flush()
@@ -137,7 +137,7 @@ def test_small_files_keep_their_room():
     disk = CrashFileSystem()
     observer = Told()
     disk.free = 64 * KIB + 16 * KIB - 1
-    with AofManager.open(ROOT, tiny(), files=disk, clock=ManualClock(), background=False, observer=observer) as manager:
+    with AofManager.open(ROOT, tiny(), fs=disk, clock=ManualClock(), background=False, observer=observer) as manager:
         log = manager.log("orders")
         with pytest.raises(WouldBlockError, match="disk full"):
             log.append_record_with_timeout(b"x", 1)

@@ -18,15 +18,15 @@ def test_a_log_never_has_a_hole(opened):
     expected = [b"1", b"2" * 16_200]
     seen = set()
     for seed in range(21):
-        files = CrashFileSystem()
+        fs = CrashFileSystem()
         for turn in range(opened + 1):
-            manager = open_manager(files, tiny(preallocate_segments=2))
+            manager = open_manager(fs, tiny(preallocate_segments=2))
             log = manager.log("orders")
             if turn < opened:
                 manager.close()
         for record in expected:
             log.append_record_with_timeout(record, 5)
-        lost = files.clone_after_crash(seed)
+        lost = fs.clone_after_crash(seed)
         manager.close()
         again = open_manager(lost, tiny(preallocate_segments=2))
         found = payloads(again.log("orders"))
@@ -42,15 +42,15 @@ def test_a_log_never_has_a_hole(opened):
 @pytest.mark.usefixtures("quiet")
 def test_damage_to_a_sealed_segment_is_no_hole():
     """Its header is damaged, and a kill came before the first sync behind it was noted, which was confirmed."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         for number in range(3):
             log.append_record(b"%d" % number)
             log.force_rollover(timeout=5)
         last = log.append_record(b"confirmed")
         log.flush_until(last)
-        killed = files.clone_after_kill()
+        killed = fs.clone_after_kill()
     path = segment_files(killed)[2]
     file = killed.open_write(path)
     file.pwrite(b"\xff", 1)

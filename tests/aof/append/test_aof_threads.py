@@ -116,11 +116,11 @@ CONFIG = tiny(flush=FlushConfig(flush_interval_ms=1, flush_watermark_bytes=4096,
 
 def test_one_log_and_many_threads():
     """On the disk in memory: what is durable at the end survives a power cut."""
-    files = CrashFileSystem()
-    with AofManager.open("/aof", CONFIG, files=files) as manager:
+    fs = CrashFileSystem()
+    with AofManager.open("/aof", CONFIG, fs=fs) as manager:
         stress(manager, logs=1, writers=4, each=150)
-        lost = files.clone_after_crash(0)
-    with AofManager.open("/aof", CONFIG, files=lost) as manager:
+        lost = fs.clone_after_crash(0)
+    with AofManager.open("/aof", CONFIG, fs=lost) as manager:
         check_order([one.payload for one in manager.log("log-0").open_reader()], 4, 150)
 
 

@@ -33,11 +33,11 @@ INDEX = SparseIndex(7, 4096, 70_000, (IndexMark(0, 64, 100), IndexMark(12, 65_00
 class Filled:
     """A log of two sealed segments of a few marks each, and a tail; every second record has a time of its own."""
 
-    def __init__(self, files=None, **settings) -> None:
-        self.files = files or CrashFileSystem()
+    def __init__(self, fs=None, **settings) -> None:
+        self.fs = fs or CrashFileSystem()
         self.clock = ManualClock()
         self.config = tiny(**{**LARGE, **settings})
-        self.manager = open_manager(self.files, self.config, self.clock)
+        self.manager = open_manager(self.fs, self.config, self.clock)
         self.log = self.manager.log("orders")
         self.records = []
         for number in range(96):
@@ -64,18 +64,18 @@ class Filled:
 def test_a_search_finds_what_a_walk_finds():
     """By time and by number; the first one leaves an index of each sealed segment, which is used from then on."""
     filled = Filled()
-    assert not filled.files.exists(INDEXES)
+    assert not filled.fs.exists(INDEXES)
     filled.check()
-    names = sorted(filled.files.list_dir(INDEXES))
+    names = sorted(filled.fs.list_dir(INDEXES))
     assert [parse_index_name(name)[0] for name in names] == [0, 1]
-    data = filled.files.read_all(f"{INDEXES}/{names[0]}", size_max=10_000)
+    data = filled.fs.read_all(f"{INDEXES}/{names[0]}", size_max=10_000)
     answer = decode_index(memoryview(data))
     assert isinstance(answer, Frame)
     assert len(answer.value.marks) >= 2
     told = describe_log_file(names[0], memoryview(data), rows_max=1)
     assert (told.kind, told.sound, len(told.tables["marks"])) == ("aof index", True, 1)
     filled.manager.close()
-    with open_manager(filled.files, filled.config) as manager:
+    with open_manager(filled.fs, filled.config) as manager:
         filled.check(manager.log("orders"))
 
 
@@ -84,9 +84,9 @@ def test_without_indexes():
     filled = Filled()
     filled.check()
     filled.manager.close()
-    with open_manager(filled.files, tiny(**LARGE, enable_sparse_index=False)) as manager:
+    with open_manager(filled.fs, tiny(**LARGE, enable_sparse_index=False)) as manager:
         filled.check(manager.log("orders"))
-    assert filled.files.list_dir(INDEXES) == []
+    assert filled.fs.list_dir(INDEXES) == []
 
 
 def test_a_reader_begins_at_a_time():
@@ -104,15 +104,15 @@ def test_an_index_that_is_not_sound_is_made_again(harm):
     filled = Filled()
     filled.check()
     filled.manager.close()
-    first, second = (f"{INDEXES}/{name}" for name in sorted(filled.files.list_dir(INDEXES)))
-    data = filled.files.read_all(first, size_max=10_000)
-    changed = {"flip": data[:-1] + b"?", "cut": data[:-5], "other": filled.files.read_all(second, size_max=10_000)}
-    file = filled.files.create_or_truncate(first)
+    first, second = (f"{INDEXES}/{name}" for name in sorted(filled.fs.list_dir(INDEXES)))
+    data = filled.fs.read_all(first, size_max=10_000)
+    changed = {"flip": data[:-1] + b"?", "cut": data[:-5], "other": filled.fs.read_all(second, size_max=10_000)}
+    file = filled.fs.create_or_truncate(first)
     file.pwrite(changed[harm], 0)
     file.close()
-    with open_manager(filled.files, filled.config) as manager:
+    with open_manager(filled.fs, filled.config) as manager:
         filled.check(manager.log("orders"))
-    assert filled.files.read_all(first, size_max=10_000) == data
+    assert filled.fs.read_all(first, size_max=10_000) == data
 
 
 def test_a_disk_that_takes_no_index():
@@ -121,7 +121,7 @@ def test_a_disk_that_takes_no_index():
     filled = Filled(FaultFileSystem(CrashFileSystem(), {"create": 1}, path_part=".idx", forever=True))
     filled.manager.close()
     with AofManager.open(
-        ROOT, filled.config, files=filled.files, clock=ManualClock(), observer=observer, background=False
+        ROOT, filled.config, fs=filled.fs, clock=ManualClock(), observer=observer, background=False
     ) as manager:
         filled.check(manager.log("orders"))
     assert observer.total("aof_index_failed_total") == 2
@@ -132,7 +132,7 @@ def test_cold_segments_are_found_without_their_files():
     filled = Filled(tiers=TierConfig(tier0_max_bytes=0))
     filled.manager.maintain()
     assert filled.log.tiers.snapshot().residency[0] == "staged_for_tier0"
-    beside = LogFiles(f"{ROOT}/orders", files=filled.files)
+    beside = LogFiles(f"{ROOT}/orders", fs=filled.fs)
     assert len(beside.marks(0)) >= 2
     assert len(beside.marks(1)) == 0
     wanted = filled.records[20]
@@ -148,11 +148,11 @@ def test_an_index_goes_with_its_segment():
     assert filled.log.find_record(0) is not None
     assert filled.log.find_record_number(3) is None
     filled.manager.close()
-    file = filled.files.create(f"{INDEXES}/{index_name(0, 0)}")
+    file = filled.fs.create(f"{INDEXES}/{index_name(0, 0)}")
     file.close()
-    with open_manager(filled.files, filled.config) as manager:
+    with open_manager(filled.fs, filled.config) as manager:
         assert len(payloads(manager.log("orders"))) == 96 - 41
-    assert [parse_index_name(name)[0] for name in filled.files.list_dir(INDEXES)] == [1]
+    assert [parse_index_name(name)[0] for name in filled.fs.list_dir(INDEXES)] == [1]
 
 
 # ── bytes ────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,57 +14,57 @@ from quiver.testing.crashfs import CrashFileSystem
 class Late:
     """Files whose first listing misses one name, as a directory that changes meanwhile may."""
 
-    def __init__(self, files, missed):
-        self._files = files
+    def __init__(self, fs, missed):
+        self._fs = fs
         self._missed = missed
 
     def __getattr__(self, name):
-        return getattr(self._files, name)
+        return getattr(self._fs, name)
 
     def list_dir(self, path):
         missed, self._missed = self._missed, None
-        return [name for name in self._files.list_dir(path) if name != missed]
+        return [name for name in self._fs.list_dir(path) if name != missed]
 
 
 def test_nothing_below_the_last_segment_is_missing():
     """Whoever reads on behind the last one that was shown has been shown all before it."""
-    files = CrashFileSystem()
-    log = AofAsLog(files, rolls=True)
+    fs = CrashFileSystem()
+    log = AofAsLog(fs, rolls=True)
     for number in range(6):
         log.append(b"%d" % number, durable=True)
         log.upkeep()
     log.close()
-    all_names = LogFiles(f"{ROOT}/orders", files=files).names()
+    all_names = LogFiles(f"{ROOT}/orders", fs=fs).names()
     assert len(all_names) > 3
-    assert LogFiles(f"{ROOT}/orders", files=Late(files, str(all_names[1]))).names() == all_names
-    assert LogFiles(f"{ROOT}/orders", files=Late(files, str(all_names[-1]))).names() == all_names[:-1]
+    assert LogFiles(f"{ROOT}/orders", fs=Late(fs, str(all_names[1]))).names() == all_names
+    assert LogFiles(f"{ROOT}/orders", fs=Late(fs, str(all_names[-1]))).names() == all_names[:-1]
 
 
 class Between:
     """Files whose writer does something between a reader's looks at pointer and durability snapshot."""
 
-    def __init__(self, files, action):
-        self._files = files
+    def __init__(self, fs, action):
+        self._fs = fs
         self._action = action
         self._looks = 0
 
     def __getattr__(self, name):
-        return getattr(self._files, name)
+        return getattr(self._fs, name)
 
     def open_read(self, path):
         self._looks += path.endswith(f"/{POINTER_NAME}") or f"/{DURABILITY}/" in path
         if self._looks == 2 and self._action is not None:
             action, self._action = self._action, None
             action()
-        return self._files.open_read(path)
+        return self._fs.open_read(path)
 
 
 @pytest.mark.parametrize("how", ["segments", "piece"])
 def test_a_segment_that_is_sealed_meanwhile_is_durable(how):
     """It leaves the snapshot when the pointer has it: who saw it in neither would take its records for gone."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     clock = ManualClock()
-    with open_manager(files, clock=clock) as manager:
+    with open_manager(fs, clock=clock) as manager:
         log = manager.log("orders")
         log.flush_until(log.append_record(b"first"))
 
@@ -77,7 +77,7 @@ def test_a_segment_that_is_sealed_meanwhile_is_durable(how):
         clock.advance(5)
         manager.maintain()
         end = log.snapshot().segments[0].current_size
-        seen = LogFiles(f"{ROOT}/orders", files=Between(files, go_on))
+        seen = LogFiles(f"{ROOT}/orders", fs=Between(fs, go_on))
         if how == "segments":
             assert [one.name.segment_id for one in seen.segment_files() if one.durable > HEADER_BYTES] == [0]
         else:
@@ -86,11 +86,11 @@ def test_a_segment_that_is_sealed_meanwhile_is_durable(how):
 
 def test_the_last_record_of_a_log_becomes_visible_beside_it():
     """Also when upkeep ran between its flush and the moment at which that would have been noted."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     clock = ManualClock()
-    with open_manager(files, clock=clock) as manager:
+    with open_manager(fs, clock=clock) as manager:
         log = manager.log("orders")
-        beside = Reader(LogFiles(f"{ROOT}/orders", files=files), 0, durable_only=True)
+        beside = Reader(LogFiles(f"{ROOT}/orders", fs=fs), 0, durable_only=True)
         for payload in (b"first", b"last"):
             log.flush_until(log.append_record(payload))
             clock.advance(0.5)

@@ -26,14 +26,14 @@ STREAM = 42
 FOLDER = f"{ROOT}/manifest/{STREAM:020}"
 
 
-def open_log(files, **settings) -> ManifestLog:
-    return ManifestLog(files, ROOT, STREAM, clock=ManualClock(), observer=InMemoryObserver(), **settings)
+def open_log(fs, **settings) -> ManifestLog:
+    return ManifestLog(fs, ROOT, STREAM, clock=ManualClock(), observer=InMemoryObserver(), **settings)
 
 
 def disk() -> CrashFileSystem:
-    files = CrashFileSystem()
-    files.make_dirs(ROOT)
-    return files
+    fs = CrashFileSystem()
+    fs.make_dirs(ROOT)
+    return fs
 
 
 def work(log: ManifestLog, number: int) -> TierState:
@@ -73,44 +73,44 @@ def test_every_member_of_a_row_is_on_its_page():
 @pytest.mark.parametrize("chunk_bytes", [0, 2_000, 256 * 1024])
 def test_it_goes_on_after_a_restart(chunk_bytes):
     """Every state, opened again after each write; rotated ever so often it stays small."""
-    files = disk()
+    fs = disk()
     state = TierState()
     for number in range(40):
-        log = open_log(files, chunk_bytes=chunk_bytes)
+        log = open_log(fs, chunk_bytes=chunk_bytes)
         assert log.state == state
         assert not log.damaged
         state = work(log, number)
         log.close()
-    found = replay_manifest(files, ROOT, STREAM)
+    found = replay_manifest(fs, ROOT, STREAM)
     assert found.state == state
     assert len(found.indexes) == (1 if chunk_bytes > 100_000 else 2)
-    assert sum(files.stat(f"{FOLDER}/{name}").size_bytes for name in files.list_dir(FOLDER)) < 120_000
+    assert sum(fs.stat(f"{FOLDER}/{name}").size_bytes for name in fs.list_dir(FOLDER)) < 120_000
 
 
 def test_growth_is_bounded():
     """Ten thousand events about one segment leave no more than a few chunks of them."""
-    files = disk()
-    log = open_log(files, chunk_bytes=4_000)
+    fs = disk()
+    log = open_log(fs, chunk_bytes=4_000)
     for _ in range(2_000):
         log.write([entry_record(1, entry_of(1), 1)])
     log.close()
-    assert sum(files.stat(f"{FOLDER}/{name}").size_bytes for name in files.list_dir(FOLDER)) < 10_000
-    assert replay_manifest(files, ROOT, STREAM).state.entries == {1: entry_of(1)}
+    assert sum(fs.stat(f"{FOLDER}/{name}").size_bytes for name in fs.list_dir(FOLDER)) < 10_000
+    assert replay_manifest(fs, ROOT, STREAM).state.entries == {1: entry_of(1)}
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 1_500, 256 * 1024])
 def test_a_crash_at_any_step(chunk_bytes):
     """What a write that returned said holds; one that did not return holds whole or not at all."""
-    files = disk()
-    log = open_log(files, chunk_bytes=chunk_bytes)
+    fs = disk()
+    log = open_log(fs, chunk_bytes=chunk_bytes)
     moments = []
     states = [TierState()]
-    files.on_step = lambda op, path: moments.append(
-        (len(states), f"{op} {path}", [files.clone_after_crash(seed) for seed in range(4)])
+    fs.on_step = lambda op, path: moments.append(
+        (len(states), f"{op} {path}", [fs.clone_after_crash(seed) for seed in range(4)])
     )
     for number in range(7):
         states.append(work(log, number))
-    files.on_step = None
+    fs.on_step = None
     log.close()
     assert len(moments) > 30
     for done, label, disks in moments:
@@ -132,10 +132,10 @@ def test_a_write_that_fails_does_not_count(operation):
     """It is told to the caller, and the next one begins anew behind what counted before."""
     for nth in range(1, 5):
         inner = disk()
-        files = FaultFileSystem(inner)
-        log = open_log(files, chunk_bytes=0 if operation in {"create", "rename", "sync_dir", "remove"} else 100_000)
+        fs = FaultFileSystem(inner)
+        log = open_log(fs, chunk_bytes=0 if operation in {"create", "rename", "sync_dir", "remove"} else 100_000)
         log.write([entry_record(1, entry_of(1), 1)])
-        files.fail_on(operation, nth)
+        fs.fail_on(operation, nth)
         known = {1}
         for number in range(2, 6):
             try:
@@ -143,7 +143,7 @@ def test_a_write_that_fails_does_not_count(operation):
             except OSError:
                 continue
             known.add(number)
-        files.heal()
+        fs.heal()
         assert set(log.state.entries) == known
         log.write([entry_record(9, entry_of(9), 1)])
         log.close()
@@ -152,34 +152,34 @@ def test_a_write_that_fails_does_not_count(operation):
 
 def test_a_torn_end_is_cut():
     """Bytes behind what was committed go when the log is opened; what is written next follows what counts."""
-    files = disk()
-    log = open_log(files)
+    fs = disk()
+    log = open_log(fs)
     log.write([entry_record(1, entry_of(1), 1)])
     log.close()
-    (name,) = files.list_dir(FOLDER)
-    file = files.open_write(f"{FOLDER}/{name}")
+    (name,) = fs.list_dir(FOLDER)
+    file = fs.open_write(f"{FOLDER}/{name}")
     size = file.size()
     file.pwrite(b"\x10\x00torn", size)
     file.close()
-    log = open_log(files)
-    assert files.stat(f"{FOLDER}/{name}").size_bytes == size
+    log = open_log(fs)
+    assert fs.stat(f"{FOLDER}/{name}").size_bytes == size
     log.write([entry_record(2, entry_of(2), 1)])
     log.close()
-    assert set(replay_manifest(files, ROOT, STREAM).state.entries) == {1, 2}
+    assert set(replay_manifest(fs, ROOT, STREAM).state.entries) == {1, 2}
 
 
 def test_damage_keeps_what_is_whole():
     """Any flipped bit, any length: what is read is a state that once was, and the log goes on in a new chunk."""
-    files = disk()
-    log = open_log(files)
+    fs = disk()
+    log = open_log(fs)
     states = [{}]
     for number in range(4):
         log.write([entry_record(number, entry_of(number), 1)])
         states.append(dict(log.state.entries))
     log.close()
-    (name,) = files.list_dir(FOLDER)
+    (name,) = fs.list_dir(FOLDER)
     path = f"{FOLDER}/{name}"
-    whole = files.read_all(path, size_max=1 << 20)
+    whole = fs.read_all(path, size_max=1 << 20)
     wounds = [whole[:size] for size in range(0, len(whole), 37)]
     wounds += [whole[:at] + bytes([whole[at] ^ 8]) + whole[at + 1 :] for at in range(0, len(whole), 23)]
     for wound in wounds:
@@ -199,12 +199,12 @@ def test_damage_keeps_what_is_whole():
 def test_a_full_disk_needs_no_room_for_a_new_chunk():
     """An append that has no room leaves the chunk as it was, and one that is due for rotation grows instead."""
     inner = disk()
-    files = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".mlog")
-    files.short_write = 7
-    log = open_log(files, chunk_bytes=2_000)
+    fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".mlog")
+    fs.short_write = 7
+    log = open_log(fs, chunk_bytes=2_000)
     work(log, 0)
     chunks = inner.list_dir(FOLDER)
-    files.fail_on("pwrite")
+    fs.fail_on("pwrite")
     with pytest.raises(OSError, match="No space"):
         work(log, 1)
     inner.free = 5_000

@@ -124,21 +124,21 @@ class StatusFails(FaultFileSystem):
 def test_a_status_that_cannot_be_written_harms_nobody(operation):
     """Neither appends nor flushes nor closing; once the disk lets it, it is told again."""
     clock = ManualClock(waits="hold")
-    files = StatusFails(CrashFileSystem())
-    files.operation = operation
-    with AofManager.open(ROOT, tiny(), files=files, clock=clock) as manager:
+    fs = StatusFails(CrashFileSystem())
+    fs.operation = operation
+    with AofManager.open(ROOT, tiny(), fs=fs, clock=clock) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
         log.flush()
         log._context.run_status()
-        assert files.exists(PATH) == (operation in {"remove", "read_all"})
+        assert fs.exists(PATH) == (operation in {"remove", "read_all"})
         assert payloads(log) == [b"x"]
-    files.operation = ""
-    with AofManager.open(ROOT, tiny(), files=files, clock=clock) as manager:
+    fs.operation = ""
+    with AofManager.open(ROOT, tiny(), fs=fs, clock=clock) as manager:
         log = manager.log("orders")
-        assert not files.exists(PATH)
+        assert not fs.exists(PATH)
         log._context.run_status()
-        status = read_status(files, f"{ROOT}/orders").status
+        status = read_status(fs, f"{ROOT}/orders").status
         assert status is not None
         assert status.figures["records"] == 1
 
@@ -146,19 +146,19 @@ def test_a_status_that_cannot_be_written_harms_nobody(operation):
 def test_it_is_written_when_there_is_something_new():
     """Time alone is nothing new; a refusal is."""
     clock = ManualClock(waits="hold")
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     config = tiny(flush=FlushConfig(flush_interval_ms=0, max_unflushed_bytes=1000))
-    with AofManager.open(ROOT, config, files=files, clock=clock) as manager:
+    with AofManager.open(ROOT, config, fs=fs, clock=clock) as manager:
         log = manager.log("orders")
         log.append_record(b"x" * 900)
         log._context.run_status()
-        first = files.read_all(PATH, size_max=STATUS_BYTES_MAX)
+        first = fs.read_all(PATH, size_max=STATUS_BYTES_MAX)
         log._context.run_status()
-        assert files.read_all(PATH, size_max=STATUS_BYTES_MAX) == first
+        assert fs.read_all(PATH, size_max=STATUS_BYTES_MAX) == first
         with pytest.raises(WouldBlockError):
             log.append_record(b"x" * 900)
         log._context.run_status()
-        answer = decode_status(memoryview(files.read_all(PATH, size_max=STATUS_BYTES_MAX)))
+        answer = decode_status(memoryview(fs.read_all(PATH, size_max=STATUS_BYTES_MAX)))
         assert isinstance(answer, Frame)
         assert answer.value.figures["would_block"] == {"flush": 1}
         assert answer.value.figures["backlog_bytes"] > 900
@@ -166,30 +166,30 @@ def test_it_is_written_when_there_is_something_new():
 
 def test_a_log_without_threads_tells_nothing():
     """Not even when it is closed: whoever drives it by hand decides what is written when."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
         log._context.run_status()
         manager.maintain()
-    assert not files.exists(PATH)
+    assert not fs.exists(PATH)
 
 
 def test_crashes_while_it_is_replaced():
     """What a crash leaves of it, half a file under another name included, goes when the log is opened."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     disks: list[CrashFileSystem] = []
-    with AofManager.open(ROOT, tiny(), files=files, clock=ManualClock(waits="hold")) as manager:
+    with AofManager.open(ROOT, tiny(), fs=fs, clock=ManualClock(waits="hold")) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
         log.flush()
         log._context.run_status()
-        files.on_step = lambda _op, path: disks.extend(
-            [files.clone_after_kill(), *map(files.clone_after_crash, range(3))] if "aof.status" in path else []
+        fs.on_step = lambda _op, path: disks.extend(
+            [fs.clone_after_kill(), *map(fs.clone_after_crash, range(3))] if "aof.status" in path else []
         )
         log.append_record(b"y")
         log._context.run_status()
-        files.on_step = None
+        fs.on_step = None
     assert len(disks) >= 12
     for disk in disks:
         with open_manager(disk) as manager:

@@ -21,12 +21,12 @@ pytestmark = pytest.mark.usefixtures("quiet")
 SEEDS = (0, 1, 2, 3)
 
 
-def archived(files: CrashFileSystem, name: str = "orders") -> list[bytes]:
+def archived(fs: CrashFileSystem, name: str = "orders") -> list[bytes]:
     """The records of the archive, oldest segment first."""
     folder = f"{ROOT}/{name}/archive"
     found = []
-    for one in sorted(filter(parse_archive_name, files.list_dir(folder))):
-        view = files.map_read(f"{folder}/{one}").view()
+    for one in sorted(filter(parse_archive_name, fs.list_dir(folder))):
+        view = fs.map_read(f"{folder}/{one}").view()
         found += [bytes(entry.payload) for entry in entries(view, HEADER_BYTES, len(view) - FOOTER_BYTES)]
     return found
 
@@ -35,22 +35,22 @@ class Run:
     """What was appended, what of it is durable, and the disk at every step as crashes leave it."""
 
     def __init__(self, config) -> None:
-        self.files = CrashFileSystem()
+        self.fs = CrashFileSystem()
         self.config = config
         self.clock = ManualClock()
         self.written: list[bytes] = []
         self.durable = 0
         self.moments: list[tuple[str, int, int, list[CrashFileSystem]]] = []
-        self.files.on_step = self._before
+        self.fs.on_step = self._before
 
     def _before(self, op: str, path: str) -> None:
-        clones = [self.files.clone_after_crash(seed) for seed in SEEDS]
-        kill = self.files.clone_after_kill()
+        clones = [self.fs.clone_after_crash(seed) for seed in SEEDS]
+        kill = self.fs.clone_after_kill()
         self.moments.append((f"{op} {path}", self.durable, len(self.written), [*clones, kill]))
 
     def work(self) -> None:
         for turn in range(2):
-            with open_manager(self.files, self.config, self.clock) as manager:
+            with open_manager(self.fs, self.config, self.clock) as manager:
                 log = manager.log("orders")
                 for number in range(3):
                     record = b"%d.%d." % (turn, number) * 700
@@ -69,7 +69,7 @@ class Run:
                     self.clock.advance(20)
                     manager.maintain()
             self.durable = len(self.written)
-        self.files.on_step = None
+        self.fs.on_step = None
 
 
 @pytest.mark.parametrize(
@@ -109,18 +109,18 @@ def test_a_crash_at_any_step(retention):
 
 def test_logs_do_not_touch_each_other():
     """A crash while one log seals leaves the other as it was."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         quiet, busy = manager.log("quiet"), manager.log("busy")
         quiet.append_record(b"quiet")
         quiet.flush()
         disks = []
-        files.on_step = lambda op, path: disks.append(files.clone_after_crash(2))
+        fs.on_step = lambda op, path: disks.append(fs.clone_after_crash(2))
         for number in range(4):
             busy.append_record_with_timeout(b"%d" % number * 9_000, 5)
             busy.flush()
             busy.force_rollover(timeout=5)
-        files.on_step = None
+        fs.on_step = None
     for disk in disks:
         with open_manager(disk) as manager:
             assert payloads(manager.log("quiet")) == [b"quiet"]
@@ -133,20 +133,20 @@ def test_retention_that_fails_goes_on_later(operation, action):
     retention = Retention("size", max_total_bytes=16 * 1024, action=action)
     for nth in range(1, 5):
         disk = CrashFileSystem()
-        files = FaultFileSystem(disk)
+        fs = FaultFileSystem(disk)
         clock = ManualClock()
-        with open_manager(files, tiny(), clock) as manager:
+        with open_manager(fs, tiny(), clock) as manager:
             log = manager.log("orders")
             for number in range(4):
                 log.append_record(b"%d" % number)
                 log.force_rollover(timeout=5)
-        with open_manager(files, tiny(retention=retention), clock) as manager:
+        with open_manager(fs, tiny(retention=retention), clock) as manager:
             log = manager.log("orders")
-            files.fail_on(operation, nth)
+            fs.fail_on(operation, nth)
             for _ in range(3):
                 clock.advance(5)
                 manager.maintain()
-            files.heal()
+            fs.heal()
             assert payloads(log) == [b"3"]
         assert archived(disk) == ([b"0", b"1", b"2"] if action == "archive" else [])
         with open_manager(disk.clone_after_crash(0)) as manager:

@@ -27,25 +27,25 @@ RECORD_BYTES = HEAD + 50
 
 def closed(*, sealed: int = 1) -> tuple[CrashFileSystem, dict[int, bytes]]:
     """A log that was closed: segments of three records that are sealed, and one of six that takes records."""
-    files, written = CrashFileSystem(), {}
-    with open_manager(files) as manager:
+    fs, written = CrashFileSystem(), {}
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         for _ in range(sealed):
             written |= dict(zip(log.append_records(RECORDS[:3]), RECORDS[:3], strict=True))
             log.force_rollover(timeout=1)
         written |= dict(zip(log.append_records(RECORDS), RECORDS, strict=True))
-    return files, written
+    return fs, written
 
 
-def overwrite(files, path, data, offset):
-    file = files.open_write(path)
+def overwrite(fs, path, data, offset):
+    file = fs.open_write(path)
     file.pwrite(data, offset)
     file.sync()
     file.close()
 
 
-def cut(files, path, size):
-    file = files.open_write(path)
+def cut(fs, path, size):
+    file = fs.open_write(path)
     file.truncate(size)
     file.sync()
     file.close()
@@ -64,8 +64,8 @@ def drained(reader):
             return found, losses
 
 
-def beside(files, **options):
-    return Reader(LogFiles(LOG, files=files), 0, **options)
+def beside(fs, **options):
+    return Reader(LogFiles(LOG, fs=fs), 0, **options)
 
 
 SECOND = HEADER_BYTES + RECORD_BYTES
@@ -83,16 +83,16 @@ DAMAGE = {
 @pytest.mark.parametrize(("changes", "lost"), DAMAGE.values(), ids=DAMAGE)
 def test_what_is_intact_behind_damage_is_read(changes, lost):
     """It was cut at the first damaged record: all behind it was gone, and their ids were given out again."""
-    files, written = closed()
-    path, _ = tail_of(files)
+    fs, written = closed()
+    path, _ = tail_of(fs)
     ids = sorted(written)[3:]
     for offset, data in changes:
-        overwrite(files, path, data, offset)
+        overwrite(fs, path, data, offset)
     expected = {one: written[one] for one in written if one not in {ids[number] for number in lost}}
-    assert drained(beside(files))[0] == expected
+    assert drained(beside(fs))[0] == expected
     new = 0
     for _ in range(2):
-        with open_manager(files) as manager:
+        with open_manager(fs) as manager:
             log = manager.log("orders")
             assert log.snapshot().quarantined == ()
             new = new or log.append_record(b"new")
@@ -104,19 +104,19 @@ def test_what_is_intact_behind_damage_is_read(changes, lost):
             assert all(any(first <= ids[one] < behind for first, behind in reader.lost) for one in lost)
             assert not any(first <= one < behind for first, behind in reader.lost for one in found)
     assert new not in written
-    assert check_log_directory(files, "orders", LOG, read_records=True).damaged
+    assert check_log_directory(fs, "orders", LOG, read_records=True).damaged
 
 
 @pytest.mark.parametrize("number", range(6))
 def test_what_came_behind_the_durable_end_is_kept_too(number):
     """A process that was killed loses nothing of what was written, whatever else is damaged; a torn record is cut."""
-    files, _ = closed()
-    path, end = tail_of(files)
+    fs, _ = closed()
+    path, end = tail_of(fs)
     new = [b"written", b"not synced"]
     data = b"".join(encode_record(one, timestamp=1_700_000_000_000_000_000) for one in new)
-    overwrite(files, path, data + b"\x05\0\0\0torn", end)
-    overwrite(files, path, b"x", HEADER_BYTES + number * RECORD_BYTES + 30)
-    with open_manager(files) as manager:
+    overwrite(fs, path, data + b"\x05\0\0\0torn", end)
+    overwrite(fs, path, b"x", HEADER_BYTES + number * RECORD_BYTES + 30)
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         found = [record.payload for record in log.open_reader(on_lost="skip")]
         assert found == RECORDS[:3] + [one for one in RECORDS if one != RECORDS[number]] + new
@@ -127,13 +127,13 @@ def test_what_came_behind_the_durable_end_is_kept_too(number):
 @pytest.mark.parametrize("left", [HEADER_BYTES + 2 * RECORD_BYTES + 10, HEADER_BYTES + 3 * RECORD_BYTES, 70])
 def test_a_file_that_was_cut_ends_where_it_ended(left):
     """Nobody gets the ids of what was cut off, and readers report it."""
-    files, written = closed()
-    cut(files, tail_of(files)[0], left)
+    fs, written = closed()
+    cut(fs, tail_of(fs)[0], left)
     whole = 3 + max(0, left - HEADER_BYTES) // RECORD_BYTES
     expected = {one: written[one] for one in sorted(written)[:whole]}
-    for reader in (beside(files), None):
+    for reader in (beside(fs), None):
         if reader is None:
-            with open_manager(files) as manager:
+            with open_manager(fs) as manager:
                 new = manager.log("orders").append_record(b"new")
                 found, losses = drained(manager.log("orders").open_reader())
             assert new > max(written)
@@ -147,13 +147,13 @@ def test_a_file_that_was_cut_ends_where_it_ended(left):
 @pytest.mark.parametrize("at", [0, 4, 9, 20, 30, 44, 60])
 def test_a_damaged_header_of_the_open_segment_is_written_again(at, sealed):
     """It was moved to the quarantine with all its records, and readers were told nothing."""
-    files, written = closed(sealed=sealed)
-    path, _ = tail_of(files)
-    before = files.read_all(path, size_max=SIZE)
-    overwrite(files, path, bytes([before[at] ^ 0x55]), at)
-    assert drained(beside(files)) == (written, 0)
+    fs, written = closed(sealed=sealed)
+    path, _ = tail_of(fs)
+    before = fs.read_all(path, size_max=SIZE)
+    overwrite(fs, path, bytes([before[at] ^ 0x55]), at)
+    assert drained(beside(fs)) == (written, 0)
     for _ in range(2):
-        with open_manager(files) as manager:
+        with open_manager(fs) as manager:
             log = manager.log("orders")
             assert log.snapshot().quarantined == ()
             assert drained(log.open_reader()) == (written, 0)
@@ -163,54 +163,54 @@ def test_a_damaged_header_of_the_open_segment_is_written_again(at, sealed):
 @pytest.mark.parametrize("how", ["removed", "empty", "zeros"])
 def test_an_open_segment_that_is_gone_is_reported(how):
     """Its ids are not given out again: a follower that was in the middle of it would take other records for its own."""
-    files, written = closed()
-    path, _ = tail_of(files)
+    fs, written = closed()
+    path, _ = tail_of(fs)
     if how == "removed":
-        files.remove(path)
-        files.sync_dir(SEGMENTS)
+        fs.remove(path)
+        fs.sync_dir(SEGMENTS)
     else:
-        cut(files, path, 0 if how == "empty" else 1)
-        cut(files, path, 0 if how == "empty" else SIZE)
-    assert check_log_directory(files, "orders", LOG, read_records=True).damaged
+        cut(fs, path, 0 if how == "empty" else 1)
+        cut(fs, path, 0 if how == "empty" else SIZE)
+    assert check_log_directory(fs, "orders", LOG, read_records=True).damaged
     expected = {one: written[one] for one in sorted(written)[:3]}
     for _ in range(2):
-        with open_manager(files) as manager:
+        with open_manager(fs) as manager:
             assert manager.log("orders").snapshot().missing
-        assert check_log_directory(files, "orders", LOG, read_records=True).damaged
-    with open_manager(files) as manager:
+        assert check_log_directory(fs, "orders", LOG, read_records=True).damaged
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         assert log.snapshot().missing
         new = log.append_record(b"new")
         assert new > max(written)
         assert drained(log.open_reader()) == (expected | {new: b"new"}, 1)
         log.flush()
-    assert check_log_directory(files, "orders", LOG, read_records=True).damaged
-    assert drained(beside(files)) == (expected | {new: b"new"}, 1)
+    assert check_log_directory(fs, "orders", LOG, read_records=True).damaged
+    assert drained(beside(fs)) == (expected | {new: b"new"}, 1)
 
 
 def test_a_reader_beside_reads_the_open_segment_where_the_pointer_is_damaged():
     """It ended in silence with the newest sealed segment, because nobody said that this one was sealed."""
-    files, written = closed()
-    overwrite(files, f"{SEGMENTS}/current.sealed", b"\xff" * 8, 0)
+    fs, written = closed()
+    overwrite(fs, f"{SEGMENTS}/current.sealed", b"\xff" * 8, 0)
     for durable_only in (False, True):
-        assert drained(beside(files, durable_only=durable_only)) == (written, 0)
+        assert drained(beside(fs, durable_only=durable_only)) == (written, 0)
 
 
 def test_the_lost_range_of_a_segment_of_which_nothing_is_known_has_all_of_it():
     """It was empty: from its beginning to its beginning."""
-    files, written = closed()
-    cut(files, tail_of(files)[0], 0)
-    reader = beside(files, on_lost="skip")
+    fs, written = closed()
+    cut(fs, tail_of(fs)[0], 0)
+    reader = beside(fs, on_lost="skip")
     assert sorted(drained(reader)[0]) == sorted(written)[:3]
     assert reader.lost == [(1 << 32 | HEADER_BYTES, 2 << 32 | HEADER_BYTES)]
 
 
 def test_a_segment_that_was_sealed_with_damage_is_not_uploaded():
     """It stays on the disk, and whoever waits for it is told why. What comes behind it is uploaded."""
-    files, written = closed()
-    path, _ = tail_of(files)
-    overwrite(files, path, b"x", SECOND + 30)
-    with open_manager(files, tiny(tiers=TierConfig(objects="/cold"))) as manager:
+    fs, written = closed()
+    path, _ = tail_of(fs)
+    overwrite(fs, path, b"x", SECOND + 30)
+    with open_manager(fs, tiny(tiers=TierConfig(objects="/cold"))) as manager:
         log = manager.log("orders")
         manager.maintain()
         assert list(log.tiers.uploads.damaged) == [1]

@@ -138,12 +138,12 @@ class _Held(ManualClock):
 
 def test_who_waits_for_a_log_that_is_closed_undurable_is_told():
     """The disk refuses to sync, and somebody else closes the log: there is nothing left to sync, and never will be."""
-    files = FaultFileSystem(CrashFileSystem(), error=5, forever=True)
+    fs = FaultFileSystem(CrashFileSystem(), error=5, forever=True)
     clock = _Held()
-    manager = open_manager(files, tiny(flush=FlushConfig(flush_interval_ms=0)), clock)
+    manager = open_manager(fs, tiny(flush=FlushConfig(flush_interval_ms=0)), clock)
     log = manager.log("orders")
     record_id = log.append_record(b"one")
-    files.fail_on("sync", 1)
+    fs.fail_on("sync", 1)
     told: list[BaseException] = []
 
     def wait() -> None:
@@ -167,8 +167,8 @@ def test_who_waits_for_a_log_that_is_closed_undurable_is_told():
 
 def test_only_what_is_there_is_durable():
     """Neither ids of the future, nor those of a log that was closed before it could sync."""
-    files = FaultFileSystem(CrashFileSystem(), error=5, forever=True)
-    manager = open_manager(files, tiny(flush=FlushConfig(flush_interval_ms=0)))
+    fs = FaultFileSystem(CrashFileSystem(), error=5, forever=True)
+    manager = open_manager(fs, tiny(flush=FlushConfig(flush_interval_ms=0)))
     log = manager.log("orders")
     record_id = log.append_record(b"one")
     assert not log.is_durable(record_id)
@@ -178,7 +178,7 @@ def test_only_what_is_there_is_durable():
     log.force_rollover(timeout=5)
     assert log.is_durable(record_id)
     later = log.append_record(b"two")
-    files.fail_on("sync", 1)
+    fs.fail_on("sync", 1)
     with pytest.raises(NotDurableError):
         manager.close()
     assert log.is_durable(record_id)

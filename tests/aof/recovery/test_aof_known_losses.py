@@ -25,16 +25,16 @@ SIZE = 16 * 1024
 @pytest.mark.parametrize("size", [1, 3, 5, 7, 8, 9, 10, 12, 13, 16])
 def test_records_of_unaligned_length_survive_recovery(size):
     """A writer that pads and a scan that does not lose all but the first."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     expected = [bytes([number]) * size for number in range(1, 11)]
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         for record in expected:
             log.append_record(record)
         log.flush()
-        crashed = files.clone_after_crash(0)
+        crashed = fs.clone_after_crash(0)
         log.force_rollover(timeout=5)
-    for disk in (crashed, files):
+    for disk in (crashed, fs):
         with open_manager(disk) as manager:
             assert payloads(manager.log("orders")) == expected
             assert manager.log("orders").snapshot().truncated_bytes == 0
@@ -54,64 +54,64 @@ def test_a_hundred_segments_fill_up_and_nobody_calls_anything(tmp_path):
 
 def test_a_log_that_was_opened_and_never_written_opens_again():
     """A file made ahead has no header; killed or closed, it is no obstacle."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     for _ in range(3):
-        manager = open_manager(files)
+        manager = open_manager(fs)
         manager.log("orders")
-        killed = files.clone_after_kill()
+        killed = fs.clone_after_kill()
         manager.close()
         with open_manager(killed) as again:
             assert payloads(again.log("orders")) == []
-    assert segment_files(files) == []
+    assert segment_files(fs) == []
 
 
 def test_sealing_an_empty_tail_does_nothing():
     """A footer without a header makes a file that nobody can open."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         assert log.force_rollover(timeout=5) is None
         log.append_record(b"x")
         log.force_rollover(timeout=5)
         assert log.force_rollover(timeout=5) is None
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         assert payloads(manager.log("orders")) == [b"x"]
 
 
 def test_a_file_shorter_than_its_header_says_is_salvaged():
     """What is in it is there, and it goes on at its full size."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         manager.log("orders").append_record(b"kept")
-    path, end = tail_of(files)
-    file = files.open_write(path)
+    path, end = tail_of(fs)
+    file = fs.open_write(path)
     file.truncate(end)
     file.close()
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.append_record(b"x" * 12_000)
         assert [len(one) for one in payloads(log)] == [4, 12_000]
 
 
-def steps_of(files: CrashFileSystem, work) -> list[tuple[str, str]]:
+def steps_of(fs: CrashFileSystem, work) -> list[tuple[str, str]]:
     steps: list[tuple[str, str]] = []
-    files.on_step = lambda op, path: steps.append((op, path.rpartition("/")[2]))
+    fs.on_step = lambda op, path: steps.append((op, path.rpartition("/")[2]))
     work()
-    files.on_step = None
+    fs.on_step = None
     return steps
 
 
 def test_the_order_of_a_seal():
     """Records, then the footer, then the pointer, then its name: with one sync for two of them a crash tears them."""
-    files = CrashFileSystem()
-    with open_manager(files, tiny(preallocate_segments=0)) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs, tiny(preallocate_segments=0)) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
         log.flush()
         log.append_record(b"y")
         with pytest.raises(WouldBlockError):
             log.seal_current_segment()
-        found = steps_of(files, log._context.run_maintenance)
+        found = steps_of(fs, log._context.run_maintenance)
         steps = [one for one in found if one[0] not in {"create", "reserve"} or ".spare" not in one[1]]
         steps = [one for one in steps if ".json" not in one[1] and one != ("sync_dir", "durability")]
         assert steps[0][0] == steps[1][0] == "sync"
@@ -123,8 +123,8 @@ def test_the_order_of_a_seal():
 
 def test_the_order_of_a_first_flush():
     """The name comes after what it names, and nobody is told before the directory is synced."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         record_id = log.append_record(b"x")
         states = []
@@ -132,38 +132,38 @@ def test_the_order_of_a_first_flush():
         def on_step(op, path):
             states.append((op, log.is_durable(record_id)))
 
-        files.on_step = on_step
+        fs.on_step = on_step
         log.flush_until(record_id)
-        files.on_step = None
+        fs.on_step = None
         assert states == [("sync", False), ("rename", False), ("sync_dir", False)]
         assert log.is_durable(record_id)
 
 
 def test_the_pointer_is_never_missing():
     """Removing the old one before renaming the new one leaves a moment without any."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
         log.force_rollover(timeout=5)
         missing = []
 
         def on_step(op, path):
-            clones = [files.clone_after_crash(seed) for seed in range(4)]
+            clones = [fs.clone_after_crash(seed) for seed in range(4)]
             missing.extend(clone for clone in clones if not clone.exists(f"{SEGMENTS}/current.sealed"))
 
-        files.on_step = on_step
+        fs.on_step = on_step
         for _ in range(3):
             log.append_record(b"x")
             log.force_rollover(timeout=5)
-        files.on_step = None
+        fs.on_step = None
         assert missing == []
 
 
 def test_a_segment_filled_to_the_last_byte_is_followed_by_one():
     """Noticed twice, two successors get the same place in the log."""
-    files = CrashFileSystem()
-    with open_manager(files, tiny(preallocate_segments=3)) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs, tiny(preallocate_segments=3)) as manager:
         log = manager.log("orders")
         for number in range(6):
             log.append_record_with_timeout(bytes([number + 1]) * (SIZE - 64 - 96 - 24), 5)
@@ -172,15 +172,15 @@ def test_a_segment_filled_to_the_last_byte_is_followed_by_one():
         offsets = [one.base_offset for one in log.segment_snapshot()]
         assert offsets == [number * SIZE for number in range(6)]
         assert [one.base_record_count for one in log.segment_snapshot()] == list(range(6))
-        assert len({one.split("_")[1] for one in segment_files(files)}) == 6
+        assert len({one.split("_")[1] for one in segment_files(fs)}) == 6
 
 
 def test_base_offsets_count_headers_records_and_footers():
     """As the document defines them, after opening again, too."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     expected = 0
     for number in range(3):
-        with open_manager(files) as manager:
+        with open_manager(fs) as manager:
             log = manager.log("orders")
             log.append_record(b"x" * (number + 1))
             assert log.segment_snapshot()[-1].base_offset == expected
@@ -190,7 +190,7 @@ def test_base_offsets_count_headers_records_and_footers():
 
 def test_a_writer_that_waits_for_a_segment_is_woken():
     """Made in the background, it is of no use to somebody who sleeps on."""
-    with AofManager.open("/aof", tiny(preallocate_segments=0), files=CrashFileSystem()) as manager:
+    with AofManager.open("/aof", tiny(preallocate_segments=0), fs=CrashFileSystem()) as manager:
         log = manager.log("orders")
         done = []
 
@@ -206,25 +206,25 @@ def test_a_writer_that_waits_for_a_segment_is_woken():
 
 def test_a_reserved_first_record_has_its_timestamp_in_the_header():
     """It is the first record like any other."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         with log.append_reserve(3) as room:
             room.payload[:] = b"abc"
             room.commit()
         log.flush()
-        header = decode_header(memoryview(files.read_all(segment_files(files)[0], size_max=SIZE))).value
+        header = decode_header(memoryview(fs.read_all(segment_files(fs)[0], size_max=SIZE))).value
         assert header.base_timestamp == next(iter(log.open_reader())).timestamp > 0
 
 
 def test_a_pointer_that_cannot_be_written_delays_the_seal_and_nothing_else():
     """The rollover is answered, the segment is sealed later, the log goes on meanwhile."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, error=28, path_part="current.sealed")
-    with open_manager(files) as manager:
+    fs = FaultFileSystem(disk, error=28, path_part="current.sealed")
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.append_record(b"one")
-        files.fail_on("pwrite", 1)
+        fs.fail_on("pwrite", 1)
         with pytest.raises(RolloverError):
             log.force_rollover(timeout=5)
         log.append_record_with_timeout(b"two", 5)
@@ -235,15 +235,15 @@ def test_a_pointer_that_cannot_be_written_delays_the_seal_and_nothing_else():
 
 def test_the_durability_snapshot_does_not_grow():
     """Only segments that are not sealed are in it."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         for _ in range(20):
             log.append_record(b"x")
             log.force_rollover(timeout=5)
         log.append_record(b"x")
         path = f"{ROOT}/orders/warm/durability/{log.stream_id:020}.json"
-    found = decode_durability(memoryview(files.read_all(path, size_max=1 << 20))).value
+    found = decode_durability(memoryview(fs.read_all(path, size_max=1 << 20))).value
     assert [one.segment_id for one in found] == [20]
 
 
@@ -251,10 +251,10 @@ def test_the_durability_snapshot_does_not_grow():
 @pytest.mark.parametrize("records", [0, 1])
 def test_a_damaged_header_of_a_sealed_segment_costs_nothing(offset, records):
     """It has no checksum; its name, its footer and its records say the same things, and vouch for each other."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     clock = ManualClock()
     config = tiny(retention=Retention("time", ttl_s=60)) if not records else tiny()
-    with open_manager(files, config, clock) as manager:
+    with open_manager(fs, config, clock) as manager:
         log = manager.log("orders")
         log.append_records([b"x", b"y"], ext_id=7)
         log.force_rollover(timeout=5)
@@ -262,82 +262,82 @@ def test_a_damaged_header_of_a_sealed_segment_costs_nothing(offset, records):
         manager.maintain()
         manager.maintain()
         expected = payloads(log)
-    path = segment_files(files)[-1]
-    before = files.read_all(path, size_max=SIZE)
-    file = files.open_write(path)
+    path = segment_files(fs)[-1]
+    before = fs.read_all(path, size_max=SIZE)
+    file = fs.open_write(path)
     file.pwrite(bytes([before[offset] ^ 0x40]), offset)
     file.close()
     for _ in range(2):
-        with open_manager(files) as manager:
+        with open_manager(fs) as manager:
             log = manager.log("orders")
             assert log.snapshot().quarantined == ()
             assert payloads(log) == expected
             assert log.snapshot().record_count == 2
-        assert files.read_all(path, size_max=SIZE) == before
+        assert fs.read_all(path, size_max=SIZE) == before
 
 
 def test_a_damaged_header_is_not_made_of_a_damaged_segment():
     """One of its records is damaged, too: nobody knows whether the footer is its own. It is kept aside."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.append_record(b"xyz")
         log.force_rollover(timeout=5)
-    (path,) = segment_files(files)
-    file = files.open_write(path)
+    (path,) = segment_files(fs)
+    file = fs.open_write(path)
     file.pwrite(b"\x01", 20)
     file.pwrite(b"\x01", 64 + 25)
     file.close()
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         assert len(manager.log("orders").snapshot().quarantined) == 1
 
 
 @pytest.mark.parametrize("bit", [bit for bit in range(32) if bit != 14])  # without it the size is 0
 def test_a_flipped_bit_in_the_size_of_a_sealed_segment_costs_nothing(bit):
     """The footer is where the length of the file would have it."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
         log.force_rollover(timeout=5)
-    (path,) = segment_files(files)
-    file = files.open_write(path)
+    (path,) = segment_files(fs)
+    file = fs.open_write(path)
     file.pwrite(bytes([file.pread(1, 28 + bit // 8)[0] ^ 1 << bit % 8]), 28 + bit // 8)
     file.close()
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         assert payloads(manager.log("orders")) == [b"x"]
-        assert files.stat(path).size_bytes == SIZE
+        assert fs.stat(path).size_bytes == SIZE
 
 
 def test_two_files_of_one_segment():
     """One is kept, the other is set aside; the log opens."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
         log.force_rollover(timeout=5)
-    (path,) = segment_files(files)
-    data = bytearray(files.read_all(path, size_max=SIZE))
+    (path,) = segment_files(fs)
+    data = bytearray(fs.read_all(path, size_max=SIZE))
     data[20:28] = (500).to_bytes(8, "little")
-    file = files.create(f"{SEGMENTS}/{SegmentName(0, 500, 1)}")
+    file = fs.create(f"{SEGMENTS}/{SegmentName(0, 500, 1)}")
     file.pwrite(data, 0)
     file.close()
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         assert payloads(manager.log("orders")) == [b"x"]
         assert len(manager.log("orders").snapshot().quarantined) == 1
 
 
 def test_the_footer_says_what_is_in_the_segment():
     """Counts and the payload checksum, also after going on in a segment that was opened again."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     for number in range(3):
-        with open_manager(files) as manager:
+        with open_manager(fs) as manager:
             manager.log("orders").append_records([b"%d" % number * 10, b"tail"])
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.append_record(b"end")
         log.force_rollover(timeout=5)
-    data = memoryview(files.read_all(segment_files(files)[0], size_max=SIZE))
+    data = memoryview(fs.read_all(segment_files(fs)[0], size_max=SIZE))
     footer = decode_footer(data[-96:]).value
     again = CrashFileSystem()
     with open_manager(again) as manager:
@@ -354,9 +354,9 @@ def test_a_full_disk_while_segments_are_made():
     for operation in ("create", "reserve", "pwrite"):
         for nth in range(1, 8):
             disk = CrashFileSystem()
-            files = FaultFileSystem(disk, error=28)
-            log = AofAsLog(files, rolls=False)
-            files.fail_on(operation, nth)
+            fs = FaultFileSystem(disk, error=28)
+            log = AofAsLog(fs, rolls=False)
+            fs.fail_on(operation, nth)
             for number in range(8):
                 for _ in range(3):
                     try:
@@ -374,11 +374,11 @@ def test_a_full_disk_while_segments_are_made():
 
 def test_closing_packs_nothing_again():
     """A log that packs each sealed segment anew whenever it is closed wears its disk out."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     packed: list[str] = []
-    files.on_step = lambda op, path: packed.append(path) if op == "create" and ".zst" in path else None
+    fs.on_step = lambda op, path: packed.append(path) if op == "create" and ".zst" in path else None
     for _ in range(3):
-        with open_manager(files, tiny(compression="zstd")) as manager:
+        with open_manager(fs, tiny(compression="zstd")) as manager:
             log = manager.log("orders")
             log.append_record(b"x")
             log.force_rollover(timeout=5)
@@ -407,8 +407,8 @@ def test_an_async_append_of_what_no_segment_holds_ends():
         with pytest.raises(InvalidRecordError):
             await asyncio.wait_for(log.append_record_async(b"x" * SIZE), 30)
 
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         asyncio.run(append(log))
         log.append_record(b"y")
@@ -417,14 +417,14 @@ def test_an_async_append_of_what_no_segment_holds_ends():
 
 def test_a_pointer_to_a_segment_that_is_gone_gives_no_place_twice():
     """It is not believed about what is there, and its id is not used again."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         for _ in range(2):
             log.append_record(b"x")
             log.force_rollover(timeout=5)
-    files.remove(segment_files(files)[-1])
-    with open_manager(files) as manager:
+    fs.remove(segment_files(fs)[-1])
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         assert payloads(log) == [b"x"]
         assert log.append_record(b"y") >> 32 == 2
@@ -432,28 +432,28 @@ def test_a_pointer_to_a_segment_that_is_gone_gives_no_place_twice():
 
 def test_a_file_that_is_no_segment_keeps_no_log_shut():
     """A name in `segments/` that nobody can read as a segment's aborts no recovery, and is not taken away."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         manager.log("orders").append_record(b"x")
     stray = [f"{SEGMENTS}/{name}.seg" for name in ("notes", "1_2_3", "00000000000000000000_00000000000000000000_x")]
     for path in stray:
-        files.create(path).close()
-    with open_manager(files) as manager:
+        fs.create(path).close()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         assert payloads(log) == [b"x"]
         log.append_record(b"y")
         log.force_rollover(timeout=5)
-    assert all(files.exists(path) for path in stray)
+    assert all(fs.exists(path) for path in stray)
 
 
 def test_a_log_keeps_its_number():
     """Whatever order logs are opened in, and however often: names of chunks and objects are made of it."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         numbers = {name: manager.log(name).stream_id for name in ("one", "two", "three")}
         manager.log("two").close()
         assert manager.log("two").stream_id == numbers["two"]
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         for name in ("three", "one", "two"):
             assert manager.log(name).stream_id == numbers[name]
     assert len(set(numbers.values())) == 3

@@ -41,9 +41,9 @@ WARM = f"{ROOT}/orders/warm"
 SIZE = 16 * 1024
 
 
-def opened(files, config=None, observer=None) -> AofManager:
+def opened(fs, config=None, observer=None) -> AofManager:
     return AofManager.open(
-        ROOT, config or tiny(), files=files, clock=ManualClock(), background=False, observer=observer
+        ROOT, config or tiny(), fs=fs, clock=ManualClock(), background=False, observer=observer
     )  # fmt: skip
 
 
@@ -84,15 +84,15 @@ def runs_of(reader) -> tuple[list[bytes], list[DataLossError]]:
             return found, lost
 
 
-def overwrite(files, path, offset, data) -> None:
-    file = files.open_write(path)
+def overwrite(fs, path, offset, data) -> None:
+    file = fs.open_write(path)
     file.pwrite(data, offset)
     file.sync()
     file.close()
 
 
-def beside(files, objects=None) -> LogFiles:
-    return LogFiles(f"{ROOT}/orders", files=files, objects=objects)
+def beside(fs, objects=None) -> LogFiles:
+    return LogFiles(f"{ROOT}/orders", fs=fs, objects=objects)
 
 
 EXPIRING = tiny(retention=Retention("size", max_total_bytes=SIZE, action="expire"))
@@ -136,11 +136,11 @@ def first_id(log) -> int:
 
 def test_a_reader_crosses_a_segment_that_is_gone_by_an_error():
     """599 → 800: a file was removed by hand. Opening says so, and so does everybody who reads across it."""
-    files, observer = CrashFileSystem(), InMemoryObserver()
-    with opened(files) as manager:
+    fs, observer = CrashFileSystem(), InMemoryObserver()
+    with opened(fs) as manager:
         written = fill(manager.log("orders"), 4)
-    files.remove(segment_files(files)[1])
-    with opened(files, observer=observer) as manager:
+    fs.remove(segment_files(fs)[1])
+    with opened(fs, observer=observer) as manager:
         log = manager.log("orders")
         assert observer.counts[("aof_recovery_findings_total", (("kind", "missing"),))] == 1
         ((first, behind),) = log.snapshot().missing
@@ -150,22 +150,22 @@ def test_a_reader_crosses_a_segment_that_is_gone_by_an_error():
             assert found == written[:3] + written[6:]
             assert "3 records from" in str(error)
             assert f"the reader goes on at {2 << 32 | HEADER_BYTES}" in str(error)
-        for reader in (log.open_reader(on_lost="skip"), Reader(beside(files), 0, on_lost="skip")):
+        for reader in (log.open_reader(on_lost="skip"), Reader(beside(fs), 0, on_lost="skip")):
             assert all_of(reader) == (written[:3] + written[6:], [])
             assert reader.lost == [(first, behind)]
             assert reader.skipped == 3
-        found, (error,) = all_of(Reader(beside(files), 0))
+        found, (error,) = all_of(Reader(beside(fs), 0))
         assert found == written[:3] + written[6:]
         assert observer.total("aof_records_lost_total") == 9
 
 
 def test_a_file_that_goes_while_the_log_is_open_is_reported():
     """The log knows that it was there."""
-    files = CrashFileSystem()
-    with opened(files) as manager:
+    fs = CrashFileSystem()
+    with opened(fs) as manager:
         log = manager.log("orders")
         written = fill(log, 3)
-        files.remove(segment_files(files)[1])
+        fs.remove(segment_files(fs)[1])
         found, (error,) = all_of(log.open_reader())
         assert found == written[:3] + written[6:]
         assert "3 records from" in str(error)
@@ -174,8 +174,8 @@ def test_a_file_that_goes_while_the_log_is_open_is_reported():
 
 def test_a_record_that_expired_is_unknown():
     """An id whose segment is gone is no place to begin: nothing else is read in its stead, unless that is asked for."""
-    files = CrashFileSystem()
-    with opened(files, EXPIRING) as manager:
+    fs = CrashFileSystem()
+    with opened(fs, EXPIRING) as manager:
         log = manager.log("orders")
         expired = log.append_record(b"first")
         log.force_rollover(timeout=5)
@@ -183,7 +183,7 @@ def test_a_record_that_expired_is_unknown():
         manager.maintain()
         kept = payloads(log)
         assert kept == written[-3:]
-        for sources in (log, beside(files)):
+        for sources in (log, beside(fs)):
             opens = log.open_reader if sources is log else lambda one, **how: Reader(sources, one, **how)
             for wrong in (expired, expired + 30, 1 << 32, 1 << 32 | 4000):
                 reader = opens(wrong)
@@ -206,18 +206,18 @@ def test_a_record_that_expired_is_unknown():
 
 def test_nothing_is_lost_behind_the_last_record_of_a_segment_that_left():
     """Readers and followers that were at its end go on with the next one, whether they read it or only began there."""
-    files = CrashFileSystem()
-    with opened(files, EXPIRING) as manager:
+    fs = CrashFileSystem()
+    with opened(fs, EXPIRING) as manager:
         log = manager.log("orders")
         log.append_record(b"one")
         reader, follower, new = log.open_reader(), log.tail_follower(0), log.tail_follower()
         log.flush()
-        end = Reader(beside(files), new._reader.position)
+        end = Reader(beside(fs), new._reader.position)
         assert payloads(log) == [record.payload for record in reader] == [follower.next(0).payload] == [b"one"]
         log.force_rollover(timeout=5)
         written = fill(log, 1, start=1)
         manager.maintain()
-        assert len(segment_files(files)) == 1
+        assert len(segment_files(fs)) == 1
         for one in (reader, end):
             assert all_of(one) == (written, [])
         for one in (follower, new):
@@ -226,8 +226,8 @@ def test_nothing_is_lost_behind_the_last_record_of_a_segment_that_left():
 
 def test_a_follower_of_what_comes_is_told_too():
     """It began at the end of the log, in a segment that did not exist yet, and was never asked."""
-    files = CrashFileSystem()
-    with opened(files, EXPIRING) as manager:
+    fs = CrashFileSystem()
+    with opened(fs, EXPIRING) as manager:
         log = manager.log("orders")
         fill(log, 1)
         follower = log.tail_follower()
@@ -267,19 +267,19 @@ WRONG_LENGTHS = {
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_bad_length_costs_one_record(which, length, indexed):
     """The next one is found by its time and its checksum; an index tells more, and is not needed."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     records = [bytes([65 + number]) * (100 + 50 * number) for number in range(10)]
-    with opened(files, tiny(enable_sparse_index=indexed)) as manager:
+    with opened(fs, tiny(enable_sparse_index=indexed)) as manager:
         log = manager.log("orders")
         ids = log.append_records(records)
         log.force_rollover(timeout=5)
         log.find_record(1)
         written = fill(log, 1)
-    overwrite(files, segment_files(files)[0], ids[which], length)
+    overwrite(fs, segment_files(fs)[0], ids[which], length)
     rest = records[:which] + records[which + 1 :] + written
-    with opened(files, tiny(enable_sparse_index=indexed)) as manager:
+    with opened(fs, tiny(enable_sparse_index=indexed)) as manager:
         log = manager.log("orders")
-        for sources in (log, beside(files)):
+        for sources in (log, beside(fs)):
             for read in (all_of, runs_of):
                 reader = log.open_reader() if sources is log else Reader(sources, 0)
                 found, (error,) = read(reader)
@@ -301,15 +301,15 @@ def test_a_page_of_zeros_or_junk_costs_the_records_in_it():
     """Several records in a row, and how many they were."""
     records = [b"%04d" % number * 30 for number in range(90)]
     for junk in (bytes(4096), b"\xa5" * 4096):
-        files = CrashFileSystem()
-        with opened(files) as manager:
+        fs = CrashFileSystem()
+        with opened(fs) as manager:
             log = manager.log("orders")
             ids = log.append_records(records)
             log.force_rollover(timeout=5)
-        overwrite(files, segment_files(files)[0], 4096, junk)
+        overwrite(fs, segment_files(fs)[0], 4096, junk)
         hit = [n for n, at in enumerate(ids) if at < 8192 and at + RECORD_HEAD_BYTES + 120 > 4096]
         observer = InMemoryObserver()
-        with opened(files, observer=observer) as manager:
+        with opened(fs, observer=observer) as manager:
             found, (error,) = all_of(manager.log("orders").open_reader())
             assert found == records[: hit[0]] + records[hit[-1] + 1 :]
             assert f"{len(hit)} records from {ids[hit[0]]} on are lost" in str(error)
@@ -319,18 +319,18 @@ def test_a_page_of_zeros_or_junk_costs_the_records_in_it():
 
 def test_a_record_within_a_payload_is_not_taken_for_one():
     """A payload holds the bytes of whole records; with its own length damaged, they are still no records of the log."""
-    files = CrashFileSystem()
-    with opened(files) as manager:
+    fs = CrashFileSystem()
+    with opened(fs) as manager:
         log = manager.log("orders")
         log.append_records([b"first", b"second"])
         log.flush()
-        inner = files.read_all(segment_files(files)[0], size_max=SIZE)[HEADER_BYTES:160]
+        inner = fs.read_all(segment_files(fs)[0], size_max=SIZE)[HEADER_BYTES:160]
         inner = inner[: 2 * RECORD_HEAD_BYTES + 11]
         outer = log.append_record(inner)
         log.append_record(b"last")
         log.force_rollover(timeout=5)
-    overwrite(files, segment_files(files)[0], outer, bytes(4))
-    with opened(files) as manager:
+    overwrite(fs, segment_files(fs)[0], outer, bytes(4))
+    with opened(fs) as manager:
         found, lost = all_of(manager.log("orders").open_reader())
         assert (found, len(lost)) == ([b"first", b"second", b"last"], 1)
 
@@ -342,9 +342,9 @@ def test_a_record_within_a_payload_is_not_taken_for_one():
 @settings(max_examples=60, deadline=None)
 def test_whatever_one_record_becomes_all_others_are_read(sizes, data):
     """Any bytes within it: the others come out as they were written, in order, and nothing is invented."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     records = [bytes([number % 250 + 1]) * size for number, size in enumerate(sizes)]
-    with opened(files) as manager:
+    with opened(fs) as manager:
         log = manager.log("orders")
         ids = log.append_records(records)
         log.force_rollover(timeout=5)
@@ -352,11 +352,11 @@ def test_whatever_one_record_becomes_all_others_are_read(sizes, data):
     room = RECORD_HEAD_BYTES + sizes[which]
     at = data.draw(st.integers(0, room - 1))
     junk = data.draw(st.binary(min_size=1, max_size=room - at))
-    overwrite(files, segment_files(files)[0], ids[which] + at, junk)
+    overwrite(fs, segment_files(fs)[0], ids[which] + at, junk)
     others = records[:which] + records[which + 1 :]
-    with opened(files) as manager:
+    with opened(fs) as manager:
         log = manager.log("orders")
-        for sources in (log, beside(files)):
+        for sources in (log, beside(fs)):
             reader = log.open_reader(on_lost="skip") if sources is log else Reader(sources, 0, on_lost="skip")
             found = [(one.record_id, bytes(one.payload)) for one in reader]
             assert [one for one in found if one[0] != ids[which]] == [
@@ -375,45 +375,45 @@ def tiered(**changes):
 
 
 def cold_disk() -> CrashFileSystem:
-    files = CrashFileSystem()
-    files.make_dirs(COLD)
-    return files
+    fs = CrashFileSystem()
+    fs.make_dirs(COLD)
+    return fs
 
 
-def copies_in(files, config) -> list[str]:
+def copies_in(fs, config) -> list[str]:
     """The only copies of segments 0, 1 and 2: packed files, or objects."""
     if config.tiers.objects is None:
-        return [f"{WARM}/{name}" for name in files.list_dir(WARM) if name.endswith(".zst")]
-    return [f"{COLD}/{info.key}" for info in DirectoryObjects(files, COLD, clock=ManualClock()).list_below("")]
+        return [f"{WARM}/{name}" for name in fs.list_dir(WARM) if name.endswith(".zst")]
+    return [f"{COLD}/{info.key}" for info in DirectoryObjects(fs, COLD, clock=ManualClock()).list_below("")]
 
 
 CONFIGS = {"warm": tiered(), "object": tiered(objects=COLD, warm_max_bytes=0)}
 
 
-def readers(log, files, config, **how):
+def readers(log, fs, config, **how):
     """A reader of the log, one that does not wait, and one beside it, before any of them brings a segment back."""
-    yield Reader(beside(files, config.tiers.objects), 0, **how)
+    yield Reader(beside(fs, config.tiers.objects), 0, **how)
     yield log.open_reader(0, **how)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_missing_copy_costs_its_segment(config):
     """It was the only one: all other segments are read, by everybody, and opening the log says what is missing."""
-    files, observer = cold_disk(), InMemoryObserver()
-    with opened(files, config) as manager:
+    fs, observer = cold_disk(), InMemoryObserver()
+    with opened(fs, config) as manager:
         written = fill(manager.log("orders"), 4)
         manager.maintain()
-    files.remove(copies_in(files, config)[1])
+    fs.remove(copies_in(fs, config)[1])
     rest = written[:3] + written[6:]
-    with opened(files, config, observer) as manager:
+    with opened(fs, config, observer) as manager:
         log = manager.log("orders")
-        for reader in readers(log, files, config):
+        for reader in readers(log, fs, config):
             found, (error,) = all_of(reader)
             assert found == rest
             assert "3 records from" in str(error)
             assert all_of(reader) == ([], [])
         for how in ({"on_lost": "skip"}, {"on_damage": "skip"}):
-            for reader in readers(log, files, config, **how):
+            for reader in readers(log, fs, config, **how):
                 assert all_of(reader) == (rest, [])
                 assert reader.skipped == 3
         assert runs_of(log.open_reader(on_lost="skip"))[0] == rest
@@ -421,21 +421,21 @@ def test_a_missing_copy_costs_its_segment(config):
         with pytest.raises(DataLossError):
             list(iter(lambda: follower.next(0), None))
         assert [follower.next(0).payload for _ in range(6)] == written[6:]
-    with opened(files, config, observer) as manager:
+    with opened(fs, config, observer) as manager:
         found = manager.log("orders").snapshot().missing
         assert [first >> 32 for first, _ in found] == [1]
-    assert not check_log_directory(files, "orders", f"{ROOT}/orders", read_records=False).sound
+    assert not check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=False).sound
 
 
 def test_a_reader_that_does_not_wait_goes_on_behind_a_missing_copy():
     """It is told when the segment could not be brought back."""
-    files = cold_disk()
+    fs = cold_disk()
     config = CONFIGS["object"]
-    with opened(files, config) as manager:
+    with opened(fs, config) as manager:
         written = fill(manager.log("orders"), 4)
         manager.maintain()
-    files.remove(copies_in(files, config)[1])
-    with opened(files, tiny(tiers=TierConfig(objects=COLD))) as manager:
+    fs.remove(copies_in(fs, config)[1])
+    with opened(fs, tiny(tiers=TierConfig(objects=COLD))) as manager:
         reader = manager.log("orders").open_reader(wait=False, on_damage="skip")
         found = []
         for _ in range(20):
@@ -450,35 +450,35 @@ def test_a_reader_that_does_not_wait_goes_on_behind_a_missing_copy():
 def test_a_damaged_copy_costs_its_bad_records(config):
     """Whichever bit it is: what has its checksum is read, the rest is reported, and nothing of it becomes a file."""
     for place in range(20, 100, 8):
-        files = cold_disk()
-        with opened(files, config) as manager:
+        fs = cold_disk()
+        with opened(fs, config) as manager:
             written = fill(manager.log("orders"), 4)
             manager.maintain()
-        path = copies_in(files, config)[1]
-        at = files.stat(path).size_bytes * place // 100
-        (byte,) = files.read_all(path, size_max=SIZE)[at : at + 1]
-        overwrite(files, path, at, bytes([byte ^ 4]))
-        with opened(files, config) as manager:
+        path = copies_in(fs, config)[1]
+        at = fs.stat(path).size_bytes * place // 100
+        (byte,) = fs.read_all(path, size_max=SIZE)[at : at + 1]
+        overwrite(fs, path, at, bytes([byte ^ 4]))
+        with opened(fs, config) as manager:
             log = manager.log("orders")
-            for reader in readers(log, files, config):
+            for reader in readers(log, fs, config):
                 found, lost = all_of(reader)
                 kept = [payload for payload in found if payload in written[3:6]]
                 assert found == written[:3] + kept + written[6:]
                 assert len(lost) >= (3 - len(kept) > 0)
             assert lost  # beside the log a copy is read in pieces, and a bit that no record has is not noticed
-            for reader in readers(log, files, config, on_damage="skip"):
+            for reader in readers(log, fs, config, on_damage="skip"):
                 assert all_of(reader) == (written[:3] + kept + written[6:], [])
-            assert len(segment_files(files)) == 3  # all others were brought back
+            assert len(segment_files(fs)) == 3  # all others were brought back
 
 
 def test_one_bad_frame_of_a_packed_segment_costs_its_records():
     """Records in the other frames are unpacked, whether or not the first one can be."""
     big = tiny(tiers=TierConfig(), segment_max_bytes=8 << 20, segment_min_bytes=8 << 20, segment_target_bytes=8 << 20)
     for bad in (0, 1, 3):
-        files = cold_disk()
+        fs = cold_disk()
         random = Random(bad)
         records = [random.randbytes(40_000) for _ in range(100)]
-        with opened(files, big) as manager:
+        with opened(fs, big) as manager:
             log = manager.log("orders")
             for record in records:
                 log.append_record_with_timeout(record, 5)
@@ -486,25 +486,25 @@ def test_one_bad_frame_of_a_packed_segment_costs_its_records():
             log.append_record(b"last")
             log.force_rollover(timeout=5)
             log.tiers.evict(0)
-        (path,) = copies_in(files, big)
+        (path,) = copies_in(fs, big)
         # What cannot be packed is stored: a frame is about as long as its bytes. Its head says that it is one.
-        overwrite(files, path, files.stat(path).size_bytes * bad // 4 + (bad > 0) * 200, bytes(40))
-        with opened(files, big) as manager:
+        overwrite(fs, path, fs.stat(path).size_bytes * bad // 4 + (bad > 0) * 200, bytes(40))
+        with opened(fs, big) as manager:
             log = manager.log("orders")
             found, lost = all_of(log.open_reader())
             assert found[-1] == b"last"
             assert 70 <= len(found) < 101
             assert set(found) <= {*records, b"last"}
             assert found == [one for one in [*records, b"last"] if one in set(found)]
-            assert all_of(Reader(beside(files), 0))[0] == found
+            assert all_of(Reader(beside(fs), 0))[0] == found
             assert len(lost) == 1
 
 
 def test_a_reader_from_a_time_begins_at_what_is_damaged():
     """Where the record of that time is lost, its reader is told so, and reads what comes behind it."""
-    files = cold_disk()
+    fs = cold_disk()
     clock = ManualClock()
-    with open_manager(files, tiered(), clock) as manager:
+    with open_manager(fs, tiered(), clock) as manager:
         log = manager.log("orders")
         times, written = [], []
         for number in range(3):
@@ -512,7 +512,7 @@ def test_a_reader_from_a_time_begins_at_what_is_damaged():
             times.append(clock.now_ns())
             written += fill(log, 1, start=number)
         manager.maintain()
-        files.remove(copies_in(files, tiered())[1])
+        fs.remove(copies_in(fs, tiered())[1])
         with pytest.raises(CorruptionError):
             log.find_record(times[1])
         found, (error,) = all_of(log.open_reader(timestamp=times[1]))
@@ -527,34 +527,34 @@ def test_a_reader_from_a_time_begins_at_what_is_damaged():
 @pytest.mark.parametrize("what", ["header", "footer", "both"])
 def test_beside_its_writer_a_segment_is_read_without_header_or_footer(what):
     """Where its records begin and end is known from its name and from what follows it."""
-    files = CrashFileSystem()
-    with opened(files) as manager:
+    fs = CrashFileSystem()
+    with opened(fs) as manager:
         written = fill(manager.log("orders"), 3)
-    path = segment_files(files)[1]
+    path = segment_files(fs)[1]
     if what != "footer":
-        overwrite(files, path, 0, bytes(HEADER_BYTES))
+        overwrite(fs, path, 0, bytes(HEADER_BYTES))
     if what != "header":
-        overwrite(files, path, SIZE - FOOTER_BYTES, bytes(FOOTER_BYTES))
+        overwrite(fs, path, SIZE - FOOTER_BYTES, bytes(FOOTER_BYTES))
     for durable_only in (True, False):
-        found, (error,) = all_of(Reader(beside(files), 0, durable_only=durable_only))
+        found, (error,) = all_of(Reader(beside(fs), 0, durable_only=durable_only))
         assert found == written
         assert error.path == path
-        assert all_of(Reader(beside(files), 0, on_lost="skip", durable_only=durable_only)) == (written, [])
-    overwrite(files, path, HEADER_BYTES, bytes(4))
-    found, lost = all_of(Reader(beside(files), 0))
+        assert all_of(Reader(beside(fs), 0, on_lost="skip", durable_only=durable_only)) == (written, [])
+    overwrite(fs, path, HEADER_BYTES, bytes(4))
+    found, lost = all_of(Reader(beside(fs), 0))
     assert (found, len(lost)) == (written[:3] + written[4:], 1)
 
 
 def test_a_file_that_was_cut_costs_what_was_cut():
     """Of the log that is open, and beside it: no reader takes the end of the file for the end of the log."""
-    files = CrashFileSystem()
-    with opened(files) as manager:
+    fs = CrashFileSystem()
+    with opened(fs) as manager:
         written = fill(manager.log("orders"), 3)
-    path = segment_files(files)[1]
-    file = files.open_write(path)
+    path = segment_files(fs)[1]
+    file = fs.open_write(path)
     file.truncate(HEADER_BYTES + RECORD_HEAD_BYTES + len(written[3]) + 10)
     file.close()
-    found, (error,) = all_of(Reader(beside(files), 0))
+    found, (error,) = all_of(Reader(beside(fs), 0))
     assert found == written[:4] + written[6:]
     assert "2 records from" in str(error) or "records from" in str(error)
 
@@ -583,8 +583,8 @@ def test_what_to_do_about_losses_is_one_of_two_words():
 
 def test_a_follower_of_a_log_that_failed_is_told():
     """It waited for ever for what can never become durable. All that is durable comes first."""
-    files = CrashFileSystem()
-    with opened(files) as manager:
+    fs = CrashFileSystem()
+    with opened(fs) as manager:
         log = manager.log("orders")
         follower = log.tail_follower(log.append_record(b"durable"))
         log.flush()

@@ -32,41 +32,41 @@ SIZE = 16 * 1024
 
 def written(*records: bytes, close: bool = False) -> CrashFileSystem:
     """A disk with these records, all durable, as a crash leaves it, or as closing does."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         for record in records:
             log.append_record(record)
         log.flush()
-        crashed = files.clone_after_crash(0)
-    return files if close else crashed
+        crashed = fs.clone_after_crash(0)
+    return fs if close else crashed
 
 
-def overwrite(files: CrashFileSystem, path: str, data: bytes, offset: int) -> None:
-    file = files.open_write(path)
+def overwrite(fs: CrashFileSystem, path: str, data: bytes, offset: int) -> None:
+    file = fs.open_write(path)
     file.pwrite(data, offset)
     file.sync()
     file.close()
 
 
-def make(files: CrashFileSystem, name: str, data: bytes) -> str:
-    files.make_dirs(SEGMENTS)
+def make(fs: CrashFileSystem, name: str, data: bytes) -> str:
+    fs.make_dirs(SEGMENTS)
     path = f"{SEGMENTS}/{name}"
-    file = files.create(path)
+    file = fs.create(path)
     file.pwrite(data, 0)
     file.sync()
     file.close()
-    files.sync_dir(SEGMENTS)
+    fs.sync_dir(SEGMENTS)
     return path
 
 
-def reopened(files: CrashFileSystem) -> list[bytes]:
+def reopened(fs: CrashFileSystem) -> list[bytes]:
     """What is there after recovery; appending goes on, and opening twice more changes nothing."""
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         found = payloads(manager.log("orders"))
         manager.log("orders").append_record(b"more")
     for _ in range(2):
-        with open_manager(files) as manager:
+        with open_manager(fs) as manager:
             assert payloads(manager.log("orders")) == [*found, b"more"]
     return found
 
@@ -87,33 +87,33 @@ def reopened(files: CrashFileSystem) -> list[bytes]:
 @pytest.mark.parametrize("records", [[], [b"one", b"two"]])
 def test_no_file_blocks_opening(name, data, records):
     """Beside records and alone, newer than they are: it opens, everything is there, appending goes on."""
-    files = written(*records)
-    make(files, str(SegmentName(5, 0, 1)), data)
-    assert reopened(files) == records
-    with open_manager(files) as manager:
+    fs = written(*records)
+    make(fs, str(SegmentName(5, 0, 1)), data)
+    assert reopened(fs) == records
+    with open_manager(fs) as manager:
         assert min(one.segment_id for one in manager.log("orders").segment_snapshot()) >= 0
         assert manager.log("orders").segment_snapshot()[-1].segment_id in {5, 6} if not records else True
 
 
 def test_files_that_are_not_ours_stay():
     """A name that we would not make is left alone; leftovers of our own go."""
-    files = written(b"one")
-    make(files, "notes.seg", b"mine")
-    make(files, spare_name(9), bytes(SIZE))
-    make(files, "current.sealed.tmp", b"half")
-    assert reopened(files) == [b"one"]
-    names = files.list_dir(SEGMENTS)
+    fs = written(b"one")
+    make(fs, "notes.seg", b"mine")
+    make(fs, spare_name(9), bytes(SIZE))
+    make(fs, "current.sealed.tmp", b"half")
+    assert reopened(fs) == [b"one"]
+    names = fs.list_dir(SEGMENTS)
     assert "notes.seg" in names
     assert not [name for name in names if name.endswith((".tmp", ".spare"))]
 
 
 def test_a_spare_that_was_written_to_is_a_segment():
     """Killed between the first record and its name: the header says what it is."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         record_id = log.append_record(b"unsynced")
-        killed = files.clone_after_kill()
+        killed = fs.clone_after_kill()
     assert segment_files(killed) == []
     with open_manager(killed) as manager:
         assert manager.log("orders").read_record(record_id).payload == b"unsynced"
@@ -126,14 +126,14 @@ def test_any_damage_to_the_tail_leaves_exactly_the_valid_prefix(data):
     """Not known to be durable, and cut, zeroed, overwritten or flipped: the whole records before are there alone."""
     sizes = data.draw(st.lists(st.integers(1, 300), min_size=1, max_size=12))
     records = [bytes([65 + index]) * size for index, size in enumerate(sizes)]
-    files = written(*records)
-    path, end = tail_of(files)
+    fs = written(*records)
+    path, end = tail_of(fs)
     at = data.draw(st.integers(HEADER_BYTES, end - 1))
     ends = [HEADER_BYTES]
     for size in sizes:
         ends.append(ends[-1] + 24 + size)
     kind = data.draw(st.sampled_from(["cut", "zeros", "junk", "flip"]))
-    file = files.open_write(path)
+    file = fs.open_write(path)
     if kind == "cut":
         file.truncate(at)
     elif kind == "zeros":
@@ -144,7 +144,7 @@ def test_any_damage_to_the_tail_leaves_exactly_the_valid_prefix(data):
         file.pwrite(bytes([file.pread(1, at)[0] ^ 1 << data.draw(st.integers(0, 7))]), at)
     after = file.pread(SIZE, 0)
     file.close()
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         found = payloads(manager.log("orders"))
     whole = 0
     while (
@@ -159,16 +159,16 @@ def test_any_damage_to_the_tail_leaves_exactly_the_valid_prefix(data):
 
 def test_what_was_cut_off_never_comes_back():
     """A record of the same length takes the place of a damaged one; the sound record behind it stays gone."""
-    files = written(b"a" * 50, b"b" * 50, b"c" * 50)
-    path, _ = tail_of(files)
-    overwrite(files, path, b"x", HEADER_BYTES + 74 + 30)
-    with open_manager(files) as manager:
+    fs = written(b"a" * 50, b"b" * 50, b"c" * 50)
+    path, _ = tail_of(fs)
+    overwrite(fs, path, b"x", HEADER_BYTES + 74 + 30)
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         assert payloads(log) == [b"a" * 50]
         log.append_record(b"B" * 50)
         log.flush()
-        crashed = files.clone_after_crash(0)
-    for disk in (files, crashed):
+        crashed = fs.clone_after_crash(0)
+    for disk in (fs, crashed):
         with open_manager(disk) as manager:
             assert payloads(manager.log("orders")) == [b"a" * 50, b"B" * 50]
 
@@ -176,11 +176,11 @@ def test_what_was_cut_off_never_comes_back():
 def test_what_recovery_shows_is_durable_even_after_a_sync_that_failed():
     """The kernel takes pages for clean that the disk never got: what is read after opening again was written again."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, forever=True)
-    manager = open_manager(files)
+    fs = FaultFileSystem(disk, forever=True)
+    manager = open_manager(fs)
     log = manager.log("orders")
     record_id = log.append_record(b"shown" * 2_000)
-    files.fail_on("sync", 1)
+    fs.fail_on("sync", 1)
     with pytest.raises(NotDurableError):
         log.flush_until(record_id)
     with pytest.raises(NotDurableError):
@@ -194,15 +194,13 @@ def test_what_recovery_shows_is_durable_even_after_a_sync_that_failed():
 
 def test_damage_before_what_was_durable_is_kept_and_told():
     """It is no torn tail: the segment is sealed as it is, and what is intact in it is read."""
-    files = written(b"a" * 50, b"b" * 50, close=True)
-    path, _ = tail_of(files)
-    overwrite(files, path, b"x", HEADER_BYTES + 30)
+    fs = written(b"a" * 50, b"b" * 50, close=True)
+    path, _ = tail_of(fs)
+    overwrite(fs, path, b"x", HEADER_BYTES + 30)
     observer = InMemoryObserver()
     told = []
     observer.event = lambda name, **fields: told.append((name, fields.get("path"), fields.get("reason")))
-    with AofManager.open(
-        ROOT, tiny(), files=files, clock=ManualClock(), observer=observer, background=False
-    ) as manager:
+    with AofManager.open(ROOT, tiny(), fs=fs, clock=ManualClock(), observer=observer, background=False) as manager:
         log = manager.log("orders")
         assert [record.payload for record in log.open_reader(on_lost="skip")] == [b"b" * 50]
         assert [one.state for one in log.segment_snapshot()] == ["sealed"]
@@ -213,10 +211,10 @@ def test_damage_before_what_was_durable_is_kept_and_told():
 
 def test_a_torn_tail_is_cut_and_counted():
     """Behind what was durable, damage is what a power cut leaves: nothing is kept of it."""
-    files = written(b"a" * 50)
-    path, end = tail_of(files)
-    overwrite(files, path, encode_record(b"half a record", timestamp=1)[:-3], end)
-    with open_manager(files) as manager:
+    fs = written(b"a" * 50)
+    path, end = tail_of(fs)
+    overwrite(fs, path, encode_record(b"half a record", timestamp=1)[:-3], end)
+    with open_manager(fs) as manager:
         snapshot = manager.log("orders").snapshot()
         assert snapshot.record_count == 1
         assert snapshot.quarantined == ()
@@ -225,14 +223,14 @@ def test_a_torn_tail_is_cut_and_counted():
 
 def sealed_disk(count: int) -> CrashFileSystem:
     """*count* sealed segments of one record each."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         for number in range(count):
             log.set_coordinator_watermark(number * 10)
             log.append_record(b"record %d" % number)
             log.force_rollover(timeout=1)
-    return files
+    return fs
 
 
 IMPOSSIBLE_POINTERS = {
@@ -250,11 +248,11 @@ IMPOSSIBLE_POINTERS = {
 
 def pointed(damage: bytes | None) -> CrashFileSystem:
     """Three segments, the last one from byte 384 to 480 of the log, beside this pointer."""
-    files = sealed_disk(3)
-    files.remove(f"{SEGMENTS}/current.sealed")
+    fs = sealed_disk(3)
+    fs.remove(f"{SEGMENTS}/current.sealed")
     if damage is not None:
-        make(files, "current.sealed", damage)
-    return files
+        make(fs, "current.sealed", damage)
+    return fs
 
 
 @pytest.mark.parametrize(
@@ -272,20 +270,20 @@ def test_the_pointer_may_be_missing_damaged_or_old(damage):
 @pytest.mark.parametrize("pointer", IMPOSSIBLE_POINTERS.values(), ids=IMPOSSIBLE_POINTERS)
 def test_a_pointer_with_impossible_numbers_is_ignored(pointer):
     """Every append behind it failed: its numbers do not fit into the header of a segment."""
-    files = pointed(encode_pointer(pointer))
-    beside = LogFiles(f"{ROOT}/orders", files=files)
+    fs = pointed(encode_pointer(pointer))
+    beside = LogFiles(f"{ROOT}/orders", fs=fs)
     assert beside.pointer() == SealedPointer(1, 10, 288)  # what the segment behind it vouches for
-    (finding,) = check_log_directory(files, "orders", beside.directory, read_records=True).findings
+    (finding,) = check_log_directory(fs, "orders", beside.directory, read_records=True).findings
     assert finding.path == f"{SEGMENTS}/current.sealed"
     assert finding.reason.startswith("ignored: ")
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         assert payloads(log) == [b"record 0", b"record 1", b"record 2"]
         assert log.coordinator_watermark == 20
         assert log.append_record(b"more") >> 32 == 3
         log.force_rollover(timeout=1)
     assert beside.pointer().segment_id == 3
-    assert check_log_directory(files, "orders", beside.directory, read_records=True).findings == ()
+    assert check_log_directory(fs, "orders", beside.directory, read_records=True).findings == ()
 
 
 def test_a_pointer_to_a_lost_segment_counts():
@@ -299,28 +297,28 @@ def test_a_pointer_to_a_lost_segment_counts():
 
 def test_a_bad_record_costs_itself_alone_where_the_pointer_is_lost_too():
     """The footer of the next segment vouches for this one, so it is not cut at the bad record."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         for _ in range(2):
             log.append_records([b"one", b"two", b"three"])
             log.force_rollover(timeout=1)
-    overwrite(files, segment_files(files)[0], b"X", HEADER_BYTES + 27 + 24)
-    files.remove(f"{SEGMENTS}/current.sealed")
-    with open_manager(files) as manager:
+    overwrite(fs, segment_files(fs)[0], b"X", HEADER_BYTES + 27 + 24)
+    fs.remove(f"{SEGMENTS}/current.sealed")
+    with open_manager(fs) as manager:
         found = [record.payload for record in manager.log("orders").open_reader(on_damage="skip")]
         assert found == [b"one", b"three", b"one", b"two", b"three"]
 
 
 def test_a_footer_that_promises_more_than_is_there():
     """The footer was written when the records were durable: who reads is told of those that are damaged now."""
-    files = sealed_disk(1)
-    files.remove(f"{SEGMENTS}/current.sealed")
-    files.sync_dir(SEGMENTS)
-    (path,) = segment_files(files)
-    overwrite(files, path, b"\xff", HEADER_BYTES + 24)
+    fs = sealed_disk(1)
+    fs.remove(f"{SEGMENTS}/current.sealed")
+    fs.sync_dir(SEGMENTS)
+    (path,) = segment_files(fs)
+    overwrite(fs, path, b"\xff", HEADER_BYTES + 24)
     for _ in range(2):
-        with open_manager(files) as manager:
+        with open_manager(fs) as manager:
             log = manager.log("orders")
             with pytest.raises(DataLossError):
                 payloads(log)
@@ -329,28 +327,28 @@ def test_a_footer_that_promises_more_than_is_there():
 
 def test_a_sealed_segment_whose_footer_is_lost_is_sealed_again():
     """The pointer says that it was sealed; its records say what the footer said."""
-    files = sealed_disk(2)
-    path = segment_files(files)[-1]
-    before = files.read_all(path, size_max=SIZE)
-    overwrite(files, path, bytes(FOOTER_BYTES), SIZE - FOOTER_BYTES)
-    with open_manager(files) as manager:
+    fs = sealed_disk(2)
+    path = segment_files(fs)[-1]
+    before = fs.read_all(path, size_max=SIZE)
+    overwrite(fs, path, bytes(FOOTER_BYTES), SIZE - FOOTER_BYTES)
+    with open_manager(fs) as manager:
         assert payloads(manager.log("orders")) == [b"record 0", b"record 1"]
-    after = files.read_all(path, size_max=SIZE)
+    after = fs.read_all(path, size_max=SIZE)
     assert after[-96:-44] == before[-96:-44]  # all but the time of sealing
     assert after[: SIZE - 96] == before[: SIZE - 96]
 
 
 def test_damage_in_a_sealed_segment_costs_one_record():
     """It is told with path and offset; a reader that may skip gets everything behind it."""
-    files = CrashFileSystem()
-    with open_manager(files) as manager:
+    fs = CrashFileSystem()
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         for number in range(3):
             log.append_record(b"record %d" % number)
         log.force_rollover(timeout=1)
-    (path,) = segment_files(files)
-    overwrite(files, path, b"X", HEADER_BYTES + 32 + 24)
-    with open_manager(files) as manager:
+    (path,) = segment_files(fs)
+    overwrite(fs, path, b"X", HEADER_BYTES + 32 + 24)
+    with open_manager(fs) as manager:
         reader = manager.log("orders").open_reader(on_damage="skip")
         assert [bytes(one.payload) for one in reader] == [b"record 0", b"record 2"]
         assert reader.skipped == 1
@@ -360,13 +358,13 @@ def test_damage_in_a_sealed_segment_costs_one_record():
 
 def test_many_unsealed_segments_are_no_error():
     """Whatever left them: all but the newest are sealed, the newest goes on."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     for index in range(4):
         base = index * (HEADER_BYTES + 32 + FOOTER_BYTES)
         header = SegmentHeader(index, index, base, SIZE, 1, 1)
         data = encode_header(header) + encode_record(b"record %d" % index, timestamp=index + 1)
-        make(files, str(SegmentName(index, base, 1)), data.ljust(SIZE, b"\0"))
-    with open_manager(files) as manager:
+        make(fs, str(SegmentName(index, base, 1)), data.ljust(SIZE, b"\0"))
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         assert payloads(log) == [b"record %d" % index for index in range(4)]
         assert [one.state for one in log.segment_snapshot()] == ["sealed"] * 3 + ["active"]
@@ -375,10 +373,10 @@ def test_many_unsealed_segments_are_no_error():
 
 def test_ids_are_never_used_twice():
     """Not even when the newest segments are gone, archived or set aside."""
-    files = sealed_disk(3)
-    path = segment_files(files)[-1]
-    overwrite(files, path, b"\xff" * 100, 0)
-    with open_manager(files) as manager:
+    fs = sealed_disk(3)
+    path = segment_files(fs)[-1]
+    overwrite(fs, path, b"\xff" * 100, 0)
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         assert log.append_record(b"more") >> 32 == 3
         with pytest.raises(DataLossError):
@@ -405,17 +403,17 @@ def test_a_log_opens_on_a_full_disk(spares):
     with open_manager(disk) as manager:
         for number in range(3):
             manager.log("orders").append_record_with_timeout(b"%d" % number * 9000, 5)
-    files = NoRoom(disk)
+    fs = NoRoom(disk)
     clock = ManualClock()
     config = tiny(preallocate_segments=spares, retention=Retention("size", max_total_bytes=1, action="expire"))
-    with open_manager(files, config, clock) as manager:
+    with open_manager(fs, config, clock) as manager:
         log = manager.log("orders")
         assert len(payloads(log)) == 3
         with pytest.raises(WouldBlockError, match="admission"):
             log.append_record_with_timeout(b"four", 5)
         manager.maintain()
         assert len(payloads(log)) < 3
-        files.full = False
+        fs.full = False
         log.append_record_with_timeout(b"four", 5)
         assert payloads(log)[-1] == b"four"
 
@@ -423,8 +421,8 @@ def test_a_log_opens_on_a_full_disk(spares):
 def test_a_full_disk_at_opening_seals_the_tail():
     """There is no room to go on in it; what it holds is there, and appending goes on when there is room."""
     disk = written(b"one")
-    files = FaultFileSystem(disk, {"reserve": 1}, error=28)
-    with open_manager(files, tiny(preallocate_segments=0)) as manager:
+    fs = FaultFileSystem(disk, {"reserve": 1}, error=28)
+    with open_manager(fs, tiny(preallocate_segments=0)) as manager:
         log = manager.log("orders")
         assert payloads(log) == [b"one"]
         assert log.segment_snapshot()[0].state == "sealed"

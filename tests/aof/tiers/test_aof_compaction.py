@@ -21,9 +21,9 @@ EXPIRE = Retention(action="expire")
 SMALL = Retention("size", max_total_bytes=16 * 1024, action="package")
 
 
-def fill(files, config=None, count=4):
+def fill(fs, config=None, count=4):
     """*count* sealed segments of one record, and a record more."""
-    with open_manager(files, config) as manager:
+    with open_manager(fs, config) as manager:
         log = manager.log("orders")
         for number in range(count):
             log.append_record(b"record %d" % number)
@@ -31,12 +31,12 @@ def fill(files, config=None, count=4):
         log.append_record(b"last")
 
 
-def packaged(files) -> list[bytes]:
+def packaged(fs) -> list[bytes]:
     """The records of the packed files in the archive, each verified."""
     found = []
-    for name in sorted(files.list_dir(ARCHIVE)):
+    for name in sorted(fs.list_dir(ARCHIVE)):
         if name.endswith(".zst"):
-            data = files.read_all(f"{ARCHIVE}/{name}", size_max=1 << 20)
+            data = fs.read_all(f"{ARCHIVE}/{name}", size_max=1 << 20)
             packed = PackedSegment(name, len(data), lambda start, size, data=data: data[start : start + size])
             plain = b"".join(packed.plain())
             scan = scan_records(memoryview(plain), HEADER_BYTES, len(plain))
@@ -51,10 +51,10 @@ def packaged(files) -> list[bytes]:
 @pytest.mark.parametrize("tiers", [None, TierConfig()], ids=["files", "tiers"])
 def test_what_lies_before_an_id_leaves(tiers):
     """Whole segments only, and never the newest; the note never goes back."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     config = tiny(compaction="head_trim", retention=EXPIRE, tiers=tiers)
-    fill(files, config)
-    with open_manager(files, config) as manager:
+    fill(fs, config)
+    with open_manager(fs, config) as manager:
         log = manager.log("orders")
         ids = [record.record_id for record in log.open_reader()]
         for before, left in ((ids[0], 5), (ids[2], 3), (ids[1], 3), (ids[4] + 1, 2)):
@@ -62,26 +62,26 @@ def test_what_lies_before_an_id_leaves(tiers):
             manager.maintain()
             assert len(payloads(log)) == left
         assert log.snapshot().record_count == 5
-    with open_manager(files.clone_after_crash(0)) as manager:
+    with open_manager(fs.clone_after_crash(0)) as manager:
         assert payloads(manager.log("orders")) == [b"record 3", b"last"]
 
 
 def test_the_archive_has_what_was_trimmed():
     """Retention's action says where it goes."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     config = tiny(compaction="head_trim")
-    fill(files, config)
-    with open_manager(files, config) as manager:
+    fill(fs, config)
+    with open_manager(fs, config) as manager:
         manager.log("orders").trim_before(2 << 32)
         manager.maintain()
-    assert [name[:20] for name in files.list_dir(ARCHIVE)] == [f"{0:020}", f"{1:020}"]
+    assert [name[:20] for name in fs.list_dir(ARCHIVE)] == [f"{0:020}", f"{1:020}"]
 
 
 def test_a_hook_is_asked_about_cold_segments():
     """From the oldest on; the first that is still needed keeps all behind it, so there are no holes."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     config = tiny(compaction="head_trim", retention=EXPIRE)
-    fill(files, config)
+    fill(fs, config)
     asked = []
     unneeded = {0, 2, 3}
 
@@ -89,7 +89,7 @@ def test_a_hook_is_asked_about_cold_segments():
         asked.append(cold)
         return cold.segment_id in unneeded
 
-    with AofManager.open(ROOT, config, files=files, clock=ManualClock(), background=False, compaction=hook) as manager:
+    with AofManager.open(ROOT, config, fs=fs, clock=ManualClock(), background=False, compaction=hook) as manager:
         log = manager.log("orders")
         manager.maintain()
         assert [one.segment_id for one in asked] == [0, 1]
@@ -102,11 +102,11 @@ def test_a_hook_is_asked_about_cold_segments():
 
 def test_a_hook_that_fails_keeps_everything():
     """It is somebody else's code: the log goes on."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     config = tiny(compaction="head_trim", retention=EXPIRE)
-    fill(files, config)
+    fill(fs, config)
     with AofManager.open(
-        ROOT, config, files=files, clock=ManualClock(), background=False, compaction=lambda cold: cold.nothing
+        ROOT, config, fs=fs, clock=ManualClock(), background=False, compaction=lambda cold: cold.nothing
     ) as manager:
         for _ in range(2):
             manager.maintain()
@@ -115,10 +115,10 @@ def test_a_hook_that_fails_keeps_everything():
 
 def test_without_compaction_nothing_is_trimmed():
     """Nor is the hook asked; what could never be is refused in words."""
-    files = CrashFileSystem()
-    fill(files)
+    fs = CrashFileSystem()
+    fill(fs)
     with AofManager.open(
-        ROOT, tiny(), files=files, clock=ManualClock(), background=False, compaction=lambda _cold: True
+        ROOT, tiny(), fs=fs, clock=ManualClock(), background=False, compaction=lambda _cold: True
     ) as manager:
         manager.maintain()
         assert len(payloads(manager.log("orders"))) == 5
@@ -139,14 +139,14 @@ def test_without_compaction_nothing_is_trimmed():
 
 def test_cold_segments_are_packaged():
     """Packed into the archive and compared, then their files go."""
-    files = CrashFileSystem()
-    fill(files)
-    with open_manager(files, tiny(retention=SMALL)) as manager:
+    fs = CrashFileSystem()
+    fill(fs)
+    with open_manager(fs, tiny(retention=SMALL)) as manager:
         log = manager.log("orders")
         manager.maintain()
         assert payloads(log) == [b"record 3", b"last"]
-        assert len(segment_files(files)) == 2
-    assert packaged(files) == [b"record 0", b"record 1", b"record 2"]
+        assert len(segment_files(fs)) == 2
+    assert packaged(fs) == [b"record 0", b"record 1", b"record 2"]
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "sync_dir", "remove"])
@@ -154,13 +154,13 @@ def test_packaging_that_fails_goes_on_later(operation):
     """Whatever call of it fails: every record is in the log or in the archive."""
     for nth in range(1, 5):
         disk = CrashFileSystem()
-        files = FaultFileSystem(disk)
+        fs = FaultFileSystem(disk)
         fill(disk)
-        with open_manager(files, tiny(retention=SMALL)) as manager:
+        with open_manager(fs, tiny(retention=SMALL)) as manager:
             log = manager.log("orders")
-            files.fail_on(operation, nth)
+            fs.fail_on(operation, nth)
             manager.maintain()
-            files.heal()
+            fs.heal()
             manager.maintain()
             assert payloads(log) == [b"record 3", b"last"]
         assert packaged(disk) == [b"record 0", b"record 1", b"record 2"]
@@ -168,14 +168,14 @@ def test_packaging_that_fails_goes_on_later(operation):
 
 def test_a_crash_at_any_step_of_packaging():
     """What left the log is in the archive, and the log goes on."""
-    files = CrashFileSystem()
-    fill(files)
+    fs = CrashFileSystem()
+    fill(fs)
     disks = []
-    with open_manager(files, tiny(retention=SMALL)) as manager:
+    with open_manager(fs, tiny(retention=SMALL)) as manager:
         manager.log("orders")
-        files.on_step = lambda *_: disks.append((files.clone_after_crash(len(disks)), files.clone_after_kill()))
+        fs.on_step = lambda *_: disks.append((fs.clone_after_crash(len(disks)), fs.clone_after_kill()))
         manager.maintain()
-        files.on_step = None
+        fs.on_step = None
     assert len(disks) > 10
     everything = {b"record 0", b"record 1", b"record 2", b"record 3", b"last"}
     for disk in (one for pair in disks for one in pair):

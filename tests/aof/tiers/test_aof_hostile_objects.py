@@ -96,21 +96,21 @@ BEGIN_AS_OURS = {"longer", "twice", "a tebibyte that begins as ours"}
 @pytest.fixture(params=EVERY, ids=str)
 def hostile(request):
     """A log of which one object was replaced: disk, objects, key, number, and what was written."""
-    files = disk()
-    stream_id, written, lost = uploaded(files)
-    tier = HostileObjects(bucket(files))
-    key, other = objects_in(files)[VICTIM], objects_in(files)[VICTIM + 1]
+    fs = disk()
+    stream_id, written, lost = uploaded(fs)
+    tier = HostileObjects(bucket(fs))
+    key, other = objects_in(fs)[VICTIM], objects_in(fs)[VICTIM + 1]
     tier.replace(key, other, EVERY[request.param])
     harmless = request.param in BEGIN_AS_OURS
-    return files, tier, key, stream_id, {**written, lost: b"never uploaded"}, harmless
+    return fs, tier, key, stream_id, {**written, lost: b"never uploaded"}, harmless
 
 
 def test_every_other_record_is_read(hostile):
     """In order and by id, by programs and from beside; and everything, when the object is back."""
-    files, tier, key, _, written, harmless = hostile
+    fs, tier, key, _, written, harmless = hostile
     remain = {one: payload for one, payload in written.items() if harmless or one >> 32 != VICTIM}
-    before = objects_in(files)
-    with little_memory(), open_tiered(files, uploading(), objects=tier) as manager:
+    before = objects_in(fs)
+    with little_memory(), open_tiered(fs, uploading(), objects=tier) as manager:
         log = manager.log("orders")
         reader = log.open_reader(on_lost="skip")
         assert {record.record_id: bytes(record.payload) for record in reader} == remain
@@ -124,15 +124,15 @@ def test_every_other_record_is_read(hostile):
         for _ in range(2):
             manager.maintain()
         log.append_record(b"on")
-        assert objects_in(files) == before
+        assert objects_in(fs) == before
         tier.heal()
         assert len(list(log.open_reader())) == len(written) + 1
 
 
 def test_readers_beside_it_are_told_once(hostile):
     """What is lost is one `DataLossError`; then the same reader goes on."""
-    files, tier, _, _, written, harmless = hostile
-    source = LogFiles(f"{ROOT}/orders", files=files, objects="/cold")
+    fs, tier, _, _, written, harmless = hostile
+    source = LogFiles(f"{ROOT}/orders", fs=fs, objects="/cold")
     source._copies._tier = tier
     reader = Reader(source, 0)
     got, losses = [], 0
@@ -149,22 +149,22 @@ def test_readers_beside_it_are_told_once(hostile):
 
 def test_verify_names_it(hostile):
     """With its key, as damage; it reads little of what cannot be ours."""
-    files, tier, key, _, _, _ = hostile
+    fs, tier, key, _, _, _ = hostile
     with little_memory():
-        report = check_log_directory(files, "orders", f"{ROOT}/orders", read_records=True, objects=tier)
+        report = check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=True, objects=tier)
     assert [(one.kind, one.path) for one in report.findings if one.kind != "not read"] == [("damaged", key)]
 
 
 def test_a_log_that_is_restored_beside_it(hostile):
     """All other segments are there; what the object says of itself is not believed without its records."""
-    files, tier, key, stream_id, written, _ = hostile
+    fs, tier, key, stream_id, written, _ = hostile
     with little_memory():
-        found = restore_log(files, f"{NEW}/orders", tier, stream_id, clock=ManualClock(), observer=InMemoryObserver())
-        report = check_log_directory(files, "orders", f"{NEW}/orders", read_records=True, objects=tier)
+        found = restore_log(fs, f"{NEW}/orders", tier, stream_id, clock=ManualClock(), observer=InMemoryObserver())
+        report = check_log_directory(fs, "orders", f"{NEW}/orders", read_records=True, objects=tier)
     named = {one.path for one in found.damaged} | {one.path for one in report.findings if one.damaged}
     assert key in named
     assert all(one.segment_id != VICTIM or one.header.base_record_count == 3 for one in found.segments)
-    source = LogFiles(f"{NEW}/orders", files=files, objects="/cold")
+    source = LogFiles(f"{NEW}/orders", fs=fs, objects="/cold")
     source._copies._tier = tier
     with little_memory():
         got = {record.record_id for record in Reader(source, 0, on_lost="skip")}

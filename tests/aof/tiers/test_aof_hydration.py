@@ -22,9 +22,9 @@ from quiver.testing.faultobjects import FaultObjects
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-def with_cold_segments(files, *, count=3):
+def with_cold_segments(fs, *, count=3):
     """A log of *count* packed segments of a record each, and the tail."""
-    manager = open_manager(files, tiny(tiers=TierConfig()))
+    manager = open_manager(fs, tiny(tiers=TierConfig()))
     log = manager.log("orders")
     for number in range(count + 1):
         log.append_record(b"%d" % number)
@@ -61,17 +61,17 @@ def test_a_reader_that_waits_is_not_told():
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_segment_that_cannot_come_back(number):
     """The next look says why; the one after it tries again."""
-    files = FaultFileSystem(CrashFileSystem(), path_part=".seg.tmp", error=number, forever=True)
-    manager, log = with_cold_segments(files)
+    fs = FaultFileSystem(CrashFileSystem(), path_part=".seg.tmp", error=number, forever=True)
+    manager, log = with_cold_segments(fs)
     with manager:
         reader = log.open_reader(wait=False)
-        files.fail_on("pwrite")
+        fs.fail_on("pwrite")
         with pytest.raises(WouldBlockError):
             next(iter(reader))
         manager.maintain()
         with pytest.raises(CapacityError if number == errno.ENOSPC else OSError):
             next(iter(reader))
-        files.heal()
+        fs.heal()
         with pytest.raises(WouldBlockError):
             next(iter(reader))
         manager.maintain()
@@ -80,11 +80,11 @@ def test_a_segment_that_cannot_come_back(number):
 
 def test_damage_is_damage():
     """A copy that is not what was written is no reason to wait."""
-    files = CrashFileSystem()
-    manager, log = with_cold_segments(files)
+    fs = CrashFileSystem()
+    manager, log = with_cold_segments(fs)
     with manager:
-        (name, *_) = sorted(one for one in files.list_dir("/aof/orders/warm") if one.endswith(".zst"))
-        files.create_or_truncate(f"/aof/orders/warm/{name}").close()
+        (name, *_) = sorted(one for one in fs.list_dir("/aof/orders/warm") if one.endswith(".zst"))
+        fs.create_or_truncate(f"/aof/orders/warm/{name}").close()
         reader = log.open_reader(wait=False)
         with pytest.raises(WouldBlockError):
             next(iter(reader))
@@ -104,11 +104,11 @@ def test_a_segment_that_does_not_come_back_is_told_of(error, told):
 
     disk = CrashFileSystem()
     disk.make_dirs("/cold")
-    files = FaultFileSystem(disk, error=error or errno.EIO, path_part=".seg.tmp")
+    fs = FaultFileSystem(disk, error=error or errno.EIO, path_part=".seg.tmp")
     objects = FaultObjects(DirectoryObjects(disk, "/cold", clock=ManualClock()))
     tiers = TierConfig(tier0_max_bytes=0, warm_max_bytes=0 if error is None else None, objects="/cold")
     with AofManager.open(
-        "/aof", tiny(tiers=tiers), files=files, clock=ManualClock(), observer=Listener(), background=False,
+        "/aof", tiny(tiers=tiers), fs=fs, clock=ManualClock(), observer=Listener(), background=False,
         objects=lambda: objects,
     ) as manager:  # fmt: skip
         log = manager.log("orders")
@@ -120,7 +120,7 @@ def test_a_segment_that_does_not_come_back_is_told_of(error, told):
         if error is None:
             objects.fail_on("get_range", 1, times=99)
         else:
-            files.fail_on("pwrite", 1)
+            fs.fail_on("pwrite", 1)
         with pytest.raises(WouldBlockError):
             next(iter(log.open_reader(wait=False)))
         assert log.tiers.snapshot().as_dict()["queues"]["hydration"] == 1
@@ -132,12 +132,12 @@ def test_a_segment_that_does_not_come_back_is_told_of(error, told):
 
 def test_an_event_loop_is_given_the_reader_when_it_is_ready():
     """At once where the segment is here, and else when the thread has brought it back."""
-    files = CrashFileSystem()
-    manager, _ = with_cold_segments(files)
+    fs = CrashFileSystem()
+    manager, _ = with_cold_segments(fs)
     manager.close()
 
     async def read() -> bytes:
-        with AofManager.open("/aof", tiny(tiers=TierConfig()), files=files) as manager:
+        with AofManager.open("/aof", tiny(tiers=TierConfig()), fs=fs) as manager:
             log = manager.log("orders")
             last = await asyncio.wait_for(log.open_reader_async(4 << 32), 30)
             assert next(iter(last)).payload == b"last"
@@ -160,10 +160,10 @@ def test_events_have_the_documents_names(tmp_path):
 
     heard = Listener()
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, {"pwrite": 1}, path_part=".zst.tmp")
+    fs = FaultFileSystem(disk, {"pwrite": 1}, path_part=".zst.tmp")
     tiers = TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=str(tmp_path / "cold"))
     with AofManager.open(
-        "/aof", tiny(tiers=tiers), files=files, clock=ManualClock(), observer=heard, background=False,
+        "/aof", tiny(tiers=tiers), fs=fs, clock=ManualClock(), observer=heard, background=False,
         objects=lambda: open_objects(str(tmp_path / "cold")),
     ) as manager:  # fmt: skip
         log = manager.log("orders")

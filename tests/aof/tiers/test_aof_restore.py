@@ -36,66 +36,66 @@ def uploading(**changes):
     return tiny(compression="zstd", tiers=TierConfig(objects=COLD, tier0_max_bytes=0, warm_max_bytes=0), **changes)
 
 
-def bucket(files):
-    return DirectoryObjects(files, COLD, clock=ManualClock())
+def bucket(fs):
+    return DirectoryObjects(fs, COLD, clock=ManualClock())
 
 
-def uploaded(files, count=4):
+def uploaded(fs, count=4):
     """A log whose sealed segments are objects, closed; its number, and what its objects have: id → payload."""
-    with open_tiered(files, uploading()) as manager:
+    with open_tiered(fs, uploading()) as manager:
         log = manager.log("orders")
         written = fill(log, count)
         for _ in range(2):
             manager.maintain()
         lost = log.append_record(b"never uploaded")
-        assert len(objects_in(files)) == count
+        assert len(objects_in(fs)) == count
         return log.stream_id, written, lost
 
 
-def restored(files, stream_id, directory=LOG, **options):
+def restored(fs, stream_id, directory=LOG, **options):
     return restore_log(
-        files, directory, bucket(files), stream_id, clock=ManualClock(), observer=InMemoryObserver(), **options
+        fs, directory, bucket(fs), stream_id, clock=ManualClock(), observer=InMemoryObserver(), **options
     )
 
 
-def opened(files, config=None):
-    return AofManager.open(NEW, config or uploading(), files=files, clock=ManualClock(), background=False)
+def opened(fs, config=None):
+    return AofManager.open(NEW, config or uploading(), fs=fs, clock=ManualClock(), background=False)
 
 
-def read(files, directory=LOG):
-    reader = Reader(LogFiles(directory, files=files, objects=COLD), 0, on_lost="skip")
+def read(fs, directory=LOG):
+    reader = Reader(LogFiles(directory, fs=fs, objects=COLD), 0, on_lost="skip")
     return {record.record_id: bytes(record.payload) for record in reader}
 
 
 def test_another_disk_has_every_record():
     """Under the same ids, for readers beside it and for programs; it is sound, and its objects are still its own."""
-    files = disk()
-    stream_id, written, _ = uploaded(files)
-    found = restored(files, stream_id)
+    fs = disk()
+    stream_id, written, _ = uploaded(fs)
+    found = restored(fs, stream_id)
     assert found.is_whole
     assert (len(found.segments), found.records) == (4, 12)
-    assert read(files) == written
-    checked = check_log_directory(files, "orders", LOG, read_records=True, objects=bucket(files))
+    assert read(fs) == written
+    checked = check_log_directory(fs, "orders", LOG, read_records=True, objects=bucket(fs))
     assert checked.sound
     assert not checked.findings
     assert checked.stream_id == stream_id
-    with opened(files) as manager:
+    with opened(fs) as manager:
         log = manager.log("orders")
         assert {record.record_id: bytes(record.payload) for record in log.open_reader()} == written
         log.tiers.delete_oldest([0, 1])
         manager.maintain()
-        assert not set(objects_in(files)) & {one.remote.object_key for one in found.segments[:2]}
+        assert not set(objects_in(fs)) & {one.remote.object_key for one in found.segments[:2]}
 
 
 def test_no_id_comes_again():
     """Not even of records that were never uploaded; also when it is opened and closed before anything is appended."""
-    files = disk()
-    stream_id, written, lost = uploaded(files)
-    restored(files, stream_id)
+    fs = disk()
+    stream_id, written, lost = uploaded(fs)
+    restored(fs, stream_id)
     for _ in range(2):
-        with opened(files) as manager:
+        with opened(fs) as manager:
             assert payloads(manager.log("orders")) == list(written.values())
-    with opened(files) as manager:
+    with opened(fs) as manager:
         log = manager.log("orders")
         with pytest.raises(UnknownRecordError):
             log.read_record(lost)
@@ -105,22 +105,22 @@ def test_no_id_comes_again():
         log.force_rollover(timeout=5)
         manager.maintain()
         assert len(payloads(log)) == len(written) + 2
-    checked = check_log_directory(files, "orders", LOG, read_records=True, objects=bucket(files))
+    checked = check_log_directory(fs, "orders", LOG, read_records=True, objects=bucket(fs))
     assert not checked.findings
     assert checked.records == len(written) + 2
-    again = restored(files, stream_id, "/third/orders")
+    again = restored(fs, stream_id, "/third/orders")
     assert again.is_whole
-    assert read(files, "/third/orders")[first] == b"first"
+    assert read(fs, "/third/orders")[first] == b"first"
 
 
 def test_every_step_may_be_the_last():
     """A crash leaves no log, or all of it; what it leaves is no log to anybody, and the next call succeeds."""
-    files = disk()
-    stream_id, written, _ = uploaded(files)
+    fs = disk()
+    stream_id, written, _ = uploaded(fs)
     moments = []
-    files.on_step = lambda _op, _path: moments.extend([files.clone_after_crash(1), files.clone_after_kill()])
-    restored(files, stream_id)
-    files.on_step = None
+    fs.on_step = lambda _op, _path: moments.extend([fs.clone_after_crash(1), fs.clone_after_kill()])
+    restored(fs, stream_id)
+    fs.on_step = None
     made = 0
     for one in moments:
         if one.exists(LOG):
@@ -140,42 +140,42 @@ def test_a_disk_that_refuses_leaves_nothing(operation):
     """Whichever call it is; then it succeeds."""
     inner = disk()
     stream_id, written, _ = uploaded(inner)
-    files = FaultFileSystem(inner, path_part=".restoring")
+    fs = FaultFileSystem(inner, path_part=".restoring")
     for nth in range(1, 4):
-        files.fail_on(operation, nth)
+        fs.fail_on(operation, nth)
         try:
-            restored(files, stream_id)
+            restored(fs, stream_id)
         except OSError:
             assert not inner.exists(LOG)
             assert ".orders.restoring" not in inner.list_dir(NEW)
-    files.heal()
+    fs.heal()
     if not inner.exists(LOG):
-        restored(files, stream_id)
+        restored(fs, stream_id)
     assert read(inner) == written
 
 
 @pytest.mark.parametrize("which", [1, -1])
 def test_a_damaged_object_loses_its_own_records(which):
     """It is named; every other segment is there, and the log goes on behind all of them."""
-    files = disk()
-    stream_id, written, lost = uploaded(files)
-    key = objects_in(files)[which]
-    damage(files, f"{COLD}/{key}", files.stat(f"{COLD}/{key}").size_bytes - 5)
-    found = restored(files, stream_id)
+    fs = disk()
+    stream_id, written, lost = uploaded(fs)
+    key = objects_in(fs)[which]
+    damage(fs, f"{COLD}/{key}", fs.stat(f"{COLD}/{key}").size_bytes - 5)
+    found = restored(fs, stream_id)
     assert [one.path for one in found.damaged] == [key]
     assert not found.is_whole
     assert found.missing == ([(3, 6)] if which == 1 else [])
-    assert read(files) == {one: payload for one, payload in written.items() if one >> 32 != which % 4}
-    with opened(files) as manager:
+    assert read(fs) == {one: payload for one, payload in written.items() if one >> 32 != which % 4}
+    with opened(fs) as manager:
         assert manager.log("orders").append_record(b"on") >> 32 > lost >> 32
 
 
 def test_objects_that_are_not_what_their_names_say():
     """Junk, a part of one, another segment, another's name, and two of one segment: none of it gets in the way."""
-    files = disk()
-    stream_id, written, _ = uploaded(files)
-    tier = bucket(files)
-    keys = objects_in(files)
+    fs = disk()
+    stream_id, written, _ = uploaded(fs)
+    tier = bucket(fs)
+    keys = objects_in(fs)
     first = tier.get(keys[0], size_max=1 << 20)
     tier.put(object_key(stream_id, 7, 5), b"junk" * 100)
     tier.put(object_key(stream_id, 8, 5), first[:-1])
@@ -185,129 +185,129 @@ def test_objects_that_are_not_what_their_names_say():
     tier.put(f"{stream_id:016x}/deeper/{keys[0]}", first)
     tier.put(f"{stream_id + 1:016x}/notes.txt", b"x")
     assert streams_of(tier) == [stream_id]
-    found = restored(files, stream_id)
+    found = restored(fs, stream_id)
     assert [one.path for one in found.damaged] == [object_key(stream_id, one, 5) for one in (7, 8, 9, 10)]
     assert "another one than its key says" in found.damaged[2].reason
     assert found.next_segment_id > 10 + 1000
-    assert read(files) == written
+    assert read(fs) == written
 
 
 def test_nothing_that_can_be_read():
     """Then there is no log, and the reason is that of its object."""
-    files = disk()
-    stream_id, _, _ = uploaded(files, 1)
-    (key,) = objects_in(files)
-    damage(files, f"{COLD}/{key}", files.stat(f"{COLD}/{key}").size_bytes - 5)
+    fs = disk()
+    stream_id, _, _ = uploaded(fs, 1)
+    (key,) = objects_in(fs)
+    damage(fs, f"{COLD}/{key}", fs.stat(f"{COLD}/{key}").size_bytes - 5)
     with pytest.raises(CorruptionError) as raised:
-        restored(files, stream_id)
+        restored(fs, stream_id)
     assert raised.value.path == key
-    assert not files.exists(LOG)
+    assert not fs.exists(LOG)
     with pytest.raises(UsageError, match="is a segment of a log"):
-        restored(files, stream_id + 1)
+        restored(fs, stream_id + 1)
 
 
 def test_what_is_in_the_way_is_refused():
     """A directory that exists, and one that a program has open."""
-    files = disk()
-    stream_id, _, _ = uploaded(files)
-    restored(files, stream_id)
+    fs = disk()
+    stream_id, _, _ = uploaded(fs)
+    restored(fs, stream_id)
     with pytest.raises(UsageError, match="exists"):
-        restored(files, stream_id)
-    with opened(files) as manager:
+        restored(fs, stream_id)
+    with opened(fs) as manager:
         with pytest.raises(DirectoryInUseError):
-            restored(files, stream_id, f"{NEW}/another")
+            restored(fs, stream_id, f"{NEW}/another")
         manager.log("orders")
         with pytest.raises(DirectoryInUseError):
-            taken_over(files, LOG)
+            taken_over(fs, LOG)
 
 
-def taken_over(files, directory, **options):
+def taken_over(fs, directory, **options):
     return take_over_objects(
-        files, directory, bucket(files), location=LOCATION, clock=ManualClock(), observer=InMemoryObserver(), **options
+        fs, directory, bucket(fs), location=LOCATION, clock=ManualClock(), observer=InMemoryObserver(), **options
     )
 
 
 @pytest.mark.parametrize("how", ["lost", "damaged", "older"])
 def test_a_manifest_that_does_not_know_its_objects(how):
     """Lost, damaged in its middle, or from a backup: all segments are found again, and nothing is appended twice."""
-    files = disk()
-    stream_id, written, lost = uploaded(files)
+    fs = disk()
+    stream_id, written, lost = uploaded(fs)
     folder = f"{ROOT}/orders/{stream_folder(stream_id)}"
-    chunks = [f"{folder}/{name}" for name in files.list_dir(folder)]
+    chunks = [f"{folder}/{name}" for name in fs.list_dir(folder)]
     if how == "lost":
         for path in chunks:
-            files.remove(path)
+            fs.remove(path)
     elif how == "damaged":
-        damage(files, chunks[-1], 600)
+        damage(fs, chunks[-1], 600)
     else:
         older = disk()
         uploaded(older, 2)
-        same = f"{ROOT}/orders/{stream_folder(LogFiles(f'{ROOT}/orders', files=older).stream_id())}"
+        same = f"{ROOT}/orders/{stream_folder(LogFiles(f'{ROOT}/orders', fs=older).stream_id())}"
         data = older.read_all(f"{same}/{older.list_dir(same)[-1]}", size_max=1 << 20)
         for path in chunks:
-            files.remove(path)
-        file = files.create(chunks[-1].rpartition("/")[0] + "/" + older.list_dir(same)[-1])
+            fs.remove(path)
+        file = fs.create(chunks[-1].rpartition("/")[0] + "/" + older.list_dir(same)[-1])
         file.pwrite(data, 0)
         file.close()
-    looked = taken_over(files, f"{ROOT}/orders", dry_run=True)
+    looked = taken_over(fs, f"{ROOT}/orders", dry_run=True)
     assert looked.segments
-    found = taken_over(files, f"{ROOT}/orders")
+    found = taken_over(fs, f"{ROOT}/orders")
     assert found.is_whole
-    assert read(files, f"{ROOT}/orders") == {**written, lost: b"never uploaded"}
-    assert taken_over(files, f"{ROOT}/orders").segments == []
-    assert len(segment_files(files)) == 2
-    with open_tiered(files, uploading(retention=Retention("size", max_total_bytes=1, action="expire"))) as manager:
+    assert read(fs, f"{ROOT}/orders") == {**written, lost: b"never uploaded"}
+    assert taken_over(fs, f"{ROOT}/orders").segments == []
+    assert len(segment_files(fs)) == 2
+    with open_tiered(fs, uploading(retention=Retention("size", max_total_bytes=1, action="expire"))) as manager:
         manager.log("orders")
         manager.maintain()
-        assert len(objects_in(files)) == 1  # those of segments that have their file left, too
+        assert len(objects_in(fs)) == 1  # those of segments that have their file left, too
 
 
 @pytest.mark.parametrize("left", [0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98])
 @pytest.mark.parametrize("by_command", [False, True])
 def test_a_manifest_that_was_cut_is_completed_from_the_objects(left, by_command):
     """A segment of which it still said that it was packed was not looked for, and all of its records were lost."""
-    files = disk()
-    stream_id, written, lost = uploaded(files)
+    fs = disk()
+    stream_id, written, lost = uploaded(fs)
     folder = f"{ROOT}/orders/{stream_folder(stream_id)}"
-    path = f"{folder}/{files.list_dir(folder)[-1]}"
-    file = files.open_write(path)
+    path = f"{folder}/{fs.list_dir(folder)[-1]}"
+    file = fs.open_write(path)
     file.truncate(int(left * file.size()))
     file.sync()
     file.close()
     if by_command:
-        assert taken_over(files, f"{ROOT}/orders", dry_run=True).is_whole
-        assert taken_over(files, f"{ROOT}/orders").is_whole
-    with open_tiered(files, uploading()) as manager:
+        assert taken_over(fs, f"{ROOT}/orders", dry_run=True).is_whole
+        assert taken_over(fs, f"{ROOT}/orders").is_whole
+    with open_tiered(fs, uploading()) as manager:
         found = {record.record_id: bytes(record.payload) for record in manager.log("orders").open_reader()}
     assert found == {**written, lost: b"never uploaded"}
-    assert check_log_directory(files, "orders", f"{ROOT}/orders", read_records=True, objects=bucket(files)).sound
+    assert check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=True, objects=bucket(fs)).sound
 
 
 def test_a_log_without_segments_is_no_log_any_more():
     """What it would append had ids that were given out: it is moved away and restored."""
-    files = disk()
-    uploaded(files)
-    for path in [*segment_files(files), f"{ROOT}/orders/segments/current.sealed"]:
-        files.remove(path)
+    fs = disk()
+    uploaded(fs)
+    for path in [*segment_files(fs), f"{ROOT}/orders/segments/current.sealed"]:
+        fs.remove(path)
     with pytest.raises(UsageError, match="move it away"):
-        taken_over(files, f"{ROOT}/orders")
+        taken_over(fs, f"{ROOT}/orders")
 
 
 def test_an_object_store_that_fails():
     """Nothing is made of half of it."""
     for operation in ("list", "get_range"):
         for nth in range(1, 5):
-            files = disk()
-            stream_id, written, _ = uploaded(files, 3)
-            faults = FaultObjects(bucket(files))
+            fs = disk()
+            stream_id, written, _ = uploaded(fs, 3)
+            faults = FaultObjects(bucket(fs))
             faults.fail_on(operation, nth)
             arguments = {"clock": ManualClock(), "observer": InMemoryObserver()}
             try:
-                restore_log(files, LOG, faults, stream_id, **arguments)
+                restore_log(fs, LOG, faults, stream_id, **arguments)
             except Exception:
-                assert not files.exists(LOG)
-                restored(files, stream_id)
-            assert read(files) == written
+                assert not fs.exists(LOG)
+                restored(fs, stream_id)
+            assert read(fs) == written
 
 
 # ── the command ──────────────────────────────────────────────────────────────────────────────────────────────

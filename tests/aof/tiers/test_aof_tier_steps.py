@@ -30,16 +30,16 @@ def test_a_segment_that_a_crash_kept_keeps_its_object():
     It was to leave, and its object to be deleted; nobody says so again after the crash, so it is a segment as before.
     Its object, uploaded anew under the same key, may by then be its only copy.
     """
-    files = disk()
+    fs = disk()
     moments: list[CrashFileSystem] = []
-    with open_tiered(files, tiny(tiers=TierConfig(objects=COLD), **TRIMMED)) as manager:
+    with open_tiered(fs, tiny(tiers=TierConfig(objects=COLD), **TRIMMED)) as manager:
         log = manager.log("orders")
         fill(log, 4)
         manager.maintain()
-        files.on_step = lambda _op, _path: moments.extend([files.clone_after_crash(1), files.clone_after_kill()])
+        fs.on_step = lambda _op, _path: moments.extend([fs.clone_after_crash(1), fs.clone_after_kill()])
         log.trim_before(2 << 32)
         manager.maintain()
-        files.on_step = None
+        fs.on_step = None
     kept = set()
     leaving = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD), **TRIMMED)
     for one in moments:
@@ -56,15 +56,15 @@ def test_a_segment_that_a_crash_kept_keeps_its_object():
 def test_a_full_disk_keeps_no_half_packed_file():
     """It would hold the last room there is."""
     inner = disk()
-    files = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".tmp", forever=True)
-    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+    fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".tmp", forever=True)
+    with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         written = fill(log, 3)
-        files.fail_on("pwrite", 2)
+        fs.fail_on("pwrite", 2)
         with pytest.raises(OSError, match="No space"):
             log.tiers.evict(0)
         assert [name for name in inner.list_dir("/aof/orders/warm") if "zst" in name] == []
-        files.heal()
+        fs.heal()
         log.tiers.evict(0)
         assert len(warm_files(inner)) == 1
         assert payloads(log) == list(written.values())
@@ -73,13 +73,13 @@ def test_a_full_disk_keeps_no_half_packed_file():
 class MovedOnLook:
     """Files whose writer moves segments when a reader first comes to a file with a name that ends so."""
 
-    def __init__(self, files, suffix, move):
-        self._files = files
+    def __init__(self, fs, suffix, move):
+        self._fs = fs
         self._suffix = suffix
         self._move = move
 
     def __getattr__(self, name):
-        return getattr(self._files, name)
+        return getattr(self._fs, name)
 
     def _look(self, path):
         if path.endswith(self._suffix) and self._move is not None:
@@ -88,30 +88,30 @@ class MovedOnLook:
 
     def stat(self, path):
         self._look(path)
-        return self._files.stat(path)
+        return self._fs.stat(path)
 
     def map_read(self, path):
         self._look(path)
-        return self._files.map_read(path)
+        return self._fs.map_read(path)
 
 
 @pytest.mark.parametrize("when", ["while it is looked for", "between the syncs of the manifest"])
 def test_a_segment_that_retires_is_no_damage_beside_the_writer(when):
     """What a reader of another process knows of it is old: it looks again, and reads what is there."""
-    files = disk()
-    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+    fs = disk()
+    with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         written = list(fill(log, 4).values())
         log.tiers.evict(0)
         log.tiers.evict(1)
         directory = f"{ROOT}/orders"
         if when == "while it is looked for":
-            seen = LogFiles(directory, files=MovedOnLook(files, ".zst", lambda: log.tiers.delete_oldest([0])))
+            seen = LogFiles(directory, fs=MovedOnLook(fs, ".zst", lambda: log.tiers.delete_oldest([0])))
         else:
-            seen = LogFiles(directory, files=files)
-            files.on_step = lambda op, path: seen.tiers() if op == "sync" and ".mlog" in path else None
+            seen = LogFiles(directory, fs=fs)
+            fs.on_step = lambda op, path: seen.tiers() if op == "sync" and ".mlog" in path else None
             log.tiers.delete_oldest([0])
-            files.on_step = None
+            fs.on_step = None
         assert [bytes(one.payload) for one in Reader(seen, 0)] == written[3:]
 
 
@@ -120,8 +120,8 @@ def test_a_segment_that_retires_is_no_damage_beside_the_writer(when):
 @pytest.mark.parametrize("move", ["evict", "retire"])
 def test_a_log_is_sound_while_its_segments_move(move, away, read_records):
     """To look at all of a log takes its time: what leaves meanwhile is neither an error nor damage."""
-    files = disk()
-    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+    fs = disk()
+    with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         fill(log, 5)
         for number in range(away):
@@ -133,31 +133,31 @@ def test_a_log_is_sound_while_its_segments_move(move, away, read_records):
             else:
                 log.tiers.delete_oldest([0, 1, 2])
 
-        seen = MovedOnLook(files, ".zst" if away else ".seg", go_on)
+        seen = MovedOnLook(fs, ".zst" if away else ".seg", go_on)
         checked = check_log_directory(seen, "orders", f"{ROOT}/orders", read_records=read_records)
         assert (checked.sound, checked.findings) == (True, ())
         assert checked.records == (6 if move == "retire" and seen._move is None else 15)
 
 
-def lose_manifest(files, log) -> None:
+def lose_manifest(fs, log) -> None:
     """Every chunk of it."""
     folder = f"{ROOT}/orders/manifest/{log.stream_id:020}"
-    for name in files.list_dir(folder):
-        files.remove(f"{folder}/{name}")
+    for name in fs.list_dir(folder):
+        fs.remove(f"{folder}/{name}")
 
 
 @pytest.mark.parametrize("turns", [1, 3])
 def test_objects_are_looked_for_later_when_there_were_none_to_ask(turns):
     """The manifest is lost, and the log is opened without objects first: it does not forget that there may be some."""
-    files = disk()
+    fs = disk()
     cold = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD))
-    with open_tiered(files, cold) as manager:
+    with open_tiered(fs, cold) as manager:
         log = manager.log("orders")
         written = list(fill(log, 4).values())
         manager.maintain()
-    lose_manifest(files, log)
+    lose_manifest(fs, log)
     for turn in range(turns):
-        with open_tiered(files, tiny(compression="zstd")) as manager:
+        with open_tiered(fs, tiny(compression="zstd")) as manager:
             log = manager.log("orders")
             written += fill(log, 1, start=4 + turn).values()
             manager.maintain()
@@ -165,41 +165,41 @@ def test_objects_are_looked_for_later_when_there_were_none_to_ask(turns):
             log.tiers.rewrite_manifest()
             assert payloads(log) == written[9:]
     for _ in range(2):
-        with open_tiered(files, cold) as manager:
+        with open_tiered(fs, cold) as manager:
             assert payloads(manager.log("orders")) == written
             manager.maintain()
-    objects = FaultObjects(DirectoryObjects(files, COLD, clock=ManualClock()))
-    with open_tiered(files, cold, objects) as manager:
+    objects = FaultObjects(DirectoryObjects(fs, COLD, clock=ManualClock()))
+    with open_tiered(fs, cold, objects) as manager:
         manager.log("orders")
         assert objects.calls["list"] == 0  # it has looked, once
 
 
 def test_a_damaged_object_keeps_no_log_from_opening():
     """The manifest is lost, and one object is no segment any more: the others are found, and the log goes on."""
-    files = disk()
+    fs = disk()
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD))
-    with open_tiered(files, config) as manager:
+    with open_tiered(fs, config) as manager:
         log = manager.log("orders")
         written = list(fill(log, 4).values())
         manager.maintain()
-    lose_manifest(files, log)
-    file = files.open_write(f"{COLD}/{objects_in(files)[1]}")
+    lose_manifest(fs, log)
+    file = fs.open_write(f"{COLD}/{objects_in(fs)[1]}")
     file.truncate(40)
     file.close()
-    with open_tiered(files, config) as manager:
+    with open_tiered(fs, config) as manager:
         log = manager.log("orders")
         assert [one.payload for one in log.open_reader(on_lost="skip")] == [*written[:3], *written[6:]]
         assert [first >> 32 for first, _ in log.snapshot().missing] == [0]  # behind the last record of segment 0
         log.append_record(b"more")
-    assert len(objects_in(files)) == 4
+    assert len(objects_in(fs)) == 4
 
 
 def test_an_object_that_is_to_be_deleted_is_not_found_again():
     """It is there because of an outage; the manifest is damaged, but still says that its segment retired."""
-    files = disk()
+    fs = disk()
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD))
-    objects = FaultObjects(DirectoryObjects(files, COLD, clock=ManualClock()))
-    with open_tiered(files, config, objects) as manager:
+    objects = FaultObjects(DirectoryObjects(fs, COLD, clock=ManualClock()))
+    with open_tiered(fs, config, objects) as manager:
         log = manager.log("orders")
         written = list(fill(log, 4).values())
         manager.maintain()
@@ -208,31 +208,31 @@ def test_an_object_that_is_to_be_deleted_is_not_found_again():
         manager.maintain()
         log.tiers.write_custom_event(1, b"the last record")
     folder = f"{ROOT}/orders/manifest/{log.stream_id:020}"
-    (name,) = files.list_dir(folder)
+    (name,) = fs.list_dir(folder)
     path = f"{folder}/{name}"
-    damage(files, path, files.stat(path).size_bytes - 5)
-    with open_tiered(files, config) as manager:
+    damage(fs, path, fs.stat(path).size_bytes - 5)
+    with open_tiered(fs, config) as manager:
         for _ in range(2):
             assert payloads(manager.log("orders")) == written[3:]
             manager.maintain()
-    assert len(objects_in(files)) == 3
+    assert len(objects_in(fs)) == 3
 
 
 @pytest.mark.parametrize("where", ["header", "footer"])
 @pytest.mark.parametrize("turns", [1, 3])
 def test_a_log_goes_on_behind_the_copy_of_its_newest_segment(where, turns):
     """The file is damaged; its copy has all of it, comes back, and the numbers of the records to come follow on."""
-    files = disk()
+    fs = disk()
     config = tiny(compression="zstd")
-    with open_tiered(files, config) as manager:
+    with open_tiered(fs, config) as manager:
         written = list(fill(manager.log("orders"), 3).values())
         manager.maintain()
-    path = segment_files(files)[-1]
-    damage(files, path, 4 if where == "header" else files.stat(path).size_bytes - 90)
+    path = segment_files(fs)[-1]
+    damage(fs, path, 4 if where == "header" else fs.stat(path).size_bytes - 90)
     for turn in range(turns):
-        with open_tiered(files, config) as manager:
+        with open_tiered(fs, config) as manager:
             log = manager.log("orders")
-            assert len(segment_files(files)) >= 3
+            assert len(segment_files(fs)) >= 3
             assert log.snapshot().appended_records == 0
             record_id = log.append_record(b"%d" % turn)
             written.append(b"%d" % turn)
@@ -240,7 +240,7 @@ def test_a_log_goes_on_behind_the_copy_of_its_newest_segment(where, turns):
             assert payloads(log) == written
             assert log.find_record_number(len(written) - 1) == record_id
             assert log.snapshot().record_count == len(written)
-            killed = files.clone_after_kill()
+            killed = fs.clone_after_kill()
             if turn:
                 log.force_rollover(timeout=5)
         with open_tiered(killed, config) as manager:
@@ -259,10 +259,10 @@ class NoRoomToPack(FaultFileSystem):
 def test_a_full_disk_gets_room_through_objects():
     """Segments filled it before they were packed, and a packed file has no room: the object is made from the file."""
     inner = disk()
-    files = NoRoomToPack(inner)
+    fs = NoRoomToPack(inner)
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, objects=COLD, warm_max_bytes=0))
     moments: list[CrashFileSystem] = []
-    with open_tiered(files, config, DirectoryObjects(inner, COLD, clock=ManualClock())) as manager:
+    with open_tiered(fs, config, DirectoryObjects(inner, COLD, clock=ManualClock())) as manager:
         log = manager.log("orders")
         written = list(fill(log, 4).values())
         inner.on_step = lambda _op, _path: moments.extend([inner.clone_after_crash(1), inner.clone_after_kill()])
@@ -296,18 +296,18 @@ class NoRoomForChunks(FaultFileSystem):
 def test_packed_files_make_room_for_the_manifest():
     """Without the manifest nothing can leave. They are second copies: what they are of has its own file."""
     inner = disk()
-    files = NoRoomForChunks(inner, error=errno.ENOSPC, path_part=".mlog")
+    fs = NoRoomForChunks(inner, error=errno.ENOSPC, path_part=".mlog")
     objects = FaultObjects(DirectoryObjects(inner, COLD, clock=ManualClock()))
     clock = ManualClock()
-    with open_tiered(files, tiny(compression="zstd", tiers=TierConfig(objects=COLD)), objects, clock) as manager:
+    with open_tiered(fs, tiny(compression="zstd", tiers=TierConfig(objects=COLD)), objects, clock) as manager:
         log = manager.log("orders")
         objects.fail_on("put_parts", 1, times=10_000)
         written = list(fill(log, 4).values())
         manager.maintain()
         assert len(warm_files(inner)) == 4
         objects.heal()
-        files.full = True
-        files.fail_on("sync")  # the chunk cannot be gone on with
+        fs.full = True
+        fs.fail_on("sync")  # the chunk cannot be gone on with
         for _ in range(3):
             clock.advance(10)
             manager.maintain()
@@ -322,14 +322,14 @@ def test_packed_files_make_room_for_the_manifest():
 def test_a_segment_is_read_while_the_manifest_has_no_room():
     """It comes from its object, and what was fetched for it takes no room of which nobody knows."""
     inner = disk()
-    files = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".mlog", forever=True)
+    fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".mlog", forever=True)
     config = tiered(objects=COLD, warm_max_bytes=0)
-    with open_tiered(files, config, DirectoryObjects(inner, COLD, clock=ManualClock())) as manager:
+    with open_tiered(fs, config, DirectoryObjects(inner, COLD, clock=ManualClock())) as manager:
         log = manager.log("orders")
         written = list(fill(log, 3).values())
         manager.maintain()
         assert len(segment_files(inner)) == 1
-        files.fail_on("pwrite")
+        fs.fail_on("pwrite")
         assert payloads(log) == written
         assert warm_files(inner) == []
 
@@ -337,18 +337,18 @@ def test_a_segment_is_read_while_the_manifest_has_no_room():
 def test_a_full_disk_keeps_no_chunks_of_the_manifest_that_failed():
     """Each try has a number of its own: what they left would hold the last room, more with each."""
     inner = disk()
-    files = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".tmp", forever=True)
-    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+    fs = FaultFileSystem(inner, error=errno.ENOSPC, path_part=".tmp", forever=True)
+    with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         written = list(fill(log, 3).values())
         folder = f"{ROOT}/orders/manifest/{log.stream_id:020}"
         for _ in range(5):
             log.tiers.evict(0)
             log.tiers.hydrate(0)
-            files.fail_on("sync")
+            fs.fail_on("sync")
             before = inner.list_dir(folder)
             with pytest.raises(OSError, match="No space"):
                 log.tiers.rewrite_manifest()
             assert inner.list_dir(folder) == before
-            files.heal()
+            fs.heal()
         assert payloads(log) == written

@@ -40,9 +40,9 @@ SIZE = 16 * 1024
 
 
 def disk() -> CrashFileSystem:
-    files = CrashFileSystem()
-    files.make_dirs(COLD)
-    return files
+    fs = CrashFileSystem()
+    fs.make_dirs(COLD)
+    return fs
 
 
 def tiered(**changes):
@@ -50,9 +50,9 @@ def tiered(**changes):
     return tiny(tiers=TierConfig(**{"tier0_max_bytes": 0, **changes}))
 
 
-def open_tiered(files, config, objects=None, clock=None) -> AofManager:
+def open_tiered(fs, config, objects=None, clock=None) -> AofManager:
     return AofManager.open(
-        ROOT, config, files=files, clock=clock or ManualClock(), background=False,
+        ROOT, config, fs=fs, clock=clock or ManualClock(), background=False,
         objects=None if objects is None else lambda: objects,
     )  # fmt: skip
 
@@ -67,17 +67,17 @@ def fill(log, count, *, start=0) -> dict[int, bytes]:
     return written
 
 
-def warm_files(files) -> list[str]:
-    return [f"{WARM}/{name}" for name in files.list_dir(WARM) if name.endswith(".zst")]
+def warm_files(fs) -> list[str]:
+    return [f"{WARM}/{name}" for name in fs.list_dir(WARM) if name.endswith(".zst")]
 
 
-def objects_in(files) -> list[str]:
-    return [info.key for info in DirectoryObjects(files, COLD, clock=ManualClock()).list_below("")]
+def objects_in(fs) -> list[str]:
+    return [info.key for info in DirectoryObjects(fs, COLD, clock=ManualClock()).list_below("")]
 
 
-def damage(files, path, offset) -> None:
+def damage(fs, path, offset) -> None:
     """One bit of a file."""
-    file = files.open_write(path)
+    file = fs.open_write(path)
     (byte,) = file.pread(1, offset)
     file.pwrite(bytes([byte ^ 4]), offset)
     file.close()
@@ -86,37 +86,37 @@ def damage(files, path, offset) -> None:
 @pytest.mark.parametrize("cold", [False, True])
 def test_what_left_is_read_as_before(cold):
     """By id, in order, by time; now and after a restart. The disk has fewer segments than the log."""
-    files = disk()
+    fs = disk()
     changes = {"objects": COLD, "warm_max_bytes": 0} if cold else {}
-    with open_tiered(files, tiered(**changes)) as manager:
+    with open_tiered(fs, tiered(**changes)) as manager:
         log = manager.log("orders")
         written = fill(log, 5)
         manager.maintain()
-        assert len(segment_files(files)) == 1
-        assert len(warm_files(files)) == (0 if cold else 4)
-        assert len(objects_in(files)) == (5 if cold else 0)
+        assert len(segment_files(fs)) == 1
+        assert len(warm_files(fs)) == (0 if cold else 4)
+        assert len(objects_in(fs)) == (5 if cold else 0)
         residency = log.tiers.snapshot().residency
         away = "uploaded_to_tier2" if cold else "staged_for_tier0"
         assert list(residency.values()) == [away] * 4 + ["resident_in_tier0"]
-    with open_tiered(files, tiered(**changes)) as manager:
+    with open_tiered(fs, tiered(**changes)) as manager:
         log = manager.log("orders")
-        assert len(segment_files(files)) == 1
+        assert len(segment_files(fs)) == 1
         for record_id, payload in written.items():
             assert log.read_record(record_id).payload == payload
-        assert len(segment_files(files)) == 5
+        assert len(segment_files(fs)) == 5
         assert payloads(log) == list(written.values())
         assert [record.record_id for record in log.open_reader()] == list(written)
         manager.maintain()
-        assert len(segment_files(files)) == 1
+        assert len(segment_files(fs)) == 1
         assert log.append_record(b"on") > max(written)
         assert payloads(log) == [*written.values(), b"on"]
 
 
 def test_looking_for_a_time_brings_nothing_back():
     """Segments that end before it are passed over where they are."""
-    files = disk()
+    fs = disk()
     clock = ManualClock()
-    with open_tiered(files, tiered(), clock=clock) as manager:
+    with open_tiered(fs, tiered(), clock=clock) as manager:
         log = manager.log("orders")
         fill(log, 3)
         clock.advance(10)
@@ -129,8 +129,8 @@ def test_looking_for_a_time_brings_nothing_back():
 
 def test_the_budget_keeps_what_was_read_last():
     """Three files of sealed segments may stay: the newest, and those that were read."""
-    files = disk()
-    with open_tiered(files, tiered(tier0_max_bytes=3 * SIZE)) as manager:
+    fs = disk()
+    with open_tiered(fs, tiered(tier0_max_bytes=3 * SIZE)) as manager:
         log = manager.log("orders")
         written = list(fill(log, 6))
         manager.maintain()
@@ -143,8 +143,8 @@ def test_the_budget_keeps_what_was_read_last():
 
 def test_a_reader_goes_on_while_its_segment_leaves():
     """What it has mapped stays."""
-    files = disk()
-    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+    fs = disk()
+    with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         written = fill(log, 3)
         reader = iter(log.open_reader())
@@ -157,17 +157,17 @@ def test_a_reader_goes_on_while_its_segment_leaves():
 
 def test_by_hand():
     """`evict` and `hydrate` move one segment; the newest sealed one, and what is not there, are refused."""
-    files = disk()
-    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+    fs = disk()
+    with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         fill(log, 3)
         manager.maintain()
-        assert len(segment_files(files)) == 3
+        assert len(segment_files(fs)) == 3
         log.tiers.evict(1)
         log.tiers.evict(1)
-        assert len(segment_files(files)) == 2
+        assert len(segment_files(fs)) == 2
         log.tiers.hydrate(1)
-        assert len(segment_files(files)) == 3
+        assert len(segment_files(fs)) == 3
         with pytest.raises(UsageError, match="newest"):
             log.tiers.evict(2)
         for call in (log.tiers.evict, log.tiers.hydrate):
@@ -179,30 +179,30 @@ def test_by_hand():
 
 def test_a_damaged_file_is_never_packed():
     """Its copy would be all that is left: it stays as it is, and says so."""
-    files = disk()
-    with open_tiered(files, tiny(tiers=TierConfig())) as manager:
+    fs = disk()
+    with open_tiered(fs, tiny(tiers=TierConfig())) as manager:
         log = manager.log("orders")
         fill(log, 3)
-        damage(files, segment_files(files)[0], 64 + 30)
+        damage(fs, segment_files(fs)[0], 64 + 30)
         with pytest.raises(CorruptionError):
             log.tiers.evict(0)
-        assert len(segment_files(files)) == 3
-        assert warm_files(files) == []
+        assert len(segment_files(fs)) == 3
+        assert warm_files(fs) == []
 
 
 def test_one_segment_that_cannot_move_holds_up_no_other():
     """A damaged file, and a packed file that is gone before it was uploaded: the rest goes its way."""
-    files = disk()
-    with open_tiered(files, tiny(compression="zstd")) as manager:
+    fs = disk()
+    with open_tiered(fs, tiny(compression="zstd")) as manager:
         written = fill(manager.log("orders"), 4)
         manager.maintain()
-    files.remove(warm_files(files)[0])
-    files.remove(warm_files(files)[0])
-    damage(files, segment_files(files)[0], 64 + 30)
-    with open_tiered(files, tiered(objects=COLD)) as manager:
+    fs.remove(warm_files(fs)[0])
+    fs.remove(warm_files(fs)[0])
+    damage(fs, segment_files(fs)[0], 64 + 30)
+    with open_tiered(fs, tiered(objects=COLD)) as manager:
         log = manager.log("orders")
         manager.maintain()
-        assert len(segment_files(files)) == 2
+        assert len(segment_files(fs)) == 2
         assert log.tiers.snapshot().counts.failures > 0
         found = [record.payload for record in log.open_reader(on_damage="skip")]
         assert found == list(written.values())[1:]
@@ -210,16 +210,16 @@ def test_one_segment_that_cannot_move_holds_up_no_other():
 
 def test_a_missing_warm_file_is_fetched():
     """NeedsRecovery, a fetch, StagedForTier0, and the record."""
-    files = disk()
-    with open_tiered(files, tiered(objects=COLD)) as manager:
+    fs = disk()
+    with open_tiered(fs, tiered(objects=COLD)) as manager:
         log = manager.log("orders")
         written = fill(log, 3)
         manager.maintain()
-        for number, path in enumerate(warm_files(files)[:2]):
+        for number, path in enumerate(warm_files(fs)[:2]):
             if number:
-                damage(files, path, 10)
+                damage(fs, path, 10)
             else:
-                files.remove(path)
+                fs.remove(path)
         assert payloads(log) == list(written.values())
         assert log.tiers.snapshot().counts.downloads == 2
 
@@ -228,46 +228,46 @@ def test_a_missing_warm_file_is_fetched():
 @pytest.mark.parametrize("where", ["evict", "upload"])
 def test_a_copy_that_rotted_is_made_again_while_the_file_is_there(how, where):
     """It was compared when it was made, which may be years ago: it is read once more before it is all that is left."""
-    files = disk()
-    with open_tiered(files, tiny(compression="zstd")) as manager:
+    fs = disk()
+    with open_tiered(fs, tiny(compression="zstd")) as manager:
         written = fill(manager.log("orders"), 3)
         manager.maintain()
-    path = warm_files(files)[0]
+    path = warm_files(fs)[0]
     if how == "gone":
-        files.remove(path)
+        fs.remove(path)
     else:
-        damage(files, path, 20)
+        damage(fs, path, 20)
     tiers = TierConfig() if where == "evict" else TierConfig(objects=COLD)
-    with open_tiered(files, tiny(tiers=tiers, compression="zstd")) as manager:
+    with open_tiered(fs, tiny(tiers=tiers, compression="zstd")) as manager:
         log = manager.log("orders")
         manager.maintain()
         manager.maintain()
         if where == "upload":
             assert log.tiers.snapshot().object_segments == 3
         log.tiers.evict(0)
-        assert len(segment_files(files)) == 2
+        assert len(segment_files(fs)) == 2
         assert payloads(log) == list(written.values())
 
 
 def test_a_rotten_copy_of_a_damaged_file_evicts_nothing():
     """Neither is what was sealed: both stay, for people."""
-    files = disk()
-    with open_tiered(files, tiny(compression="zstd")) as manager:
+    fs = disk()
+    with open_tiered(fs, tiny(compression="zstd")) as manager:
         fill(manager.log("orders"), 3)
         manager.maintain()
-    damage(files, warm_files(files)[0], 20)
-    damage(files, segment_files(files)[0], 64 + 30)
-    with open_tiered(files, tiny(compression="zstd")) as manager:
+    damage(fs, warm_files(fs)[0], 20)
+    damage(fs, segment_files(fs)[0], 64 + 30)
+    with open_tiered(fs, tiny(compression="zstd")) as manager:
         with pytest.raises(CorruptionError):
             manager.log("orders").tiers.evict(0)
-        assert len(segment_files(files)) == len(warm_files(files)) == 3
+        assert len(segment_files(fs)) == len(warm_files(fs)) == 3
 
 
 def test_the_manifest_tells_the_history_of_a_segment():
     """Every step that began, ended or failed; a step that fails again and again is written once."""
-    files = disk()
-    objects = FaultObjects(DirectoryObjects(files, COLD, clock=ManualClock()))
-    with open_tiered(files, tiered(objects=COLD, warm_max_bytes=0), objects) as manager:
+    fs = disk()
+    objects = FaultObjects(DirectoryObjects(fs, COLD, clock=ManualClock()))
+    with open_tiered(fs, tiered(objects=COLD, warm_max_bytes=0), objects) as manager:
         log = manager.log("orders")
         objects.fail_on("put_parts", 1, times=2)
         fill(log, 2)
@@ -283,8 +283,8 @@ def test_the_manifest_tells_the_history_of_a_segment():
         assert (told["hydration_latency_samples"], told["hydration_latency_p99_ms"]) == (1, 0)
         stream_id = log.stream_id
     path = f"{ROOT}/orders/{stream_folder(stream_id)}"
-    chunk = f"{path}/{files.list_dir(path)[-1]}"
-    described = describe_log_file(chunk, files.map_read(chunk).view(), rows_max=99)
+    chunk = f"{path}/{fs.list_dir(path)[-1]}"
+    described = describe_log_file(chunk, fs.map_read(chunk).view(), rows_max=99)
     kinds = [one["kind"] for one in described.tables["records"] if one["segment_id"] == 0]
     for kind in (
         "SEGMENT_OPENED", "SEAL_SEGMENT", "COMPRESSION_STARTED", "COMPRESSION_DONE", "UPLOAD_STARTED", "UPLOAD_FAILED",
@@ -295,16 +295,16 @@ def test_the_manifest_tells_the_history_of_a_segment():
 
 def test_an_object_whose_upload_was_cut_off_goes_with_its_segment():
     """It is there, and no row says so: only the note that its upload began."""
-    files = disk()
+    fs = disk()
     keep = tiny(tiers=TierConfig(objects=COLD), compression="zstd")
     expire = replace(keep, retention=Retention("size", max_total_bytes=1, action="expire"))
-    with open_tiered(files, keep) as manager:
+    with open_tiered(fs, keep) as manager:
         log = manager.log("orders")
         crashed: list[CrashFileSystem] = []
-        files.on_step = lambda op, path: crashed.append(files.clone_after_crash(0)) if ".mlog" in path else None
+        fs.on_step = lambda op, path: crashed.append(fs.clone_after_crash(0)) if ".mlog" in path else None
         fill(log, 2)
         manager.maintain()
-        files.on_step = None
+        fs.on_step = None
     after = next(one for one in crashed if objects_in(one))
     objects = FaultObjects(DirectoryObjects(after, COLD, clock=ManualClock()))
     objects.fail_on("put_parts", 1, times=99)  # so that no later upload tells of it
@@ -317,26 +317,26 @@ def test_an_object_whose_upload_was_cut_off_goes_with_its_segment():
 
 def test_an_object_that_is_gone_needs_recovery_until_it_is_back():
     """Its readers are told, and so is whoever looks at the log, from beside it, too, and after opening again."""
-    files = disk()
+    fs = disk()
     config = tiered(objects=COLD, warm_max_bytes=0)
-    with open_tiered(files, config) as manager:
+    with open_tiered(fs, config) as manager:
         log = manager.log("orders")
         written = fill(log, 2)
         manager.maintain()
-        key, _ = objects_in(files)
-        kept = files.read_all(f"{COLD}/{key}", size_max=1 << 20)
-        files.remove(f"{COLD}/{key}")
+        key, _ = objects_in(fs)
+        kept = fs.read_all(f"{COLD}/{key}", size_max=1 << 20)
+        fs.remove(f"{COLD}/{key}")
         assert log.tiers.snapshot().residency[0] == "uploaded_to_tier2"
         with pytest.raises(CorruptionError):
             log.read_record(min(written))
         assert log.tiers.snapshot().residency[0] == "needs_recovery"
-    with open_tiered(files, config) as manager:
+    with open_tiered(fs, config) as manager:
         log = manager.log("orders")
         assert log.tiers.snapshot().residency[0] == "needs_recovery"
-        checked = check_log_directory(files, "orders", f"{ROOT}/orders", read_records=False)
+        checked = check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=False)
         assert checked.segments[0].state == "missing"
         assert not checked.sound
-        file = files.create(f"{COLD}/{key}")
+        file = fs.create(f"{COLD}/{key}")
         file.pwrite(kept, 0)
         file.close()
         assert payloads(log) == list(written.values())
@@ -348,12 +348,12 @@ def test_an_object_that_is_gone_needs_recovery_until_it_is_back():
 
 def test_the_only_copy_that_is_damaged_is_said_so():
     """A warm file without an object: the readers of that segment are told, the others read on."""
-    files = disk()
-    with open_tiered(files, tiered()) as manager:
+    fs = disk()
+    with open_tiered(fs, tiered()) as manager:
         log = manager.log("orders")
         written = fill(log, 3)
         manager.maintain()
-        files.remove(warm_files(files)[0])
+        fs.remove(warm_files(fs)[0])
         with pytest.raises(CorruptionError):
             log.read_record(min(written))
         assert log.tiers.snapshot().residency[0] == "needs_recovery"
@@ -363,43 +363,43 @@ def test_the_only_copy_that_is_damaged_is_said_so():
 def test_a_damaged_object_is_never_taken_for_a_segment():
     """A bit in it, wherever it is: the reader is told, and nothing of it reaches the disk."""
     for offset in (5, 100, -20):
-        files = disk()
-        with open_tiered(files, tiered(objects=COLD, warm_max_bytes=0)) as manager:
+        fs = disk()
+        with open_tiered(fs, tiered(objects=COLD, warm_max_bytes=0)) as manager:
             log = manager.log("orders")
             written = fill(log, 2)
             manager.maintain()
-            key, _ = objects_in(files)
+            key, _ = objects_in(fs)
             path = f"{COLD}/{key}"
-            damage(files, path, offset % files.stat(path).size_bytes)
+            damage(fs, path, offset % fs.stat(path).size_bytes)
             with pytest.raises(CorruptionError):
                 list(log.open_reader())
             with suppress(CorruptionError):  # what has its checksum is read
                 assert log.read_record(min(written)).payload == written[min(written)]
-            assert len(segment_files(files)) == 1
+            assert len(segment_files(fs)) == 1
 
 
 @pytest.mark.parametrize("how", ["damaged", "gone", "short"])
 @pytest.mark.parametrize("where", ["trim", "evict"])
 def test_an_object_that_rotted_is_made_again_while_another_copy_is_there(how, where):
     """It is read back, all of it, before it is all that is left; what is not what was uploaded is uploaded again."""
-    files = disk()
+    fs = disk()
     config = tiny(tiers=TierConfig(objects=COLD), compression="zstd")
-    with open_tiered(files, config) as manager:
+    with open_tiered(fs, config) as manager:
         written = fill(manager.log("orders"), 3)
         manager.maintain()
-    path = f"{COLD}/{objects_in(files)[0]}"
+    path = f"{COLD}/{objects_in(fs)[0]}"
     if how == "damaged":
-        damage(files, path, 20)
+        damage(fs, path, 20)
     elif how == "gone":
-        files.remove(path)
+        fs.remove(path)
     else:
-        file = files.open_write(path)
+        file = fs.open_write(path)
         file.truncate(40)
         file.close()
     if where == "evict":
-        damage(files, warm_files(files)[0], 20)
+        damage(fs, warm_files(fs)[0], 20)
     changes = {"tier0_max_bytes": 0, "warm_max_bytes": 0} if where == "trim" else {}
-    with open_tiered(files, tiny(tiers=TierConfig(objects=COLD, **changes), compression="zstd")) as manager:
+    with open_tiered(fs, tiny(tiers=TierConfig(objects=COLD, **changes), compression="zstd")) as manager:
         log = manager.log("orders")
         if where == "evict":
             log.tiers.evict(0)
@@ -408,14 +408,14 @@ def test_an_object_that_rotted_is_made_again_while_another_copy_is_there(how, wh
         manager.maintain()
         left = "uploaded_to_tier2" if where == "trim" else "staged_for_tier0"
         assert log.tiers.snapshot().residency[0] == left
-        assert len(warm_files(files)) == (0 if where == "trim" else 3)
+        assert len(warm_files(fs)) == (0 if where == "trim" else 3)
         assert log.tiers.snapshot().object_segments == 3
         assert payloads(log) == list(written.values())
 
 
 def test_an_object_is_read_back_once():
     """A segment that comes and goes is not fetched each time it goes."""
-    files = disk()
+    fs = disk()
     read: list[str] = []
 
     class Counted(DirectoryObjects):
@@ -423,8 +423,8 @@ def test_an_object_is_read_back_once():
             read.append(key)
             return super().get_range(key, start, length)
 
-    objects = Counted(files, COLD, clock=ManualClock())
-    with open_tiered(files, tiered(objects=COLD, warm_max_bytes=0), objects) as manager:
+    objects = Counted(fs, COLD, clock=ManualClock())
+    with open_tiered(fs, tiered(objects=COLD, warm_max_bytes=0), objects) as manager:
         log = manager.log("orders")
         written = fill(log, 2)
         manager.maintain()
@@ -438,8 +438,8 @@ def test_an_object_is_read_back_once():
 
 def test_a_programs_own_events():
     """In the manifest log with the others, over a restart; what is none is refused. The newest record's age is told."""
-    files, clock = disk(), ManualClock()
-    with open_tiered(files, tiered(), clock=clock) as manager:
+    fs, clock = disk(), ManualClock()
+    with open_tiered(fs, tiered(), clock=clock) as manager:
         tiers = manager.log("orders").tiers
         tiers.write_custom_event(7, b"\x00\xff", segment_id=3)
         for schema, blob in ((-1, b""), (1 << 32, b""), (True, b""), (1, "text"), (1, bytes(65_536))):
@@ -447,13 +447,13 @@ def test_a_programs_own_events():
                 tiers.write_custom_event(schema, blob)
         stream_id = manager.log("orders").stream_id
     clock.advance(5)
-    with open_tiered(files, tiered(), clock=clock) as manager:
+    with open_tiered(fs, tiered(), clock=clock) as manager:
         log = manager.log("orders")
         assert 4.9 < log.tiers.snapshot().replay_chunk_lag_seconds < 5.1
         assert log.snapshot().figures()["replay_chunk_lag_seconds"] > 4.9
     folder = f"{ROOT}/orders/{stream_folder(stream_id)}"
-    (name,) = files.list_dir(folder)
-    told = describe_log_file(name, memoryview(files.read_all(f"{folder}/{name}", size_max=1 << 20)))
+    (name,) = fs.list_dir(folder)
+    told = describe_log_file(name, memoryview(fs.read_all(f"{folder}/{name}", size_max=1 << 20)))
     assert "CUSTOM_EVENT" in str(told.tables) or "custom_event" in str(told.tables)
     with pytest.raises(StoreClosedError):
         tiers.write_custom_event(1, b"")
@@ -462,9 +462,9 @@ def test_a_programs_own_events():
 @pytest.mark.parametrize("cold", [False, True])
 def test_the_oldest_segments_are_deleted_by_hand(cold):
     """With their copies, and never so that a hole is left; what stays keeps its ids, after opening again, too."""
-    files = disk()
+    fs = disk()
     config = tiered(objects=COLD, warm_max_bytes=0) if cold else tiered()
-    with open_tiered(files, config) as manager:
+    with open_tiered(fs, config) as manager:
         log = manager.log("orders")
         written = fill(log, 4)
         manager.maintain()
@@ -481,42 +481,42 @@ def test_the_oldest_segments_are_deleted_by_hand(cold):
         log.tiers.delete_oldest([1, 0])
         manager.maintain()
         assert payloads(log) == list(written.values())[6:]
-        assert objects_in(files)[2:] == warm_files(files)[1:] == []
-    with open_tiered(files, config) as manager:
+        assert objects_in(fs)[2:] == warm_files(fs)[1:] == []
+    with open_tiered(fs, config) as manager:
         assert payloads(manager.log("orders")) == list(written.values())[6:]
 
 
 def test_without_room_it_is_read_from_memory():
     """A full disk hides no record."""
     inner = disk()
-    files = FaultFileSystem(inner, error=errno.ENOSPC, forever=True)
-    with open_tiered(files, tiered(objects=COLD, warm_max_bytes=0)) as manager:
+    fs = FaultFileSystem(inner, error=errno.ENOSPC, forever=True)
+    with open_tiered(fs, tiered(objects=COLD, warm_max_bytes=0)) as manager:
         log = manager.log("orders")
         written = fill(log, 3)
         manager.maintain()
-        files.fail_on("pwrite")
+        fs.fail_on("pwrite")
         assert payloads(log) == list(written.values())
-        files.heal()
+        fs.heal()
         assert len(segment_files(inner)) == 1
 
 
 def test_a_log_whose_tiers_were_switched_off():
     """Its segments are still found."""
-    files = disk()
-    with open_tiered(files, tiered()) as manager:
+    fs = disk()
+    with open_tiered(fs, tiered()) as manager:
         written = fill(manager.log("orders"), 3)
         manager.maintain()
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         assert payloads(manager.log("orders")) == list(written.values())
-    with open_manager(files, tiny(retention=Retention("size", max_total_bytes=1, action="expire"))) as manager:
+    with open_manager(fs, tiny(retention=Retention("size", max_total_bytes=1, action="expire"))) as manager:
         manager.log("orders")
         manager.maintain()
         assert payloads(manager.log("orders")) == list(written.values())[6:]
-    with open_manager(files) as manager:
+    with open_manager(fs) as manager:
         assert payloads(manager.log("orders")) == list(written.values())[6:]
-    assert warm_files(files) == []
+    assert warm_files(fs) == []
     with (
-        open_manager(files, tiny(retention=Retention("size", max_total_bytes=1))) as manager,
+        open_manager(fs, tiny(retention=Retention("size", max_total_bytes=1))) as manager,
         pytest.raises(SettingsError, match="no file to archive"),
     ):
         manager.log("orders")
@@ -525,31 +525,31 @@ def test_a_log_whose_tiers_were_switched_off():
 @pytest.mark.parametrize("cold", [False, True])
 def test_the_manifest_may_be_lost(cold):
     """Warm files and objects say what they are: all of it is there again, and nothing was deleted."""
-    files = disk()
+    fs = disk()
     config = tiered(objects=COLD, warm_max_bytes=0) if cold else tiered()
-    with open_tiered(files, config) as manager:
+    with open_tiered(fs, config) as manager:
         written = fill(manager.log("orders"), 4)
         manager.maintain()
         stream = manager.log("orders").stream_id
     folder = f"{ROOT}/orders/manifest/{stream:020}"
-    for name in files.list_dir(folder):
-        files.remove(f"{folder}/{name}")
-    with open_tiered(files, config) as manager:
+    for name in fs.list_dir(folder):
+        fs.remove(f"{folder}/{name}")
+    with open_tiered(fs, config) as manager:
         assert payloads(manager.log("orders")) == list(written.values())
         manager.maintain()
-        assert len(segment_files(files)) == 1
-        assert len(objects_in(files)) == (4 if cold else 0)
+        assert len(segment_files(fs)) == 1
+        assert len(objects_in(fs)) == (4 if cold else 0)
 
 
 def test_a_damaged_segment_is_healed_from_its_copy():
     """Recovery seals what is left of it; the copy that was verified is more."""
-    files = disk()
-    with open_tiered(files, tiny(compression="zstd")) as manager:
+    fs = disk()
+    with open_tiered(fs, tiny(compression="zstd")) as manager:
         written = fill(manager.log("orders"), 3)
         manager.maintain()
-    path = segment_files(files)[1]
-    damage(files, path, files.stat(path).size_bytes - 90)
-    with open_tiered(files, tiny(compression="zstd")) as manager:
+    path = segment_files(fs)[1]
+    damage(fs, path, fs.stat(path).size_bytes - 90)
+    with open_tiered(fs, tiny(compression="zstd")) as manager:
         assert payloads(manager.log("orders")) == list(written.values())
 
 
@@ -558,14 +558,14 @@ def test_a_damaged_segment_is_healed_from_its_copy():
 def test_an_object_store_that_fails(operation, how):
     """Nothing is lost and nothing is left over, whichever call goes wrong; in the end everything is done."""
     for nth in range(1, 4):
-        files = disk()
+        fs = disk()
         clock = ManualClock()
-        objects = FaultObjects(DirectoryObjects(files, COLD, clock=clock))
+        objects = FaultObjects(DirectoryObjects(fs, COLD, clock=clock))
         config = tiny(
             tiers=TierConfig(tier0_max_bytes=0, warm_max_bytes=0, objects=COLD),
             retention=Retention("size", max_total_bytes=3 * SIZE, action="expire"),
         )
-        with open_tiered(files, config, objects, clock) as manager:
+        with open_tiered(fs, config, objects, clock) as manager:
             log = manager.log("orders")
             objects.fail_on(operation, nth, how=how)
             written = fill(log, 3)
@@ -587,8 +587,8 @@ def test_an_object_store_that_fails(operation, how):
             kept = list(written.values())[6:]
             assert payloads(log) == kept
             manager.maintain()
-            assert len(objects_in(files)) == 3
-        with open_tiered(files, config, DirectoryObjects(files, COLD, clock=clock), clock) as manager:
+            assert len(objects_in(fs)) == 3
+        with open_tiered(fs, config, DirectoryObjects(fs, COLD, clock=clock), clock) as manager:
             assert payloads(manager.log("orders")) == kept
 
 
@@ -597,13 +597,13 @@ def test_a_disk_that_fails(operation):
     """Whichever call of a transition goes wrong: every record is there, and in the end everything moved."""
     for nth in range(1, 8):
         inner = disk()
-        files = FaultFileSystem(inner)
+        fs = FaultFileSystem(inner)
         clock = ManualClock()
-        with open_tiered(files, tiny(), clock=clock) as manager:
+        with open_tiered(fs, tiny(), clock=clock) as manager:
             written = fill(manager.log("orders"), 3)
-        with open_tiered(files, tiered(objects=COLD, warm_max_bytes=0), clock=clock) as manager:
+        with open_tiered(fs, tiered(objects=COLD, warm_max_bytes=0), clock=clock) as manager:
             log = manager.log("orders")
-            files.fail_on(operation, nth)
+            fs.fail_on(operation, nth)
             for _ in range(2):
                 clock.advance(10)
                 manager.maintain()
@@ -611,7 +611,7 @@ def test_a_disk_that_fails(operation):
                     assert payloads(log) == list(written.values())
                 except OSError:
                     continue
-            files.heal()
+            fs.heal()
             clock.advance(10)
             manager.maintain()
             assert payloads(log) == list(written.values())
@@ -626,22 +626,22 @@ def test_a_disk_that_fails(operation):
 @pytest.mark.parametrize("expires", [False, True])
 def test_a_crash_at_any_step_of_any_transition(cold, expires):
     """Pack, upload, evict, trim, fetch, hydrate, retire: after a crash at each step the log has what it had."""
-    files = disk()
+    fs = disk()
     changes = {"objects": COLD, "warm_max_bytes": 0} if cold else {}
     retention = Retention("size", max_total_bytes=2 * SIZE, action="expire") if expires else Retention()
     config = tiny(tiers=TierConfig(tier0_max_bytes=0, **changes), retention=retention)
-    with open_tiered(files, tiny()) as manager:
+    with open_tiered(fs, tiny()) as manager:
         written = fill(manager.log("orders"), 3)
     moments: list[tuple[str, list[CrashFileSystem]]] = []
-    with open_tiered(files, config) as manager:
+    with open_tiered(fs, config) as manager:
         log = manager.log("orders")
-        files.on_step = lambda op, path: moments.append(
-            (f"{op} {path}", [*(files.clone_after_crash(seed) for seed in (0, 2)), files.clone_after_kill()])
+        fs.on_step = lambda op, path: moments.append(
+            (f"{op} {path}", [*(fs.clone_after_crash(seed) for seed in (0, 2)), fs.clone_after_kill()])
         )
         manager.maintain()
         log.read_record(max(written) - (1 << 32))
         manager.maintain()
-        files.on_step = None
+        fs.on_step = None
     assert len(moments) > 40
     kept = list(written.values())[3:] if expires else list(written.values())
     for label, disks in moments:

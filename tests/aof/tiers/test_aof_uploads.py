@@ -40,22 +40,22 @@ class Told(InMemoryObserver):
 
 
 def disk() -> CrashFileSystem:
-    files = CrashFileSystem()
-    files.make_dirs(COLD)
-    return files
+    fs = CrashFileSystem()
+    fs.make_dirs(COLD)
+    return fs
 
 
-def objects_in(files) -> list[str]:
-    return [info.key for info in DirectoryObjects(files, COLD, clock=ManualClock()).list_below("")]
+def objects_in(fs) -> list[str]:
+    return [info.key for info in DirectoryObjects(fs, COLD, clock=ManualClock()).list_below("")]
 
 
-def store_of(files) -> FaultObjects:
-    return FaultObjects(DirectoryObjects(files, COLD, clock=ManualClock()))
+def store_of(fs) -> FaultObjects:
+    return FaultObjects(DirectoryObjects(fs, COLD, clock=ManualClock()))
 
 
-def opened(files, config=None, objects=None, clock=None, **more) -> AofManager:
+def opened(fs, config=None, objects=None, clock=None, **more) -> AofManager:
     return AofManager.open(
-        ROOT, config or tiny(tiers=UPLOADING), files=files, clock=clock or ManualClock(),
+        ROOT, config or tiny(tiers=UPLOADING), fs=fs, clock=clock or ManualClock(),
         objects=None if objects is None else lambda: objects, **{"background": False, **more},
     )  # fmt: skip
 
@@ -73,50 +73,50 @@ def fill(log, count) -> list[bytes]:
 
 def test_every_sealed_segment_is_uploaded():
     """Once, from its own file: no packed file takes room, and every file stays where it was."""
-    files = disk()
-    objects = store_of(files)
-    with opened(files, objects=objects) as manager:
+    fs = disk()
+    objects = store_of(fs)
+    with opened(fs, objects=objects) as manager:
         log = manager.log("orders")
         written = fill(log, 7)
         manager.maintain()
-        assert len(objects_in(files)) == 7
+        assert len(objects_in(fs)) == 7
         snapshot = log.tiers.snapshot()
         assert set(snapshot.residency.values()) == {"resident_in_tier0"}
         assert (snapshot.upload_queue_depth, snapshot.upload_lag_bytes, snapshot.upload_lag_seconds) == (0, 0, 0)
-    with opened(files, objects=objects) as manager:
+    with opened(fs, objects=objects) as manager:
         log = manager.log("orders")
         manager.maintain()
         assert objects.calls["put_parts"] == 7
         assert payloads(log) == written
         assert log.tiers.snapshot().upload_queue_depth == 0
-    assert [name for name in files.list_dir(WARM) if ".zst" in name] == []
-    assert [one.payload for one in Reader(LogFiles(f"{ROOT}/orders", files=files), 0)] == written
-    checked = check_log_directory(files, "orders", f"{ROOT}/orders", read_records=True)
+    assert [name for name in fs.list_dir(WARM) if ".zst" in name] == []
+    assert [one.payload for one in Reader(LogFiles(f"{ROOT}/orders", fs=fs), 0)] == written
+    checked = check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=True)
     assert checked.sound
     assert checked.as_dict()["queues"]["upload"] == 0
 
 
 def test_a_log_that_is_given_objects_uploads_what_it_has():
     """Also what was sealed before."""
-    files = disk()
-    with opened(files, tiny()) as manager:
+    fs = disk()
+    with opened(fs, tiny()) as manager:
         written = fill(manager.log("orders"), 3)
-    with opened(files) as manager:
+    with opened(fs) as manager:
         log = manager.log("orders")
         manager.maintain()
-        assert len(objects_in(files)) == 3
+        assert len(objects_in(fs)) == 3
         assert payloads(log) == written
 
 
 def test_a_store_that_is_down_holds_nothing_up():
     """The lag shows it, the disk holds no more than without objects, and later all is uploaded, the oldest first."""
-    files = disk()
+    fs = disk()
     clock = ManualClock()
-    objects = store_of(files)
+    objects = store_of(fs)
     keys: list[str] = []
     objects.on_call = lambda operation, key: keys.append(key) if operation == "put_parts" else None
     observer = Told()
-    with opened(files, objects=objects, clock=clock, observer=observer) as manager:
+    with opened(fs, objects=objects, clock=clock, observer=observer) as manager:
         log = manager.log("orders")
         objects.fail_on("put_parts", 1, times=10_000)
         written = fill(log, 2)
@@ -129,14 +129,14 @@ def test_a_store_that_is_down_holds_nothing_up():
         assert snapshot.upload_lag_bytes == sum(map(len, written)) + 24 * len(written)
         assert log.snapshot().figures()["upload_lag_bytes"] == snapshot.upload_lag_bytes
         assert "aof.tier2_upload_failed" in observer.events
-        assert [name for name in files.list_dir(WARM) if ".zst" in name] == objects_in(files) == []
+        assert [name for name in fs.list_dir(WARM) if ".zst" in name] == objects_in(fs) == []
         assert len(set(keys)) == 1  # the next one would wait as long
         objects.heal()
         keys.clear()
         clock.advance(10)
         manager.maintain()
         assert keys == sorted(keys)
-        assert len(objects_in(files)) == 5
+        assert len(objects_in(fs)) == 5
         assert log.tiers.snapshot().upload_lag_seconds == 0
 
 
@@ -160,15 +160,15 @@ def test_closing_finishes_uploads(tmp_path):
 @pytest.mark.parametrize("power_cut", [False, True])
 def test_a_crash_at_any_step_of_an_upload(power_cut):
     """Opened again, every record is there, and every sealed segment has its one object."""
-    files = disk()
+    fs = disk()
     moments: list[CrashFileSystem] = []
-    clone = (lambda: files.clone_after_crash(1)) if power_cut else files.clone_after_kill
-    with opened(files) as manager:
+    clone = (lambda: fs.clone_after_crash(1)) if power_cut else fs.clone_after_kill
+    with opened(fs) as manager:
         log = manager.log("orders")
         written = fill(log, 2)
-        files.on_step = lambda _op, _path: moments.append(clone())
+        fs.on_step = lambda _op, _path: moments.append(clone())
         log.append_record(b"x", durable="object")
-        files.on_step = None
+        fs.on_step = None
     assert len(moments) > 20
     for one in moments:
         with opened(one) as manager:
@@ -182,39 +182,39 @@ def test_a_crash_at_any_step_of_an_upload(power_cut):
 
 def test_an_object_is_read_back_before_the_file_goes():
     """Uploaded at its seal, and damaged since: the file stays, and the object is made again."""
-    files = disk()
-    with opened(files) as manager:
+    fs = disk()
+    with opened(fs) as manager:
         log = manager.log("orders")
         written = fill(log, 3)
         manager.maintain()
         log.tiers.evict(1)
         assert log.tiers.snapshot().residency[1] == "uploaded_to_tier2"
-        path = f"{COLD}/{objects_in(files)[0]}"
-        file = files.open_write(path)
+        path = f"{COLD}/{objects_in(fs)[0]}"
+        file = fs.open_write(path)
         file.pwrite(b"\x00\x01", 20)
         file.close()
         log.tiers.evict(0)
         manager.maintain()
         assert payloads(log) == written
-        assert len(objects_in(files)) == 3
+        assert len(objects_in(fs)) == 3
 
 
 def test_a_damaged_segment_is_not_uploaded():
     """Others are, whoever waits for it is told, and it is not read again and again."""
-    files = disk()
-    with opened(files, tiny()) as manager:
+    fs = disk()
+    with opened(fs, tiny()) as manager:
         log = manager.log("orders")
         first = log.append_record(b"first")
         fill(log, 3)
-    file = files.open_write(segment_files(files)[0])
+    file = fs.open_write(segment_files(fs)[0])
     file.pwrite(b"\xff", 64 + 26)
     file.close()
-    with opened(files) as manager:
+    with opened(fs) as manager:
         log = manager.log("orders")
         with pytest.raises(CorruptionError):
             log.wait_until_uploaded(first, 60)
         manager.maintain()
-        assert len(objects_in(files)) == 2
+        assert len(objects_in(fs)) == 2
         assert log.tiers.snapshot().upload_queue_depth == 1
         failures = log.tiers.snapshot().counts.failures
         manager.maintain()
@@ -228,26 +228,26 @@ def test_a_damaged_segment_is_not_uploaded():
 @pytest.mark.parametrize("reopened", [False, True])
 def test_a_quiet_log_is_sealed_uploaded_and_expired(reopened):
     """Nobody calls anything. In the end no record is left anywhere, and the log goes on where it was."""
-    files = disk()
+    fs = disk()
     clock = ManualClock()
     config = tiny(
         tiers=UPLOADING, max_segment_age_s=60, retention=Retention("time", ttl_s=600, action="expire"),
     )  # fmt: skip
-    manager = opened(files, config, clock=clock)
+    manager = opened(fs, config, clock=clock)
     log = manager.log("orders")
     record_id = log.append_record(b"x" * 100)
     manager.maintain()
     clock.advance(59)
     manager._workers.run_pending()
-    assert objects_in(files) == []
+    assert objects_in(fs) == []
     if reopened:  # the age counts from the first record, also while the log was closed
         manager.close()
-        manager = opened(files, config, clock=clock)
+        manager = opened(fs, config, clock=clock)
         log = manager.log("orders")
     clock.advance(1)
     manager._workers.run_pending()
     assert [one.state for one in log.segment_snapshot()] == ["sealed"]
-    assert len(objects_in(files)) == 1
+    assert len(objects_in(fs)) == 1
     clock.advance(601)
     for _ in range(3):
         manager._workers.run_pending()
@@ -255,14 +255,14 @@ def test_a_quiet_log_is_sealed_uploaded_and_expired(reopened):
     assert payloads(log) == []
     with pytest.raises(UnknownRecordError):
         log.read_record(record_id)
-    (left,) = segment_files(files)
-    assert not any(b"x" * 100 in files.read_all(path, size_max=1 << 20) for path in [left])
-    (key,) = objects_in(files)
+    (left,) = segment_files(fs)
+    assert not any(b"x" * 100 in fs.read_all(path, size_max=1 << 20) for path in [left])
+    (key,) = objects_in(fs)
     assert "segment-00000000000000000001-" in key  # it has no records, and says where the log goes on
-    assert check_log_directory(files, "orders", f"{ROOT}/orders", read_records=True).sound
+    assert check_log_directory(fs, "orders", f"{ROOT}/orders", read_records=True).sound
     manager.close()
     for turn in range(3):
-        with opened(files, config, clock=clock) as manager:
+        with opened(fs, config, clock=clock) as manager:
             log = manager.log("orders")
             follower = log.tail_follower(0)
             new = log.append_record(b"%d" % turn)
@@ -271,14 +271,14 @@ def test_a_quiet_log_is_sealed_uploaded_and_expired(reopened):
             assert follower.next(timeout=1).payload == b"0"
             assert log.snapshot().record_count == 2 + turn
             assert log.find_record_number(1 + turn) == new
-    assert len(segment_files(files)) == 2
+    assert len(segment_files(fs)) == 2
 
 
 def test_age_is_not_fooled_by_the_clock():
     """A wall clock that is set back does not keep a segment open."""
-    files = disk()
+    fs = disk()
     clock = ManualClock()
-    with opened(files, tiny(max_segment_age_s=60), clock=clock) as manager:
+    with opened(fs, tiny(max_segment_age_s=60), clock=clock) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
         manager.maintain()
@@ -290,9 +290,9 @@ def test_age_is_not_fooled_by_the_clock():
 
 def test_an_open_reservation_is_not_sealed_away():
     """The segment is sealed as soon as the record is there."""
-    files = disk()
+    fs = disk()
     clock = ManualClock()
-    with opened(files, tiny(max_segment_age_s=60), clock=clock) as manager:
+    with opened(fs, tiny(max_segment_age_s=60), clock=clock) as manager:
         log = manager.log("orders")
         log.append_record(b"x")
         room = log.append_reserve(5)
@@ -308,19 +308,19 @@ def test_an_open_reservation_is_not_sealed_away():
 
 def test_a_segment_without_records_survives_a_crash_at_any_step():
     """It is made when the last records expire; whatever is there of it, ids and counts go on."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     clock = ManualClock()
     config = tiny(retention=Retention("time", ttl_s=60, action="expire"))
     moments: list[CrashFileSystem] = []
-    with opened(files, config, clock=clock) as manager:
+    with opened(fs, config, clock=clock) as manager:
         log = manager.log("orders")
         last = log.append_records([b"one", b"two"])[-1]
         log.force_rollover(timeout=5)
         clock.advance(61)
-        files.on_step = lambda _op, _path: moments.extend([files.clone_after_kill(), files.clone_after_crash(2)])
+        fs.on_step = lambda _op, _path: moments.extend([fs.clone_after_kill(), fs.clone_after_crash(2)])
         manager.maintain()
         manager.maintain()
-        files.on_step = None
+        fs.on_step = None
         assert payloads(log) == []
     for one in moments:
         with opened(one, config, clock=clock) as manager:
@@ -338,21 +338,21 @@ def test_a_segment_without_records_survives_a_crash_at_any_step():
 
 def test_a_record_is_durable_in_the_object_store():
     """On return its segment is an object; before anything is written, a log without objects refuses."""
-    files = disk()
-    with opened(files) as manager:
+    fs = disk()
+    with opened(fs) as manager:
         log = manager.log("orders")
         record_id = log.append_record(b"one", durable="object")
-        assert len(objects_in(files)) == 1
+        assert len(objects_in(fs)) == 1
         log.append_records([b"two", b"three"], durable="object")
         log.append_record_with_timeout(b"four", 5, durable="object")
         log.append_records_with_timeout([b"five"], 5, durable="object")
-        assert len(objects_in(files)) == 4
+        assert len(objects_in(fs)) == 4
         log.wait_until_uploaded(record_id, timeout=0)
         synced = log.append_record(b"six", durable=True)
         assert log.is_durable(synced)
         later = log.append_record(b"seven")
         log.wait_until_uploaded(later)
-        assert len(objects_in(files)) == 5
+        assert len(objects_in(fs)) == 5
         assert log.append_records([], durable="object") == []
         for wrong in (later + 1000, 1 << 40, -1):
             with pytest.raises(UnknownRecordError):
@@ -361,19 +361,19 @@ def test_a_record_is_durable_in_the_object_store():
             log.append_record(b"no", durable="objects")
     with pytest.raises(StoreClosedError):
         log.append_record(b"no", durable="object")
-    with opened(files, tiny()) as manager, pytest.raises(UsageError, match="object store"):
+    with opened(fs, tiny()) as manager, pytest.raises(UsageError, match="object store"):
         manager.log("other").append_record(b"no", durable="object")
-    with opened(files, tiny()) as manager, pytest.raises(UsageError, match="object store"):
+    with opened(fs, tiny()) as manager, pytest.raises(UsageError, match="object store"):
         manager.log("other").wait_until_uploaded(record_id)
-    assert files.list_dir(f"{ROOT}/other/segments") == []
+    assert fs.list_dir(f"{ROOT}/other/segments") == []
 
 
 def test_a_wait_that_ends_early_says_why():
     """The record is written; its upload goes on, and the next wait ends with it."""
-    files = disk()
+    fs = disk()
     clock = ManualClock()
-    objects = store_of(files)
-    with opened(files, objects=objects, clock=clock) as manager:
+    objects = store_of(fs)
+    with opened(fs, objects=objects, clock=clock) as manager:
         log = manager.log("orders")
         objects.fail_on("put_parts", 1, times=10_000)
         with pytest.raises(NotDurableError, match="told to fail") as refusal:
@@ -385,7 +385,7 @@ def test_a_wait_that_ends_early_says_why():
         assert len(log.segment_snapshot()) == 2  # while the store is down no segment is sealed for nothing
         objects.heal()
         log.wait_until_uploaded(refusal.value.record_id, 60)
-        assert len(objects_in(files)) == 1
+        assert len(objects_in(fs)) == 1
 
 
 def test_producers_that_wait_share_uploads(tmp_path):
@@ -411,12 +411,12 @@ def test_producers_that_wait_share_uploads(tmp_path):
 
 def test_whoever_waits_for_an_upload_is_told_of_the_end():
     """Closing the log ends the wait; the record is uploaded when the log is opened again."""
-    files = disk()
-    objects = store_of(files)
+    fs = disk()
+    objects = store_of(fs)
     objects.fail_on("put_parts", 1, times=10_000)
     clock = ManualClock(waits="hold")
     ended: list[BaseException] = []
-    manager = opened(files, objects=objects, clock=clock, background=True)
+    manager = opened(fs, objects=objects, clock=clock, background=True)
     log = manager.log("orders")
     record_id = log.append_record(b"one")
 
@@ -435,19 +435,19 @@ def test_whoever_waits_for_an_upload_is_told_of_the_end():
     manager.close()
     thread.join(60)
     assert len(ended) == 1
-    with opened(files) as manager:
+    with opened(fs) as manager:
         manager.log("orders").wait_until_uploaded(record_id, 5)
 
 
 def test_a_forced_seal_makes_no_larger_segments():
     """A segment that was not full says nothing about how fast the log is: its unused room would be lost."""
-    files = disk()
+    fs = disk()
     config = tiny(segment_target_bytes=64 * 1024, segment_max_bytes=1 << 24, tiers=UPLOADING)
-    with opened(files, config) as manager:
+    with opened(fs, config) as manager:
         log = manager.log("orders")
         for _ in range(6):
             log.append_record(b"x" * 100, durable="object")
-    assert max(files.stat(f"{SEGMENTS}/{name}").size_bytes for name in files.list_dir(SEGMENTS)) <= 64 * 1024
+    assert max(fs.stat(f"{SEGMENTS}/{name}").size_bytes for name in fs.list_dir(SEGMENTS)) <= 64 * 1024
 
 
 class Surprised:

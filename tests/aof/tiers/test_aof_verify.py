@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("quiet")
 LOG = f"{ROOT}/orders"
 
 
-def checked(files, objects=None):
-    return check_log_directory(files, "orders", LOG, read_records=True, objects=objects)
+def checked(fs, objects=None):
+    return check_log_directory(fs, "orders", LOG, read_records=True, objects=objects)
 
 
 def found(report):
@@ -34,24 +34,24 @@ def found(report):
 
 def test_objects_that_are_not_read_are_not_sound():
     """Each is named; looking at the log without reading it claims nothing, and says nothing of them."""
-    files = disk()
-    uploaded(files)
-    keys = objects_in(files)
-    report = checked(files)
+    fs = disk()
+    uploaded(fs)
+    keys = objects_in(fs)
+    report = checked(fs)
     assert found(report) == [("not read", key) for key in keys[:3]]
     assert (report.sound, report.damaged, report.unread, report.unread_records) == (False, False, 3, 9)
-    assert not check_log_directory(files, "orders", LOG, read_records=False).findings
+    assert not check_log_directory(fs, "orders", LOG, read_records=False).findings
 
 
 def test_with_objects_everything_is_read():
     """Those of segments that have their file as well."""
-    files = disk()
-    uploaded(files)
-    assert checked(files, bucket(files)).sound
-    keys = objects_in(files)
+    fs = disk()
+    uploaded(fs)
+    assert checked(fs, bucket(fs)).sound
+    keys = objects_in(fs)
     for at, key in enumerate(keys):
-        damage(files, f"{COLD}/{key}", 70 + at)
-    report = checked(files, bucket(files))
+        damage(fs, f"{COLD}/{key}", 70 + at)
+    report = checked(fs, bucket(fs))
     assert found(report) == [("damaged", key) for key in keys]
     assert report.damaged
     assert not report.unread
@@ -59,25 +59,25 @@ def test_with_objects_everything_is_read():
 
 def test_an_object_that_is_gone_is_damage_and_an_empty_place_is_another_place():
     """One of several that is missing was lost. Where none is, nothing was looked at."""
-    files = disk()
-    uploaded(files)
-    keys = objects_in(files)
-    files.remove(f"{COLD}/{keys[1]}")
-    report = checked(files, bucket(files))
+    fs = disk()
+    uploaded(fs)
+    keys = objects_in(fs)
+    fs.remove(f"{COLD}/{keys[1]}")
+    report = checked(fs, bucket(fs))
     assert found(report) == [("damaged", keys[1])]
     assert "missing" in report.findings[0].reason
-    files.make_dirs("/elsewhere")
+    fs.make_dirs("/elsewhere")
     with pytest.raises(ObjectsUnavailableError, match="is it the right place"):
-        checked(files, DirectoryObjects(files, "/elsewhere", clock=ManualClock()))
+        checked(fs, DirectoryObjects(fs, "/elsewhere", clock=ManualClock()))
 
 
 def test_an_object_store_that_stops_answering():
     """What was not reached is said; what was read before and after counts."""
-    files = disk()
-    uploaded(files)
-    faults = FaultObjects(bucket(files))
+    fs = disk()
+    uploaded(fs)
+    faults = FaultObjects(bucket(fs))
     faults.fail_on("get_range", 5)
-    report = checked(files, faults)
+    report = checked(fs, faults)
     assert [kind for kind, _ in found(report)] == ["not reached"]
     assert (report.damaged, report.unread) == (False, 1)
 
@@ -94,12 +94,12 @@ def test_an_object_store_that_stops_answering():
 )
 def test_objects_with_other_bytes(change):
     """Cut short, too long, or other bytes altogether: damage, with the key, and never an exception."""
-    files = disk()
-    uploaded(files)
-    tier = bucket(files)
-    key = objects_in(files)[0]
+    fs = disk()
+    uploaded(fs)
+    tier = bucket(fs)
+    key = objects_in(fs)[0]
     tier.put(key, change(tier.get(key, size_max=1 << 20)))
-    assert found(checked(files, tier)) == [("damaged", key)]
+    assert found(checked(fs, tier)) == [("damaged", key)]
 
 
 def test_the_exit_code(tmp_path):
@@ -131,24 +131,24 @@ def test_the_exit_code(tmp_path):
 
 def test_objects_that_a_lost_manifest_named_are_found():
     """It called the log sound: readers found three segments less, and nothing said so."""
-    files = disk()
-    stream_id, _, _ = uploaded(files)
+    fs = disk()
+    stream_id, _, _ = uploaded(fs)
     folder = f"{LOG}/{stream_folder(stream_id)}"
-    for name in files.list_dir(folder):
-        files.remove(f"{folder}/{name}")
-    assert found(checked(files)) == [("not read", folder)]
-    report = checked(files, bucket(files))
-    assert found(report) == [("damaged", key) for key in objects_in(files)[:3]]
-    with open_tiered(files, uploading()) as manager:
+    for name in fs.list_dir(folder):
+        fs.remove(f"{folder}/{name}")
+    assert found(checked(fs)) == [("not read", folder)]
+    report = checked(fs, bucket(fs))
+    assert found(report) == [("damaged", key) for key in objects_in(fs)[:3]]
+    with open_tiered(fs, uploading()) as manager:
         manager.log("orders")
-    assert checked(files, bucket(files)).sound
+    assert checked(fs, bucket(fs)).sound
 
 
 def test_objects_of_segments_that_were_deleted_are_not_missed():
     """They are to be deleted, and the object store does not answer: no reader is to find them."""
-    files = disk()
-    uploaded(files)
-    with open_tiered(files, tiny(tiers=TierConfig(tier0_max_bytes=0))) as manager:
+    fs = disk()
+    uploaded(fs)
+    with open_tiered(fs, tiny(tiers=TierConfig(tier0_max_bytes=0))) as manager:
         manager.log("orders").tiers.delete_oldest([0, 1])
-    assert len(objects_in(files)) == 4
-    assert checked(files, bucket(files)).sound
+    assert len(objects_in(fs)) == 4
+    assert checked(fs, bucket(fs)).sound

@@ -41,12 +41,12 @@ def test_where_there_is_no_room_nothing_is_lost(call):
     log.pwrite(b"x" * 100, 0)
     keep_short(disk, "/run/a.log", bytes_max=10)
     log.pwrite(b"y" * 100, 0)
-    files = FaultFileSystem(disk)
-    files.fail_on(call)
+    fs = FaultFileSystem(disk)
+    fs.fail_on(call)
     with pytest.raises(OSError):
-        keep_short(files, "/run/a.log", bytes_max=10)
-    files.heal()
-    assert keep_short(files, "/run/a.log", bytes_max=10)
+        keep_short(fs, "/run/a.log", bytes_max=10)
+    fs.heal()
+    assert keep_short(fs, "/run/a.log", bytes_max=10)
     found = {disk.read_all(f"/run/{name}", size_max=1000)[:1] for name in disk.list_dir("/run")}
     assert found == {b"", b"x", b"y"}
     assert "a.log.new" not in disk.list_dir("/run")

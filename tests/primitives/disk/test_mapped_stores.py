@@ -16,8 +16,8 @@ SIZE = 256 * 1024
 
 @pytest.fixture(params=["real", "crash"])
 def file(request, tmp_path):
-    files = REAL_FILES if request.param == "real" else CrashFileSystem()
-    made = files.create(f"{tmp_path}/f" if request.param == "real" else "/f")
+    fs = REAL_FILES if request.param == "real" else CrashFileSystem()
+    made = fs.create(f"{tmp_path}/f" if request.param == "real" else "/f")
     reserve_blocks(made, 0, SIZE, on_unsupported="zeros")
     yield made
     made.close()

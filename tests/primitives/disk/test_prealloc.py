@@ -39,11 +39,11 @@ def blocks_bytes(path):
     return Path(path).stat().st_blocks * 512
 
 
-@pytest.mark.parametrize("files", [REAL_FILES, RealFileSystem(Refusing(errno.EOPNOTSUPP))], ids=["reserves", "writes"])
-def test_reserved_blocks_are_on_the_disk(tmp_path, opened, files):
+@pytest.mark.parametrize("fs", [REAL_FILES, RealFileSystem(Refusing(errno.EOPNOTSUPP))], ids=["reserves", "writes"])
+def test_reserved_blocks_are_on_the_disk(tmp_path, opened, fs):
     """The file has as many blocks as bytes, holes inside it filled, whichever way they came."""
     path = str(tmp_path / "f")
-    file = opened(files.create(path))
+    file = opened(fs.create(path))
     file.pwrite(b"head", 0)
     file.truncate(2_000_000)
     file.pwrite(b"tail", 1_999_996)

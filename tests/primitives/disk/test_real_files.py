@@ -61,8 +61,8 @@ class Transcript(LinuxFiles):
 
 
 def write_with(platform, tmp_path, parts, **kwargs):
-    files = RealFileSystem(platform)
-    file = files.create_or_truncate(str(tmp_path / "f"))
+    fs = RealFileSystem(platform)
+    file = fs.create_or_truncate(str(tmp_path / "f"))
     try:
         file.pwritev(parts, 5, **kwargs)
         file.pwrite(b"".join(parts), 5 + sum(map(len, parts)))
@@ -266,14 +266,14 @@ def test_a_mode_that_cannot_be_set_leaves_no_descriptor(tmp_path, monkeypatch):
 def test_every_created_directory_is_synced_into_its_parent(tmp_path):
     """The parents first, each before the next is made; the deepest one that was there already, too."""
     platform = Transcript()
-    files = RealFileSystem(platform)
+    fs = RealFileSystem(platform)
     root = str(tmp_path)
-    files.make_dirs(f"{root}/a/b/c")
+    fs.make_dirs(f"{root}/a/b/c")
 
     parent = str(tmp_path.parent)
     assert platform.calls == [f"sync {parent}", f"sync {root}", f"sync {root}/a", f"sync {root}/a/b"]
     platform.calls.clear()
-    files.make_dirs(f"{root}/a/b/c/")
+    fs.make_dirs(f"{root}/a/b/c/")
     assert platform.calls == [f"sync {root}/a/b"]
 
 
@@ -301,8 +301,8 @@ def test_a_failed_directory_sync_is_an_error(tmp_path):
     platform = Transcript()
     parent = str(tmp_path.parent)
     platform.refuse[parent] = errno.EIO
-    files = RealFileSystem(platform)
-    for call in (lambda: files.make_dirs(str(tmp_path / "a")), lambda: files.sync_dir(parent)):
+    fs = RealFileSystem(platform)
+    for call in (lambda: fs.make_dirs(str(tmp_path / "a")), lambda: fs.sync_dir(parent)):
         with pytest.raises(OSError) as caught:
             call()
         assert (caught.value.errno, caught.value.filename) == (errno.EIO, parent)
@@ -311,11 +311,11 @@ def test_a_failed_directory_sync_is_an_error(tmp_path):
 def test_two_may_make_one_directory(tmp_path, monkeypatch):
     """When another process makes it a moment before us, it is as good, and synced."""
     platform = Transcript()
-    files = RealFileSystem(platform)
+    fs = RealFileSystem(platform)
     target = str(tmp_path / "a")
-    monkeypatch.setattr(files, "exists", lambda path: path == str(tmp_path))
+    monkeypatch.setattr(fs, "exists", lambda path: path == str(tmp_path))
     (tmp_path / "a").mkdir()
-    files.make_dirs(target)
+    fs.make_dirs(target)
 
     assert platform.calls[-1] == f"sync {tmp_path}"
 

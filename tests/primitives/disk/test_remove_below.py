@@ -9,26 +9,26 @@ from quiver.testing.crashfs import CrashFileSystem
 
 
 def made(*names):
-    files = CrashFileSystem()
-    files.make_dirs("/d/part")
+    fs = CrashFileSystem()
+    fs.make_dirs("/d/part")
     for name in names:
-        files.create(f"/d/part/{name}").close()
-    return files
+        fs.create(f"/d/part/{name}").close()
+    return fs
 
 
 def test_a_directory_and_its_files_go():
     """One that is gone already is fine."""
-    files = made("a", "b")
+    fs = made("a", "b")
     for _ in range(2):
-        remove_files_below(files, "/d/part")
-        assert files.list_dir("/d") == []
+        remove_files_below(fs, "/d/part")
+        assert fs.list_dir("/d") == []
 
 
 def test_what_has_something_in_it_stays():
     """Somebody may write there again."""
-    files = made("a")
-    remove_if_empty(files, "/d/part")
-    assert files.list_dir("/d/part") == ["a"]
+    fs = made("a")
+    remove_if_empty(fs, "/d/part")
+    assert fs.list_dir("/d/part") == ["a"]
 
 
 class _Failing(CrashFileSystem):

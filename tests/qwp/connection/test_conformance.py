@@ -361,8 +361,8 @@ def test_g3_blocks_are_reserved_and_a_full_disk_is_backpressure(tmp_path):
     assert status.st_blocks * 512 >= 1 << 20
     slot.close()
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, {"reserve": 1}, error=errno.ENOSPC)
-    full = slot_on(files)
+    fs = FaultFileSystem(disk, {"reserve": 1}, error=errno.ENOSPC)
+    full = slot_on(fs)
     with pytest.raises(CapacityError, match="disk is full"):
         full.ring.append(payload(0))
     assert not [name for name in disk.list_dir(DIRECTORY) if name.endswith(".sfa")]

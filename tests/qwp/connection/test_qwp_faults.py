@@ -143,12 +143,12 @@ def test_smaller_segments_than_before_do_not_lock_the_producer_out():
 def test_a_failed_slot_keeps_its_watermark():
     """Its segments stay, so what is confirmed of them must stay known."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk)
-    slot = slot_on(files)
+    fs = FaultFileSystem(disk)
+    slot = slot_on(fs)
     for _ in range(20):
         slot.ring.append(b"QWP1" * 20)
     slot.ring.acknowledge(19)
-    files.fail_on("remove", 1)
+    fs.fail_on("remove", 1)
     with pytest.raises(StoreFailedError):
         slot.ring.upkeep(force=True)
     slot.close()

@@ -20,11 +20,11 @@ DIRECTORY = "/sf/edge"
 class SlotAsLog:
     """A slot whose frames nobody confirms."""
 
-    def __init__(self, files: FileSystem, settings: RingSettings) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, settings: RingSettings) -> None:
+        self._fs = fs
         self._clock = ManualClock()
         self._settings = settings
-        self._slot: Slot = open_slot(files, "/sf", "edge", settings, observer=InMemoryObserver(), clock=self._clock)
+        self._slot: Slot = open_slot(fs, "/sf", "edge", settings, observer=InMemoryObserver(), clock=self._clock)
 
     def append(self, record: bytes, *, durable: bool) -> int:
         number = self._slot.ring.append(record)
@@ -53,11 +53,11 @@ class TestSlotOnFlush(AppendLogContract):
     durability: Durability = "flush"
     segment_bytes = 12_000
 
-    def open_log(self, files: FileSystem) -> SlotAsLog:
-        return SlotAsLog(files, RingSettings(self.segment_bytes, 1 << 20, 0.0, self.durability))
+    def open_log(self, fs: FileSystem) -> SlotAsLog:
+        return SlotAsLog(fs, RingSettings(self.segment_bytes, 1 << 20, 0.0, self.durability))
 
-    def tail(self, files: FileSystem) -> tuple[str, int]:
-        newest = max(scan_slot(files, DIRECTORY), key=lambda one: (one.next_fsn, one.count))
+    def tail(self, fs: FileSystem) -> tuple[str, int]:
+        newest = max(scan_slot(fs, DIRECTORY), key=lambda one: (one.next_fsn, one.count))
         assert newest.scan is not None
         return newest.path, newest.scan.tail
 

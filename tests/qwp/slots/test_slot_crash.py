@@ -368,11 +368,11 @@ def test_a_failing_disk_never_takes_what_was_synced(operation, error):
     while True:
         nth += 1
         disk = CrashFileSystem()
-        files = FaultFileSystem(disk, {operation: nth}, error=error)
+        fs = FaultFileSystem(disk, {operation: nth}, error=error)
         synced = 0
         confirmed = -1
         try:
-            slot = _open(files)
+            slot = _open(fs)
             for number in range(14):
                 slot.ring.append(_payload(number))
                 if number % 2:
@@ -390,7 +390,7 @@ def test_a_failing_disk_never_takes_what_was_synced(operation, error):
             frames = _frames(again)
             assert all(fsn in frames for fsn in range(confirmed + 1, synced)), (operation, nth, seed)
             assert all(data == _payload(fsn) for fsn, data in frames.items())
-        if files.calls[operation] < nth:
+        if fs.calls[operation] < nth:
             return
 
 

@@ -119,6 +119,6 @@ def test_slots_may_have_a_disk_of_their_own(slot, tmp_path):
 
     (tmp_path / "lost+found").mkdir()
     slot.ring.append(message(1))
-    files = LostAndFound(0, lambda: None)
-    assert slots_below(files, str(tmp_path)) == ["edge"]
-    assert find_orphans(files, str(tmp_path), "other") == ["edge"]
+    fs = LostAndFound(0, lambda: None)
+    assert slots_below(fs, str(tmp_path)) == ["edge"]
+    assert find_orphans(fs, str(tmp_path), "other") == ["edge"]

@@ -163,13 +163,13 @@ def test_an_unfinished_copy_is_nobodys_segment():
 def test_without_room_for_the_copy_the_segment_stays_whole(operation):
     """Nothing fails, nothing is left behind, and the next frame is taken."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, error=errno.ENOSPC)
-    slot = _filled(_open(files))
+    fs = FaultFileSystem(disk, error=errno.ENOSPC)
+    slot = _filled(_open(fs))
     slot.ring.acknowledge(12)
     # The watermark is synced first.
-    files.fail_on(operation, 2 if operation == "sync" else 1)
+    fs.fail_on(operation, 2 if operation == "sync" else 1)
     slot.ring.upkeep(force=True, provision=False)
-    files.heal()
+    fs.heal()
     assert disk.stat(f"{DIRECTORY}/{segment_name(0)}").size_bytes == SEGMENT_BYTES
     assert not any(is_unfinished_name(name) for name in disk.list_dir(DIRECTORY))
     assert slot.ring.append(_payload(51)) == 51
@@ -179,10 +179,10 @@ def test_without_room_for_the_copy_the_segment_stays_whole(operation):
 def test_a_disk_that_fails_halts_the_slot_and_loses_nothing():
     """As everywhere: what a failed sync leaves is not built upon."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk)
-    slot = _filled(_open(files))
+    fs = FaultFileSystem(disk)
+    slot = _filled(_open(fs))
     slot.ring.acknowledge(12)
-    files.fail_on("rename")
+    fs.fail_on("rename")
     with pytest.raises(StoreFailedError, match="shorter"):
         slot.ring.upkeep(force=True, provision=False)
     with pytest.raises(StoreFailedError):
@@ -208,12 +208,12 @@ def test_memory_is_given_back_too():
 def test_a_rename_without_room_leaves_the_segment_readable():
     """Its file was closed before, for systems that replace no open file."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, error=errno.ENOSPC)
-    slot = _filled(_open(files))
+    fs = FaultFileSystem(disk, error=errno.ENOSPC)
+    slot = _filled(_open(fs))
     slot.ring.acknowledge(12)
-    files.fail_on("rename")
+    fs.fail_on("rename")
     slot.ring.upkeep(force=True, provision=False)
-    files.heal()
+    fs.heal()
     assert [slot.ring.read(fsn) for fsn in range(13, 51)] == [_payload(fsn) for fsn in range(13, 51)]
     slot.ring.upkeep(force=True, provision=False)
     assert disk.stat(f"{DIRECTORY}/{segment_name(0)}").size_bytes == 24 + 58 * (PER_SEGMENT - 13)

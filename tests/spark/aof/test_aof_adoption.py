@@ -33,35 +33,35 @@ class PowerCut(Exception):
     """The machine stops here."""
 
 
-def staged(files, root, batch, texts, *, writer="query", partition=0, attempt="a"):
+def staged(fs, root, batch, texts, *, writer="query", partition=0, attempt="a"):
     """What a task does with these records."""
     rows = [(text.encode(), number) for number, text in enumerate(texts)]
-    return stage_records(files, root, rows, writer=writer, batch=batch, partition=partition, attempt=attempt)
+    return stage_records(fs, root, rows, writer=writer, batch=batch, partition=partition, attempt=attempt)
 
 
-def write(files, root, batch, texts, *, writer="query", **more):
+def write(fs, root, batch, texts, *, writer="query", **more):
     """A whole batch of two tasks: staged, then committed."""
     half = len(texts) // 2
     found = [
-        staged(files, root, batch, texts[:half], writer=writer, partition=0, **more),
-        staged(files, root, batch, texts[half:], writer=writer, partition=1, **more),
+        staged(fs, root, batch, texts[:half], writer=writer, partition=0, **more),
+        staged(fs, root, batch, texts[half:], writer=writer, partition=1, **more),
     ]
-    return commit_records(files, root, writer=writer, batch=batch, staged=found, clock=ManualClock())
+    return commit_records(fs, root, writer=writer, batch=batch, staged=found, clock=ManualClock())
 
 
-def open_manager(files, root=ROOT, **more):
+def open_manager(fs, root=ROOT, **more):
     config = TinyConfig(segment_min_bytes=1, segment_target_bytes=1, segment_max_bytes=1)
     parent = root.rpartition("/")[0]
-    return AofManager.open(parent, config, files=files, clock=ManualClock(), background=False, **more)
+    return AofManager.open(parent, config, fs=fs, clock=ManualClock(), background=False, **more)
 
 
 def texts_of(log):
     return [bytes(record.payload).decode()[:8].rstrip(".") for record in log.open_reader()]
 
 
-def left(files, root=ROOT, writer="query"):
+def left(fs, root=ROOT, writer="query"):
     directory = f"{root}/incoming/{writer}"
-    return sorted(files.list_dir(directory)) if files.exists(directory) else []
+    return sorted(fs.list_dir(directory)) if fs.exists(directory) else []
 
 
 @pytest.fixture
@@ -202,18 +202,18 @@ def test_producers_go_on_beside_it(root):
 def test_a_step_that_fails_holds_the_log():
     """Behind the note nobody else appends until its records are durable; then everybody does."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, path_part="/segments/", forever=True)
-    with open_manager(files) as manager:
+    fs = FaultFileSystem(disk, path_part="/segments/", forever=True)
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.append_record(b"own")
         write(disk, ROOT, 0, ["a", "b"])
         log.flush()
-        files.fail_on("sync")
+        fs.fail_on("sync")
         assert log.import_staged() == 0
         with pytest.raises(WouldBlockError) as blocked:
             log.append_record(b"other")
         assert blocked.value.kind == "tail"
-        files.heal()
+        fs.heal()
         assert log.import_staged() == 2
         manager.maintain()
         log.append_record_with_timeout(b"other", 5)
@@ -223,15 +223,15 @@ def test_a_step_that_fails_holds_the_log():
 def test_a_note_that_cannot_be_written_holds_nobody_up():
     """The disk is full, and the segment has room: producers go on."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, path_part=".begun.tmp", forever=True)
-    with open_manager(files) as manager:
+    fs = FaultFileSystem(disk, path_part=".begun.tmp", forever=True)
+    with open_manager(fs) as manager:
         log = manager.log("orders")
         log.append_record(b"own")
         write(disk, ROOT, 0, ["a", "b"])
-        files.fail_on("pwrite")
+        fs.fail_on("pwrite")
         assert log.import_staged() == 0
         log.append_record(b"other")
-        files.heal()
+        fs.heal()
         assert log.import_staged() == 2
         assert texts_of(log) == ["own", "other", "a", "b"]
 
@@ -243,23 +243,23 @@ BATCHES = (["a", "b" + LONG, "c" + LONG, "d" + LONG], ["e" + LONG, "f", "g" + LO
 WANTED = list("abcdefghi")
 
 
-def every_batch(files):
+def every_batch(fs):
     """What a query does, and does again when it is started again, beside an owner that appends the same."""
     for number, texts in enumerate(BATCHES):
-        if not is_records_batch_committed(files, ROOT, writer="query", batch=number):
-            write(files, ROOT, number, texts)
-        with open_manager(files) as manager:
+        if not is_records_batch_committed(fs, ROOT, writer="query", batch=number):
+            write(fs, ROOT, number, texts)
+        with open_manager(fs) as manager:
             manager.log("orders").append_record_with_timeout(b"own", 5)
 
 
 def disks_of_crashes(steps_of, *, kill):
     """The disk before each step, as a kill or a power cut there leaves it."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     disks = []
-    files.on_step = lambda op, path: disks.append((
-        f"{op} {path}", files.clone_after_kill() if kill else files.clone_after_crash(len(disks) % 8),
+    fs.on_step = lambda op, path: disks.append((
+        f"{op} {path}", fs.clone_after_kill() if kill else fs.clone_after_crash(len(disks) % 8),
     ))  # fmt: skip
-    steps_of(files)
+    steps_of(fs)
     return disks
 
 
@@ -281,17 +281,17 @@ def test_a_crash_in_the_middle_of_two_writers():
         if (done, path.endswith(".seg")) == ("sync", True):
             raise PowerCut
 
-    files = CrashFileSystem()
-    write(files, ROOT, 0, ["a", "b"], writer="one")
-    with pytest.raises(PowerCut), open_manager(files) as manager:
+    fs = CrashFileSystem()
+    write(fs, ROOT, 0, ["a", "b"], writer="one")
+    with pytest.raises(PowerCut), open_manager(fs) as manager:
         manager.log("orders").append_record(b"own")
         manager.log("orders").flush()
-        write(files, ROOT, 1, ["same", "same"], writer="one")
-        write(files, ROOT, 0, ["same", "same", "same"], writer="two")
-        files.on_step = stop
+        write(fs, ROOT, 1, ["same", "same"], writer="one")
+        write(fs, ROOT, 0, ["same", "same", "same"], writer="two")
+        fs.on_step = stop
         manager.log("orders").import_staged()
-    files.on_step = None
-    for disk in (files.clone_after_kill(), *(files.clone_after_crash(seed) for seed in range(6))):
+    fs.on_step = None
+    for disk in (fs.clone_after_kill(), *(fs.clone_after_crash(seed) for seed in range(6))):
         with open_manager(disk) as manager:
             assert texts_of(manager.log("orders")) == ["a", "b", "own", *["same"] * 5]
 

@@ -45,26 +45,26 @@ def test_which_checkpoints_are_local(path, expected):
 def test_offsets_are_synced_before_a_batch_is_read_and_commits_before_it_is_acknowledged(store, tmp_path):
     """Each file once, however often Spark asks."""
     root = tmp_path / "checkpoint"
-    files = Syncs()
+    fs = Syncs()
     store.rows(2)
     options = parse_options({"path": store.root, "slot": "30", "subscriber": "exp", "checkpoint": str(root)})
     segments = SegmentList(REAL_FILES, store.root, slots=frozenset({30}), fail_on_data_loss=True)
-    subscription = Subscription(files, options, segments, parallelism=1)
+    subscription = Subscription(fs, options, segments, parallelism=1)
     start = subscription.initial()
     end = subscription.latest(start, unlimited=True)
     begin(root)
     spark_writes(root, "offsets", 0)
-    files.noted.clear()
+    fs.noted.clear()
     subscription.plan(start, end)
     subscription.plan(start, end)
-    assert [path for path in files.noted if path.startswith(str(root))].count(f"{root}/offsets") == 1
-    assert str(root) in files.noted
+    assert [path for path in fs.noted if path.startswith(str(root))].count(f"{root}/offsets") == 1
+    assert str(root) in fs.noted
 
     spark_writes(root, "commits", 0)
-    files.noted.clear()
+    fs.noted.clear()
     subscription.commit(end)
-    progress = [at for at, path in enumerate(files.noted) if path == store.root]
-    assert files.noted.index(f"{root}/commits") < progress[0]
+    progress = [at for at, path in enumerate(fs.noted) if path == store.root]
+    assert fs.noted.index(f"{root}/commits") < progress[0]
     subscription.release()
 
 

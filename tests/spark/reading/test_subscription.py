@@ -243,10 +243,10 @@ def test_a_segment_deleted_while_a_new_subscriber_is_made_is_no_loss(store):
     """All others had finished it, and nobody owed it to a subscriber that was not there yet."""
     store.rows(2)
     store.rows(2)
-    files = _DeletedWhenOpened(store)
+    fs = _DeletedWhenOpened(store)
     parsed = parse_options({"path": store.root, "slot": "30", "subscriber": "exp"})
-    segments = SegmentList(files, store.root, slots=frozenset({30}), fail_on_data_loss=True)
-    made = Subscription(files, parsed, segments, parallelism=2, clock=ManualClock())
+    segments = SegmentList(fs, store.root, slots=frozenset({30}), fail_on_data_loss=True)
+    made = Subscription(fs, parsed, segments, parallelism=2, clock=ManualClock())
     assert made.initial() == at(1, 0)
     made.release()
 
@@ -374,17 +374,17 @@ def test_listing_costs_one_stat_while_nothing_changes(store):
             return getattr(REAL_FILES, name)
 
     store.rows(1)
-    files, clock = Counting(), ManualClock()
+    fs, clock = Counting(), ManualClock()
     clock.advance(0)
     os.utime(f"{store.root}/segments", ns=(clock.now_ns() - 10**9,) * 2)
-    segments = SegmentList(files, store.root, slots=None, fail_on_data_loss=True, clock=clock)
+    segments = SegmentList(fs, store.root, slots=None, fail_on_data_loss=True, clock=clock)
     assert list(segments.numbers()) == [0]
-    files.calls.clear()
+    fs.calls.clear()
     assert list(segments.numbers()) == [0]
-    assert files.calls == ["stat"]
+    assert fs.calls == ["stat"]
     StoreMaker(pathlib.Path(store.root)).next_segment = 1
     store.rows(1)
     assert list(segments.numbers()) == [0, 1]
-    files.calls.clear()
+    fs.calls.clear()
     segments.numbers()
-    assert "list_dir" in files.calls, "a directory that changed just now may change again"
+    assert "list_dir" in fs.calls, "a directory that changed just now may change again"

@@ -27,11 +27,11 @@ LOST = "quiver.subscriber.dropped_bundles_total"
 class Query:
     """The source side of a query, and what it counted."""
 
-    def __init__(self, store, files=REAL_FILES, **options):
+    def __init__(self, store, fs=REAL_FILES, **options):
         parsed = parse_options({"path": store.root, "slot": "30", "subscriber": "exp", **options})
-        segments = SegmentList(files, store.root, slots=frozenset({30}), fail_on_data_loss=parsed.fail_on_data_loss)
+        segments = SegmentList(fs, store.root, slots=frozenset({30}), fail_on_data_loss=parsed.fail_on_data_loss)
         self.observer = InMemoryObserver()
-        self.side = Subscription(files, parsed, segments, parallelism=2, clock=ManualClock(), observer=self.observer)
+        self.side = Subscription(fs, parsed, segments, parallelism=2, clock=ManualClock(), observer=self.observer)
 
     @property
     def lost(self):
@@ -132,14 +132,14 @@ def test_a_disk_that_refuses_the_progress_is_asked_again(store, query):
     """The loss is counted once, and durable as soon as the disk takes it."""
     store.rows(2)
     store.rows(2)
-    files = FaultFileSystem(REAL_FILES, error=errno.ENOSPC, path_part="quiver.sub.exp", forever=True)
-    lenient = query(files=files, failOnDataLoss="false")
+    fs = FaultFileSystem(REAL_FILES, error=errno.ENOSPC, path_part="quiver.sub.exp", forever=True)
+    lenient = query(fs=fs, failOnDataLoss="false")
     start = lenient.side.initial()
     drop(store, "quiver.drops", 0)
-    files.fail_on("pwrite")
+    fs.fail_on("pwrite")
     with pytest.raises(OSError, match="No space"):
         lenient.side.latest(start, unlimited=True)
-    files.heal()
+    fs.heal()
     lenient.side.latest(start, unlimited=True)
     assert load_progress(REAL_FILES, store.root, "exp").oldest_incomplete == 1
     assert lenient.lost == 2

@@ -297,7 +297,7 @@ def steps_of(action):
 
 def open_and_close(fs):
     """The store's owner: opens, maintains, closes."""
-    with quiver.open(ROOT, files=fs, clock=ManualClock(), background=False) as store:
+    with quiver.open(ROOT, fs=fs, clock=ManualClock(), background=False) as store:
         store.maintain()
 
 

@@ -41,7 +41,7 @@ class Rig:
     def __init__(self, settings=SMALL):
         self.clock = ManualClock()
         self.disk = CrashFileSystem(clock=self.clock)
-        self.store = open_store(ROOT, settings, files=self.disk, clock=self.clock, background=False)
+        self.store = open_store(ROOT, settings, fs=self.disk, clock=self.clock, background=False)
         self.reader = self.store.register("reader", start="earliest")
         self.store.activate()
         self.store.maintain()
@@ -187,7 +187,7 @@ def test_a_store_without_a_cap_has_none():
     rig = Rig()
     rig.store.close()
     assert find_room(rig.disk, ROOT) is not None
-    with open_store(ROOT, files=rig.disk, clock=rig.clock, background=False) as store:
+    with open_store(ROOT, fs=rig.disk, clock=rig.clock, background=False) as store:
         store.maintain()
         assert find_room(rig.disk, ROOT) is None
     rig.between = lambda: None

@@ -40,25 +40,25 @@ def message(text, **attributes):
     return StagedMessage(text.encode(), 1_700_000_000_000, MessageCodec(ORDERS).tail_of(attributes))
 
 
-def staged(files, root, batch, texts, *, writer="query", partition=0, attempt="a"):
+def staged(fs, root, batch, texts, *, writer="query", partition=0, attempt="a"):
     """What a task does with these messages; those in capitals belong to the other topic."""
     rows = [(RETURNS if text.isupper() else ORDERS, message(text)) for text in texts]
-    return stage_messages(files, root, rows, writer=writer, batch=batch, partition=partition, attempt=attempt)
+    return stage_messages(fs, root, rows, writer=writer, batch=batch, partition=partition, attempt=attempt)
 
 
-def write(files, root, batch, texts, *, writer="query", **more):
+def write(fs, root, batch, texts, *, writer="query", **more):
     """A whole batch of two tasks: staged, then committed."""
     half = len(texts) // 2
     found = [
-        staged(files, root, batch, texts[:half], writer=writer, partition=0, **more),
-        staged(files, root, batch, texts[half:], writer=writer, partition=1, **more),
+        staged(fs, root, batch, texts[:half], writer=writer, partition=0, **more),
+        staged(fs, root, batch, texts[half:], writer=writer, partition=1, **more),
     ]
-    return commit_messages(files, TopicPlace(root), writer=writer, batch=batch, staged=found, clock=ManualClock())
+    return commit_messages(fs, TopicPlace(root), writer=writer, batch=batch, staged=found, clock=ManualClock())
 
 
-def open_topics(files, root=ROOT, **wal):
+def open_topics(fs, root=ROOT, **wal):
     settings = TopicSettings(wal=WalSettings(**wal))
-    return TopicStore.open(root, settings=settings, files=files, clock=ManualClock(), background=False)
+    return TopicStore.open(root, settings=settings, fs=fs, clock=ManualClock(), background=False)
 
 
 def texts_of(store, topic=ORDERS):
@@ -66,9 +66,9 @@ def texts_of(store, topic=ORDERS):
         return [one.payload.decode() for one in reader]
 
 
-def left(files, root=ROOT, writer="query"):
+def left(fs, root=ROOT, writer="query"):
     directory = f"{root}/{INCOMING_DIR}/{writer}"
-    return files.list_dir(directory) if files.exists(directory) else []
+    return fs.list_dir(directory) if fs.exists(directory) else []
 
 
 def test_messages_are_there_when_committed_and_not_before(tmp_path):
@@ -184,12 +184,12 @@ BATCHES = (["a", "B", "c", "d"], ["e", "F", "G", "h", "i"])
 WANTED = {ORDERS: ["a", "c", "d", "e", "h", "i"], RETURNS: ["B", "F", "G"]}
 
 
-def every_batch(files, root=ROOT):
+def every_batch(fs, root=ROOT):
     """What a query does, and does again when it is started again: an owner may be there or not."""
     for number, texts in enumerate(BATCHES):
-        if not is_batch_committed(files, root, writer="query", batch=number):
-            write(files, root, number, texts)
-    with open_topics(files, root, rotate_max_bytes=700) as store:
+        if not is_batch_committed(fs, root, writer="query", batch=number):
+            write(fs, root, number, texts)
+    with open_topics(fs, root, rotate_max_bytes=700) as store:
         store.adopt()
 
 
@@ -204,17 +204,17 @@ def disks_of_crashes(steps_of, *, kill):
         if count > stop_at[0]:
             raise PowerCut
 
-    files = CrashFileSystem(on_step=on_step)
-    steps_of(files)
+    fs = CrashFileSystem(on_step=on_step)
+    steps_of(fs)
     total, at = count, 0
     for at in range(total):
         count, stop_at[0] = 0, at
-        files = CrashFileSystem(on_step=on_step)
+        fs = CrashFileSystem(on_step=on_step)
         with pytest.raises(PowerCut):
-            steps_of(files)
+            steps_of(fs)
         for seed in (0,) if kill else (0, 1, 2, 3):
             count, stop_at[0] = 0, 10**9
-            yield f"step {at}, seed {seed}", (files.clone_after_kill() if kill else files.clone_after_crash(seed))
+            yield f"step {at}, seed {seed}", (fs.clone_after_kill() if kill else fs.clone_after_crash(seed))
 
 
 @pytest.mark.parametrize("kill", [True, False], ids=["kill", "power"])
@@ -239,13 +239,13 @@ def test_offsets_that_a_power_loss_gave_back(seed):
 
         return step
 
-    files = CrashFileSystem()
-    with pytest.raises(PowerCut), open_topics(files) as store:
+    fs = CrashFileSystem()
+    with pytest.raises(PowerCut), open_topics(fs) as store:
         store.topic(ORDERS).append_batch([b"own"] * 5)
-        write(files, ROOT, 0, ["a", "c", "d"])
-        files.on_step = stop_at("pwrite", "wal.log")
+        write(fs, ROOT, 0, ["a", "c", "d"])
+        fs.on_step = stop_at("pwrite", "wal.log")
         store.adopt()
-    disk = files.clone_after_crash(seed)
+    disk = fs.clone_after_crash(seed)
     disk.on_step = stop_at("rename", ".done")
     with pytest.raises(PowerCut):
         open_topics(disk)

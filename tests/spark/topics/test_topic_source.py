@@ -369,9 +369,9 @@ class CountingSyncs(type(REAL_FILES)):
 def test_what_is_handed_to_a_checkpoint_is_synced(topics):
     """Not only written: its offsets are never given to other messages after a power loss."""
     log = fill(topics, 5)
-    files = CountingSyncs()
-    synced = files.synced
-    view = TopicView(TopicPlace(topics.root), ORDERS, files=files)
+    fs = CountingSyncs()
+    synced = fs.synced
+    view = TopicView(TopicPlace(topics.root), ORDERS, fs=fs)
     assert view.next_offset() == 5
     assert synced == []
     assert view.next_offset(durable=True) == 5

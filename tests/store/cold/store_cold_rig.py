@@ -39,11 +39,11 @@ SETTINGS = Settings(
 class Rig:
     """One disk, one clock, one tier that fails when told; the store is opened on them again and again."""
 
-    def __init__(self, files: FileSystem | None = None, **settings: object) -> None:
-        self.files = files or CrashFileSystem()
+    def __init__(self, fs: FileSystem | None = None, **settings: object) -> None:
+        self.fs = fs or CrashFileSystem()
         self.clock = ManualClock()
         self.observer = InMemoryObserver()
-        self.tier = FaultObjects(DirectoryObjects(self.files, COLD, clock=self.clock), clock=self.clock)
+        self.tier = FaultObjects(DirectoryObjects(self.fs, COLD, clock=self.clock), clock=self.clock)
         self.settings = replace(SETTINGS, **settings)
         self.taken = 0
 
@@ -52,7 +52,7 @@ class Rig:
         return open_store(
             ROOT,
             chosen,
-            files=self.files,
+            fs=self.fs,
             clock=self.clock,
             observer=self.observer,
             background=False,
@@ -69,7 +69,7 @@ class Rig:
 
     def local(self) -> list[int]:
         """The numbers of the segment files on the disk."""
-        found = (parse_segment_name(name) for name in self.files.list_dir(f"{ROOT}/segments"))
+        found = (parse_segment_name(name) for name in self.fs.list_dir(f"{ROOT}/segments"))
         return sorted(seq for seq in found if seq is not None)
 
     def objects(self) -> list[int]:
@@ -94,11 +94,11 @@ def number_of(bundle: Bundle) -> int:
     return number
 
 
-def listed(files: FileSystem) -> dict[int, str]:
+def listed(fs: FileSystem) -> dict[int, str]:
     """Segment → state, as the list on disk says."""
-    if not files.exists(LIST):
+    if not fs.exists(LIST):
         return {}
-    answer = decode_cold_list(memoryview(files.read_all(LIST, size_max=1 << 20)))
+    answer = decode_cold_list(memoryview(fs.read_all(LIST, size_max=1 << 20)))
     assert isinstance(answer, Frame)
     assert isinstance(answer.value, ColdList)
     return {entry.seq: entry.state for entry in answer.value.entries}
@@ -114,9 +114,9 @@ def drain(store: Store, name: str, most: int = 1000) -> list[int]:
     return got
 
 
-def seen(files: FileSystem) -> list[int]:
+def seen(fs: FileSystem) -> list[int]:
     """What a reader beside the store sees."""
-    reader = read(ROOT, fs=files)
+    reader = read(ROOT, fs=fs)
     found = [number_of(bundle) for _, bundle in reader.bundles()]
     assert not reader.problems, reader.problems
     return found

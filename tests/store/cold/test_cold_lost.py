@@ -24,8 +24,8 @@ def with_lost_list() -> Rig:
         for _ in range(2):
             store.maintain()
         rig.fill(store, 1)
-    rig.files.remove(LIST)
-    rig.files.sync_dir(f"{ROOT}/segments")
+    rig.fs.remove(LIST)
+    rig.fs.sync_dir(f"{ROOT}/segments")
     return rig
 
 
@@ -34,11 +34,11 @@ def test_a_lost_list_stops_a_store_without_a_tier_and_is_told_by_readers() -> No
     rig = with_lost_list()
     with pytest.raises(CorruptionError, match="the list is missing; it says which segments only the object tier has"):
         rig.open(cold_objects=None, cold_local_bytes=None)
-    reader = read(ROOT, fs=rig.files)
+    reader = read(ROOT, fs=rig.fs)
     assert [number_of(bundle) for _, bundle in reader.bundles()] == [6, 7, 8]
     assert [(problem.path, problem.reason[:19]) for problem in reader.problems] == [(LIST, "the list is missing")]
-    assert [found.path for found in check_store(rig.files, ROOT).findings if found.damaged] == [LIST]
-    rig.files.remove(MARK)
+    assert [found.path for found in check_store(rig.fs, ROOT).findings if found.damaged] == [LIST]
+    rig.fs.remove(MARK)
     with rig.open(cold_objects=None, cold_local_bytes=None) as store:
         assert drain(store, "one") == [6, 7, 8]
 
@@ -50,7 +50,7 @@ def test_a_lost_list_is_made_anew_from_the_objects() -> None:
     with pytest.raises(ObjectsUnavailableError):
         rig.open()
     with rig.open() as store:
-        assert listed(rig.files) == {0: "verified", 1: "verified"}
+        assert listed(rig.fs) == {0: "verified", 1: "verified"}
         assert drain(store, "one") == list(range(9))
     assert rig.observer.total("quiver.recovery.damaged_files_total") == 1
 
@@ -63,21 +63,21 @@ def test_a_list_that_is_lost_under_an_open_store_costs_it_nothing() -> None:
         rig.fill(store, 2)
         for _ in range(2):
             store.maintain()
-        rig.files.remove(LIST)
+        rig.fs.remove(LIST)
         assert drain(store, "one", most=4) == [0, 1, 2, 3]
         rig.fill(store, 1)
         store.maintain()
-        assert {1, 2} <= listed(rig.files).keys()
+        assert {1, 2} <= listed(rig.fs).keys()
         assert drain(store, "one") == [4, 5, 6, 7, 8]
-        assert not rig.files.exists(f"{ROOT}/quarantine")
+        assert not rig.fs.exists(f"{ROOT}/quarantine")
 
 
 def test_the_mark_is_there_as_long_as_the_list_is() -> None:
     """At every step of a life, whatever a crash keeps of it: it is never alone, and there is no object without it."""
     rig = Rig(cold_local_bytes=0)
     disks: list[CrashFileSystem] = []
-    assert isinstance(rig.files, CrashFileSystem)
-    rig.files.on_step = lambda *_: disks.append(rig.files.clone_after_crash(len(disks)))
+    assert isinstance(rig.fs, CrashFileSystem)
+    rig.fs.on_step = lambda *_: disks.append(rig.fs.clone_after_crash(len(disks)))
     with rig.open() as store:
         store.register("one", start="earliest")
         rig.fill(store, 2)
@@ -86,8 +86,8 @@ def test_the_mark_is_there_as_long_as_the_list_is() -> None:
         drain(store, "one")
         for _ in range(3):
             store.maintain()
-    rig.files.on_step = lambda *_: None
-    assert not rig.files.exists(MARK)
+    rig.fs.on_step = lambda *_: None
+    assert not rig.fs.exists(MARK)
     marks = [disk.exists(MARK) for disk in disks]
     assert any(marks)
     for disk, marked in zip(disks, marks, strict=True):
@@ -102,20 +102,20 @@ def test_a_list_without_a_mark_gets_one_at_open() -> None:
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
         store.register("one", start="earliest")
-        assert not rig.files.exists(MARK)
+        assert not rig.fs.exists(MARK)
         rig.fill(store, 2)
         for _ in range(2):
             store.maintain()
     with rig.open():
         pass
-    rig.files.remove(MARK)
-    rig.files.sync_dir(ROOT)
+    rig.fs.remove(MARK)
+    rig.fs.sync_dir(ROOT)
 
-    rename = rig.files.rename
-    rig.files.rename = lambda old, new: rename(old, new if new != MARK else f"{ROOT}/no/such/place")
+    rename = rig.fs.rename
+    rig.fs.rename = lambda old, new: rename(old, new if new != MARK else f"{ROOT}/no/such/place")
     with rig.open():
-        assert not rig.files.exists(MARK)
-    del rig.files.rename
+        assert not rig.fs.exists(MARK)
+    del rig.fs.rename
     with rig.open():
-        assert rig.files.exists(MARK)
-    assert rig.files.clone_after_crash(0).exists(MARK)
+        assert rig.fs.exists(MARK)
+    assert rig.fs.clone_after_crash(0).exists(MARK)

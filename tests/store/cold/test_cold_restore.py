@@ -37,19 +37,19 @@ def sent(segments: int = 3) -> tuple[Rig, str]:
         rig.fill(store, segments)
         for _ in range(2):
             store.maintain()
-    rig.files.make_dirs("/new")
+    rig.fs.make_dirs("/new")
     (identity,) = stores_in_tier(rig.tier)
     return rig, identity
 
 
 def restored(rig: Rig, identity: str, **options):
-    files = options.pop("files", rig.files)
-    (one,) = restore_from_tier(files, NEW, rig.tier, WHERE, [identity], clock=rig.clock, **options)
+    fs = options.pop("files", rig.fs)
+    (one,) = restore_from_tier(fs, NEW, rig.tier, WHERE, [identity], clock=rig.clock, **options)
     return one
 
 
 def opened(rig: Rig):
-    return quiver.open(NEW, rig.settings, files=rig.files, clock=rig.clock, background=False)
+    return quiver.open(NEW, rig.settings, fs=rig.fs, clock=rig.clock, background=False)
 
 
 def test_another_disk_has_every_segment() -> None:
@@ -57,9 +57,9 @@ def test_another_disk_has_every_segment() -> None:
     rig, identity = sent()
     one = restored(rig, identity)
     assert (len(one.segments), one.bundles, one.damaged) == (3, 9, [])
-    assert [number_of(bundle) for _, bundle in read(NEW, fs=rig.files).bundles()] == list(range(9))
-    assert check_store(rig.files, NEW).findings == []
-    floor = StoreFiles(rig.files, NEW).floor()
+    assert [number_of(bundle) for _, bundle in read(NEW, fs=rig.fs).bundles()] == list(range(9))
+    assert check_store(rig.fs, NEW).findings == []
+    floor = StoreFiles(rig.fs, NEW).floor()
     assert floor.skipped == range(3, floor.value)
     assert floor.value > 2**32
     with opened(rig) as store:
@@ -70,7 +70,7 @@ def test_another_disk_has_every_segment() -> None:
         assert rig.objects()[-1] >= floor.value
     again = rig.clock
     again.advance(1.0)
-    (third,) = restore_from_tier(rig.files, "/third", rig.tier, WHERE, [identity], clock=again)
+    (third,) = restore_from_tier(rig.fs, "/third", rig.tier, WHERE, [identity], clock=again)
     assert third.bundles == 12
 
 
@@ -78,15 +78,15 @@ def test_every_step_may_be_the_last() -> None:
     """A crash leaves no store, or all of it; the next call succeeds."""
     rig, identity = sent()
     moments = []
-    rig.files.on_step = lambda *_: moments.extend([rig.files.clone_after_crash(1), rig.files.clone_after_kill()])
+    rig.fs.on_step = lambda *_: moments.extend([rig.fs.clone_after_crash(1), rig.fs.clone_after_kill()])
     restored(rig, identity)
-    rig.files.on_step = None
+    rig.fs.on_step = None
     made = 0
     for disk in moments:
         if disk.exists(NEW):
             made += 1
         else:
-            restored(rig, identity, files=disk)
+            restored(rig, identity, fs=disk)
         assert disk.list_dir("/new") == ["buffer"]
         assert len(list(read(NEW, fs=disk).bundles())) == 9
     assert 0 < made < len(moments)
@@ -96,19 +96,19 @@ def test_every_step_may_be_the_last() -> None:
 def test_a_disk_that_refuses_leaves_no_store(operation) -> None:
     """Whichever call it is; then it succeeds."""
     rig, identity = sent()
-    files = FaultFileSystem(rig.files, path_part=".partial")
+    fs = FaultFileSystem(rig.fs, path_part=".partial")
     for nth in range(1, 6):
-        files.fail_on(operation, nth)
+        fs.fail_on(operation, nth)
         try:
-            restored(rig, identity, files=files)
+            restored(rig, identity, fs=fs)
         except OSError:
-            assert not rig.files.exists(NEW)
+            assert not rig.fs.exists(NEW)
         else:
             break
-    if not rig.files.exists(NEW):
-        files.heal()
-        restored(rig, identity, files=files)
-    assert len(list(read(NEW, fs=rig.files).bundles())) == 9
+    if not rig.fs.exists(NEW):
+        fs.heal()
+        restored(rig, identity, fs=fs)
+    assert len(list(read(NEW, fs=rig.fs).bundles())) == 9
 
 
 def test_objects_that_are_not_what_their_names_say() -> None:
@@ -145,9 +145,9 @@ def test_what_cannot_be_restored_is_refused() -> None:
         restored(rig, identity)
     with pytest.raises(UsageError, match="no object below"):
         restored(rig, "00000000-0000-0000-0000-000000000000")
-    assert not rig.files.exists(NEW)
+    assert not rig.fs.exists(NEW)
     assert restored(rig, identity, dry_run=True).bundles == 9
-    assert not rig.files.exists(NEW)
+    assert not rig.fs.exists(NEW)
     restored(rig, identity)
     with pytest.raises(UsageError, match="exists"):
         restored(rig, identity)

@@ -32,7 +32,7 @@ def test_what_is_sealed_is_copied_and_listed() -> None:
         rig.fill(store, 3)
         store.maintain()
         assert rig.objects() == rig.local() == [0, 1, 2]
-        assert listed(rig.files) == {0: "verified", 1: "verified", 2: "verified"}
+        assert listed(rig.fs) == {0: "verified", 1: "verified", 2: "verified"}
         assert store.stats()["cold"] == {
             "segments": 3,
             "segment_bytes": store.stats()["segment_bytes"],
@@ -44,7 +44,7 @@ def test_what_is_sealed_is_copied_and_listed() -> None:
         }
         for key, seq in zip(rig.names(), rig.local(), strict=True):
             path = f"{ROOT}/segments/{seq:016}.qseg"
-            assert rig.tier.get(key, size_max=1 << 20) == rig.files.read_all(path, size_max=1 << 20)
+            assert rig.tier.get(key, size_max=1 << 20) == rig.fs.read_all(path, size_max=1 << 20)
 
 
 @pytest.mark.parametrize("window", [{"cold_local_bytes": 0}, {"cold_local_age_s": 60.0}, {"max_age_s": 60.0}])
@@ -62,7 +62,7 @@ def test_beyond_the_window_the_disk_has_nothing_and_everybody_reads_on(window: d
         assert rig.local() == [seq for seq in range(4) if seq not in gone]
         assert store.stats()["cold"]["only_there"] == len(gone)
         assert store.stats()["segments"] == 4
-        assert seen(rig.files) == list(range(12))
+        assert seen(rig.fs) == list(range(12))
         table = pa.table(store.scan(30))
         assert table["n"].to_pylist() == [number for number in range(12) for _ in range(2)]
         assert drain(store, "one") == list(range(12))
@@ -119,12 +119,12 @@ def test_finished_segments_leave_the_tier_too() -> None:
         for _ in range(2):
             store.maintain()
         assert rig.objects() == [2]
-        assert listed(rig.files) == {2: "verified"}
+        assert listed(rig.fs) == {2: "verified"}
         assert drain(store, "one") == [6, 7, 8]
         for _ in range(2):
             store.maintain()
         assert rig.names() == []
-        assert not rig.files.exists(LIST)
+        assert not rig.fs.exists(LIST)
 
 
 def test_finished_segments_stay_as_long_as_asked() -> None:
@@ -172,9 +172,9 @@ def test_numbers_go_on_when_only_the_tier_has_segments(floor: str) -> None:
         for _ in range(2):
             store.maintain()
     path = f"{ROOT}/segments/quiver.segment.floor"
-    assert decode_floor(memoryview(rig.files.read_all(path, size_max=100))) == Frame(2, 24)
+    assert decode_floor(memoryview(rig.fs.read_all(path, size_max=100))) == Frame(2, 24)
     if floor == "lost":
-        rig.files.remove(path)
+        rig.fs.remove(path)
     with rig.open() as store:
         rig.fill(store, 1)
         assert [info.seq for info in store.catalog.segments()] == [0, 1, 2]
@@ -228,9 +228,9 @@ def test_drop_oldest_gives_up_only_what_lies_on_the_disk() -> None:
 
 def damage(rig: Rig, path: str, at: int) -> None:
     """Four bytes of a file change, *at* from its beginning, or from its end."""
-    file = rig.files.open_read(path)
+    file = rig.fs.open_read(path)
     file.set_mode(0o600)
-    file = rig.files.open_write(path)
+    file = rig.fs.open_write(path)
     file.pwrite(b"\xff\xff\xff\xff", at if at >= 0 else file.size() + at)
     file.close()
 
@@ -247,8 +247,8 @@ def test_a_damaged_file_is_replaced_by_its_object() -> None:
     damage(rig, second, -20)  # at open the end of a file is looked at
     with rig.open() as store:
         assert rig.local() == []
-        assert rig.files.list_dir(f"{ROOT}/quarantine") == ["0000000000000000.qseg", "0000000000000001.qseg"]
-        assert seen(rig.files) == list(range(6))
+        assert rig.fs.list_dir(f"{ROOT}/quarantine") == ["0000000000000000.qseg", "0000000000000001.qseg"]
+        assert seen(rig.fs) == list(range(6))
         assert drain(store, "one") == list(range(6))
         assert rig.observer.total("quiver.segment.damaged_bundles_total") == 0
 
@@ -261,7 +261,7 @@ def test_a_file_that_is_damaged_before_it_is_sent_is_never_verified() -> None:
         damage(rig, store.catalog.segments()[0].path, 100)
         for _ in range(2):
             store.maintain()
-        assert listed(rig.files) == {1: "verified"}
+        assert listed(rig.fs) == {1: "verified"}
         assert rig.objects() == [1]
         assert rig.observer.total("quiver.segment.damaged_bundles_total") == 3
         assert drain(store, "one") == [3, 4, 5]
@@ -284,11 +284,11 @@ def test_an_object_that_came_out_wrong_is_sent_again(monkeypatch: pytest.MonkeyP
         rig.fill(store, 1)
         for left in (1, 0):
             store.maintain()
-            assert (wrong[0], listed(rig.files), rig.local()) == (left, {0: "sent"}, [0])
+            assert (wrong[0], listed(rig.fs), rig.local()) == (left, {0: "sent"}, [0])
             rig.clock.advance(60)
         for _ in range(2):
             store.maintain()
-        assert (listed(rig.files), rig.local()) == ({0: "verified"}, [])
+        assert (listed(rig.fs), rig.local()) == ({0: "verified"}, [])
         assert drain(store, "one") == [0, 1, 2]
 
 
@@ -308,7 +308,7 @@ def test_a_damaged_object_is_named_kept_and_counted(how: str) -> None:
         else:
             data[100] ^= 1
             rig.tier.put(key, bytes(data) if how == "changed" else bytes(data[:200]))
-        reader = read(ROOT, fs=rig.files)
+        reader = read(ROOT, fs=rig.fs)
         assert [number_of(bundle) for _, bundle in reader.bundles()] == [3, 4, 5]
         assert [problem.path for problem in reader.problems] == [key]
         subscriber = store.register("two", start="earliest")
@@ -321,7 +321,7 @@ def test_a_damaged_object_is_named_kept_and_counted(how: str) -> None:
             store.maintain()
         kept = [] if how == "gone" else [key.replace("/segments/", "/quarantine/")]
         assert [one for one in rig.names() if "quarantine" in one] == kept
-        assert 0 not in listed(rig.files)
+        assert 0 not in listed(rig.fs)
 
 
 def test_a_place_with_nothing_of_the_store_is_another_place() -> None:
@@ -332,8 +332,8 @@ def test_a_place_with_nothing_of_the_store_is_another_place() -> None:
         rig.fill(store, 2)
         for _ in range(2):
             store.maintain()
-    right, before = rig.tier, listed(rig.files)
-    rig.tier = FaultObjects(DirectoryObjects(rig.files, "/elsewhere", clock=rig.clock), clock=rig.clock)
+    right, before = rig.tier, listed(rig.fs)
+    rig.tier = FaultObjects(DirectoryObjects(rig.fs, "/elsewhere", clock=rig.clock), clock=rig.clock)
     with rig.open() as store:
         handle = store.register("one").next_bundle(timeout=0)
         with pytest.raises(ObjectsUnavailableError, match="is it mounted"):
@@ -342,8 +342,8 @@ def test_a_place_with_nothing_of_the_store_is_another_place() -> None:
         store.maintain()
         assert "is it mounted" in store.stats()["cold"]["problem"]
         with pytest.raises(ObjectsUnavailableError, match="is it mounted"):
-            list(read(ROOT, fs=rig.files, objects=rig.tier).bundles())
-    assert (rig.names(), {seq: listed(rig.files)[seq] for seq in before}) == ([], before)
+            list(read(ROOT, fs=rig.fs, objects=rig.tier).bundles())
+    assert (rig.names(), {seq: listed(rig.fs)[seq] for seq in before}) == ([], before)
 
     rig.tier = right
     with rig.open() as store:
@@ -389,9 +389,9 @@ def with_damaged_list() -> Rig:
             store.maintain()
         rig.fill(store, 1)
     assert rig.local() == [2]
-    data = bytearray(rig.files.read_all(LIST, size_max=1 << 20))
+    data = bytearray(rig.fs.read_all(LIST, size_max=1 << 20))
     data[40] ^= 1
-    file = rig.files.open_write(LIST)
+    file = rig.fs.open_write(LIST)
     file.pwrite(bytes(data), 0)
     file.sync()
     file.close()
@@ -403,7 +403,7 @@ def test_a_damaged_list_stops_a_store_without_a_tier_and_is_told_by_readers() ->
     rig = with_damaged_list()
     with pytest.raises(CorruptionError, match="only the object tier has"):
         rig.open(cold_objects=None, cold_local_bytes=None)
-    reader = read(ROOT, fs=rig.files)
+    reader = read(ROOT, fs=rig.fs)
     assert [number_of(bundle) for _, bundle in reader.bundles()] == [6, 7, 8]
     assert [problem.path for problem in reader.problems] == [LIST]
 
@@ -411,13 +411,13 @@ def test_a_damaged_list_stops_a_store_without_a_tier_and_is_told_by_readers() ->
 def test_a_damaged_list_is_made_anew_from_the_objects() -> None:
     """Everything is there again, every object read; the damaged bytes are kept."""
     rig = with_damaged_list()
-    damaged = rig.files.read_all(LIST, size_max=1 << 20)
+    damaged = rig.fs.read_all(LIST, size_max=1 << 20)
     with rig.open() as store:
-        assert listed(rig.files) == {0: "verified", 1: "verified"}
+        assert listed(rig.fs) == {0: "verified", 1: "verified"}
         assert store.stats()["cold"]["only_there"] == 2
         assert drain(store, "one") == list(range(9))
-    (kept,) = rig.files.list_dir(f"{ROOT}/quarantine")
-    assert rig.files.read_all(f"{ROOT}/quarantine/{kept}", size_max=1 << 20) == damaged
+    (kept,) = rig.fs.list_dir(f"{ROOT}/quarantine")
+    assert rig.fs.read_all(f"{ROOT}/quarantine/{kept}", size_max=1 << 20) == damaged
     assert rig.observer.total("quiver.recovery.damaged_files_total") == 1
 
 
@@ -430,7 +430,7 @@ def test_what_no_object_tells_is_left_out_of_the_new_list() -> None:
     rig.tier.put(key, bytes(data))
     rig.tier.put(f"{key}.part", b"somebody else's")
     with rig.open() as store:
-        assert listed(rig.files) == {0: "verified", 1: "damaged"}
+        assert listed(rig.fs) == {0: "verified", 1: "damaged"}
         assert drain(store, "one") == [0, 1, 2, 6, 7, 8]
         for _ in range(2):
             store.maintain()
@@ -442,14 +442,14 @@ def test_what_no_object_tells_is_left_out_of_the_new_list() -> None:
 def test_a_list_is_not_made_anew_from_nothing() -> None:
     """While nobody answers the store stays closed; where there is no object, it was another place."""
     rig = with_damaged_list()
-    damaged = rig.files.read_all(LIST, size_max=1 << 20)
+    damaged = rig.fs.read_all(LIST, size_max=1 << 20)
     rig.tier.fail_on("list")
     with pytest.raises(ObjectsUnavailableError):
         rig.open()
-    empty = DirectoryObjects(rig.files, "/empty", clock=rig.clock)
+    empty = DirectoryObjects(rig.fs, "/empty", clock=rig.clock)
     with pytest.raises(CorruptionError, match="only the object tier has"):
-        open_store(ROOT, rig.settings, files=rig.files, clock=rig.clock, background=False, objects=empty)
-    assert rig.files.read_all(LIST, size_max=1 << 20) == damaged
+        open_store(ROOT, rig.settings, fs=rig.fs, clock=rig.clock, background=False, objects=empty)
+    assert rig.fs.read_all(LIST, size_max=1 << 20) == damaged
     with rig.open() as store:
         assert drain(store, "one") == list(range(9))
 
@@ -458,10 +458,10 @@ def test_a_crash_while_the_list_is_made_anew() -> None:
     """At every step: the damaged list or the new one is there, and the next start has everything."""
     rig = with_damaged_list()
     disks: list[CrashFileSystem] = []
-    assert isinstance(rig.files, CrashFileSystem)
-    rig.files.on_step = lambda *_: disks.append(rig.files.clone_after_crash(len(disks)))
+    assert isinstance(rig.fs, CrashFileSystem)
+    rig.fs.on_step = lambda *_: disks.append(rig.fs.clone_after_crash(len(disks)))
     rig.open().close()
-    rig.files.on_step = lambda *_: None
+    rig.fs.on_step = lambda *_: None
     for disk in disks:
         with Rig(disk, cold_local_bytes=0).open() as store:
             assert drain(store, "one") == list(range(9))
@@ -469,10 +469,10 @@ def test_a_crash_while_the_list_is_made_anew() -> None:
 
 def test_a_thread_of_its_own_sends() -> None:
     """With background threads nobody else waits for the tier; closing ends it."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     clock = ManualClock(waits="hold")
-    rig = Rig(files)
-    store = open_store(ROOT, SETTINGS, files=files, clock=clock, observer=rig.observer, objects=rig.tier)
+    rig = Rig(fs)
+    store = open_store(ROOT, SETTINGS, fs=fs, clock=clock, observer=rig.observer, objects=rig.tier)
     rig.fill(store, 2)
     while store.stats()["cold"]["segments"] < 2:
         clock.wait_for_waiters(1)
@@ -483,9 +483,9 @@ def test_a_thread_of_its_own_sends() -> None:
 
 def test_nobody_waits_for_a_tier_that_hangs() -> None:
     """While a request does not come back: ingest, sealing, delivery and maintenance go on."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     clock = ManualClock(waits="hold")
-    rig = Rig(files)
+    rig = Rig(fs)
     gate, reached = threading.Event(), threading.Event()
 
     def hang(operation: str, _key: str) -> None:
@@ -494,7 +494,7 @@ def test_nobody_waits_for_a_tier_that_hangs() -> None:
             gate.wait(60)
 
     rig.tier.on_call = hang
-    store = open_store(ROOT, SETTINGS, files=files, clock=clock, observer=rig.observer, objects=rig.tier)
+    store = open_store(ROOT, SETTINGS, fs=fs, clock=clock, observer=rig.observer, objects=rig.tier)
     rig.fill(store, 1)
     while not reached.is_set():
         clock.wait_for_waiters(1)
@@ -575,7 +575,7 @@ def test_a_tier_needs_a_place() -> None:
     """Otherwise its objects could not be found."""
     rig = Rig()
     with pytest.raises(UsageError, match=r"cold\.objects"):
-        open_store(ROOT, files=rig.files, clock=rig.clock, background=False, objects=rig.tier)
+        open_store(ROOT, fs=rig.fs, clock=rig.clock, background=False, objects=rig.tier)
 
 
 def test_a_reader_may_bring_the_tier() -> None:
@@ -588,7 +588,7 @@ def test_a_reader_may_bring_the_tier() -> None:
     assert rig.local() == []
     before = rig.tier.calls["get"]
     for objects in (rig.tier, ObjectLocation.from_url(COLD)):
-        reader = read(ROOT, fs=rig.files, objects=objects)
+        reader = read(ROOT, fs=rig.fs, objects=objects)
         assert [bundle for _, bundle in reader.bundles()] == [bundle_of(number) for number in range(3)]
         assert pa.table(reader.scan(30))["n"].to_pylist() == [0, 0, 1, 1, 2, 2]
     assert rig.tier.calls["get"] > before

@@ -26,9 +26,9 @@ USED = sorted(OBJECT_OPERATIONS - {"put", "get_ranges", "list", "copy"})
 HOWS: tuple[ObjectFault, ...] = ("fail", "lose_answer", "slow", "truncate", "repeat")
 
 
-def whole_objects(files: FileSystem) -> set[str]:
+def whole_objects(fs: FileSystem) -> set[str]:
     """The names of the objects, each of which is exactly what its name says."""
-    tier = DirectoryObjects(files, COLD)
+    tier = DirectoryObjects(fs, COLD)
     names = set()
     for info in tier.list_below("stores"):
         data = tier.get(info.key, size_max=1 << 20)
@@ -38,10 +38,10 @@ def whole_objects(files: FileSystem) -> set[str]:
     return names
 
 
-def check_list(files: FileSystem, label: str) -> None:
+def check_list(fs: FileSystem, label: str) -> None:
     """What the list calls verified is there, whole."""
-    there = {int(name[:16]) for name in whole_objects(files)}
-    verified = {seq for seq, state in listed(files).items() if state == "verified"}
+    there = {int(name[:16]) for name in whole_objects(fs)}
+    verified = {seq for seq, state in listed(fs).items() if state == "verified"}
     assert verified <= there, f"{label}: listed {verified}, there {there}"
 
 
@@ -86,18 +86,18 @@ class Run:
             store.maintain()
 
 
-def finish(files: FileSystem, label: str, promised: int, acked: set[int], attempted: int, *, sends_first: bool) -> None:
+def finish(fs: FileSystem, label: str, promised: int, acked: set[int], attempted: int, *, sends_first: bool) -> None:
     """Whoever opens this disk gets all that was promised; when it is finished nothing is left of it anywhere."""
-    rig = Rig(files, cold_local_bytes=0)
-    check_list(files, label)
-    survivors = seen(files) if files.exists(f"{ROOT}/wal") else []
+    rig = Rig(fs, cold_local_bytes=0)
+    check_list(fs, label)
+    survivors = seen(fs) if fs.exists(f"{ROOT}/wal") else []
     assert survivors == sorted(set(survivors)), f"{label}: a reader sees {survivors}"
     assert set(survivors) <= set(range(attempted))
     with rig.open() as store:
         store.flush()
         if sends_first:  # else what was sent before the crash is finished before it could be sent again
             store.maintain()
-        check_list(files, label)
+        check_list(fs, label)
         got = drain(store, "one")
         assert got == sorted(set(got)), f"{label}: got {got}"
         missing = set(range(promised)) - set(got) - acked
@@ -105,7 +105,7 @@ def finish(files: FileSystem, label: str, promised: int, acked: set[int], attemp
         assert set(got) <= set(survivors), f"{label}: got {got}, a reader saw {survivors}"
         for _ in range(3):
             store.maintain()
-        assert (rig.local(), whole_objects(files), files.exists(LIST)) == ([], set(), False), f"{label}: left over"
+        assert (rig.local(), whole_objects(fs), fs.exists(LIST)) == ([], set(), False), f"{label}: left over"
         store.ingest(bundle_of(1000))
         store.flush()
         assert drain(store, "one") == [1000], f"{label}: what comes after recovery is not delivered"
@@ -115,21 +115,21 @@ def finish(files: FileSystem, label: str, promised: int, acked: set[int], attemp
 def test_a_crash_at_every_step_loses_nothing_and_leaves_nothing(seeds: int) -> None:
     """Power loss and kill at each step of disk and objects, which lie on the same disk."""
     run = Run()
-    files = run.rig.files
-    assert isinstance(files, CrashFileSystem)
+    fs = run.rig.fs
+    assert isinstance(fs, CrashFileSystem)
     states: list[tuple[str, list[CrashFileSystem], int, set[int], int]] = []
 
     def before(operation: str, path: str) -> None:
         number = len(states)
-        clones = [files.clone_after_crash((number + seed) % 4) for seed in range(seeds)]
+        clones = [fs.clone_after_crash((number + seed) % 4) for seed in range(seeds)]
         if number % 3 == 0 or seeds > 1:
-            clones.append(files.clone_after_kill())
+            clones.append(fs.clone_after_kill())
         label = f"step {number} ({operation} {path})"
         states.append((label, clones, run.durable, set(run.acked), run.rig.taken + 1))
 
-    files.on_step = before
+    fs.on_step = before
     run.run()
-    files.on_step = None
+    fs.on_step = None
     assert len(states) > 200
     assert any("/cold/stores/" in label for label, *_ in states)
     for number, (label, clones, durable, acked, attempted) in enumerate(states):
@@ -144,8 +144,8 @@ def test_a_disk_that_refuses_the_list_or_the_floor_delays_and_loses_nothing(path
     for operation in ("create", "pwrite", "sync", "rename"):
         for call in range(1, 100):
             disk = CrashFileSystem()
-            files = FaultFileSystem(disk, {operation: call}, error=error, path_part=path)
-            rig = Rig(files, cold_local_bytes=0)
+            fs = FaultFileSystem(disk, {operation: call}, error=error, path_part=path)
+            rig = Rig(fs, cold_local_bytes=0)
             got: list[int] = []
             with rig.open() as store:
                 subscriber = store.register("one", start="earliest")
@@ -158,10 +158,10 @@ def test_a_disk_that_refuses_the_list_or_the_floor_delays_and_loses_nothing(path
                     if handle is not None:
                         got.append(handle.bundle[30]["n"][0].as_py())
                         handle.ack()
-                check_list(files, f"{operation} {call}")
+                check_list(fs, f"{operation} {call}")
             assert got == list(range(9)), f"{operation} {call}"
-            assert (rig.local(), rig.names(), listed(files)) == ([], [], {}), f"{operation} {call}"
-            if files.calls[operation] < call:
+            assert (rig.local(), rig.names(), listed(fs)) == ([], [], {}), f"{operation} {call}"
+            if fs.calls[operation] < call:
                 break
         else:
             pytest.fail(f"{operation} never ended")
@@ -187,7 +187,7 @@ def test_an_error_at_every_call_delays_and_loses_nothing(operation: str) -> None
                 for _ in range(30):
                     store.maintain()
                     rig.clock.advance(120)
-                    check_list(rig.files, label)
+                    check_list(rig.fs, label)
                     try:
                         handle = subscriber.next_bundle(timeout=0)
                         if handle is not None:
@@ -199,4 +199,4 @@ def test_an_error_at_every_call_delays_and_loses_nothing(operation: str) -> None
                     store.maintain()
                     rig.clock.advance(120)
                 assert sorted(got) == list(range(9)), label
-                assert (rig.local(), rig.names(), listed(rig.files)) == ([], [], {}), label
+                assert (rig.local(), rig.names(), listed(rig.fs)) == ([], [], {}), label

@@ -72,11 +72,11 @@ def test_readers_beside_it_go_on(hostile):
     """What cannot be read is a problem with its key; the rest comes, and all of it when the object is back."""
     rig, tier, key, _ = hostile
     with little_memory():
-        reader = read(ROOT, fs=rig.files, objects=tier)
+        reader = read(ROOT, fs=rig.fs, objects=tier)
         assert [number_of(bundle) for _, bundle in reader.bundles()] == [0, 1, 2, 6, 7, 8]
     assert [problem.path for problem in reader.problems] == [key]
     tier.heal()
-    reader = read(ROOT, fs=rig.files, objects=tier)
+    reader = read(ROOT, fs=rig.fs, objects=tier)
     assert [number_of(bundle) for _, bundle in reader.bundles()] == list(range(9))
 
 
@@ -85,7 +85,7 @@ def test_verify_names_it(hostile):
     rig, tier, key, _ = hostile
     before = rig.names()
     with little_memory():
-        report = check_store(rig.files, ROOT, objects=tier)
+        report = check_store(rig.fs, ROOT, objects=tier)
     assert [(one.kind, one.path) for one in report.findings if one.kind != "left over"] == [("damaged", key)]
     assert rig.names() == before
 
@@ -103,7 +103,7 @@ def test_a_store_that_is_restored_beside_it(name):
     tier.replace(keys[VICTIM], keys[VICTIM + 1], EVERY[name])
     (identity,) = stores_in_tier(tier)
     with little_memory():
-        (one,) = restore_from_tier(rig.files, "/new", tier, WHERE, [identity], clock=rig.clock)
+        (one,) = restore_from_tier(rig.fs, "/new", tier, WHERE, [identity], clock=rig.clock)
     assert one.damaged == [keys[VICTIM]]
     assert [entry.seq for entry in one.segments] == [0, 2]
 
@@ -119,5 +119,5 @@ def test_a_huge_object_without_our_end_is_hardly_read():
     tier = HostileObjects(rig.tier)
     tier.made[keys[0]] = Made(TEBIBYTE, begin=b"junk")
     (identity,) = stores_in_tier(tier)
-    (one,) = restore_from_tier(rig.files, "/new", tier, WHERE, [identity], clock=rig.clock)
+    (one,) = restore_from_tier(rig.fs, "/new", tier, WHERE, [identity], clock=rig.clock)
     assert one.damaged == [keys[0]]

@@ -71,13 +71,13 @@ class ColdStore(RuleBasedStateMachine):
     @rule(how=st.sampled_from(["close", "kill", "power loss"]), seed=st.integers(0, 3))
     def begin_again(self, how: str, seed: int) -> None:
         taken, clock, chosen = self.rig.taken, self.rig.clock, self.rig.settings
-        files = self.rig.files
-        assert isinstance(files, CrashFileSystem)
+        fs = self.rig.fs
+        assert isinstance(fs, CrashFileSystem)
         if how == "close":
             self.store.close()
         else:
-            files = files.clone_after_kill() if how == "kill" else files.clone_after_crash(seed)
-        self.rig = Rig(files)
+            fs = fs.clone_after_kill() if how == "kill" else fs.clone_after_crash(seed)
+        self.rig = Rig(fs)
         self.rig.taken, self.rig.clock, self.rig.settings = taken, clock, chosen
         self.is_down = False
         self.store = self.rig.open()
@@ -86,7 +86,7 @@ class ColdStore(RuleBasedStateMachine):
     def nothing_referenced_is_missing(self) -> None:
         if not hasattr(self, "rig") or self.is_down:
             return
-        verified = {seq for seq, state in listed(self.rig.files).items() if state == "verified"}
+        verified = {seq for seq, state in listed(self.rig.fs).items() if state == "verified"}
         assert verified <= set(self.rig.objects())
         known = {info.seq for info in self.store.catalog.segments()}
         assert known <= verified | set(self.rig.local())
@@ -96,14 +96,14 @@ class ColdStore(RuleBasedStateMachine):
             return
         self.rig.tier.heal()
         owed = set(range(self.rig.taken)) - self.acked
-        assert owed <= set(seen(self.rig.files))
+        assert owed <= set(seen(self.rig.fs))
         got = drain(self.store, "one")
         assert got == sorted(set(got))
         assert owed <= set(got), f"misses {sorted(owed - set(got))}"
         for _ in range(4):
             self.store.maintain()
             self.rig.clock.advance(200)
-        assert (self.rig.local(), self.rig.names(), self.rig.files.exists(LIST)) == ([], [], False)
+        assert (self.rig.local(), self.rig.names(), self.rig.fs.exists(LIST)) == ([], [], False)
         self.store.close()
         logging.disable(logging.NOTSET)
 

@@ -30,11 +30,9 @@ def settings(**changes: object) -> Settings:
 class Rig:
     """A file system, a clock that all processes share, and the stores that were opened on them."""
 
-    def __init__(
-        self, files: CrashFileSystem | None = None, clock: ManualClock | None = None, **changes: object
-    ) -> None:
+    def __init__(self, fs: CrashFileSystem | None = None, clock: ManualClock | None = None, **changes: object) -> None:
         self.clock = clock or ManualClock()
-        self.files = files or CrashFileSystem(clock=self.clock)
+        self.fs = fs or CrashFileSystem(clock=self.clock)
         self.settings = settings(**changes)
         self.observer = InMemoryObserver()
 
@@ -44,7 +42,7 @@ class Rig:
             self.settings,
             cores=cores,
             core=core,
-            files=self.files,
+            fs=self.fs,
             clock=self.clock,
             observer=self.observer,
             background=False,
@@ -57,7 +55,7 @@ class Rig:
             store.maintain()
 
     def segments(self, core: int) -> list[str]:
-        return [name for name in self.files.list_dir(f"{ROOT}/core_{core}/segments") if name.endswith(".qseg")]
+        return [name for name in self.fs.list_dir(f"{ROOT}/core_{core}/segments") if name.endswith(".qseg")]
 
 
 def numbered(number: int, size: int = 600) -> Bundle:

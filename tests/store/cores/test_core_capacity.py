@@ -35,7 +35,7 @@ class Core:
 
     number: int
     capacity: SharedCapacity
-    files: CrashFileSystem
+    fs: CrashFileSystem
     evictable: dict[int, int] = field(default_factory=dict)
     size: int = 0
 
@@ -49,19 +49,19 @@ class Core:
 
     def use(self, size: int) -> None:
         self.size = size
-        self.files.create_or_truncate(f"{ROOT}/core_{self.number}/segments/0.qseg").truncate(size)
+        self.fs.create_or_truncate(f"{ROOT}/core_{self.number}/segments/0.qseg").truncate(size)
 
 
 class Cluster:
     def __init__(self, cores: int, cap: int | None = CAP) -> None:
         self.clock = ManualClock()
-        self.files = CrashFileSystem(clock=self.clock)
+        self.fs = CrashFileSystem(clock=self.clock)
         self.cap = cap
         self.cores = [self.start(number) for number in range(cores)]
         self.beat(*self.cores)
 
     def start(self, number: int, size: int = 0) -> Core:
-        self.files.make_dirs(f"{ROOT}/core_{number}/segments")
+        self.fs.make_dirs(f"{ROOT}/core_{number}/segments")
         evictable: dict[int, int] = {}
 
         def evict(bytes_wanted: int) -> dict[int, int]:
@@ -73,9 +73,9 @@ class Cluster:
             return freed
 
         capacity = SharedCapacity(
-            self.files, ROOT, number, cap=OwnCap(self.cap), segment_bytes=STEP, clock=self.clock, evict=evict
+            self.fs, ROOT, number, cap=OwnCap(self.cap), segment_bytes=STEP, clock=self.clock, evict=evict
         )
-        core = Core(number, capacity, self.files, evictable)
+        core = Core(number, capacity, self.fs, evictable)
         core.use(size)
         capacity.attach(lambda: core.size)
         return core
@@ -169,9 +169,9 @@ def test_two_that_reach_for_the_last_room_at_once(step: int) -> None:
             if count == step:
                 fill(two)
 
-    cluster.files.on_step = on_step
+    cluster.fs.on_step = on_step
     fill(one)
-    cluster.files.on_step = None
+    cluster.fs.on_step = None
     assert cluster.used <= CAP
     fill(two)
     assert CAP - STEP <= cluster.used <= CAP
@@ -202,12 +202,12 @@ def test_a_dead_process_counts_for_its_files() -> None:
     cluster.cores[1].use(250)
     for claim in (encode_claim(900), encode_claim(0), b"", b"half a cl", bytes(24)):
         path = f"{ROOT}/core_1/{CORE_CLAIM}"
-        cluster.files.create_or_truncate(path).pwrite(claim, 0)
+        cluster.fs.create_or_truncate(path).pwrite(claim, 0)
         cluster.clock.advance(1)
         fresh = cluster.start(0)
         fresh.capacity.beat()
         assert fresh.capacity.bytes_of(1) == 250 + len(claim)
-        cluster.files.remove(path)
+        cluster.fs.remove(path)
         fresh = cluster.start(0)
         assert fresh.capacity.bytes_of(1) == 250
 
@@ -220,7 +220,7 @@ def test_a_claim_that_is_damaged_while_it_is_written() -> None:
     for _ in range(3):
         cluster.beat(*cluster.cores)
     cluster.clock.advance(0.1)
-    cluster.files.open_write(f"{ROOT}/core_1/{CORE_CLAIM}").pwrite(b"\xff", 12)
+    cluster.fs.open_write(f"{ROOT}/core_1/{CORE_CLAIM}").pwrite(b"\xff", 12)
     cluster.beat(hot)
     assert hot.capacity.bytes_of(1) == 50 + len(encode_claim(0))
     cluster.beat(other, hot)
@@ -329,7 +329,7 @@ def test_a_claim_far_above_the_cap_is_not_believed() -> None:
     for claim in (2 * CAP + 1, 2**64 - 1):
         for _ in range(3):
             cluster.clock.advance(0.1)
-            cluster.files.open_write(f"{ROOT}/core_1/{CORE_CLAIM}").pwrite(encode_claim(claim), 0)
+            cluster.fs.open_write(f"{ROOT}/core_1/{CORE_CLAIM}").pwrite(encode_claim(claim), 0)
             cluster.beat(hot)
         assert hot.capacity.bytes_of(1) == 40 + len(encode_claim(0))
 
@@ -351,7 +351,7 @@ def test_eviction_is_not_tried_again_and_again() -> None:
 def test_a_claim_that_cannot_be_written_is_not_used() -> None:
     """What the others cannot see must not be taken; the store is told that it is full."""
     cluster = Cluster(2)
-    broken = FaultFileSystem(cluster.files)
+    broken = FaultFileSystem(cluster.fs)
     capacity = SharedCapacity(
         broken, ROOT, 0, cap=OwnCap(CAP), segment_bytes=STEP, clock=cluster.clock, evict=lambda _: {}
     )
@@ -382,14 +382,14 @@ def test_closing_leaves_what_is_used() -> None:
 def test_before_it_is_attached_nothing_is_claimed() -> None:
     """The core may be somebody else's until its lock is held."""
     cluster = Cluster(1)
-    before = cluster.files.read_all(f"{ROOT}/core_0/{CORE_CLAIM}", size_max=99)
+    before = cluster.fs.read_all(f"{ROOT}/core_0/{CORE_CLAIM}", size_max=99)
     capacity = SharedCapacity(
-        cluster.files, ROOT, 0, cap=OwnCap(CAP), segment_bytes=STEP, clock=cluster.clock, evict=lambda _: {}
+        cluster.fs, ROOT, 0, cap=OwnCap(CAP), segment_bytes=STEP, clock=cluster.clock, evict=lambda _: {}
     )
     capacity.beat()
     capacity.close()
     assert (capacity.others_bytes(), capacity.make_room(5), capacity.used_bytes(), capacity.bytes_of(3)) == (0, 0, 0, 0)
-    assert cluster.files.read_all(f"{ROOT}/core_0/{CORE_CLAIM}", size_max=99) == before
+    assert cluster.fs.read_all(f"{ROOT}/core_0/{CORE_CLAIM}", size_max=99) == before
 
 
 def test_what_is_a_core() -> None:
@@ -398,29 +398,29 @@ def test_what_is_a_core() -> None:
         assert parse_core_directory(core_directory(core)) == core
     for name in ("core_", "core_01", "core_-1", "core_1.tmp", "Core_1", "core_9999", f"core_{CORE_MAX + 1}", "core_٣"):
         assert parse_core_directory(name) is None
-    files = CrashFileSystem()
-    files.make_dirs("/r/core_2")
-    files.make_dirs("/r/core_10")
-    files.make_dirs("/r/other")
-    assert find_cores(files, "/r") == [2, 10]
+    fs = CrashFileSystem()
+    fs.make_dirs("/r/core_2")
+    fs.make_dirs("/r/core_10")
+    fs.make_dirs("/r/other")
+    assert find_cores(fs, "/r") == [2, 10]
 
 
 def test_adding_up_a_directory() -> None:
     """Its files and those one level below; what vanishes meanwhile counts nothing."""
-    files = CrashFileSystem()
-    files.make_dirs("/d/sub/deeper")
+    fs = CrashFileSystem()
+    fs.make_dirs("/d/sub/deeper")
     for path, size in (("/d/f", 5), ("/d/sub/g", 7), ("/d/sub/deeper/h", 100)):
-        files.create(path).truncate(size)
-    assert directory_bytes(files, "/d") == 12
-    stat = files.stat
+        fs.create(path).truncate(size)
+    assert directory_bytes(fs, "/d") == 12
+    stat = fs.stat
 
     def vanishing(path: str) -> object:
         if path.endswith("/g"):
             raise FileNotFoundError(path)
         return stat(path)
 
-    files.stat = vanishing  # type: ignore[method-assign, assignment]
-    assert directory_bytes(files, "/d") == 5
+    fs.stat = vanishing  # type: ignore[method-assign, assignment]
+    assert directory_bytes(fs, "/d") == 5
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:3], lambda _: b""])

@@ -50,22 +50,22 @@ def push(store: MultiCoreStore, core: int, first: int = 10_000) -> int:
     return 1_000
 
 
-def record(files: CrashFileSystem, core: int = 0) -> list[int] | None:
+def record(fs: CrashFileSystem, core: int = 0) -> list[int] | None:
     path = f"{ROOT}/core_{core}/{EVICTED}"
-    if not files.exists(path):
+    if not fs.exists(path):
         return None
-    answer = decode_drop_ledger(memoryview(files.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)))
+    answer = decode_drop_ledger(memoryview(fs.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)))
     assert isinstance(answer, Frame)
     return [entry.seq for entry in answer.value]
 
 
 def used(rig: Rig) -> int:
     total = 0
-    for name in rig.files.list_dir(ROOT):
+    for name in rig.fs.list_dir(ROOT):
         for inner in ("segments", "wal", "."):
             directory = f"{ROOT}/{name}/{inner}".removesuffix("/.")
-            for one in rig.files.list_dir(directory):
-                total += 0 if one in {"segments", "wal"} else rig.files.stat(f"{directory}/{one}").size_bytes
+            for one in rig.fs.list_dir(directory):
+                total += 0 if one in {"segments", "wal"} else rig.fs.stat(f"{directory}/{one}").size_bytes
     return total
 
 
@@ -81,14 +81,14 @@ def test_a_hot_core_takes_what_an_idle_one_has_finished(rig: Rig) -> None:
         left = rig.segments(0)
         assert left == before[-len(left) :]
         assert len(left) < len(before) // 4
-        assert record(rig.files) == []
+        assert record(rig.fs) == []
         figures = store.stats()["cores"]
         assert figures[1]["evicted_elsewhere"] == len(before) - len(left)
         assert figures[1]["dropped_elsewhere"] == figures[0]["evicted_elsewhere"] == 0
         # Minimal: it says something once for every few bundles, not more often.
         assert figures[1]["claim_writes"] < 3 * count
         rig.tick(store)
-        assert record(rig.files) is None
+        assert record(rig.fs) is None
         assert store.stats()["cores"][0]["segments"] == len(left)
         assert used(rig) <= CAP_BYTES + 2 * SEGMENT_BYTES
         store.core(1).flush()
@@ -105,7 +105,7 @@ def test_a_stopped_process_is_no_hindrance(rig: Rig) -> None:
     assert push(hot, 1) > 50
     assert rig.observer.counts["quiver.gc.evictions_total", (("reason", "size"),)] > 10
     rig.tick(owner)
-    assert record(rig.files) is None
+    assert record(rig.fs) is None
     assert owner.stats()["segments"] == len(rig.segments(0))
     assert fill(owner, 0, 2, first=500) == drain(owner)
     owner.close()
@@ -117,12 +117,12 @@ def test_a_killed_process_is_no_hindrance(rig: Rig) -> None:
     owner = rig.open(cores=2, core=0)
     finished(rig, owner, bundles=100)
     fill(owner, 0, 3, first=900)
-    rig.files = rig.files.clone_after_kill()
+    rig.fs = rig.fs.clone_after_kill()
     with rig.open(cores=2, core=1) as hot:
         assert push(hot, 1) > 50
-        assert record(rig.files) == []
+        assert record(rig.fs) == []
     with rig.open(cores=2, core=0) as again:
-        assert record(rig.files) is None
+        assert record(rig.fs) is None
         assert drain(again) == [900, 901, 902]
 
 
@@ -158,16 +158,16 @@ def test_what_is_only_acknowledged_in_memory_stays(rig: Rig) -> None:
 
 def test_without_a_subscriber_nothing_is_finished(rig: Rig) -> None:
     """Nobody has seen the data. One whose progress file is damaged has not either."""
-    evictor = Evictor(rig.files, ROOT, 1, clock=rig.clock, observer=rig.observer)
+    evictor = Evictor(rig.fs, ROOT, 1, clock=rig.clock, observer=rig.observer)
     with rig.open(cores=2) as store:
         fill(store, 0, 10)
         assert evictor.evict([0], 10**9) == {0: 0}
         finished(rig, store, bundles=10, first=10)
         path = f"{BEHIND}/quiver.sub.one"
-        good = rig.files.read_all(path, size_max=10_000)
-        rig.files.open_write(path).pwrite(b"\xff" * 20, 8)
+        good = rig.fs.read_all(path, size_max=10_000)
+        rig.fs.open_write(path).pwrite(b"\xff" * 20, 8)
         assert evictor.evict([0], 10**9) == {0: 0}
-        rig.files.open_write(path).pwrite(good, 0)
+        rig.fs.open_write(path).pwrite(good, 0)
         assert evictor.evict([0], 10**9)[0] > 0
         assert len(rig.segments(0)) == 1
 
@@ -181,8 +181,8 @@ def test_oldest_first_over_all_cores(rig: Rig) -> None:
                 rig.clock.advance(1)
         drain(store)
         rig.tick(store)
-        evictor = Evictor(rig.files, ROOT, 2, clock=rig.clock, observer=rig.observer)
-        one = rig.files.stat(f"{BEHIND}/segments/{rig.segments(0)[0]}").size_bytes
+        evictor = Evictor(rig.fs, ROOT, 2, clock=rig.clock, observer=rig.observer)
+        one = rig.fs.stat(f"{BEHIND}/segments/{rig.segments(0)[0]}").size_bytes
         freed = evictor.evict([0, 1], 10 * one)
         assert freed[0] == freed[1] == 5 * one
         assert [len(rig.segments(core)) for core in (0, 1)] == [5, 5]
@@ -194,21 +194,21 @@ def test_a_directory_that_somebody_else_works_in_is_passed_over(rig: Rig) -> Non
     with rig.open(cores=3) as store:
         finished(rig, store, 0, 20)
         finished(rig, store, 1, 20, first=100)
-        evictor = Evictor(rig.files, ROOT, 2, clock=rig.clock, observer=rig.observer)
-        claim = take_claim(rig.files, BEHIND, who="a test")
+        evictor = Evictor(rig.fs, ROOT, 2, clock=rig.clock, observer=rig.observer)
+        claim = take_claim(rig.fs, BEHIND, who="a test")
         assert claim is not None
         freed = evictor.evict([0, 1, 2], 10**9)
         assert set(freed) == {1}
         assert freed[1] > 0
         claim.release()
         assert evictor.evict([0], 10**9)[0] > 0
-        claim = take_claim(rig.files, BEHIND, who="a test")
+        claim = take_claim(rig.fs, BEHIND, who="a test")
         assert claim is not None
         rig.tick(store)
-        assert record(rig.files) == []
+        assert record(rig.fs) == []
         claim.release()
         rig.tick(store)
-        assert record(rig.files) is None
+        assert record(rig.fs) is None
 
 
 def test_a_directory_that_cannot_be_read_does_not_stop_the_others(rig: Rig) -> None:
@@ -216,9 +216,9 @@ def test_a_directory_that_cannot_be_read_does_not_stop_the_others(rig: Rig) -> N
     with rig.open(cores=3) as store:
         finished(rig, store, 0, 20)
         finished(rig, store, 1, 20, first=100)
-        rig.files.make_dirs(f"{ROOT}/core_7")
+        rig.fs.make_dirs(f"{ROOT}/core_7")
         for op in ("list", "stat", "open", "sync_dir", "pwrite", "rename", "remove"):
-            broken = FaultFileSystem(rig.files, {op: 1}, error=errno.EIO, path_part="core_0", forever=True)
+            broken = FaultFileSystem(rig.fs, {op: 1}, error=errno.EIO, path_part="core_0", forever=True)
             evictor = Evictor(broken, ROOT, 2, clock=rig.clock, observer=rig.observer)
             freed = evictor.evict([0, 1, 7, 9], 20_000)
             assert freed.get(0, 0) == 0
@@ -254,19 +254,19 @@ def test_a_core_is_opened_while_another_evicts_in_it(rig: Rig, monkeypatch: pyte
     with rig.open(cores=2, core=0) as store:
         finished(rig, store)
     before = rig.segments(0)
-    evictor = Evictor(rig.files, ROOT, 1, clock=rig.clock, observer=rig.observer)
+    evictor = Evictor(rig.fs, ROOT, 1, clock=rig.clock, observer=rig.observer)
     look = recovery.read_info
 
-    def meanwhile(files: FileSystem, path: str) -> SegmentInfo:
+    def meanwhile(fs: FileSystem, path: str) -> SegmentInfo:
         monkeypatch.setattr(recovery, "read_info", look)
         assert evictor.evict([0], 10**9)[0] > 0
-        return look(files, path)
+        return look(fs, path)
 
     monkeypatch.setattr(recovery, "read_info", meanwhile)
     with rig.open(cores=2, core=0) as store:
         assert rig.segments(0) == before[-1:]
         assert store.stats()["segments"] == 1
-        assert record(rig.files) is None
+        assert record(rig.fs) is None
         assert fill(store, 0, 1, first=700) == drain(store)
 
 
@@ -295,10 +295,10 @@ def test_drop_oldest_takes_from_who_has_more_than_its_part() -> None:
         gone = [int(name.split(".")[0]) for name in before if name not in rig.segments(0)]
         assert gone
         assert gone == sorted(gone)
-        assert record(rig.files) == gone
+        assert record(rig.fs) == gone
         assert store.stats()["cores"][1]["dropped_elsewhere"] == len(gone)
         rig.tick(store)
-        assert record(rig.files) is None
+        assert record(rig.fs) is None
         lost = rig.observer.total("quiver.subscriber.dropped_bundles_total") - lost_before
         assert lost > 0
         assert lost % 2 == 0
@@ -341,16 +341,16 @@ def test_the_owner_was_dead_when_its_bundles_were_given_up() -> None:
     """Its next start counts them for each subscriber before any is served; none of them leaves a gap."""
     rig = Rig(size_cap_policy="drop_oldest")
     hog(rig)
-    rig.files = rig.files.clone_after_kill()
+    rig.fs = rig.fs.clone_after_kill()
     with rig.open(cores=2, core=1) as cold:
         for number in range(10_000, 10_030):
             cold.ingest(numbered(number))
-    gone = record(rig.files)
+    gone = record(rig.fs)
     assert gone
     before = rig.observer.total("quiver.subscriber.dropped_bundles_total")
     with rig.open(cores=2, core=0) as owner:
         assert rig.observer.total("quiver.subscriber.dropped_bundles_total") > before
-        assert record(rig.files) is None
+        assert record(rig.fs) is None
         subscriber = owner.register("one", start="earliest")
         handle = subscriber.next_bundle(timeout=0)
         assert handle is not None
@@ -371,7 +371,7 @@ def test_a_handle_on_what_was_given_up(rig: Rig) -> None:
         bundle = handle.bundle
         for number in range(10_000, 10_030):
             store.ingest(numbered(number), core=1)
-        assert record(rig.files)
+        assert record(rig.fs)
         rig.tick(store)
         assert number_of(bundle) == number_of(handle.bundle)
         drain(store)
@@ -387,11 +387,11 @@ def test_what_the_record_has_no_room_for_is_kept(monkeypatch: pytest.MonkeyPatch
         store.register("one", start="earliest")
         fill(store, 0, 60)
         before = rig.segments(0)
-        evictor = Evictor(rig.files, ROOT, 1, clock=rig.clock, observer=rig.observer)
+        evictor = Evictor(rig.fs, ROOT, 1, clock=rig.clock, observer=rig.observer)
         for _ in range(2):
             evictor.evict([0], 10**9, drop_from=[0])
             assert rig.segments(0) == before[2:]
-            assert record(rig.files) == [0, 1]
+            assert record(rig.fs) == [0, 1]
         rig.tick(store)
 
 
@@ -403,15 +403,15 @@ def test_a_damaged_record(rig: Rig, content: bytes) -> None:
     """A copy is kept, it is reported, and the owner goes by the files that are there."""
     with rig.open(cores=2) as store:
         finished(rig, store)
-        evictor = Evictor(rig.files, ROOT, 1, clock=rig.clock, observer=rig.observer)
+        evictor = Evictor(rig.fs, ROOT, 1, clock=rig.clock, observer=rig.observer)
         assert evictor.evict([0], 3 * 4_000)[0] > 0
-        rig.files.create_or_truncate(f"{BEHIND}/{EVICTED}").pwrite(content, 0)
-        assert read_record(rig.files, BEHIND, rig.observer) == ()
+        rig.fs.create_or_truncate(f"{BEHIND}/{EVICTED}").pwrite(content, 0)
+        assert read_record(rig.fs, BEHIND, rig.observer) == ()
         assert rig.observer.total("quiver.recovery.damaged_files_total") == 1
         rig.tick(store)
-        assert record(rig.files) is None
+        assert record(rig.fs) is None
         assert store.stats()["cores"][0]["segments"] == len(rig.segments(0))
-        assert len(rig.files.list_dir(f"{BEHIND}/quarantine")) == 1
+        assert len(rig.fs.list_dir(f"{BEHIND}/quarantine")) == 1
 
 
 def test_a_record_of_a_crash_before_anything_went(rig: Rig) -> None:
@@ -419,11 +419,11 @@ def test_a_record_of_a_crash_before_anything_went(rig: Rig) -> None:
     with rig.open(cores=2) as store:
         finished(rig, store)
         before = rig.segments(0)
-        rig.files.create(f"{BEHIND}/{EVICTED}").pwrite(encode_drop_ledger([]), 0)
+        rig.fs.create(f"{BEHIND}/{EVICTED}").pwrite(encode_drop_ledger([]), 0)
         rig.tick(store)
         assert rig.segments(0) == before
-        assert record(rig.files) is None
-        assert not rig.files.exists(f"{BEHIND}/{EVICT_LOCK}") or take_claim(rig.files, BEHIND, who="a test")
+        assert record(rig.fs) is None
+        assert not rig.fs.exists(f"{BEHIND}/{EVICT_LOCK}") or take_claim(rig.fs, BEHIND, who="a test")
 
 
 @pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
@@ -438,23 +438,23 @@ def test_a_crash_at_every_step_of_an_eviction(policy: str) -> None:
             if turn < 2:
                 acked |= set(drain(store))
         rig.tick(store)
-        evictor = Evictor(rig.files, ROOT, 1, clock=rig.clock, observer=rig.observer)
+        evictor = Evictor(rig.fs, ROOT, 1, clock=rig.clock, observer=rig.observer)
         clones: list[CrashFileSystem] = []
 
         def on_step(_op: str, _path: str) -> None:
-            clones.append(rig.files.clone_after_crash(len(clones)))
+            clones.append(rig.fs.clone_after_crash(len(clones)))
             if len(clones) % 3 == 0:
-                clones.append(rig.files.clone_after_kill())
+                clones.append(rig.fs.clone_after_kill())
 
-        rig.files.on_step = on_step
+        rig.fs.on_step = on_step
         greedy = [0] if policy == "drop_oldest" else []
         # The finished ones and a few more.
-        sizes = [rig.files.stat(f"{BEHIND}/segments/{name}").size_bytes for name in rig.segments(0)]
+        sizes = [rig.fs.stat(f"{BEHIND}/segments/{name}").size_bytes for name in rig.segments(0)]
         evictor.evict([0], sum(sizes) * 6 // 10, drop_from=greedy)
         if greedy:
             assert evictor.dropped
         rig.tick(store)
-        rig.files.on_step = None
+        rig.fs.on_step = None
     assert len(clones) > 15
     for clone in clones:
         again = Rig(clone, rig.clock, size_cap_policy=policy)
@@ -468,7 +468,7 @@ def test_a_crash_at_every_step_of_an_eviction(policy: str) -> None:
             assert missing == set(range(40, 40 + len(missing)))
             again.tick(store)
             assert store.stats()["subscribers"]["one"]["pending_bundles"] == 0
-            assert record(again.files) is None
+            assert record(again.fs) is None
             # A new bundle gets a number that nobody has seen.
             fill(store, 0, 1, first=500)
             assert drain(store) == [500]
@@ -489,8 +489,8 @@ class Said(InMemoryObserver):
             self.dropped.append(int(attributes["segment"]))
 
 
-def drop_rig(files: CrashFileSystem | None = None, clock: ManualClock | None = None) -> tuple[Rig, Said]:
-    rig = Rig(files, clock, size_cap_policy="drop_oldest")
+def drop_rig(fs: CrashFileSystem | None = None, clock: ManualClock | None = None) -> tuple[Rig, Said]:
+    rig = Rig(fs, clock, size_cap_policy="drop_oldest")
     rig.observer = said = Said()
     return rig, said
 
@@ -503,7 +503,7 @@ def given_up(rig: Rig) -> tuple[MultiCoreStore, MultiCoreStore, list[int]]:
     rig.tick(owner, cold)
     for number in range(10_000, 10_030):
         cold.ingest(numbered(number))
-    gone = record(rig.files)
+    gone = record(rig.fs)
     assert gone
     return owner, cold, gone
 
@@ -535,15 +535,15 @@ def test_an_owner_that_dies_while_it_takes_note_counts_no_loss_twice(subscribed:
 
     def on_step(_op: str, _path: str) -> None:
         counted = said.total("quiver.subscriber.dropped_bundles_total") - told
-        states.append((rig.files.clone_after_kill(), said.dropped[own:], counted))
+        states.append((rig.fs.clone_after_kill(), said.dropped[own:], counted))
 
-    rig.files.on_step = on_step
+    rig.fs.on_step = on_step
     rig.tick(owner)
-    rig.files.on_step = None
+    rig.fs.on_step = None
     lost -= 0 if not subscribed else owner.stats()["subscribers"]["one"]["pending_bundles"]
     behind = 0
-    for files, seen, counted in states:
-        again, then = drop_rig(files, rig.clock)
+    for fs, seen, counted in states:
+        again, then = drop_rig(fs, rig.clock)
         with again.open(cores=2, core=0) as store:
             again.tick(store)
             both = seen + then.dropped
@@ -552,7 +552,7 @@ def test_an_owner_that_dies_while_it_takes_note_counts_no_loss_twice(subscribed:
             assert both in ([], gone)
             bundles = counted + then.total("quiver.subscriber.dropped_bundles_total")
             assert bundles in (0, lost)
-            assert record(again.files) is None
+            assert record(again.fs) is None
     # Only a death between the ledger's new name and the count behind it: that one is in nobody's count.
     assert behind <= 1
     assert len(states) > 5
@@ -565,19 +565,17 @@ def test_a_full_ledger_keeps_the_record_for_who_is_not_here(monkeypatch: pytest.
     rig, _ = drop_rig()
     owner, cold, gone = given_up(rig)
     segments = Segments([SegmentRef(seq, 1) for seq in (*gone, gone[-1] + 1)])
-    create_if_missing(rig.files, BEHIND, "query", start=gone[0], segments=segments, profile="spec")
-    query = SubscriberFile(rig.files, BEHIND, "query")
+    create_if_missing(rig.fs, BEHIND, "query", start=gone[0], segments=segments, profile="spec")
+    query = SubscriberFile(rig.fs, BEHIND, "query")
     query.acquire()
     monkeypatch.setattr("quiver.store.removal.drops.DROP_ENTRIES_MAX", len(gone) - 1)
     rig.tick(owner)
-    assert record(rig.files) == gone
+    assert record(rig.fs) == gone
     assert owner.stats()["segments"] == len(rig.segments(0))
     monkeypatch.undo()
     rig.tick(owner)
-    assert record(rig.files) is None
-    answer = decode_drop_ledger(
-        memoryview(rig.files.read_all(f"{BEHIND}/quiver.drops", size_max=DROP_LEDGER_BYTES_MAX))
-    )
+    assert record(rig.fs) is None
+    answer = decode_drop_ledger(memoryview(rig.fs.read_all(f"{BEHIND}/quiver.drops", size_max=DROP_LEDGER_BYTES_MAX)))
     assert isinstance(answer, Frame)
     assert set(gone) <= {entry.seq for entry in answer.value}
     query.release()
@@ -594,13 +592,13 @@ def test_nothing_is_promised_that_another_core_is_deleting(rig: Rig, asked: str)
     with rig.open(cores=2) as store:
         finished(rig, store)
         own = store.core(0)
-        evictor = Evictor(rig.files, ROOT, 1, clock=rig.clock, observer=rig.observer)
+        evictor = Evictor(rig.fs, ROOT, 1, clock=rig.clock, observer=rig.observer)
         refused = []
 
         def on_step(op: str, path: str) -> None:
             if not path.startswith(f"{BEHIND}/segments/") or op != "remove":
                 return
-            rig.files.on_step = None
+            rig.fs.on_step = None
             with pytest.raises(DirectoryInUseError):
                 ask()
             refused.append(path)
@@ -611,7 +609,7 @@ def test_nothing_is_promised_that_another_core_is_deleting(rig: Rig, asked: str)
             own.register("two", start="earliest")
             return own.pending_bundle_count("two")
 
-        rig.files.on_step = on_step
+        rig.fs.on_step = on_step
         assert evictor.evict([0], 3 * SEGMENT_BYTES)[0] > 0
         assert refused
         rig.tick(store)

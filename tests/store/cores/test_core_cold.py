@@ -19,12 +19,12 @@ COLD = "/cold"
 LIST = "segments/quiver.cold"
 
 
-def cold_rig(files: CrashFileSystem | None = None, **changes: object) -> Rig:
-    return Rig(files, **{"cold_objects": ObjectLocation.from_url(COLD), **changes})
+def cold_rig(fs: CrashFileSystem | None = None, **changes: object) -> Rig:
+    return Rig(fs, **{"cold_objects": ObjectLocation.from_url(COLD), **changes})
 
 
 def objects(rig: Rig) -> list[str]:
-    tier = DirectoryObjects(rig.files, COLD, clock=rig.clock)
+    tier = DirectoryObjects(rig.fs, COLD, clock=rig.clock)
     return [info.key for info in tier.list_below("stores")]
 
 
@@ -40,7 +40,7 @@ def test_each_core_has_its_own_objects() -> None:
         assert len({key.split("/")[1] for key in objects(rig)}) == 2
         figures = store.stats()["cold"]
         assert figures["only_there"] == len(objects(rig)) == figures["segments"]
-        reader = read(ROOT, fs=rig.files)
+        reader = read(ROOT, fs=rig.fs)
         assert sorted(number_of(bundle) for _, bundle in reader.bundles()) == numbers
     with rig.open(cores=2) as store:
         assert sorted(drain(store)) == numbers
@@ -48,7 +48,7 @@ def test_each_core_has_its_own_objects() -> None:
             rig.clock.advance(61.0)
             rig.tick(store)
         assert objects(rig) == []
-        assert not rig.files.exists(f"{ROOT}/core_0/{LIST}")
+        assert not rig.fs.exists(f"{ROOT}/core_0/{LIST}")
 
 
 def crowded(rig: Rig) -> tuple[MultiCoreStore, list[int]]:
@@ -105,7 +105,7 @@ def test_its_owner_was_dead_meanwhile() -> None:
     for _ in range(3):
         rig.tick(store)
     before = rig.segments(0)
-    rig.files = rig.files.clone_after_kill()
+    rig.fs = rig.fs.clone_after_kill()
     with rig.open(cores=2, core=1) as other:
         for number in range(10_000, 10_040):
             other.ingest(numbered(number))
@@ -126,7 +126,7 @@ def test_a_damaged_list_gives_no_room() -> None:
         for _ in range(3):
             rig.tick(store)
         path = f"{ROOT}/core_0/{LIST}"
-        file = rig.files.open_write(path)
+        file = rig.fs.open_write(path)
         file.pwrite(b"?", 0)
         file.close()
         before = rig.segments(0)
@@ -144,11 +144,11 @@ def test_a_core_that_there_is_no_more_of() -> None:
         for _ in range(3):
             rig.tick(store)
     assert rig.segments(1) == []
-    assert not remove_drained(rig.files, f"{ROOT}/core_1")  # its list is all that knows of them
+    assert not remove_drained(rig.fs, f"{ROOT}/core_1")  # its list is all that knows of them
     with rig.open(cores=1) as store:
         assert sorted(drain(store)) == numbers
         for _ in range(5):
             rig.clock.advance(61.0)
             rig.tick(store)
-        assert not rig.files.exists(f"{ROOT}/core_1")
+        assert not rig.fs.exists(f"{ROOT}/core_1")
         assert objects(rig) == []

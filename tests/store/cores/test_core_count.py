@@ -18,9 +18,9 @@ def test_what_is_nobody_elses_keeps_a_removed_core(what: str, caplog: pytest.Log
     with rig.open(cores=2) as store:
         fill(store, 1, 3)
         drain(store)
-    rig.files.make_dirs(f"{ROOT}/core_1/{what}")
+    rig.fs.make_dirs(f"{ROOT}/core_1/{what}")
     if what == "dead-letter/out":
-        with DeadLetters(f"{ROOT}/core_1", "out", files=rig.files, clock=rig.clock, background=False) as letters:
+        with DeadLetters(f"{ROOT}/core_1", "out", fs=rig.fs, clock=rig.clock, background=False) as letters:
             letters.add(BundleRef(0, 1), numbered(1), reason="no such table")
     with rig.open(cores=1) as store:
         drain(store)
@@ -29,9 +29,9 @@ def test_what_is_nobody_elses_keeps_a_removed_core(what: str, caplog: pytest.Log
             rig.tick(store)
         assert rig.segments(1) == []
     assert "quiver.core.tick" not in caplog.text
-    assert rig.files.exists(f"{ROOT}/core_1/quiver.sub.one")
+    assert rig.fs.exists(f"{ROOT}/core_1/quiver.sub.one")
     if what == "dead-letter/out":
-        assert [found.reason for found in read_dead_letters(rig.files, f"{ROOT}/core_1", "out")] == ["no such table"]
+        assert [found.reason for found in read_dead_letters(rig.fs, f"{ROOT}/core_1", "out")] == ["no such table"]
 
 
 def test_a_removed_core_that_must_stay_is_looked_at_more_and_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
@@ -40,19 +40,19 @@ def test_a_removed_core_that_must_stay_is_looked_at_more_and_more_seldom(caplog:
     caplog.set_level(logging.INFO, "quiver")
     kept = f"{ROOT}/core_1/quarantine/something.damaged"
     rig.open(cores=2).close()
-    rig.files.make_dirs(kept.rpartition("/")[0])
-    rig.files.create(kept).close()
+    rig.fs.make_dirs(kept.rpartition("/")[0])
+    rig.fs.create(kept).close()
     with rig.open(cores=1) as store:
         drain(store)
         for _ in range(3600):
             rig.clock.advance(1.0)
             store.maintain()
         assert 5 < caplog.text.count("quiver.core.drained") < 25
-        rig.files.remove(kept)
+        rig.fs.remove(kept)
         for _ in range(301):
             rig.clock.advance(1.0)
             store.maintain()
-        assert not rig.files.exists(f"{ROOT}/core_1")
+        assert not rig.fs.exists(f"{ROOT}/core_1")
 
 
 def test_who_is_known_is_waited_for_in_a_new_core() -> None:
@@ -99,9 +99,9 @@ def test_a_crash_while_a_core_is_new() -> None:
     with rig.open(cores=1) as store:
         store.register("late")
     clones = []
-    rig.files.on_step = lambda _op, _path: clones.extend(rig.files.clone_after_crash(seed) for seed in (0, 1))
+    rig.fs.on_step = lambda _op, _path: clones.extend(rig.fs.clone_after_crash(seed) for seed in (0, 1))
     rig.open(cores=2).close()
-    rig.files.on_step = None
+    rig.fs.on_step = None
     assert len(clones) > 20
     for clone in clones:
         with Rig(clone, rig.clock).open(cores=2) as store:

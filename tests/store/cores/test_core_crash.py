@@ -25,14 +25,14 @@ from quiver.testing.crashfs import CrashFileSystem
 def test_a_crash_at_every_step_of_the_first_use(cores: int) -> None:
     """Made with two cores, crashed anywhere, opened with one, two or three: what was synced comes out, once."""
     rig = Rig()
-    rig.files.make_dirs("/")
+    rig.fs.make_dirs("/")
     clones: list[tuple[CrashFileSystem, set[int]]] = []
     synced: set[int] = set()
 
     def on_step(_op: str, _path: str) -> None:
-        clones.extend((rig.files.clone_after_crash(seed), set(synced)) for seed in (len(clones), len(clones) + 1))
+        clones.extend((rig.fs.clone_after_crash(seed), set(synced)) for seed in (len(clones), len(clones) + 1))
 
-    rig.files.on_step = on_step
+    rig.fs.on_step = on_step
     with rig.open(cores=2) as store:
         store.register("one", start="earliest")
         for number in range(4):
@@ -40,7 +40,7 @@ def test_a_crash_at_every_step_of_the_first_use(cores: int) -> None:
             synced.add(number)
         store.flush()
         rig.tick(store)
-    rig.files.on_step = None
+    rig.fs.on_step = None
     assert len(clones) > 150
     for clone, expected in clones[cores::10]:
         again = Rig(clone, rig.clock)
@@ -62,13 +62,13 @@ def test_a_crash_at_every_step_of_a_claim() -> None:
 
         def on_step(_op: str, path: str) -> None:
             if path.endswith(CORE_CLAIM):
-                clones.extend(rig.files.clone_after_crash(seed) for seed in (len(clones), len(clones) + 1))
+                clones.extend(rig.fs.clone_after_crash(seed) for seed in (len(clones), len(clones) + 1))
 
-        rig.files.on_step = on_step
+        rig.fs.on_step = on_step
         for number in range(40):
             store.ingest(numbered(number), durable=True, core=0)
         rig.tick(store)
-        rig.files.on_step = None
+        rig.fs.on_step = None
     assert len(clones) > 20
     for clone in clones:
         again = Rig(clone, rig.clock)
@@ -131,8 +131,8 @@ class Life:
             self.settled |= self.unsettled.pop(core, set())
 
     def crash(self, chance: random.Random, *, power: bool) -> None:
-        files = self.rig.files
-        self.rig.files = files.clone_after_crash(chance.randrange(1000)) if power else files.clone_after_kill()
+        fs = self.rig.fs
+        self.rig.fs = fs.clone_after_crash(chance.randrange(1000)) if power else fs.clone_after_kill()
         self.stores.clear()
         self.unsettled.clear()
 
@@ -143,10 +143,10 @@ class Life:
             self.settled |= self.unsettled.pop(core, set())
 
     def check(self) -> None:
-        files = self.rig.files
-        total = sum(directory_bytes(files, f"{ROOT}/{core_directory(core)}") for core in find_cores(files, ROOT))
+        fs = self.rig.fs
+        total = sum(directory_bytes(fs, f"{ROOT}/{core_directory(core)}") for core in find_cores(fs, ROOT))
         # A segment for each core; the files of these small ones are nearly twice what their bundles take.
-        assert total <= CAP_BYTES + 2 * SEGMENT_BYTES * len(find_cores(files, ROOT))
+        assert total <= CAP_BYTES + 2 * SEGMENT_BYTES * len(find_cores(fs, ROOT))
 
 
 STEPS = ["put", "put", "put", "take", "take", "tick", "tick", "close", "open", "kill", "power", "cores"]
@@ -158,7 +158,7 @@ def test_random_lives_lose_nothing(seed: int, steps: int) -> None:
     """Whatever several processes do, and however they end: with `backpressure` all that was synced comes out."""
     chance = random.Random(seed)
     life = Life(Rig())
-    life.rig.files.make_dirs(ROOT)
+    life.rig.fs.make_dirs(ROOT)
     for _ in range(steps):
         step = chance.choice(STEPS)
         core = chance.randrange(life.cores)
@@ -197,5 +197,5 @@ def test_random_lives_lose_nothing(seed: int, steps: int) -> None:
         life.rig.tick(store)
         life.rig.tick(store)
         assert store.stats()["subscribers"]["one"]["pending_bundles"] == 0
-        assert find_cores(life.rig.files, ROOT) == [0]
-        assert not life.rig.files.exists(f"{ROOT}/core_0/{EVICTED}")
+        assert find_cores(life.rig.fs, ROOT) == [0]
+        assert not life.rig.fs.exists(f"{ROOT}/core_0/{EVICTED}")

@@ -44,7 +44,7 @@ def test_cores_take_turns_and_a_subscriber_gets_all(rig: Rig) -> None:
                 assert handle.outcome == "acked"
         assert got == {(number % 3, number // 3): number for number in range(9)}
         assert subscriber.is_drained()
-    assert [name for name in rig.files.list_dir(ROOT) if name.startswith("core_")] == ["core_0", "core_1", "core_2"]
+    assert [name for name in rig.fs.list_dir(ROOT) if name.startswith("core_")] == ["core_0", "core_1", "core_2"]
 
 
 def test_bundles_are_taken_and_acknowledged_in_batches(rig: Rig) -> None:
@@ -181,7 +181,7 @@ def test_unregistering_is_final_in_every_core(rig: Rig) -> None:
         with pytest.raises(UnknownSubscriberError):
             store.unregister("one")
         assert store.stats()["subscribers"] == {}
-    assert not [name for core in (0, 1) for name in rig.files.list_dir(f"{ROOT}/core_{core}") if "quiver.sub" in name]
+    assert not [name for core in (0, 1) for name in rig.fs.list_dir(f"{ROOT}/core_{core}") if "quiver.sub" in name]
 
 
 def test_what_does_not_fit_is_refused_in_words(rig: Rig) -> None:
@@ -196,27 +196,27 @@ def test_what_does_not_fit_is_refused_in_words(rig: Rig) -> None:
         with pytest.raises(UsageError):
             rig.open(**wrong)
     with pytest.raises(UsageError, match="needs cores"):
-        quiver.open(ROOT, files=rig.files, core=1)
+        quiver.open(ROOT, fs=rig.fs, core=1)
     with rig.open(cores=2) as store:
         with pytest.raises(UsageError, match="each core counts its own"):
             store.register("one", start=0)
         with pytest.raises(UsageError, match="core=5"):
             store.ingest(numbered(0), core=5)
     with pytest.raises(UsageError, match="holds 2 cores; open it with cores=2"):
-        quiver.open(ROOT, files=rig.files, background=False)
+        quiver.open(ROOT, fs=rig.fs, background=False)
 
 
 def test_a_single_store_is_not_taken_for_cores(rig: Rig) -> None:
     """The refusal says how to go on, and doing so works."""
-    with quiver.open(ROOT, rig.settings, files=rig.files, clock=rig.clock, background=False) as store:
+    with quiver.open(ROOT, rig.settings, fs=rig.fs, clock=rig.clock, background=False) as store:
         store.register("one", start="earliest")
         store.ingest(numbered(7))
     with pytest.raises(UsageError, match="move all that is in it into /cores/core_0/"):
         rig.open(cores=2)
-    names = rig.files.list_dir(ROOT)
-    rig.files.make_dirs(f"{ROOT}/core_0")
+    names = rig.fs.list_dir(ROOT)
+    rig.fs.make_dirs(f"{ROOT}/core_0")
     for name in names:
-        rig.files.rename(f"{ROOT}/{name}", f"{ROOT}/core_0/{name}")
+        rig.fs.rename(f"{ROOT}/{name}", f"{ROOT}/core_0/{name}")
     with rig.open(cores=2) as cores:
         assert drain(cores) == [7]
 
@@ -323,12 +323,12 @@ def left_over(rig: Rig) -> None:
         store.flush()
         for number in range(4, 8):
             store.ingest(numbered(number))
-        crashed = rig.files.clone_after_kill()
-    rig.files = crashed
+        crashed = rig.fs.clone_after_kill()
+    rig.fs = crashed
 
 
 def cores_on_disk(rig: Rig) -> list[str]:
-    return [name for name in rig.files.list_dir(ROOT) if name.startswith("core_")]
+    return [name for name in rig.fs.list_dir(ROOT) if name.startswith("core_")]
 
 
 def test_fewer_cores_strand_nothing(rig: Rig) -> None:
@@ -446,8 +446,8 @@ def test_each_process_drains_its_share(rig: Rig) -> None:
 def test_quarantine_keeps_a_removed_core(rig: Rig) -> None:
     """Damaged bytes were put aside for a person: the directory stays."""
     left_over(rig)
-    rig.files.make_dirs(f"{ROOT}/core_3/quarantine")
-    rig.files.create(f"{ROOT}/core_3/quarantine/something.damaged").close()
+    rig.fs.make_dirs(f"{ROOT}/core_3/quarantine")
+    rig.fs.create(f"{ROOT}/core_3/quarantine/something.damaged").close()
     with rig.open(cores=3) as store:
         store.flush()
         drain(store)
@@ -456,7 +456,7 @@ def test_quarantine_keeps_a_removed_core(rig: Rig) -> None:
         rig.tick(store)
         rig.tick(store)
         assert cores_on_disk(rig) == ["core_0", "core_1", "core_2", "core_3"]
-        assert rig.files.exists(f"{ROOT}/core_3/quarantine/something.damaged")
+        assert rig.fs.exists(f"{ROOT}/core_3/quarantine/something.damaged")
 
 
 def _gone(rig: Rig, *, letters: DeadLetters | None = None) -> bool:
@@ -470,20 +470,20 @@ def _gone(rig: Rig, *, letters: DeadLetters | None = None) -> bool:
             rig.tick(store)
     if letters is not None:
         letters.close()
-    return not rig.files.exists(f"{ROOT}/core_3")
+    return not rig.fs.exists(f"{ROOT}/core_3")
 
 
 def test_dead_letters_keep_a_removed_core(rig: Rig) -> None:
     """An exporter gave something up there: the directory stays until somebody replayed or dropped it, and then goes."""
     left_over(rig)
     root = f"{ROOT}/core_3"
-    letters = DeadLetters(root, "one", files=rig.files, clock=rig.clock, background=False)
+    letters = DeadLetters(root, "one", fs=rig.fs, clock=rig.clock, background=False)
     assert letters.add(BundleRef(9, 9), numbered(99), reason="HTTP 400")
     assert not _gone(rig, letters=letters)
     assert not _gone(rig)
-    assert [letter.ref for letter in read_dead_letters(rig.files, root, "one")] == [BundleRef(9, 9)]
+    assert [letter.ref for letter in read_dead_letters(rig.fs, root, "one")] == [BundleRef(9, 9)]
 
-    with open_dead_letters(rig.files, root, "one") as box:
+    with open_dead_letters(rig.fs, root, "one") as box:
         assert box is not None
         assert box.drop({BundleRef(9, 9)}) == 1
     assert _gone(rig)
@@ -504,12 +504,12 @@ def test_a_crash_at_every_step_of_a_removal(rig: Rig) -> None:
         def on_step(op: str, path: str) -> None:
             removing.append("core_3" in path and op in {"remove", "rmdir"})
             if any(removing):
-                clones.extend(rig.files.clone_after_crash(seed) for seed in (0, 1, 2))
+                clones.extend(rig.fs.clone_after_crash(seed) for seed in (0, 1, 2))
 
-        rig.files.on_step = on_step
+        rig.fs.on_step = on_step
         rig.tick(store)
         rig.tick(store)
-        rig.files.on_step = None
+        rig.fs.on_step = None
         assert cores_on_disk(rig) == ["core_0", "core_1", "core_2"]
     assert len(clones) > 30
     for clone in clones:

@@ -33,12 +33,12 @@ ROOT = "/buffer"
 WAL = f"{ROOT}/wal/quiver.wal"
 
 
-def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
+def opened(fs: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
     small = {"segment_bytes_max": 4_000, "wal_rotate_bytes": 2_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
     return open_store(
         ROOT,
         small_settings(small, changes),
-        files=files,
+        fs=fs,
         clock=clock or ManualClock(),
         background=False,
         observer=InMemoryObserver(),
@@ -67,18 +67,18 @@ def numbers(store: Store, name: str = "s") -> list[int]:
     return [bundle[30]["n"][0].as_py() for bundle in delivered(store, name)]
 
 
-def put(files: CrashFileSystem, path: str, data: bytes) -> None:
+def put(fs: CrashFileSystem, path: str, data: bytes) -> None:
     """Replace a whole file, durably, as somebody else would have left it."""
-    if files.exists(path):
-        files.remove(path)
-    file = files.create(path)
+    if fs.exists(path):
+        fs.remove(path)
+    file = fs.create(path)
     file.pwrite(data, 0)
     file.sync()
-    files.sync_dir(path.rpartition("/")[0])
+    fs.sync_dir(path.rpartition("/")[0])
 
 
-def contents(files: CrashFileSystem, path: str) -> bytes:
-    return files.read_all(path, size_max=1 << 30)
+def contents(fs: CrashFileSystem, path: str) -> bytes:
+    return fs.read_all(path, size_max=1 << 30)
 
 
 def stream(content: pa.RecordBatch) -> bytes:
@@ -95,26 +95,26 @@ def entry(sequence: int, *slots: tuple[int, bytes, pa.RecordBatch], at_ns: int =
 
 
 def foreign_log(*entries: bytes) -> CrashFileSystem:
-    files = CrashFileSystem()
-    opened(files).close()
-    put(files, WAL, encode_wal_header(OTAP.config_hash, 0) + b"".join(entries))
-    return files
+    fs = CrashFileSystem()
+    opened(fs).close()
+    put(fs, WAL, encode_wal_header(OTAP.config_hash, 0) + b"".join(entries))
+    return fs
 
 
 def test_restart_after_rotated_files_were_purged() -> None:
     """Positions were counted from 0 after a restart: open failed for ever, or 14 of 30 came back."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     expected: list[int] = []
     for _ in range(4):
-        store = opened(files)
+        store = opened(fs)
         # Nothing is consumed, but most of the log is purged, since segments hold it.
         for _ in range(30):
             store.ingest(numbered(len(expected)), durable=True)
             expected.append(len(expected))
         assert len(store.catalog) > 1
         assert int(store.stats()["wal_position"]) > 8_000
-        files = files.clone_after_crash(0)
-    with opened(files) as store:
+        fs = fs.clone_after_crash(0)
+    with opened(fs) as store:
         assert numbers(store) == expected
 
 
@@ -123,12 +123,12 @@ def test_failed_segment_write(end: str) -> None:
     """The disk was full for one segment: the cursor passed it anyway, and 500 of 510 bundles were gone."""
     disk = CrashFileSystem()
     clock = ManualClock()
-    files = FaultFileSystem(disk, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
-    store = opened(files, clock)
+    fs = FaultFileSystem(disk, {"pwrite": 1}, error=errno.ENOSPC, path_part=".qseg", forever=True)
+    store = opened(fs, clock)
     for number in range(15):
         store.ingest(numbered(number), durable=True)
     assert not len(store.catalog)
-    files.heal()
+    fs.heal()
     clock.advance(5)
     for number in range(15, 35):
         store.ingest(numbered(number), durable=True)
@@ -141,15 +141,15 @@ def test_failed_segment_write(end: str) -> None:
 
 def test_kill_between_the_two_renames_of_a_rotation() -> None:
     """No active file was left; the new one began at position 0, and what it got was lost at the next crash."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     clones: list[CrashFileSystem] = []
 
     def before(operation: str, path: str) -> None:
-        if operation == "rename" and path == WAL and files.exists(f"{ROOT}/wal/quiver.wal.1"):
-            clones.append(files.clone_after_kill())
+        if operation == "rename" and path == WAL and fs.exists(f"{ROOT}/wal/quiver.wal.1"):
+            clones.append(fs.clone_after_kill())
 
-    store = opened(files, segment_bytes_max=1_000_000)
-    files.on_step = before
+    store = opened(fs, segment_bytes_max=1_000_000)
+    fs.on_step = before
     for number in range(20):
         store.ingest(numbered(number), durable=True)
     assert len(clones) > 2
@@ -166,14 +166,14 @@ def test_kill_between_the_two_renames_of_a_rotation() -> None:
 def test_list_of_dictionary() -> None:
     """The segment could not be written, and unrelated bundles went with it."""
     kind = pa.list_(pa.dictionary(pa.int8(), pa.string()))
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     bundles = []
-    store = opened(files)
+    store = opened(fs)
     for number in range(12):
         tags = pa.array([[f"t{number}", "same"], None, [f"t{number}"]]).cast(kind)
         bundles.append(Bundle({31: pa.record_batch({"tags": tags}), 30: batch(number)}))
         store.ingest(bundles[-1], durable=True)
-    for survived in (files.clone_after_kill(), files.clone_after_crash(0)):
+    for survived in (fs.clone_after_kill(), fs.clone_after_crash(0)):
         with opened(survived) as again:
             got = delivered(again)
         assert [bundle[30] for bundle in got] == [bundle[30] for bundle in bundles]
@@ -185,8 +185,8 @@ def test_same_fingerprint_other_schema() -> None:
     """Another writer's fingerprint stood for two schemas; from then on the directory could not be opened."""
     mark = bytes(range(32))
     one, two = batch(1), pa.record_batch({"n": pa.array([2], pa.int8()), "other": [True]})
-    files = foreign_log(entry(0, (30, mark, one)), entry(1, (30, mark, two)), entry(2, (30, mark, one)))
-    with opened(files) as store:
+    fs = foreign_log(entry(0, (30, mark, one)), entry(1, (30, mark, two)), entry(2, (30, mark, one)))
+    with opened(fs) as store:
         assert [bundle[30] for bundle in delivered(store)] == [one, two, one]
         assert len(store.catalog) == 1
 
@@ -198,8 +198,8 @@ def test_slots_in_another_order() -> None:
     # Exchange the two blocks and sign again: that is what the other engine writes.
     first = 42 + len(stream(batch(1)))
     body = ascending[4:29] + ascending[29 + first : -4] + ascending[29 : 29 + first]
-    files = foreign_log(ascending[:4] + body + crc32(body).to_bytes(4, "little"))
-    with opened(files) as store:
+    fs = foreign_log(ascending[:4] + body + crc32(body).to_bytes(4, "little"))
+    with opened(fs) as store:
         (bundle,) = delivered(store)
         assert bundle.slots == (30, 31)
         assert bundle[30] == batch(1)
@@ -208,21 +208,21 @@ def test_slots_in_another_order() -> None:
 @pytest.mark.parametrize("where", ["rotated", "active"])
 def test_one_flipped_byte_in_the_log(where: str) -> None:
     """One flipped byte in the oldest file cost every entry; in the active one, all that followed."""
-    files = CrashFileSystem()
-    store = opened(files, segment_bytes_max=1_000_000)
+    fs = CrashFileSystem()
+    store = opened(fs, segment_bytes_max=1_000_000)
     for number in range(24):
         store.ingest(numbered(number), durable=True)
-    files = files.clone_after_kill()
+    fs = fs.clone_after_kill()
     path = f"{WAL}.1" if where == "rotated" else WAL
-    data = bytearray(contents(files, path))
+    data = bytearray(contents(fs, path))
     data[38 + 120] ^= 1
-    put(files, path, bytes(data))
-    seen = [bundle[30]["n"][0].as_py() for _, bundle in read(ROOT, fs=files).bundles()]
-    with opened(files) as store:
+    put(fs, path, bytes(data))
+    seen = [bundle[30]["n"][0].as_py() for _, bundle in read(ROOT, fs=fs).bundles()]
+    with opened(fs) as store:
         got = numbers(store)
     assert got == seen == sorted(got)
     assert len(got) == 23
-    assert any(name.endswith(".damaged") for name in files.list_dir(f"{ROOT}/quarantine"))
+    assert any(name.endswith(".damaged") for name in fs.list_dir(f"{ROOT}/quarantine"))
 
 
 def test_a_slot_listed_twice() -> None:
@@ -251,12 +251,12 @@ def test_an_entry_that_is_no_bundle_is_kept_aside() -> None:
     """Its checksum is right, its payload is not Arrow: the others come back, and its bytes are in quarantine."""
     mark = bytes(32)
     odd = encode_entry(WalEntry(0, 1, 1, (WalSlot(30, mark, 1, memoryview(b"not a stream")),)))
-    files = foreign_log(entry(0, (30, mark, batch(0))), odd, entry(2, (30, mark, batch(2))))
+    fs = foreign_log(entry(0, (30, mark, batch(0))), odd, entry(2, (30, mark, batch(2))))
     for _ in range(2):
-        with opened(files) as store:
+        with opened(fs) as store:
             assert numbers(store) in ([0, 2], [])
-    (name,) = files.list_dir(f"{ROOT}/quarantine")
-    assert contents(files, f"{ROOT}/quarantine/{name}") == odd
+    (name,) = fs.list_dir(f"{ROOT}/quarantine")
+    assert contents(fs, f"{ROOT}/quarantine/{name}") == odd
 
 
 @pytest.mark.parametrize(
@@ -267,50 +267,50 @@ def test_an_entry_that_is_no_bundle_is_kept_aside() -> None:
 @pytest.mark.parametrize("siblings", [False, True])
 def test_a_log_file_without_a_header(header: bytes, siblings: bool) -> None:
     """An active file of zeros, or shorter than a header, refused to open; with siblings it began at position 0."""
-    files = CrashFileSystem()
-    store = opened(files, segment_bytes_max=1_000_000)
+    fs = CrashFileSystem()
+    store = opened(fs, segment_bytes_max=1_000_000)
     count = 0
     if siblings:
-        while not files.exists(f"{WAL}.2"):
+        while not fs.exists(f"{WAL}.2"):
             store.ingest(numbered(count), durable=True)
             count += 1
         count -= 1  # the one that went to the new active file, which is lost with it
-    files = files.clone_after_kill()
-    put(files, WAL, header)
+    fs = fs.clone_after_kill()
+    put(fs, WAL, header)
     for number in range(2):
-        store = opened(files, segment_bytes_max=1_000_000)
+        store = opened(fs, segment_bytes_max=1_000_000)
         store.ingest(numbered(100 + number), durable=True)
-        files = files.clone_after_crash(0)
-    with opened(files) as store:
+        fs = fs.clone_after_crash(0)
+    with opened(fs) as store:
         assert numbers(store) == [*range(count), 100, 101]
 
 
 @pytest.mark.parametrize("behind", [bytes(5_000), bytes(range(1, 256)) * 3, b"\x19\0\0\0"], ids=["0", "junk", "length"])
 def test_bytes_behind_the_tail(behind: bytes) -> None:
     """Zeros or garbage behind the last entry end the log; the next entry goes right behind the last one."""
-    files = CrashFileSystem()
-    store = opened(files)
+    fs = CrashFileSystem()
+    store = opened(fs)
     for number in range(4):
         store.ingest(numbered(number), durable=True)
-    files = files.clone_after_kill()
-    put(files, WAL, contents(files, WAL) + behind)
-    store = opened(files)
+    fs = fs.clone_after_kill()
+    put(fs, WAL, contents(fs, WAL) + behind)
+    store = opened(fs)
     store.ingest(numbered(4), durable=True)
-    with opened(files.clone_after_crash(0)) as again:
+    with opened(fs.clone_after_crash(0)) as again:
         assert numbers(again) == list(range(5))
 
 
 def test_times_at_the_edges() -> None:
     """Any time that the format can carry comes back as it was; what it cannot carry is refused in words."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     stamps = [2**63 - 1, 0, 2**63 - 1, 1]
-    store = opened(files)
+    store = opened(fs)
     for stamp in stamps:
         store.ingest(Bundle({30: batch(0)}, ingested_at_ns=stamp), durable=True)
     for stamp in (-1, 2**63, 1.5):
         with pytest.raises(InvalidBundleError, match="ingested_at_ns"):
             store.ingest(Bundle({30: batch(0)}, ingested_at_ns=stamp))  # type: ignore[arg-type]
-    with opened(files.clone_after_crash(0)) as again:
+    with opened(fs.clone_after_crash(0)) as again:
         assert [bundle.ingested_at_ns for bundle in delivered(again)] == stamps
 
 
@@ -326,12 +326,12 @@ def test_bundles_of_every_shape() -> None:
         numbered(1, size=30_000),
         Bundle({}),
     ]
-    files = CrashFileSystem()
-    store = opened(files)
+    fs = CrashFileSystem()
+    store = opened(fs)
     for bundle in bundles:
         store.ingest(bundle, durable=True)
     store.flush()
-    for survived in (files, files.clone_after_crash(0)):
+    for survived in (fs, fs.clone_after_crash(0)):
         with opened(survived.clone_after_kill()) as again:
             got = delivered(again)
         assert got == bundles
@@ -341,20 +341,20 @@ def test_bundles_of_every_shape() -> None:
 @pytest.mark.parametrize("first", ["wal", "segment_only"])
 def test_switching_the_durability_at_every_crash(first: str) -> None:
     """Each mode takes over what the other left: nothing sealed or logged is lost, nothing comes twice."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     promised: list[int] = []
     attempted = 0
     mode = first
     for turn in range(6):
-        store = opened(files, durability=mode)
+        store = opened(fs, durability=mode)
         for _ in range(13):
             store.ingest(numbered(attempted), durable=True)
             attempted += 1
             if mode == "wal":
                 promised.append(attempted - 1)
-        files = files.clone_after_crash(0) if turn % 2 else files.clone_after_kill()
+        fs = fs.clone_after_crash(0) if turn % 2 else fs.clone_after_kill()
         mode = "wal" if mode == "segment_only" else "segment_only"
-    with opened(files) as store:
+    with opened(fs) as store:
         got = numbers(store)
     assert got == sorted(set(got))
     assert set(promised) <= set(got) <= set(range(attempted))
@@ -362,9 +362,9 @@ def test_switching_the_durability_at_every_crash(first: str) -> None:
 
 def test_clocks_that_step_back() -> None:
     """Order is the order of ingest, whatever the wall clock says; a segment knows its earliest and latest time."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     clock = ManualClock()
-    with opened(files, clock, segment_bytes_max=1_000_000) as store:
+    with opened(fs, clock, segment_bytes_max=1_000_000) as store:
         for number in range(10):
             clock.set_wall_ns(10**18 - number * 10**15)
             store.ingest(numbered(number))
@@ -377,14 +377,14 @@ def test_clocks_that_step_back() -> None:
 @pytest.mark.parametrize("rotate_bytes", [1, 300, 301, 302])
 def test_rotation_at_the_edge(rotate_bytes: int) -> None:
     """A file per entry, or one that ends exactly at its target, with the fewest files that are allowed."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     for turn in range(3):
-        store = opened(files, wal_rotate_bytes=rotate_bytes, wal_files_max=2)
+        store = opened(fs, wal_rotate_bytes=rotate_bytes, wal_files_max=2)
         for number in range(15):
             store.ingest(numbered(100 * turn + number), durable=True)
             assert store.stats()["wal_files"] <= 2
-        files = files.clone_after_crash(0)
-    with opened(files, wal_rotate_bytes=rotate_bytes, wal_files_max=2) as store:
+        fs = fs.clone_after_crash(0)
+    with opened(fs, wal_rotate_bytes=rotate_bytes, wal_files_max=2) as store:
         assert numbers(store) == [100 * turn + number for turn in range(3) for number in range(15)]
 
 
@@ -409,18 +409,18 @@ def test_a_disk_without_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_dictionary_that_is_replaced() -> None:
     """Upstream #2557: a second dictionary in one stream kept the segment from being written; its data was gone."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     kind = pa.dictionary(pa.uint8(), pa.string())
     bundles = [
         Bundle({30: pa.record_batch({"tag": pa.array([f"{turn}-{row}" for row in range(40)]).cast(kind)})})
         for turn in range(12)
     ]
-    store = opened(files, segment_bytes_max=1_000_000)
+    store = opened(fs, segment_bytes_max=1_000_000)
     for bundle in bundles:
         store.ingest(bundle, durable=True)
     store.flush()
     assert len(store.catalog) == 1
-    with opened(files.clone_after_crash(0)) as again:
+    with opened(fs.clone_after_crash(0)) as again:
         got = delivered(again)
     # 480 words do not fit the keys: neither are keys widened nor is the dictionary given up for plain text.
     assert [bundle[30].schema for bundle in got] == [bundle[30].schema for bundle in bundles]
@@ -442,11 +442,11 @@ def test_schemas_that_a_lax_fingerprint_takes_for_one() -> None:
     bundles = [
         Bundle({30: pa.record_batch([pa.array([7], schema.field(0).type)], schema=schema)}) for schema in schemas
     ]
-    files = CrashFileSystem()
-    store = opened(files, segment_bytes_max=1_000_000)
+    fs = CrashFileSystem()
+    store = opened(fs, segment_bytes_max=1_000_000)
     for bundle in bundles:
         store.ingest(bundle, durable=True)
-    with opened(files.clone_after_crash(0)) as again:
+    with opened(fs.clone_after_crash(0)) as again:
         got = delivered(again)
     for bundle, schema in zip(got, schemas, strict=True):
         assert bundle[30].schema.equals(schema, check_metadata=True)
@@ -454,18 +454,18 @@ def test_schemas_that_a_lax_fingerprint_takes_for_one() -> None:
 
 def test_what_is_sealed_is_replayed_again() -> None:
     """A crash between the segment's name and the cursor's put every bundle of the segment into a second one."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     between: list[CrashFileSystem] = []
 
     def before(operation: str, path: str) -> None:
-        if "cursor" in path and any(name.endswith(".qseg") for name in files.list_dir(f"{ROOT}/segments")):
-            between.extend((files.clone_after_kill(), files.clone_after_crash(0), files.clone_after_crash(1)))
+        if "cursor" in path and any(name.endswith(".qseg") for name in fs.list_dir(f"{ROOT}/segments")):
+            between.extend((fs.clone_after_kill(), fs.clone_after_crash(0), fs.clone_after_crash(1)))
 
-    store = opened(files)
-    files.on_step = before
+    store = opened(fs)
+    fs.on_step = before
     for number in range(30):
         store.ingest(numbered(number), durable=True)
-    files.on_step = None
+    fs.on_step = None
     assert len(between) > 6
     for survived in between:
         with opened(survived) as again:
@@ -477,30 +477,30 @@ def test_what_is_sealed_is_replayed_again() -> None:
 @pytest.mark.parametrize("how", ["cut", "empty", "zeros", "flipped"])
 def test_torn_segment_files_pile_up(how: str) -> None:
     """Upstream #1792: a torn segment was passed over at each start, never reported, never removed, never counted."""
-    files = CrashFileSystem()
-    store = opened(files)
+    fs = CrashFileSystem()
+    store = opened(fs)
     for number in range(30):
         store.ingest(numbered(number), durable=True)
     paths = [info.path for info in store.catalog.segments()]
     assert len(paths) > 2
-    files = files.clone_after_kill()
-    data = contents(files, paths[1])
+    fs = fs.clone_after_kill()
+    data = contents(fs, paths[1])
     flipped = bytearray(data)
     flipped[-20] ^= 1  # the footer: what opening looks at
     torn = {"cut": data[:-30], "empty": b"", "zeros": bytes(len(data)), "flipped": bytes(flipped)}[how]
-    put(files, paths[1], torn)
+    put(fs, paths[1], torn)
     name = paths[1].rpartition("/")[2]
     for _ in range(2):
-        with opened(files):
-            assert name not in files.list_dir(f"{ROOT}/segments")
-            assert contents(files, f"{ROOT}/quarantine/{name}") == torn
-        files = files.clone_after_crash(0)
+        with opened(fs):
+            assert name not in fs.list_dir(f"{ROOT}/segments")
+            assert contents(fs, f"{ROOT}/quarantine/{name}") == torn
+        fs = fs.clone_after_crash(0)
 
 
 def test_slots_are_logged_in_ascending_order() -> None:
     """The document says so; the engine wrote them as they came, and a reader of the bitmap took one for the other."""
-    files = CrashFileSystem()
-    with opened(files) as store:
+    fs = CrashFileSystem()
+    with opened(fs) as store:
         store.ingest(Bundle({45: batch(2), 3: batch(0), 30: batch(1)}), durable=True)
         (entry_read,) = store.recent_wal_entries()
         assert [slot.slot for slot in entry_read.slots] == [3, 30, 45]
@@ -508,20 +508,20 @@ def test_slots_are_logged_in_ascending_order() -> None:
 
 def test_a_cursor_that_survives_all_rotated_files() -> None:
     """With no rotated file left a right cursor was cut down to the active file's length, and written back so."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     for turn in range(4):
-        store = opened(files, segment_bytes_max=600, wal_rotate_bytes=600)
+        store = opened(fs, segment_bytes_max=600, wal_rotate_bytes=600)
         for number in range(8):
             store.ingest(numbered(8 * turn + number), durable=True)
         store.flush()
         store.maintain()
         before = store.stats()["wal_position"]
-        files = files.clone_after_kill()
-        with opened(files) as again:
+        fs = fs.clone_after_kill()
+        with opened(fs) as again:
             assert again._wal.cursor == before
             assert again.stats()["open_bundles"] == 0
-        files = files.clone_after_kill()
-    with opened(files) as store:
+        fs = fs.clone_after_kill()
+    with opened(fs) as store:
         assert numbers(store) == list(range(32))
 
 

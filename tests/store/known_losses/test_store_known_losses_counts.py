@@ -28,12 +28,12 @@ SMALL = Settings(segment_bytes_max=1_000_000, wal_rotate_bytes=2_000, wal_bytes_
 
 
 def opened(
-    files: FileSystem, settings: Settings = SMALL, clock: ManualClock | None = None, observer: Observer | None = None
+    fs: FileSystem, settings: Settings = SMALL, clock: ManualClock | None = None, observer: Observer | None = None
 ) -> Store:
     return open_store(
         ROOT,
         settings,
-        files=files,
+        fs=fs,
         clock=clock or ManualClock(),
         background=False,
         observer=observer or InMemoryObserver(),
@@ -64,13 +64,13 @@ class LateSizes(CrashFileSystem):
 
 def test_the_size_that_the_system_tells_is_late() -> None:
     """Upstream #2487: a size asked too early put the cursor "beyond the tail"; here the writer counts for itself."""
-    files = LateSizes()
-    with opened(files) as store:
+    fs = LateSizes()
+    with opened(fs) as store:
         for turn in range(6):
             fill(store, range(10 * turn, 10 * turn + 10))
             store.flush()
         fill(store, range(60, 65))
-        left = files.clone_after_kill()
+        left = fs.clone_after_kill()
     with opened(left) as store:
         store.flush()
         assert take(store) == list(range(65))
@@ -78,16 +78,16 @@ def test_the_size_that_the_system_tells_is_late() -> None:
 
 def test_what_expires_while_nobody_runs_is_in_no_count() -> None:
     """Upstream #3728, #3516: segments that were over age at open went uncounted, and log entries only in part."""
-    files, clock = CrashFileSystem(), ManualClock()
+    fs, clock = CrashFileSystem(), ManualClock()
     aged = replace(SMALL, max_age_s=100.0)
-    with opened(files, aged, clock) as store:
+    with opened(fs, aged, clock) as store:
         store.register("s", start="earliest")
         fill(store, range(8))
         store.flush()
         assert take(store, most=3) == [0, 1, 2]
         store.maintain()
         fill(store, range(8, 12))
-        left = files.clone_after_kill()
+        left = fs.clone_after_kill()
     seen = InMemoryObserver()
     with opened(left, aged, ManualClock(now_ns=clock.now_ns() + 101 * 10**9), seen) as store:
         store.flush()
@@ -100,15 +100,15 @@ def test_what_expires_while_nobody_runs_is_in_no_count() -> None:
 
 def test_a_restart_counts_what_was_delivered_as_waiting() -> None:
     """Upstream #2193: after a restart the gauges had every bundle on disk in them, acknowledged or not."""
-    files = CrashFileSystem()
-    with opened(files) as store:
+    fs = CrashFileSystem()
+    with opened(fs) as store:
         store.register("s", start="earliest")
         fill(store, range(8))
         store.flush()
         before = store.stats()["subscribers"]["s"]["lag_bytes"]
         assert take(store, most=6) == list(range(6))
         store.maintain()
-        left = files.clone_after_kill()
+        left = fs.clone_after_kill()
     with opened(left) as store:
         figures = store.stats()["subscribers"]["s"]
         assert figures["pending_bundles"] == 2

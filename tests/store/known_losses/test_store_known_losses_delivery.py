@@ -44,15 +44,15 @@ PROGRESS = f"{ROOT}/quiver.sub.s"
 
 
 @pytest.fixture
-def files() -> CrashFileSystem:
+def fs() -> CrashFileSystem:
     return CrashFileSystem()
 
 
-def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
+def opened(fs: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
     small = {"segment_bytes_max": 1_000, "wal_rotate_bytes": 2_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
     settings = Settings(**{**small, **changes})
     return open_store(
-        ROOT, settings, files=files, clock=clock or ManualClock(), background=False, observer=InMemoryObserver()
+        ROOT, settings, fs=fs, clock=clock or ManualClock(), background=False, observer=InMemoryObserver()
     )
 
 
@@ -83,10 +83,10 @@ def counted(store: Store, name: str) -> float:
 
 @pytest.mark.parametrize("end", ["close", "kill", "power cut"])
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_segment_numbers_restart_after_all_were_deleted(files: CrashFileSystem, profile: str, end: str) -> None:
+def test_segment_numbers_restart_after_all_were_deleted(fs: CrashFileSystem, profile: str, end: str) -> None:
     """Upstream #4024: with no file left, numbers began at 0 again; progress of old took the new data for delivered."""
     for turn in range(3):
-        store = opened(files, format_profile=profile)
+        store = opened(fs, format_profile=profile)
         fill(store, range(10 * turn, 10 * turn + 10))
         store.flush()
         assert take(store) == list(range(10 * turn, 10 * turn + 10))
@@ -95,40 +95,40 @@ def test_segment_numbers_restart_after_all_were_deleted(files: CrashFileSystem, 
         assert not len(store.catalog)
         if end == "close":
             store.close()
-        files = files.clone_after_crash(0) if end == "power cut" else files.clone_after_kill()
+        fs = fs.clone_after_crash(0) if end == "power cut" else fs.clone_after_kill()
 
 
-def test_segment_numbers_collide_after_a_restart(files: CrashFileSystem) -> None:
+def test_segment_numbers_collide_after_a_restart(fs: CrashFileSystem) -> None:
     """Upstream #1855: the next number was always 0 after a restart, and its segment replaced the first one."""
     for turn in range(3):
-        with opened(files) as store:
+        with opened(fs) as store:
             fill(store, range(5 * turn, 5 * turn + 5))
             store.flush()
             seqs = [info.seq for info in store.catalog.segments()]
             assert seqs == sorted(set(seqs))
-    with opened(files) as store:
+    with opened(fs) as store:
         assert take(store) == list(range(15))
 
 
-def test_a_restart_forgets_what_was_only_logged(files: CrashFileSystem) -> None:
+def test_a_restart_forgets_what_was_only_logged(fs: CrashFileSystem) -> None:
     """Upstream #1951: the log was written and never replayed; whatever was not sealed was gone."""
-    store = opened(files, segment_bytes_max=1_000_000)
+    store = opened(fs, segment_bytes_max=1_000_000)
     fill(store, range(7))
     assert not len(store.catalog)
-    with opened(files.clone_after_crash(0)) as again:
+    with opened(fs.clone_after_crash(0)) as again:
         again.flush()
         assert take(again) == list(range(7))
 
 
-def test_a_deleted_segment_comes_back_after_a_power_loss(files: CrashFileSystem) -> None:
+def test_a_deleted_segment_comes_back_after_a_power_loss(fs: CrashFileSystem) -> None:
     """Upstream #4137: the directory was not synced after an unlink; it came back, its completion entry did not."""
     steps: list[tuple[str, CrashFileSystem]] = []
-    store = opened(files)
+    store = opened(fs)
     fill(store, range(20))
     store.flush()
     assert take(store) == list(range(20))
     assert store.maintain().progress_written == 1
-    files.on_step = lambda operation, path: steps.append((f"{operation} {path}", files.clone_after_crash(0)))
+    fs.on_step = lambda operation, path: steps.append((f"{operation} {path}", fs.clone_after_crash(0)))
     fill(store, range(20, 24))
     store.maintain()
     store.flush()
@@ -139,34 +139,34 @@ def test_a_deleted_segment_comes_back_after_a_power_loss(files: CrashFileSystem)
             assert not set(take(again)) & set(range(20)), label
 
 
-def test_progress_that_the_other_engine_checksummed(files: CrashFileSystem) -> None:
+def test_progress_that_the_other_engine_checksummed(fs: CrashFileSystem) -> None:
     """The document says CRC-32C, the engine wrote CRC-32; a reader of only one redelivered everything of the other."""
-    with opened(files) as store:
+    with opened(fs) as store:
         fill(store, range(20))
         store.flush()
         assert take(store, most=7) == list(range(7))
         store.maintain()
-    answer = decode_progress(memoryview(files.read_all(PROGRESS, size_max=1 << 20)))
+    answer = decode_progress(memoryview(fs.read_all(PROGRESS, size_max=1 << 20)))
     assert isinstance(answer, Frame)
     for profile in ("otap", "spec"):
-        files.remove(PROGRESS)
-        file = files.create(PROGRESS)
+        fs.remove(PROGRESS)
+        file = fs.create(PROGRESS)
         file.pwrite(encode_progress(answer.value, profile=profile), 0)
         file.sync()
-        survived = files.clone_after_kill()
+        survived = fs.clone_after_kill()
         with opened(survived) as store:
             assert take(store) == list(range(7, 20))
 
 
-def test_oldest_incomplete_when_nothing_is(files: CrashFileSystem) -> None:
+def test_oldest_incomplete_when_nothing_is(fs: CrashFileSystem) -> None:
     """The engine wrote 0 when all was done and ignored the field; here it is the next number, and is believed."""
-    with opened(files) as store:
+    with opened(fs) as store:
         fill(store, range(20))
         store.flush()
         take(store)
         store.maintain()
         after = store.stats()["next_segment"]
-    answer = decode_progress(memoryview(files.read_all(PROGRESS, size_max=1 << 20)))
+    answer = decode_progress(memoryview(fs.read_all(PROGRESS, size_max=1 << 20)))
     assert isinstance(answer, Frame)
     assert answer.value == Progress(after, {})
 
@@ -174,9 +174,9 @@ def test_oldest_incomplete_when_nothing_is(files: CrashFileSystem) -> None:
 # ── who holds what ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_new_subscriber_gets_the_backlog_unasked(files: CrashFileSystem) -> None:
+def test_a_new_subscriber_gets_the_backlog_unasked(fs: CrashFileSystem) -> None:
     """The document says that it starts at the latest segment; the engine handed out all that was retained."""
-    with opened(files) as store:
+    with opened(fs) as store:
         fill(store, range(10))
         store.flush()
         late = store.register("late")
@@ -186,9 +186,9 @@ def test_a_new_subscriber_gets_the_backlog_unasked(files: CrashFileSystem) -> No
         assert take(store, "late") == [10, 11, 12]
 
 
-def test_unregister_leaves_no_trace_of_what_was_dropped(files: CrashFileSystem) -> None:
+def test_unregister_leaves_no_trace_of_what_was_dropped(fs: CrashFileSystem) -> None:
     """The engine just removed the file; here what was pending counts as dropped, and no longer holds a segment."""
-    with opened(files) as store:
+    with opened(fs) as store:
         store.register("leaver", start="earliest")
         fill(store, range(10))
         store.flush()
@@ -202,12 +202,12 @@ def test_unregister_leaves_no_trace_of_what_was_dropped(files: CrashFileSystem) 
         assert not len(store.catalog)
 
 
-def test_an_orphan_blocks_deletion_and_nothing_can_be_done(files: CrashFileSystem) -> None:
+def test_an_orphan_blocks_deletion_and_nothing_can_be_done(fs: CrashFileSystem) -> None:
     """A subscriber that nobody registered again held its segments for ever, neither named nor to be dropped."""
-    with opened(files) as store:
+    with opened(fs) as store:
         store.register("orphan", start="earliest")
         fill(store, range(10))
-    with opened(files) as store:
+    with opened(fs) as store:
         assert take(store) == list(range(10))
         store.maintain()
         assert len(store.catalog)
@@ -219,9 +219,9 @@ def test_an_orphan_blocks_deletion_and_nothing_can_be_done(files: CrashFileSyste
         assert not len(store.catalog)
 
 
-def test_only_the_oldest_segments_are_deleted(files: CrashFileSystem) -> None:
+def test_only_the_oldest_segments_are_deleted(fs: CrashFileSystem) -> None:
     """One old bundle that stays open kept everything behind it on disk; any finished segment may go."""
-    with opened(files) as store:
+    with opened(fs) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(40))
         store.flush()
@@ -237,21 +237,21 @@ def test_only_the_oldest_segments_are_deleted(files: CrashFileSystem) -> None:
         assert not len(store.catalog)
 
 
-def test_a_segment_that_cannot_be_read_blocks_all_later_cleanup(files: CrashFileSystem) -> None:
+def test_a_segment_that_cannot_be_read_blocks_all_later_cleanup(fs: CrashFileSystem) -> None:
     """A damaged or missing file stayed incomplete for ever: every poll failed, and nothing behind it was freed."""
-    store = opened(files)
+    store = opened(fs)
     store.register("s", start="earliest")
     fill(store, range(60))
     store.close()
-    with opened(files) as store:
+    with opened(fs) as store:
         infos = store.catalog.segments()
         assert len(infos) > 4
         for info, byte in ((infos[1], 70), (infos[2], None)):
-            data = bytearray(files.read_all(info.path, size_max=1 << 20))
-            files.remove(info.path)
+            data = bytearray(fs.read_all(info.path, size_max=1 << 20))
+            fs.remove(info.path)
             if byte is not None:
                 data[byte] ^= 1
-                file = files.create(info.path)
+                file = fs.create(info.path)
                 file.pwrite(bytes(data), 0)
                 file.sync()
                 file.close()
@@ -271,9 +271,9 @@ def test_a_segment_that_cannot_be_read_blocks_all_later_cleanup(files: CrashFile
         assert counted(store, "quiver.segment.damaged_bundles_total") == infos[1].bundle_count + infos[2].bundle_count
 
 
-def test_a_read_error_leaks_the_claim(files: CrashFileSystem) -> None:
+def test_a_read_error_leaks_the_claim(fs: CrashFileSystem) -> None:
     """After a failed read the bundle stayed claimed by nobody; here it comes again when the disk does."""
-    faults = FaultFileSystem(files, error=errno.EIO, path_part=".qseg")
+    faults = FaultFileSystem(fs, error=errno.EIO, path_part=".qseg")
     with opened(faults) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(3))
@@ -287,10 +287,10 @@ def test_a_read_error_leaks_the_claim(files: CrashFileSystem) -> None:
         assert sorted(take(store)) == [0, 1, 2]
 
 
-def test_what_is_expired_under_its_reader_counts_as_damage(files: CrashFileSystem) -> None:
+def test_what_is_expired_under_its_reader_counts_as_damage(fs: CrashFileSystem) -> None:
     """Between the removal of the file and the end of the pass that removed it, it is gone, and not damaged."""
     clock = ManualClock()
-    with opened(files, clock, max_age_s=5.0) as store:
+    with opened(fs, clock, max_age_s=5.0) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(3))
         store.flush()
@@ -299,22 +299,22 @@ def test_what_is_expired_under_its_reader_counts_as_damage(files: CrashFileSyste
         seen = []
 
         def read_while_it_goes(_operation: str, _path: str) -> None:
-            if not files.exists(path) and not seen:
+            if not fs.exists(path) and not seen:
                 seen.append(handle.ref.segment in store.catalog)
                 with pytest.raises(BundleUnavailableError):
                     _ = handle.bundle
 
-        files.on_step = read_while_it_goes
+        fs.on_step = read_while_it_goes
         clock.advance(6.0)
         store.maintain()
-        files.on_step = None
+        fs.on_step = None
         assert seen == [True]
         assert not counted(store, "quiver.segment.damaged_bundles_total")
 
 
-def test_a_permanent_refusal_is_delivered_for_ever(files: CrashFileSystem) -> None:
+def test_a_permanent_refusal_is_delivered_for_ever(fs: CrashFileSystem) -> None:
     """Upstream #1918: what can never be exported came again and again; a rejected bundle is done with, durably."""
-    with opened(files) as store:
+    with opened(fs) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(3))
         store.flush()
@@ -325,14 +325,14 @@ def test_a_permanent_refusal_is_delivered_for_ever(files: CrashFileSystem) -> No
         assert subscriber.next_bundle(timeout=0) is None
         assert counted(store, "quiver.subscriber.rejected_bundles_total") == 3
         store.maintain()
-    with opened(files.clone_after_crash(0)) as store:
+    with opened(fs.clone_after_crash(0)) as store:
         assert take(store) == []
 
 
-def test_retries_in_an_outage_grow_without_end(files: CrashFileSystem) -> None:
+def test_retries_in_an_outage_grow_without_end(fs: CrashFileSystem) -> None:
     """Upstream #2552: each refused bundle kept its own timer and state; here each waits in one place, however often."""
     clock = ManualClock()
-    with opened(files, clock) as store:
+    with opened(fs, clock) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(20))
         store.flush()
@@ -347,10 +347,10 @@ def test_retries_in_an_outage_grow_without_end(files: CrashFileSystem) -> None:
         assert take(store) == list(range(20))
 
 
-def test_a_bundle_that_waits_for_its_retry_blocks_newer_ones(files: CrashFileSystem) -> None:
+def test_a_bundle_that_waits_for_its_retry_blocks_newer_ones(fs: CrashFileSystem) -> None:
     """Backing off held up everything behind it; a deferred bundle comes when its time has come, the others now."""
     clock = ManualClock()
-    with opened(files, clock) as store:
+    with opened(fs, clock) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(5))
         store.flush()
@@ -388,9 +388,9 @@ def test_a_waiter_sleeps_past_a_bundle_that_was_given_back(tmp_path: Path) -> No
     store.close()
 
 
-def test_claiming_what_is_not_there(files: CrashFileSystem) -> None:
+def test_claiming_what_is_not_there(fs: CrashFileSystem) -> None:
     """A claim by name did not ask whether the segment is known; it is refused in words, and leaves nothing claimed."""
-    with opened(files) as store:
+    with opened(fs) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(3))
         store.flush()
@@ -403,39 +403,39 @@ def test_claiming_what_is_not_there(files: CrashFileSystem) -> None:
 # ── caps and clocks ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_full_store_deadlocks_after_a_restart(files: CrashFileSystem) -> None:
+def test_a_full_store_deadlocks_after_a_restart(fs: CrashFileSystem) -> None:
     """Upstream #2019, #2020: replay charged the log twice under the cap; nothing could be sealed, freed or taken in."""
     caps = {"size_cap_bytes": 12_000, "wal_rotate_bytes": 1_000, "wal_bytes_max": 60_000}
     count = 0
     for _ in range(4):
-        store = opened(files, **caps)
+        store = opened(fs, **caps)
         store.register("s", start="earliest")
         with pytest.raises(CapacityError, match="size_cap"):
             for _ in range(1_000):
                 store.ingest(numbered(count, 100), durable=True)
                 count += 1
-        files = files.clone_after_kill()
-        with opened(files, **caps) as store:
+        fs = fs.clone_after_kill()
+        with opened(fs, **caps) as store:
             store.flush()
             assert take(store, most=3)
-        files = files.clone_after_kill()
-    with opened(files, **caps) as store:
+        fs = fs.clone_after_kill()
+    with opened(fs, **caps) as store:
         rest = take(store)
         assert rest[-1] == count - 1
         store.ingest(numbered(count, 100))
 
 
-def test_the_books_about_the_disk_drift(files: CrashFileSystem) -> None:
+def test_the_books_about_the_disk_drift(fs: CrashFileSystem) -> None:
     """Headers of rotated files were subtracted and never added: after enough rotations the cap meant nothing."""
-    store = opened(files)
+    store = opened(fs)
     for turn in range(6):
         fill(store, range(20 * turn, 20 * turn + 20))
         take(store, most=30)
         store.maintain()
         on_disk = sum(
-            files.stat(f"{ROOT}/{room}/{name}").size_bytes
+            fs.stat(f"{ROOT}/{room}/{name}").size_bytes
             for room in ("wal", "segments")
-            for name in files.list_dir(f"{ROOT}/{room}")
+            for name in fs.list_dir(f"{ROOT}/{room}")
             if name.endswith(".qseg") or (name.startswith("quiver.wal") and not name.endswith("cursor"))
         )
         assert on_disk <= store.disk_bytes <= on_disk + 2_000
@@ -448,14 +448,14 @@ def test_a_log_that_can_neither_rotate_nor_shrink() -> None:
         Settings(wal_bytes_max=1 << 20, wal_rotate_bytes=1 << 20)
 
 
-def test_an_entry_that_is_accepted_and_cut_off_at_restart(files: CrashFileSystem) -> None:
+def test_an_entry_that_is_accepted_and_cut_off_at_restart(fs: CrashFileSystem) -> None:
     """Above 256 MiB the writer took an entry that the reader then took for a torn tail; it is refused instead."""
     mib = 1 << 20
     huge = Bundle({30: pa.record_batch([pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(64 * mib), 5, [None, pa.allocate_buffer(5 * 64 * mib)]
     )], names=["b"])})  # fmt: skip
     assert huge.nbytes > ENTRY_BYTES_MAX
-    with opened(files, wal_bytes_max=1 << 30, segment_bytes_max=1 << 29) as store:
+    with opened(fs, wal_bytes_max=1 << 30, segment_bytes_max=1 << 29) as store:
         with pytest.raises(InvalidBundleError, match="too large"):
             store.ingest(huge)
         fill(store, range(2))
@@ -470,10 +470,10 @@ def test_more_bundles_than_progress_can_speak_of() -> None:
         Settings(segment_bundles_max=65_537)
 
 
-def test_time_based_sealing_needs_another_ingest(files: CrashFileSystem) -> None:
+def test_time_based_sealing_needs_another_ingest(fs: CrashFileSystem) -> None:
     """The age of the open segment was looked at by ingest only: the last bundles of a burst never reached anybody."""
     clock = ManualClock()
-    with opened(files, clock, segment_open_s_max=5.0, segment_bytes_max=9_000) as store:
+    with opened(fs, clock, segment_open_s_max=5.0, segment_bytes_max=9_000) as store:
         fill(store, range(2))
         clock.advance(4)
         store.maintain()
@@ -492,22 +492,22 @@ def test_two_processes_on_one_directory(tmp_path: Path) -> None:
         open_store(tmp_path, background=False)
 
 
-def test_a_hash_that_says_nothing(files: CrashFileSystem) -> None:
+def test_a_hash_that_says_nothing(fs: CrashFileSystem) -> None:
     """The hash of the slot table was a constant, so a log written under another table was read as if under this."""
     one = Adapter("metering", slots={1: "readings"})
     two = Adapter("metering", slots={1: "faults"})
     assert len({one.config_hash, two.config_hash, OTAP.config_hash}) == 3
-    open_store(ROOT, files=files, adapter=one, clock=ManualClock(), background=False).close()
+    open_store(ROOT, fs=fs, adapter=one, clock=ManualClock(), background=False).close()
     with pytest.raises(UnsupportedFormatError, match="metering"):
-        open_store(ROOT, files=files, adapter=two, clock=ManualClock(), background=False)
+        open_store(ROOT, fs=fs, adapter=two, clock=ManualClock(), background=False)
 
 
-def test_what_stands_beside_the_payload_is_lost(files: CrashFileSystem) -> None:
+def test_what_stands_beside_the_payload_is_lost(fs: CrashFileSystem) -> None:
     """Upstream #4058: headers and peer of a request did not pass the buffer; a slot of one's own carries them."""
     context = pa.record_batch({"header": ["x-tenant"], "value": ["7"]})
-    with opened(files) as store:
+    with opened(fs) as store:
         store.ingest(Bundle({30: pa.record_batch({"n": [1]}), 63: context}), durable=True)
-    with opened(files.clone_after_crash(0)) as store:
+    with opened(fs.clone_after_crash(0)) as store:
         handle = store.register("s", start="earliest").next_bundle(timeout=0)
         assert handle is not None
         assert handle.bundle[63] == context

@@ -26,15 +26,15 @@ ROOT = "/buffer"
 
 
 @pytest.fixture
-def files() -> CrashFileSystem:
+def fs() -> CrashFileSystem:
     return CrashFileSystem()
 
 
-def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
+def opened(fs: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
     small = {"segment_bytes_max": 1_000, "wal_rotate_bytes": 2_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
     settings = Settings(**{**small, **changes})
     return open_store(
-        ROOT, settings, files=files, clock=clock or ManualClock(), background=False, observer=InMemoryObserver()
+        ROOT, settings, fs=fs, clock=clock or ManualClock(), background=False, observer=InMemoryObserver()
     )
 
 
@@ -63,9 +63,9 @@ def counted(store: Store, name: str) -> float:
 # ── the log at its limits ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_log_at_its_cap_only_refuses(files: CrashFileSystem) -> None:
+def test_a_log_at_its_cap_only_refuses(fs: CrashFileSystem) -> None:
     """It rotated by the target alone and refused at the cap; here what the cap would refuse seals the segment first."""
-    with opened(files, segment_bytes_max=1_000_000, wal_rotate_bytes=4_000, wal_bytes_max=8_000) as store:
+    with opened(fs, segment_bytes_max=1_000_000, wal_rotate_bytes=4_000, wal_bytes_max=8_000) as store:
         for number in range(200):
             store.ingest(numbered(number))
             assert store.stats()["wal_bytes"] <= 8_000
@@ -74,13 +74,13 @@ def test_a_log_at_its_cap_only_refuses(files: CrashFileSystem) -> None:
         assert take(store) == list(range(200))
 
 
-def test_one_log_file_more_than_the_limit_says(files: CrashFileSystem) -> None:
+def test_one_log_file_more_than_the_limit_says(fs: CrashFileSystem) -> None:
     """Only rotated files were counted, so that there was always one more; the limit is for all of them."""
     most = 0
-    with opened(files, segment_bytes_max=1_000_000, wal_rotate_bytes=1, wal_files_max=3) as store:
+    with opened(fs, segment_bytes_max=1_000_000, wal_rotate_bytes=1, wal_files_max=3) as store:
         for number in range(40):
             store.ingest(numbered(number))
-            names = [name for name in files.list_dir(f"{ROOT}/wal") if not name.endswith(("cursor", "next"))]
+            names = [name for name in fs.list_dir(f"{ROOT}/wal") if not name.endswith(("cursor", "next"))]
             most = max(most, len(names))
         store.flush()
         assert take(store) == list(range(40))
@@ -126,13 +126,13 @@ def test_callers_at_the_same_time_are_told_of_errors_that_are_none(tmp_path) -> 
 # ── expiry ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_expired_while_nobody_ran_comes_back_from_the_log(files: CrashFileSystem) -> None:
+def test_what_expired_while_nobody_ran_comes_back_from_the_log(fs: CrashFileSystem) -> None:
     """Upstream #1980: an old log was replayed as if it were new, and its data lived for another whole age."""
     clock = ManualClock()
-    with opened(files, clock, max_age_s=100.0, segment_bytes_max=1_000_000) as store:
+    with opened(fs, clock, max_age_s=100.0, segment_bytes_max=1_000_000) as store:
         store.register("s", start="earliest")
         fill(store, range(5))
-        left = files.clone_after_kill()
+        left = fs.clone_after_kill()
     later = ManualClock(now_ns=clock.now_ns() + 101 * 10**9)
     with opened(left, later, max_age_s=100.0) as store:
         store.flush()
@@ -142,10 +142,10 @@ def test_what_expired_while_nobody_ran_comes_back_from_the_log(files: CrashFileS
         assert counted(store, "quiver.subscriber.dropped_bundles_total") == 5
 
 
-def test_expiry_counts_what_was_delivered_as_lost(files: CrashFileSystem) -> None:
+def test_expiry_counts_what_was_delivered_as_lost(fs: CrashFileSystem) -> None:
     """Upstream #3892: every bundle of an expired segment counted as lost, acknowledged or not."""
     clock = ManualClock()
-    with opened(files, clock, max_age_s=10.0, segment_bytes_max=1_000_000) as store:
+    with opened(fs, clock, max_age_s=10.0, segment_bytes_max=1_000_000) as store:
         store.register("s", start="earliest")
         fill(store, range(8))
         store.flush()
@@ -156,10 +156,10 @@ def test_expiry_counts_what_was_delivered_as_lost(files: CrashFileSystem) -> Non
         assert counted(store, "quiver.subscriber.dropped_bundles_total") == 2
 
 
-def test_age_is_not_looked_at(files: CrashFileSystem) -> None:
+def test_age_is_not_looked_at(fs: CrashFileSystem) -> None:
     """Upstream #1960: the setting was read and nothing followed from it; a dead consumer held its data for ever."""
     clock = ManualClock()
-    with opened(files, clock, max_age_s=10.0) as store:
+    with opened(fs, clock, max_age_s=10.0) as store:
         store.register("dead", start="earliest")
         fill(store, range(30))
         store.flush()
@@ -174,9 +174,9 @@ def test_age_is_not_looked_at(files: CrashFileSystem) -> None:
 # ── the cap ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_drop_oldest_cannot_drop_what_was_not_sealed(files: CrashFileSystem) -> None:
+def test_drop_oldest_cannot_drop_what_was_not_sealed(fs: CrashFileSystem) -> None:
     """Only sealed segments were ever dropped: a disk too full to seal the first one refused everything for ever."""
-    faults = FaultFileSystem(files, error=errno.ENOSPC, path_part="segments/", forever=True)
+    faults = FaultFileSystem(fs, error=errno.ENOSPC, path_part="segments/", forever=True)
     caps = {"size_cap_bytes": 100_000, "size_cap_policy": "drop_oldest", "segment_bytes_max": 10_000}
     with opened(faults, **caps) as store:
         store.register("s", start="earliest")

@@ -44,7 +44,7 @@ class Rig:
 
     def opened(self, path):
         return open_path(
-            path, self.settings, files=self.disk, clock=self.clock, background=False, share=self.budget.buffer(path)
+            path, self.settings, fs=self.disk, clock=self.clock, background=False, share=self.budget.buffer(path)
         )
 
     def fill(self, path):
@@ -107,7 +107,7 @@ def test_dead_letters_are_under_the_budget():
     rig = Rig()
     share = rig.budget.letters(BUFFERS[1])
     letters = DeadLetters(
-        BUFFERS[1], "out", settings=SMALL, files=rig.disk, clock=rig.clock, background=False, share=share
+        BUFFERS[1], "out", settings=SMALL, fs=rig.disk, clock=rig.clock, background=False, share=share
     )
     added = 0
     with pytest.raises(CapacityError, match="dead letters in /data/buffer/dead-letter/out: disk.size_cap"):
@@ -158,10 +158,10 @@ def test_the_cores_of_a_buffer_share_its_part(tmp_path):
     paths = [str(tmp_path / "intake"), str(tmp_path / "buffer")]
     clock = ManualClock()
     reserved = working_bytes(SMALL, 2)
-    files = CrashFileSystem(clock=clock)
-    budget = DiskBudget(files, 2 * CAP, dict.fromkeys(paths, reserved), clock=clock)
+    fs = CrashFileSystem(clock=clock)
+    budget = DiskBudget(fs, 2 * CAP, dict.fromkeys(paths, reserved), clock=clock)
     stores = [
-        open_path(path, SMALL, cores=2, files=files, clock=clock, background=False, share=budget.buffer(path))
+        open_path(path, SMALL, cores=2, fs=fs, clock=clock, background=False, share=budget.buffer(path))
         for path in paths
     ]
     for store in stores:
@@ -173,7 +173,7 @@ def test_the_cores_of_a_buffer_share_its_part(tmp_path):
                 store.ingest(bundle())
                 store.maintain()
                 clock.advance(0.01)
-        assert tree_bytes(files, str(tmp_path)) <= 2 * CAP
+        assert tree_bytes(fs, str(tmp_path)) <= 2 * CAP
     assert stores[0].stats()["segments"] >= 15
     assert stores[1].stats()["segments"] >= 2
     for store in stores:
@@ -184,13 +184,13 @@ def test_what_lies_above_the_cores_is_under_the_budget(tmp_path):
     """What receivers remember of requests is there, once for all cores."""
     path = str(tmp_path / "buffer")
     clock = ManualClock()
-    files = CrashFileSystem(clock=clock)
-    budget = DiskBudget(files, 2 * CAP, {path: working_bytes(SMALL, 2)}, clock=clock)
-    store = open_path(path, SMALL, cores=2, files=files, clock=clock, background=False, share=budget.buffer(path))
+    fs = CrashFileSystem(clock=clock)
+    budget = DiskBudget(fs, 2 * CAP, {path: working_bytes(SMALL, 2)}, clock=clock)
+    store = open_path(path, SMALL, cores=2, fs=fs, clock=clock, background=False, share=budget.buffer(path))
     store.register("out", start="earliest")
     store.activate()
     before = budget.used_bytes()
-    files.create(f"{path}/quiver.requests").pwrite(bytes(CAP), 0)
+    fs.create(f"{path}/quiver.requests").pwrite(bytes(CAP), 0)
     clock.advance(1.0)
     assert budget.used_bytes() == before + CAP
     with pytest.raises(CapacityError):
@@ -198,5 +198,5 @@ def test_what_lies_above_the_cores_is_under_the_budget(tmp_path):
             store.ingest(bundle())
             store.maintain()
             clock.advance(0.01)
-    assert tree_bytes(files, str(tmp_path)) <= 2 * CAP
+    assert tree_bytes(fs, str(tmp_path)) <= 2 * CAP
     store.close()

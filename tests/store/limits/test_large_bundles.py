@@ -26,8 +26,8 @@ KINDS = {
 }
 
 
-def opened(files: FileSystem, settings: Settings = SETTINGS, clock: ManualClock | None = None) -> Store:
-    return open_store(ROOT, settings, files=files, clock=clock or ManualClock(), background=False)
+def opened(fs: FileSystem, settings: Settings = SETTINGS, clock: ManualClock | None = None) -> Store:
+    return open_store(ROOT, settings, fs=fs, clock=clock or ManualClock(), background=False)
 
 
 def large(number: int, kind: str = "plain") -> pa.RecordBatch:
@@ -52,10 +52,10 @@ def contents(store: Store) -> list[pa.RecordBatch]:
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_they_come_out_as_they_went_in(kind: str, compression: str) -> None:
     """Between small ones, over several log files, whatever the columns are and however the segment is compressed."""
-    files = CrashFileSystem()
+    fs = CrashFileSystem()
     settings = Settings(segment_bytes_max=64 << 20, wal_rotate_bytes=REREAD_BYTES_MIN, segment_compression=compression)
     given = []
-    with opened(files, settings) as store:
+    with opened(fs, settings) as store:
         for number in range(4):
             given += [large(number, kind), large(number, kind).slice(0, 3)]
             for batch in given[-2:]:
@@ -80,18 +80,18 @@ def test_they_take_no_memory_until_their_segment_is_written() -> None:
 
 def test_a_log_that_rotted_fails_the_store_and_costs_that_bundle_alone() -> None:
     """What cannot be read back is never written as if it were right; opening again sets the one entry aside."""
-    files = CrashFileSystem()
-    store = opened(files)
+    fs = CrashFileSystem()
+    store = opened(fs)
     for number in range(3):
         end = store.ingest(Bundle({30: large(number)})).wal_position
-    file = files.open_write(f"{ROOT}/wal/quiver.wal")
+    file = fs.open_write(f"{ROOT}/wal/quiver.wal")
     file.pwrite(b"\xa5\x5a\xa5", end - REREAD_BYTES_MIN // 2)
     file.sync_data()
     file.close()
     with pytest.raises(StoreFailedError, match="is not what was written"):
         store.flush()
     store.close()
-    with opened(files) as store:
+    with opened(fs) as store:
         store.flush()
         assert contents(store) == [large(0), large(1)]
 
@@ -99,13 +99,13 @@ def test_a_log_that_rotted_fails_the_store_and_costs_that_bundle_alone() -> None
 def test_a_full_disk_only_delays_their_segment() -> None:
     """The segment is written later, from the same log."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, error=errno.ENOSPC)
+    fs = FaultFileSystem(disk, error=errno.ENOSPC)
     clock = ManualClock()
-    with opened(files, clock=clock) as store:
+    with opened(fs, clock=clock) as store:
         given = [large(number) for number in range(3)]
         for batch in given:
             store.ingest(Bundle({30: batch}))
-        files.fail_on("create")
+        fs.fail_on("create")
         with pytest.raises(CapacityError, match="full"):
             store.flush()
         clock.advance(2.0)

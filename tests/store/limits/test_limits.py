@@ -30,11 +30,11 @@ def settings(**changes: object) -> Settings:
     return Settings(**{**small, **changes})
 
 
-def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
+def opened(fs: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
     return open_store(
         ROOT,
         settings(**changes),
-        files=files,
+        fs=fs,
         clock=clock or ManualClock(),
         background=False,
         observer=InMemoryObserver(),
@@ -70,17 +70,17 @@ def total(store: Store, name: str, **attributes: object) -> int:
     return sum(amount for (counted, seen), amount in counts.items() if counted == name and wanted <= set(seen))
 
 
-def on_disk(files: CrashFileSystem, path: str = ROOT) -> int:
+def on_disk(fs: CrashFileSystem, path: str = ROOT) -> int:
     """Bytes of every file of the store, whoever wrote it."""
     try:
-        names = files.list_dir(path)
+        names = fs.list_dir(path)
     except NotADirectoryError:
-        return files.stat(path).size_bytes
-    return sum(on_disk(files, f"{path}/{name}") for name in names)
+        return fs.stat(path).size_bytes
+    return sum(on_disk(fs, f"{path}/{name}") for name in names)
 
 
 @pytest.fixture
-def files() -> CrashFileSystem:
+def fs() -> CrashFileSystem:
     return CrashFileSystem()
 
 
@@ -89,10 +89,10 @@ def files() -> CrashFileSystem:
 
 @pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
 @pytest.mark.parametrize("durable", [False, True])
-def test_the_cap_holds_for_everything_on_disk(files: CrashFileSystem, policy: str, durable: bool) -> None:
+def test_the_cap_holds_for_everything_on_disk(fs: CrashFileSystem, policy: str, durable: bool) -> None:
     """Log with its zeros ahead, segments, progress, ledger and reserve: never more than the cap and one segment."""
     largest = 0
-    with opened(files, size_cap_bytes=CAP, size_cap_policy=policy) as store:
+    with opened(fs, size_cap_bytes=CAP, size_cap_policy=policy) as store:
         store.register("s", start="earliest")
         for number in range(400):
             try:
@@ -101,28 +101,28 @@ def test_the_cap_holds_for_everything_on_disk(files: CrashFileSystem, policy: st
                 taken(store, "s", 20)
             if number % 7 == 0:
                 store.maintain()
-            largest = max(largest, on_disk(files))
+            largest = max(largest, on_disk(fs))
     assert CAP // 2 < largest <= CAP + SEGMENT
 
 
-def test_what_lies_beside_log_and_segments_counts(files: CrashFileSystem) -> None:
+def test_what_lies_beside_log_and_segments_counts(fs: CrashFileSystem) -> None:
     """A quarantine that nobody empties takes its share, and the refusal says so."""
-    with opened(files, size_cap_bytes=CAP) as store:
+    with opened(fs, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         plain, _ = fill(store)
-    files = CrashFileSystem()
-    files.make_dirs(f"{ROOT}/quarantine")
-    files.create(f"{ROOT}/quarantine/old.damaged").pwrite(b"x" * 20_000, 0)
-    with opened(files, size_cap_bytes=CAP) as store:
+    fs = CrashFileSystem()
+    fs.make_dirs(f"{ROOT}/quarantine")
+    fs.create(f"{ROOT}/quarantine/old.damaged").pwrite(b"x" * 20_000, 0)
+    with opened(fs, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         less, full = fill(store)
         assert less < plain * 3 // 4
         assert "quarantine 20000" in full.what
 
 
-def test_backpressure_deletes_nothing_unfinished(files: CrashFileSystem) -> None:
+def test_backpressure_deletes_nothing_unfinished(fs: CrashFileSystem) -> None:
     """Every bundle that was taken is still there, and the refusal names the slowest of those that hold it."""
-    with opened(files, size_cap_bytes=CAP) as store:
+    with opened(fs, size_cap_bytes=CAP) as store:
         store.register("slow", start="earliest")
         store.register("quick", start="earliest")
         number = 0
@@ -138,16 +138,16 @@ def test_backpressure_deletes_nothing_unfinished(files: CrashFileSystem) -> None
         store.ingest(numbered(number))
 
 
-def test_without_a_subscriber_the_refusal_says_that_nobody_finishes_anything(files: CrashFileSystem) -> None:
-    with opened(files, size_cap_bytes=CAP) as store:
+def test_without_a_subscriber_the_refusal_says_that_nobody_finishes_anything(fs: CrashFileSystem) -> None:
+    with opened(fs, size_cap_bytes=CAP) as store:
         _, full = fill(store)
         assert full.held_by is None
         assert "no subscriber is registered" in full.what
 
 
-def test_drop_oldest_gives_up_the_oldest_and_says_how_much_to_whom(files: CrashFileSystem) -> None:
+def test_drop_oldest_gives_up_the_oldest_and_says_how_much_to_whom(fs: CrashFileSystem) -> None:
     """What is left is the newest without a gap; each subscriber is told what it lost, and no more."""
-    with opened(files, size_cap_bytes=CAP, size_cap_policy="drop_oldest") as store:
+    with opened(fs, size_cap_bytes=CAP, size_cap_policy="drop_oldest") as store:
         store.register("idle", start="earliest")
         for number in range(60):
             store.ingest(numbered(number))
@@ -166,12 +166,12 @@ def test_drop_oldest_gives_up_the_oldest_and_says_how_much_to_whom(files: CrashF
         assert total(store, "quiver.retention.size_emergency_total") > 0
         store.maintain()
         assert len(store.catalog) == 0
-        assert not files.exists(f"{ROOT}/{DROP_LEDGER}")
+        assert not fs.exists(f"{ROOT}/{DROP_LEDGER}")
 
 
-def test_finished_segments_go_before_unfinished_ones(files: CrashFileSystem) -> None:
+def test_finished_segments_go_before_unfinished_ones(fs: CrashFileSystem) -> None:
     """Under `drop_oldest`, too: nothing is given up while something that nobody wants is there, whatever its age."""
-    with opened(files, size_cap_bytes=CAP, size_cap_policy="drop_oldest", delete_grace_s=1e9) as store:
+    with opened(fs, size_cap_bytes=CAP, size_cap_policy="drop_oldest", delete_grace_s=1e9) as store:
         for number in range(60):
             store.ingest(numbered(number))
         store.flush()
@@ -182,7 +182,7 @@ def test_finished_segments_go_before_unfinished_ones(files: CrashFileSystem) -> 
             handle.ack()
         subscriber.rewind("earliest")
         store.maintain()
-    with opened(files, size_cap_bytes=CAP, size_cap_policy="drop_oldest", delete_grace_s=1e9) as store:
+    with opened(fs, size_cap_bytes=CAP, size_cap_policy="drop_oldest", delete_grace_s=1e9) as store:
         subscriber = store.register("s")
         refs = []
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
@@ -204,9 +204,9 @@ def test_finished_segments_go_before_unfinished_ones(files: CrashFileSystem) -> 
         assert total(store, "quiver.gc.evictions_total", reason="size") >= 1
 
 
-def test_early_finalizing_when_only_the_open_segment_can_make_room(files: CrashFileSystem) -> None:
+def test_early_finalizing_when_only_the_open_segment_can_make_room(fs: CrashFileSystem) -> None:
     """The open segment is far from full, but only it holds the log's room: it is sealed, and subscribers get it."""
-    with opened(files, segment_bytes_max=20_000, wal_rotate_bytes=20_000, size_cap_bytes=CAP) as store:
+    with opened(fs, segment_bytes_max=20_000, wal_rotate_bytes=20_000, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         for number in range(30):
             store.ingest(numbered(number, 1_500))
@@ -217,10 +217,10 @@ def test_early_finalizing_when_only_the_open_segment_can_make_room(files: CrashF
         assert total(store, "quiver.segment.sealed_total") > 30 * 1_500 // 20_000
 
 
-def test_waiting_for_room_lasts_until_the_deadline(files: CrashFileSystem) -> None:
+def test_waiting_for_room_lasts_until_the_deadline(fs: CrashFileSystem) -> None:
     """Not shorter, not longer; and a store without a timeout refuses at once."""
     clock = ManualClock()
-    with opened(files, clock, size_cap_bytes=CAP) as store:
+    with opened(fs, clock, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         number, _ = fill(store)
         started = clock.monotonic()
@@ -232,9 +232,9 @@ def test_waiting_for_room_lasts_until_the_deadline(files: CrashFileSystem) -> No
         assert 3.0 <= clock.monotonic() - started < 3.1
 
 
-def test_room_that_comes_while_waiting_is_used(files: CrashFileSystem) -> None:
+def test_room_that_comes_while_waiting_is_used(fs: CrashFileSystem) -> None:
     """A subscriber finishes while ingest waits: the bundle goes in."""
-    with opened(files, size_cap_bytes=CAP, delete_grace_s=1e9) as store:
+    with opened(fs, size_cap_bytes=CAP, delete_grace_s=1e9) as store:
         store.register("s", start="earliest")
         number, _ = fill(store)
         waits = []
@@ -254,16 +254,16 @@ def test_room_that_comes_while_waiting_is_used(files: CrashFileSystem) -> None:
         assert len(waits) == 1
 
 
-def test_a_cap_that_became_smaller_is_met(files: CrashFileSystem) -> None:
+def test_a_cap_that_became_smaller_is_met(fs: CrashFileSystem) -> None:
     """With `drop_oldest` the first bundle makes room; with `backpressure` it waits for the subscribers."""
-    with opened(files, size_cap_bytes=CAP) as store:
+    with opened(fs, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         number, _ = fill(store)
-    with opened(files, size_cap_bytes=CAP // 2) as store, pytest.raises(CapacityError, match=r"size_cap \(30000"):
+    with opened(fs, size_cap_bytes=CAP // 2) as store, pytest.raises(CapacityError, match=r"size_cap \(30000"):
         store.ingest(numbered(number))
-    with opened(files, size_cap_bytes=CAP // 2, size_cap_policy="drop_oldest") as store:
+    with opened(fs, size_cap_bytes=CAP // 2, size_cap_policy="drop_oldest") as store:
         store.ingest(numbered(number))
-        assert on_disk(files) <= CAP // 2 + SEGMENT
+        assert on_disk(fs) <= CAP // 2 + SEGMENT
         store.flush()
         assert taken(store, "s")[-1] == number
 
@@ -271,22 +271,22 @@ def test_a_cap_that_became_smaller_is_met(files: CrashFileSystem) -> None:
 # ── the caps of the log, and of the number of segments ───────────────────────────────────────────────────
 
 
-def test_rotated_files_are_counted_with_the_active_one(files: CrashFileSystem) -> None:
+def test_rotated_files_are_counted_with_the_active_one(fs: CrashFileSystem) -> None:
     """`wal.max_rotated_files` is active and rotated files together, as the architecture document says."""
-    with opened(files, wal_files_max=3, wal_rotate_bytes=1_000, segment_bytes_max=1_000_000) as store:
+    with opened(fs, wal_files_max=3, wal_rotate_bytes=1_000, segment_bytes_max=1_000_000) as store:
         most = 0
         for number in range(100):
             store.ingest(numbered(number))
-            names = [name for name in files.list_dir(f"{ROOT}/wal") if not name.endswith(".cursor")]
+            names = [name for name in fs.list_dir(f"{ROOT}/wal") if not name.endswith(".cursor")]
             most = max(most, len(names))
         assert most == 3
         store.flush()
         assert taken(store, "s") == list(range(100))
 
 
-def test_the_log_stays_below_its_cap_by_sealing_early(files: CrashFileSystem) -> None:
+def test_the_log_stays_below_its_cap_by_sealing_early(fs: CrashFileSystem) -> None:
     """A slot that is written rarely keeps no log: the open segment is sealed when the log needs its room."""
-    with opened(files, segment_bytes_max=1_000_000, wal_rotate_bytes=2_000, wal_bytes_max=9_000) as store:
+    with opened(fs, segment_bytes_max=1_000_000, wal_rotate_bytes=2_000, wal_bytes_max=9_000) as store:
         for number in range(200):
             store.ingest(numbered(number), durable=number % 3 == 0)
             assert store.stats()["wal_bytes"] <= 9_000
@@ -294,23 +294,23 @@ def test_the_log_stays_below_its_cap_by_sealing_early(files: CrashFileSystem) ->
         assert taken(store, "s") == list(range(200))
 
 
-def test_the_number_of_segments_has_a_cap_too(files: CrashFileSystem) -> None:
+def test_the_number_of_segments_has_a_cap_too(fs: CrashFileSystem) -> None:
     """`retention.max_segments`: at it, one goes or ingest is refused, as for bytes."""
-    with opened(files, segments_max=5) as store:
+    with opened(fs, segments_max=5) as store:
         store.register("s", start="earliest")
         number, full = fill(store)
         assert "retention.max_segments (5)" in full.what
         assert len(store.catalog) <= 5
         store.ingest(numbered(number)) if taken(store, "s") else None
-    with opened(files, segments_max=5, size_cap_policy="drop_oldest") as store:
+    with opened(fs, segments_max=5, size_cap_policy="drop_oldest") as store:
         for number in range(200):
             store.ingest(numbered(number))
             assert len(store.catalog) <= 5
 
 
-def test_a_segment_takes_a_number_of_bundles(files: CrashFileSystem) -> None:
+def test_a_segment_takes_a_number_of_bundles(fs: CrashFileSystem) -> None:
     """`segment.max_bundle_count`: a progress file can speak of so many."""
-    with opened(files, segment_bundles_max=7) as store:
+    with opened(fs, segment_bundles_max=7) as store:
         for number in range(30):
             store.ingest(numbered(number, 1))
         store.flush()
@@ -320,10 +320,10 @@ def test_a_segment_takes_a_number_of_bundles(files: CrashFileSystem) -> None:
 # ── age, headroom, grace ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_over_age_goes_wanted_or_not(files: CrashFileSystem) -> None:
+def test_over_age_goes_wanted_or_not(fs: CrashFileSystem) -> None:
     """By the newest bundle of a segment; what is lost is counted, what was finished is not."""
     clock = ManualClock()
-    with opened(files, clock, max_age_s=100.0) as store:
+    with opened(fs, clock, max_age_s=100.0) as store:
         store.register("s", start="earliest")
         for number in range(20):
             store.ingest(numbered(number))
@@ -340,10 +340,10 @@ def test_over_age_goes_wanted_or_not(files: CrashFileSystem) -> None:
         assert total(store, "quiver.subscriber.dropped_bundles_total") == lost
 
 
-def test_the_open_segment_expires_too(files: CrashFileSystem) -> None:
+def test_the_open_segment_expires_too(fs: CrashFileSystem) -> None:
     """While every subscriber lags it waits for size; not longer than data may live."""
     clock = ManualClock()
-    with opened(files, clock, max_age_s=100.0) as store:
+    with opened(fs, clock, max_age_s=100.0) as store:
         store.register("s", start="earliest")
         for number in range(9):
             store.ingest(numbered(number))
@@ -357,15 +357,15 @@ def test_the_open_segment_expires_too(files: CrashFileSystem) -> None:
         assert taken(store, "s") == []
 
 
-def test_age_goes_on_over_a_restart(files: CrashFileSystem) -> None:
+def test_age_goes_on_over_a_restart(fs: CrashFileSystem) -> None:
     """It is that of the bundles, not that of the process; and what the log brings back is as old as it was."""
     clock = ManualClock()
-    with opened(files, clock, max_age_s=100.0) as store:
+    with opened(fs, clock, max_age_s=100.0) as store:
         store.ingest(numbered(0))
         store.flush()
         clock.advance(60)
         store.ingest(numbered(1))
-        disk = files.clone_after_kill()
+        disk = fs.clone_after_kill()
     clock.advance(50)
     with opened(disk, clock, max_age_s=100.0) as store:
         store.maintain()
@@ -422,10 +422,10 @@ def test_a_ledger_that_is_found_is_durable_before_anything_in_it_goes() -> None:
 
 
 @pytest.mark.parametrize("step_s", [-86_400, 86_400])
-def test_a_clock_that_steps_expires_nothing_early(files: CrashFileSystem, step_s: int) -> None:
+def test_a_clock_that_steps_expires_nothing_early(fs: CrashFileSystem, step_s: int) -> None:
     """Nor does it keep anything longer, or change the order: age is measured on the clock that does not step."""
     clock = ManualClock()
-    with opened(files, clock, max_age_s=100.0) as store:
+    with opened(fs, clock, max_age_s=100.0) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(0))
         clock.set_wall_ns(clock.now_ns() + step_s * 10**9)
@@ -444,9 +444,9 @@ def test_a_clock_that_steps_expires_nothing_early(files: CrashFileSystem, step_s
         assert len(store.catalog) == 0
 
 
-def test_headroom_keeps_the_newest_finished_segments(files: CrashFileSystem) -> None:
+def test_headroom_keeps_the_newest_finished_segments(fs: CrashFileSystem) -> None:
     """`retention.steady_state_headroom`: a small spool stays in healthy operation, and yields to the cap."""
-    with opened(files, steady_state_headroom_bytes=20_000, size_cap_bytes=CAP) as store:
+    with opened(fs, steady_state_headroom_bytes=20_000, size_cap_bytes=CAP) as store:
         store.register("s", start="earliest")
         for number in range(300):
             store.ingest(numbered(number))
@@ -466,10 +466,10 @@ def test_headroom_keeps_the_newest_finished_segments(files: CrashFileSystem) -> 
         assert total(store, "quiver.gc.evictions_total", reason="size") >= 1
 
 
-def test_grace_keeps_finished_segments_for_readers(files: CrashFileSystem) -> None:
+def test_grace_keeps_finished_segments_for_readers(fs: CrashFileSystem) -> None:
     """`retention.delete_grace`: a batch reader that listed a segment finds it, as long as the cap allows."""
     clock = ManualClock()
-    with opened(files, clock, delete_grace_s=60.0) as store:
+    with opened(fs, clock, delete_grace_s=60.0) as store:
         store.register("s", start="earliest")
         for number in range(20):
             store.ingest(numbered(number))
@@ -484,9 +484,9 @@ def test_grace_keeps_finished_segments_for_readers(files: CrashFileSystem) -> No
         assert len(store.catalog) == 0
 
 
-def test_age_does_not_wait_for_grace_or_headroom(files: CrashFileSystem) -> None:
+def test_age_does_not_wait_for_grace_or_headroom(fs: CrashFileSystem) -> None:
     clock = ManualClock()
-    with opened(files, clock, delete_grace_s=1e9, steady_state_headroom_bytes=50_000, max_age_s=10.0) as store:
+    with opened(fs, clock, delete_grace_s=1e9, steady_state_headroom_bytes=50_000, max_age_s=10.0) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(0))
         store.flush()
@@ -496,22 +496,22 @@ def test_age_does_not_wait_for_grace_or_headroom(files: CrashFileSystem) -> None
         assert total(store, "quiver.segment.dropped_total") == 0
 
 
-def test_without_subscribers_only_age_and_the_cap_delete(files: CrashFileSystem) -> None:
+def test_without_subscribers_only_age_and_the_cap_delete(fs: CrashFileSystem) -> None:
     """Nobody has seen the data, so nothing is finished."""
     clock = ManualClock()
-    with opened(files, clock) as store:
+    with opened(fs, clock) as store:
         for number in range(20):
             store.ingest(numbered(number))
         store.flush()
         clock.advance(1e6)
         assert store.maintain().segments_deleted == 0
-    with opened(files, clock, max_age_s=100.0) as store:
+    with opened(fs, clock, max_age_s=100.0) as store:
         assert store.maintain().segments_deleted > 0
 
 
-def test_reclaim_frees_what_is_finished_and_nothing_else(files: CrashFileSystem) -> None:
+def test_reclaim_frees_what_is_finished_and_nothing_else(fs: CrashFileSystem) -> None:
     """Grace or not, oldest first, as much as is asked for; what was acknowledged a moment ago counts."""
-    with opened(files, delete_grace_s=1e9) as store:
+    with opened(fs, delete_grace_s=1e9) as store:
         store.register("s", start="earliest")
         for number in range(60):
             store.ingest(numbered(number))
@@ -525,13 +525,13 @@ def test_reclaim_frees_what_is_finished_and_nothing_else(files: CrashFileSystem)
         assert 1 < len(store.catalog) < before - 1
 
 
-def test_the_reserve_counts_and_is_small(files: CrashFileSystem) -> None:
+def test_the_reserve_counts_and_is_small(fs: CrashFileSystem) -> None:
     """What the store says it has on disk is what is there, with the blocks that it holds for a full disk."""
-    with opened(files) as store:
+    with opened(fs) as store:
         store.register("s", start="earliest")
         for number in range(60):
             store.ingest(numbered(number), durable=True)
         store._cleanup.side.measure(now=True)
-        assert 0 < files.stat(f"{ROOT}/{RESERVE}").size_bytes <= SEGMENT // 32
-        beside = sum(files.stat(f"{ROOT}/{name}").size_bytes for name in ("quiver.sub.s.lock",))
-        assert on_disk(files) - beside <= store.disk_bytes <= on_disk(files)
+        assert 0 < fs.stat(f"{ROOT}/{RESERVE}").size_bytes <= SEGMENT // 32
+        beside = sum(fs.stat(f"{ROOT}/{name}").size_bytes for name in ("quiver.sub.s.lock",))
+        assert on_disk(fs) - beside <= store.disk_bytes <= on_disk(fs)

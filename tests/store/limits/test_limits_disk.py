@@ -23,12 +23,12 @@ pytestmark = pytest.mark.usefixtures("quiet")
 ROOT = "/full"
 
 
-def opened(files: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
+def opened(fs: FileSystem, clock: ManualClock | None = None, **changes: object) -> Store:
     small = {"segment_bytes_max": 32_000, "wal_rotate_bytes": 32_000, "wal_bytes_max": 200_000, "delete_grace_s": 0.0}
     return open_store(
         ROOT,
         small_settings(small, changes),
-        files=files,
+        fs=fs,
         clock=clock or ManualClock(),
         background=False,
         observer=InMemoryObserver(),
@@ -101,7 +101,7 @@ def test_a_full_disk_is_told_when_it_begins_and_once_a_minute() -> None:
     """Each second's try is counted, not logged: the log may lie on that disk."""
     clock, disk, observer = ManualClock(), SmallDisk(150_000), Told()
     settings = Settings(segment_bytes_max=32_000, wal_rotate_bytes=32_000, wal_bytes_max=200_000, delete_grace_s=0.0)
-    with open_store(ROOT, settings, files=disk, clock=clock, background=False, observer=observer) as store:
+    with open_store(ROOT, settings, fs=disk, clock=clock, background=False, observer=observer) as store:
         for number in range(20):
             store.ingest(numbered(number))
         disk.capacity = 0

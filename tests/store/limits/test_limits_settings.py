@@ -21,9 +21,9 @@ ROOT = "/settings"
 MIB = 1024 * 1024
 
 
-def opened(files: FileSystem, **changes: object) -> Store:
+def opened(fs: FileSystem, **changes: object) -> Store:
     small = {"segment_bytes_max": 4_000, "wal_rotate_bytes": 8_000, "wal_bytes_max": 80_000, "delete_grace_s": 0.0}
-    return open_store(ROOT, small_settings(small, changes), files=files, clock=ManualClock(), background=False)
+    return open_store(ROOT, small_settings(small, changes), fs=fs, clock=ManualClock(), background=False)
 
 
 def numbered(number: int, size: int = 200) -> Bundle:
@@ -88,26 +88,26 @@ def test_the_documents_keys_are_taken() -> None:
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_a_store_of_any_compression_opens_under_any(compression: str) -> None:
-    files = CrashFileSystem()
-    with opened(files, segment_compression=compression) as store:
+    fs = CrashFileSystem()
+    with opened(fs, segment_compression=compression) as store:
         for number in range(20):
             store.ingest(numbered(number))
     for other in ("zstd", "none"):
-        with opened(files, segment_compression=other, delete_grace_s=1e9) as store:
+        with opened(fs, segment_compression=other, delete_grace_s=1e9) as store:
             assert taken(store, f"by-{other}") == list(range(20))
 
 
 def test_durability_may_change_with_a_backlog_in_the_log() -> None:
     """What the log holds is sealed first; then the log holds nothing, and a crash brings nothing back twice."""
-    files = CrashFileSystem()
-    store = opened(files)
+    fs = CrashFileSystem()
+    store = opened(fs)
     store.register("s", start="earliest")
     for number in range(30):
         store.ingest(numbered(number), durable=True)
     number = 30
     for durability in ("segment_only", "wal", "segment_only"):
-        files = files.clone_after_kill()
-        store = opened(files, durability=durability)
+        fs = fs.clone_after_kill()
+        store = opened(fs, durability=durability)
         if durability == "segment_only":
             assert store.stats()["open_bundles"] == 0
             assert list(store.recent_wal_entries()) == []
@@ -116,15 +116,15 @@ def test_durability_may_change_with_a_backlog_in_the_log() -> None:
             number += 1
         if durability == "segment_only":
             store.flush()
-    files = files.clone_after_crash(0)
-    with opened(files) as store:
+    fs = fs.clone_after_crash(0)
+    with opened(fs) as store:
         store.flush()
         assert taken(store, "s") == list(range(number))
 
 
 def test_segment_only_refuses_at_the_cap_as_well() -> None:
-    files = CrashFileSystem()
-    with opened(files, durability="segment_only", size_cap_bytes=40_000) as store:
+    fs = CrashFileSystem()
+    with opened(fs, durability="segment_only", size_cap_bytes=40_000) as store:
         store.register("s", start="earliest")
         number = 0
         with pytest.raises(CapacityError, match="held by s"):
@@ -134,7 +134,7 @@ def test_segment_only_refuses_at_the_cap_as_well() -> None:
         store.flush()
         assert taken(store, "s") == list(range(number))
         store.ingest(numbered(number))
-    with opened(files, durability="segment_only", size_cap_bytes=40_000, size_cap_policy="drop_oldest") as store:
+    with opened(fs, durability="segment_only", size_cap_bytes=40_000, size_cap_policy="drop_oldest") as store:
         for number in range(1_000, 1_400):
             store.ingest(numbered(number))
             assert store.disk_bytes <= 44_000

@@ -28,7 +28,7 @@ class HonestDisk(SmallDisk):
 
 def opened(disk: SmallDisk, **changes: object) -> Store:
     settings = {"segment_bytes_max": MIB, "wal_rotate_bytes": 2 * MIB, "delete_grace_s": 0.0, "segment_open_s_max": 1e6}
-    return open_store("/small", small_settings(settings, changes), files=disk, clock=ManualClock(), background=False)
+    return open_store("/small", small_settings(settings, changes), fs=disk, clock=ManualClock(), background=False)
 
 
 def numbered(number: int) -> Bundle:

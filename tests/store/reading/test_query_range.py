@@ -49,14 +49,14 @@ def test_a_range_of_event_times_opens_no_other_segment(served):
     """Ten segments, each of its own hundred times: what is asked for lies in two, in one chunk of each."""
     parts = [[batch(100 * part, 100 * part + 40), batch(100 * part + 50, 100 * part + 90)] for part in range(10)]
     store, disk = filled([*parts, []])
-    files = CountingFiles(disk)
-    reader = read(ROOT, fs=files)
+    fs = CountingFiles(disk)
+    reader = read(ROOT, fs=fs)
     reader.scan("logs")
-    assert sorted(files.opened) == list(range(10))  # the end of each, once
-    files.opened.clear()
+    assert sorted(fs.opened) == list(range(10))  # the end of each, once
+    fs.opened.clear()
     scan = reader.scan("logs", start=350, end=450, by="event")
     assert times_of(scan) == [350, 390, 400, 440]
-    assert files.opened == {3: 1, 4: 1}
+    assert fs.opened == {3: 1, 4: 1}
     assert served == [(3, 0, 1), (4, 0, 0)]
     store.close()
 
@@ -65,16 +65,16 @@ def test_a_range_of_ingestion_times_opens_no_other_segment(served):
     """A second lies between two bundles, and two bundles are in a segment."""
     store, disk = filled([[batch(1), batch(2)], [batch(3), batch(4)], [batch(5), batch(6)], [batch(7), batch(8)]])
     stamps = [bundle.ingested_at_ns for _, bundle in read(ROOT, fs=disk).bundles()]
-    files = CountingFiles(disk)
-    reader = read(ROOT, fs=files)
+    fs = CountingFiles(disk)
+    reader = read(ROOT, fs=fs)
     reader.scan("logs")
-    files.opened.clear()
+    fs.opened.clear()
     assert times_of(reader.scan("logs", start=stamps[3], end=stamps[4] + 1)) == [4, 5]
-    assert files.opened == {1: 1, 2: 1}
+    assert fs.opened == {1: 1, 2: 1}
     assert served == [(1, 0, 1), (2, 0, 0)]
-    files.opened.clear()
+    fs.opened.clear()
     assert times_of(reader.scan("logs", start=stamps[6])) == [7, 8]  # only in the log
-    assert not files.opened
+    assert not fs.opened
     store.close()
 
 
@@ -84,12 +84,12 @@ def test_a_segment_without_the_slot_is_not_opened(served):
     for slot in (LOGS, 40):
         store.ingest(Bundle({slot: batch(1)}))
         store.flush()
-    files = CountingFiles(disk)
-    reader = read(ROOT, fs=files)
+    fs = CountingFiles(disk)
+    reader = read(ROOT, fs=fs)
     scan = reader.scan("logs")
-    files.opened.clear()
+    fs.opened.clear()
     assert times_of(scan) == [1]
-    assert files.opened == {0: 1}
+    assert fs.opened == {0: 1}
     assert {seq for seq, _, _ in served} == {0}
     store.close()
 

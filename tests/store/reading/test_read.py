@@ -42,7 +42,7 @@ class Writer:
             wal_files_max=50,
             delete_grace_s=0,
         )
-        self.store = open_store(ROOT, settings, files=self.disk, clock=self.clock, background=False)
+        self.store = open_store(ROOT, settings, fs=self.disk, clock=self.clock, background=False)
         self.subscriber = self.store.register("a", start="earliest") if subscriber else None
         self.ingested: list[int] = []
         self.acked: set[int] = set()

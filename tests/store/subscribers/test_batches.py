@@ -162,7 +162,7 @@ def test_in_order_or_not_the_same_values_come(compression):
     """Reading on from one bundle to the next takes another way than looking one up: both give what went in."""
     disk, clock = CrashFileSystem(), ManualClock()
     settings = Settings(segment_compression=compression)
-    with open_store(ROOT, settings, files=disk, clock=clock, background=False) as store:
+    with open_store(ROOT, settings, fs=disk, clock=clock, background=False) as store:
         bundles = _bundles(40)
         for bundle in bundles:
             store.ingest(bundle)
@@ -181,7 +181,7 @@ def test_in_order_or_not_the_same_values_come(compression):
 def test_what_was_read_in_order_stays_valid_when_the_reader_is_closed():
     disk, clock = CrashFileSystem(), ManualClock()
     bundles = _bundles(9)
-    with open_store(ROOT, Settings(), files=disk, clock=clock, background=False) as store:
+    with open_store(ROOT, Settings(), fs=disk, clock=clock, background=False) as store:
         for bundle in bundles:
             store.ingest(bundle)
         store.flush()

@@ -14,7 +14,7 @@ ROOT = "/store"
 
 def _open(disk, profile):
     settings = Settings(format_profile=profile, delete_grace_s=0)
-    return open_store(ROOT, settings, files=disk, clock=ManualClock(), background=False)
+    return open_store(ROOT, settings, fs=disk, clock=ManualClock(), background=False)
 
 
 def _ingest(store, count, first):

@@ -82,12 +82,12 @@ class Rig:
     def open_store(self) -> TopicStore:
         """Its store, and not yet the topic."""
         self.tier = ObjectColdTier(
-            self.objects, self.metadata, settings=self.chosen, owner=self.owner, files=self.disk, clock=self.clock,
+            self.objects, self.metadata, settings=self.chosen, owner=self.owner, fs=self.disk, clock=self.clock,
             observer=self.observer, background=False, patience_s=self.patience_s,
             watch_path=f"/topics/{WATCH_FILE}",
         )  # fmt: skip
         self.store = TopicStore.open(
-            "/topics", settings=self.chosen, cold=self.tier, files=self.disk, clock=self.clock, observer=self.observer,
+            "/topics", settings=self.chosen, cold=self.tier, fs=self.disk, clock=self.clock, observer=self.observer,
             background=False, takeover_wait=self.takeover_wait,
         )  # fmt: skip
         return self.store

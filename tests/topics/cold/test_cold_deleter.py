@@ -23,9 +23,9 @@ def file(seq, *, age_minutes=0.0, mib=1.0, sealed=True):
     return WalFile(f"f{seq}", seq, seq * 10, seq * 10 + 10, int(mib * MIB), sealed, int(-age_minutes * MINUTE_NS))
 
 
-def going(files, *, minutes=None, mib=None):
+def going(fs, *, minutes=None, mib=None):
     chosen = DeleterSettings(retention_time_minutes=minutes, retention_size_mb=mib)
-    return [(one.seq, why) for one, why in files_to_release(files, chosen, now_ns=0)]
+    return [(one.seq, why) for one, why in files_to_release(fs, chosen, now_ns=0)]
 
 
 def test_by_age():
@@ -163,12 +163,12 @@ def test_a_file_that_is_being_read_stays():
 def test_a_file_that_cannot_be_removed_is_not_forgotten():
     """It was struck off the list and stayed on the disk for good: the next look removes it, and nobody reads it."""
     disk = CrashFileSystem()
-    files = FaultFileSystem(disk, path_part="wal")
-    rig = Rig(disk=files)
+    fs = FaultFileSystem(disk, path_part="wal")
+    rig = Rig(disk=fs)
     with rig.opened() as log:
         append(log, 12)
         log.flush()
-        files.fail_on("remove")
+        fs.fail_on("remove")
         with pytest.raises(OSError, match="Input/output"):
             rig.store.maintain()
         left = [name for name in disk.list_dir("/topics/default/orders") if name.startswith("wal.")]

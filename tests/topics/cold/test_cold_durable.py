@@ -95,7 +95,7 @@ def test_where_nothing_is_uploaded_it_is_refused_before_anything_is_appended():
     assert log.current_offset() == 0
     rig.close()
     off = Rig(chosen=TopicSettings(uploader=UploaderSettings(enabled=False)))
-    local = TopicStore.open("/t", files=CrashFileSystem(), clock=ManualClock(), background=False)
+    local = TopicStore.open("/t", fs=CrashFileSystem(), clock=ManualClock(), background=False)
     for log in (off.open(), local.topic(TOPIC), local.topic("a/b", reliable=False)):
         with pytest.raises(UsageError, match="is not uploaded"):
             log.append(b"x", durable="object")

@@ -246,7 +246,7 @@ def test_no_place_for_objects_is_an_error():
     disk.make_dirs("/topics")
     with pytest.raises(SettingsError, match="backend is one of"):
         open_cold_tier(
-            "/topics", TopicSettings(), files=disk, clock=SYSTEM_CLOCK, observer=InMemoryObserver(), background=False
+            "/topics", TopicSettings(), fs=disk, clock=SYSTEM_CLOCK, observer=InMemoryObserver(), background=False
         )
 
 

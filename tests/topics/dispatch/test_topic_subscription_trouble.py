@@ -19,10 +19,10 @@ from quiver.topics.store import TopicStore
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-def open_store(files: Any = None, clock: Any = None, observer: Any = None, **subscriptions: Any) -> TopicStore:
+def open_store(fs: Any = None, clock: Any = None, observer: Any = None, **subscriptions: Any) -> TopicStore:
     settings = TopicSettings(wal=WalSettings(cache_capacity=4), subscriptions=SubscriptionSettings(**subscriptions))
     return TopicStore.open(
-        ROOT, settings=settings, files=files or CrashFileSystem(), clock=clock or ManualClock(), observer=observer,
+        ROOT, settings=settings, fs=fs or CrashFileSystem(), clock=clock or ManualClock(), observer=observer,
         background=False,
     )  # fmt: skip
 
@@ -33,8 +33,8 @@ def open_store(files: Any = None, clock: Any = None, observer: Any = None, **sub
 @pytest.mark.parametrize("start", [6, 5000, 1 << 64])
 def test_a_subscription_cannot_be_kept_ahead_of_the_topic(start):
     """What is kept counts as given out: the topic would go on there, and readers would miss all before it."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 5)
         with pytest.raises(UsageError, match="nothing at"):
             store.subscribe(TOPIC, "s", start=start)
@@ -42,7 +42,7 @@ def test_a_subscription_cannot_be_kept_ahead_of_the_topic(start):
         with pytest.raises(UsageError, match="nothing at"):
             subscription.seek(start)
         assert subscription.next_offset == 5
-    with open_topics(files) as store:
+    with open_topics(fs) as store:
         assert store.topic(TOPIC).append(b"x") == 5
         assert offsets(store.topic(TOPIC)) == list(range(6))
 
@@ -100,7 +100,7 @@ def test_a_consumer_of_a_sealed_topic_waits_for_the_answers_of_others():
 
 def test_a_consumer_that_waits_hears_of_room_that_another_made():
     """What was read ahead is all of one key; once its consumer takes some, the other's come into sight."""
-    with TopicStore.open(ROOT, files=CrashFileSystem(), background=False) as store:
+    with TopicStore.open(ROOT, fs=CrashFileSystem(), background=False) as store:
         log = store.topic(TOPIC)
         settings = SubscriptionSettings(max_unacked_messages=4, ack_timeout_seconds=None)
         subscription = store.subscribe(TOPIC, "s", kind="key_shared", start="earliest", settings=settings)
@@ -188,15 +188,15 @@ def test_a_subscription_that_is_being_made_for_minutes_keeps_no_topic_from_its_s
 
 def test_progress_is_kept_in_time_even_where_upkeep_never_gets_in():
     clock = ManualClock()
-    files = CrashFileSystem()
-    with open_store(files, clock) as store:
+    fs = CrashFileSystem()
+    with open_store(fs, clock) as store:
         store.topic(TOPIC).append_batch([b"x"] * 3)
         with store.subscribe(TOPIC, "s", start="earliest").consumer("a") as consumer:
             first, second, _ = (consumer.receive(0) for _ in range(3))
             first.ack()
             clock.advance(5.0)
             second.ack()
-            crashed = files.clone_after_crash(seed=1)
+            crashed = fs.clone_after_crash(seed=1)
     with open_store(crashed) as store, store.subscribe(TOPIC, "s").consumer("a") as consumer:
         assert consumer.receive(0).offset == 2
 
@@ -230,17 +230,17 @@ def _refuse(*_: object, **__: object) -> None:
 
 def test_an_acknowledgement_makes_room_even_when_progress_cannot_be_saved():
     """The one who acknowledges hears of the disk; the others get the next message at once."""
-    files = FaultFileSystem(CrashFileSystem())
-    with open_store(files, progress_min_offset_delta=1, max_unacked_messages=1) as store:
+    fs = FaultFileSystem(CrashFileSystem())
+    with open_store(fs, progress_min_offset_delta=1, max_unacked_messages=1) as store:
         store.topic(TOPIC).append_batch([b"0", b"1"], durable=True)
         subscription = store.subscribe(TOPIC, "s", start="earliest")
         delivery = subscription.consumer("a").receive(0)
         rung = subscription._rung
-        files.fail_on("rename")
+        fs.fail_on("rename")
         with pytest.raises(OSError, match="s.sub"):
             delivery.ack()
         assert subscription._rung > rung
-        files.heal()
+        fs.heal()
         store.maintain()
         assert subscription.next_offset == 1
 
@@ -250,21 +250,21 @@ def test_an_acknowledgement_makes_room_even_when_progress_cannot_be_saved():
 
 def test_a_copied_subscription_is_another_one():
     """It goes on where the first one stood, and never writes to the first one's file."""
-    files = CrashFileSystem()
-    with open_topics(files) as store:
+    fs = CrashFileSystem()
+    with open_topics(fs) as store:
         store.topic(TOPIC).append_batch([b"x"] * 5)
         with store.subscribe(TOPIC, "first", start="earliest").consumer("a") as consumer:
             consumer.receive(0).ack()
     directory = f"{ROOT}/{TOPIC}/subscriptions"
-    copy = files.create(f"{directory}/second.sub")
-    copy.pwrite(files.read_all(f"{directory}/first.sub", size_max=1 << 20), 0)
+    copy = fs.create(f"{directory}/second.sub")
+    copy.pwrite(fs.read_all(f"{directory}/first.sub", size_max=1 << 20), 0)
     copy.close()
-    with open_topics(files) as store:
+    with open_topics(fs) as store:
         with store.subscribe(TOPIC, "second").consumer("a") as consumer:
             for _ in range(4):
                 consumer.receive(0).ack()
         store.maintain()
-    with open_topics(files) as store:
+    with open_topics(fs) as store:
         assert store.subscribe(TOPIC, "first").next_offset == 1
         assert store.subscribe(TOPIC, "second").next_offset == 5
 

@@ -24,21 +24,21 @@ pytestmark = pytest.mark.usefixtures("quiet")
 class Rig:
     """A store on a disk in memory, and a clock to turn by hand."""
 
-    def __init__(self, files: CrashFileSystem | None = None, **settings: Any) -> None:
-        self.files = files or CrashFileSystem()
+    def __init__(self, fs: CrashFileSystem | None = None, **settings: Any) -> None:
+        self.fs = fs or CrashFileSystem()
         self.clock = ManualClock()
         self.settings = settings
         self.store = self._open()
 
     def _open(self) -> TopicStore:
         settings = TopicSettings(subscriptions=SubscriptionSettings(**self.settings))
-        return TopicStore.open(ROOT, settings=settings, files=self.files, clock=self.clock, background=False)
+        return TopicStore.open(ROOT, settings=settings, fs=self.fs, clock=self.clock, background=False)
 
-    def reopen(self, files: CrashFileSystem | None = None) -> None:
-        if files is None:
+    def reopen(self, fs: CrashFileSystem | None = None) -> None:
+        if fs is None:
             self.store.close()
         else:
-            self.files = files
+            self.fs = fs
         self.store = self._open()
 
     def fill(self, count: int, *, keys: int = 0) -> None:
@@ -232,7 +232,7 @@ def test_dead_letters():
             assert (delivery.offset, delivery.attempt) == (0, attempt)
             delivery.nack()
         assert drain(consumer) == [1, 2]
-    rig.reopen(rig.files.clone_after_crash(0))
+    rig.reopen(rig.fs.clone_after_crash(0))
     dead = rig.store.topic(f"{TOPIC}-dead-letter")
     (letter,) = dead.reader(0, follow=False)
     assert letter.payload == b"0"
@@ -253,7 +253,7 @@ def test_where_a_subscription_starts_is_durable_from_its_creation():
     rig.subscribe(start="latest")
     rig.fill(4)
     rig.store.topic(TOPIC).flush()
-    rig.reopen(rig.files.clone_after_crash(0))
+    rig.reopen(rig.fs.clone_after_crash(0))
     with rig.subscribe(start="latest").consumer("a") as consumer:
         assert drain(consumer) == [3, 4, 5, 6]
     rig.store.close()
@@ -285,17 +285,17 @@ def test_at_least_once_across_crashes(kill):
     acked = 0
 
     def crash(_op: str, _path: str) -> None:
-        disks.append((acked, rig.files.clone_after_kill() if kill else rig.files.clone_after_crash(len(disks))))
+        disks.append((acked, rig.fs.clone_after_kill() if kill else rig.fs.clone_after_crash(len(disks))))
 
     subscription = rig.subscribe()
-    rig.files.on_step = crash
+    rig.fs.on_step = crash
     with subscription.consumer("a") as consumer:
         for _ in range(9):
             delivery = consumer.receive(0)
             acked += 1
             delivery.ack()
             subscription.upkeep()
-    rig.files.on_step = None
+    rig.fs.on_step = None
     assert len(disks) > 10
     for confirmed, disk in disks:
         other = Rig(disk)
@@ -343,7 +343,7 @@ def test_progress_is_never_ahead_of_what_is_synced():
     with subscription.consumer("a") as consumer:
         drain(consumer)
         subscription.upkeep()
-    rig.reopen(rig.files.clone_after_crash(0))
+    rig.reopen(rig.fs.clone_after_crash(0))
     assert rig.store.topic(TOPIC).append(b"new") == 2
     with rig.subscribe().consumer("a") as consumer:
         assert drain(consumer) == [2]
@@ -364,7 +364,7 @@ def test_seek(rig):
         assert subscription.next_offset == 0
         assert drain(consumer) == list(range(6))
         assert subscription.seek(4) == 4
-        rig.reopen(rig.files.clone_after_crash(0))
+        rig.reopen(rig.fs.clone_after_crash(0))
     with rig.subscribe().consumer("a") as consumer:
         assert drain(consumer) == [4, 5]
         assert rig.subscribe().seek("latest") == 6
@@ -378,7 +378,7 @@ def test_the_store_moves_a_subscription_that_nobody_has_open(rig):
         rig.store.seek(TOPIC, "billing", 0)
     rig.subscribe().close()
     assert rig.store.seek(TOPIC, "billing", 4) == 4
-    rig.reopen(rig.files.clone_after_crash(0))
+    rig.reopen(rig.fs.clone_after_crash(0))
     subscription = rig.subscribe()
     with subscription.consumer("c") as consumer:
         assert consumer.receive(0).message.payload == b"4"
@@ -410,8 +410,8 @@ def test_a_damaged_subscription_is_an_error_and_not_the_latest(rig):
     rig.fill(3)
     rig.subscribe()
     rig.store.close()
-    overwrite(rig.files, f"{ROOT}/{TOPIC}/subscriptions/billing.sub", 5, b"XX")
-    rig.reopen(rig.files)
+    overwrite(rig.fs, f"{ROOT}/{TOPIC}/subscriptions/billing.sub", 5, b"XX")
+    rig.reopen(rig.fs)
     with pytest.raises(CorruptionError, match="checksum"):
         rig.subscribe()
     assert rig.store.topic(TOPIC).append(b"goes on") == 3
@@ -422,8 +422,8 @@ def test_lost_messages_do_not_stop_a_subscription(rig):
     rig.fill(6)
     rig.subscribe()
     rig.store.close()
-    overwrite(rig.files, f"{ROOT}/{TOPIC}/wal.log", 240, b"\xff" * 10)
-    rig.reopen(rig.files)
+    overwrite(rig.fs, f"{ROOT}/{TOPIC}/wal.log", 240, b"\xff" * 10)
+    rig.reopen(rig.fs)
     subscription = rig.subscribe()
     with subscription.consumer("a") as consumer:
         assert drain(consumer) == [0, 1, 3, 4, 5]
@@ -441,7 +441,7 @@ def test_ack_checkpoint(rig):
         rig.store.ack_checkpoint(TOPIC, 5)
     rig.subscribe(start=1)
     assert rig.store.confirmed_offset(TOPIC) == 1
-    rig.reopen(rig.files.clone_after_crash(0))
+    rig.reopen(rig.fs.clone_after_crash(0))
     assert rig.store.confirmed_offset(TOPIC) == 1
 
 
@@ -457,7 +457,7 @@ def test_kinds_do_not_mix(rig):
 
 def test_topics_that_are_not_reliable(rig):
     """No files; who listens gets each message once, who does not misses it."""
-    steps = rig.files.steps
+    steps = rig.fs.steps
     log = rig.store.topic("default/news", reliable=False)
     subscription = rig.store.subscribe("default/news", "ticker")
     log.append(b"1")
@@ -467,7 +467,7 @@ def test_topics_that_are_not_reliable(rig):
         found = drain(consumer, ack=False)
         assert found == list(range(3001 - len(found), 3001))
         assert 900 < len(found) <= 1024
-    assert rig.files.steps == steps
+    assert rig.fs.steps == steps
     assert rig.store.confirmed_offset("default/news") is None
     with pytest.raises(UsageError, match="that is not reliable"):
         rig.store.topic("default/news")

@@ -151,13 +151,13 @@ _RESIDENCY: dict[str, Residency] = {
 
 
 def check_log_directory(
-    files: FileSystem, name: str, directory: str, *, read_records: bool, objects: ObjectTier | None = None
+    fs: FileSystem, name: str, directory: str, *, read_records: bool, objects: ObjectTier | None = None
 ) -> CheckedLog:
     """
     Look at everything in a log's directory; with *read_records* verify every record as well.
 
     Args:
-        files: the file system.
+        fs: the file system.
         name: of the log.
         directory: of the log.
         read_records: whether records are read. Segments that only objects have are not read without *objects*.
@@ -168,12 +168,12 @@ def check_log_directory(
         ObjectsUnavailableError: where objects are to be, there is none of this log.
         OSError: it cannot be read.
     """
-    log = LogFiles(directory, files=files)
+    log = LogFiles(directory, fs=fs)
     findings: list[Finding] = []
-    copies = Copies(files, f"{directory}/{WARM}", objects=None if objects is None else lambda: objects)
-    checked = _check_files(files, log, findings, read_records=read_records)
+    copies = Copies(fs, f"{directory}/{WARM}", objects=None if objects is None else lambda: objects)
+    checked = _check_files(fs, log, findings, read_records=read_records)
     here = {one.segment_id for one in checked}
-    checked += _check_copies(files, log, copies, here, findings, read_records=read_records)
+    checked += _check_copies(fs, log, copies, here, findings, read_records=read_records)
     # Reading takes its time, and what is kept may have been decided anew meanwhile: the oldest segments retired.
     names, tiers = log.names(), log.tiers()
     there = {name.segment_id for name in names} | tiers.entries.keys()
@@ -181,7 +181,7 @@ def check_log_directory(
     checked.sort(key=lambda one: one.segment_id)
     _check_order(log, checked, findings)
     spares = 0
-    for listed in files.list_dir(f"{directory}/{SEGMENTS}"):
+    for listed in fs.list_dir(f"{directory}/{SEGMENTS}"):
         spares += parse_spare_name(listed) is not None
         if listed.endswith(".tmp"):
             findings.append(
@@ -191,39 +191,37 @@ def check_log_directory(
     if problem is not None:
         reason = f"ignored: {problem}; the log writes it again when it seals a segment"
         findings.append(Finding(f"{directory}/{SEGMENTS}/{POINTER_NAME}", 0, "damaged", reason))
-    told = read_status(files, directory)
+    told = read_status(fs, directory)
     if told.problem:  # nothing rests on it
         findings.append(Finding(f"{directory}/{STATUS_NAME}", 0, "left over", f"ignored: {told.problem}"))
-    if files.exists(f"{directory}/{QUARANTINE}"):
+    if fs.exists(f"{directory}/{QUARANTINE}"):
         findings += [
             Finding(f"{directory}/{QUARANTINE}/{listed}", 0, "quarantined", "kept aside at recovery")
-            for listed in sorted(files.list_dir(f"{directory}/{QUARANTINE}"))
+            for listed in sorted(fs.list_dir(f"{directory}/{QUARANTINE}"))
         ]
     return CheckedLog(
         name, directory, log.stream_id(), log.pointer(), tuple(checked), spares, tiers,
-        _waiting_batches(files, f"{directory}/{INCOMING}"), tuple(findings),
+        _waiting_batches(fs, f"{directory}/{INCOMING}"), tuple(findings),
     )  # fmt: skip
 
 
-def _waiting_batches(files: FileSystem, incoming: str) -> int:
+def _waiting_batches(fs: FileSystem, incoming: str) -> int:
     """Count batches that Spark sinks committed and that are not in the log yet."""
-    names = [name for writer in names_in(files, incoming) for name in names_in(files, f"{incoming}/{writer}")]
+    names = [name for writer in names_in(fs, incoming) for name in names_in(fs, f"{incoming}/{writer}")]
     return sum((parse_note_name(name) or (0, ""))[1] == "commit" for name in names)
 
 
-def _check_files(
-    files: FileSystem, log: LogFiles, findings: list[Finding], *, read_records: bool
-) -> list[CheckedSegment]:
+def _check_files(fs: FileSystem, log: LogFiles, findings: list[Finding], *, read_records: bool) -> list[CheckedSegment]:
     """Look at the segments that have a file; one that leaves it meanwhile is left out."""
     checked = []
     for one in log.segment_files():
         with contextlib.suppress(FileNotFoundError):
-            checked.append(_check_segment(files, one, findings, read_records=read_records))
+            checked.append(_check_segment(fs, one, findings, read_records=read_records))
     return checked
 
 
 def _check_copies(
-    files: FileSystem,
+    fs: FileSystem,
     log: LogFiles,
     copies: Copies,
     here: set[int],
@@ -238,8 +236,8 @@ def _check_copies(
     stream_id = log.stream_id()
     if stream_id is None:
         return []
-    replayed = replay_manifest(files, log.directory, stream_id)
-    findings += _check_manifest(files, log, copies, stream_id, replayed)
+    replayed = replay_manifest(fs, log.directory, stream_id)
+    findings += _check_manifest(fs, log, copies, stream_id, replayed)
     pointer = log.pointer()
     checked = []
     for segment_id in sorted(replayed.state.entries.keys() - here):
@@ -254,7 +252,7 @@ def _check_copies(
                 told = _check_copy(copies, log.directory, entry, found, read_records=read_records)
             if told is None or any(one.damaged for one in found):
                 # Or else it was retired, or moved on, since that was said of it.
-                said = replay_manifest(files, log.directory, stream_id).state.entries.get(segment_id)
+                said = replay_manifest(fs, log.directory, stream_id).state.entries.get(segment_id)
         if said is not None and told is not None:
             checked.append(told)
             findings += found
@@ -265,7 +263,7 @@ def _check_copies(
             if entry.remote is not None and entry.segment_id not in rest:
                 found = _check_object(copies, entry)
                 if any(one.damaged for one in found):  # or it was retired, or uploaded again, since that was said of it
-                    now = replay_manifest(files, log.directory, stream_id).state.entries
+                    now = replay_manifest(fs, log.directory, stream_id).state.entries
                     found = found if now.get(entry.segment_id) == entry else []
                 findings += found
     return checked
@@ -285,26 +283,24 @@ def _require_place(copies: Copies, stream_id: int, state: TierState) -> None:
         raise ObjectsUnavailableError("list", folder, reason)
 
 
-def _check_manifest(
-    files: FileSystem, log: LogFiles, copies: Copies, stream_id: int, replayed: Replayed
-) -> list[Finding]:
+def _check_manifest(fs: FileSystem, log: LogFiles, copies: Copies, stream_id: int, replayed: Replayed) -> list[Finding]:
     """Say what is wrong with the manifest log, and which objects it does not know."""
     folder = f"{log.directory}/{stream_folder(stream_id)}"
     findings = [Finding(path, 0, "damaged", reason) for path, reason in replayed.damaged.items()]
     if copies.has_objects:
         _require_place(copies, stream_id, replayed.state)
-        findings += _unknown_objects(files, log, copies, stream_id)
-    elif not replayed.indexes and files.exists(folder):
+        findings += _unknown_objects(fs, log, copies, stream_id)
+    elif not replayed.indexes and fs.exists(folder):
         reason = "the manifest log is gone: with --objects, segments that only objects have are looked for"
         findings.append(Finding(folder, 0, "not read", reason))
     return findings
 
 
-def _unknown_objects(files: FileSystem, log: LogFiles, copies: Copies, stream_id: int) -> list[Finding]:
+def _unknown_objects(fs: FileSystem, log: LogFiles, copies: Copies, stream_id: int) -> list[Finding]:
     """Return objects of segments that have no other copy and are not in the manifest: readers do not find them."""
     listed = _listed_objects(copies, stream_id)
     # Read after the listing: what was uploaded by then is in it.
-    state, pointer = replay_manifest(files, log.directory, stream_id).state, log.pointer()
+    state, pointer = replay_manifest(fs, log.directory, stream_id).state, log.pointer()
     known = {name.segment_id for name in log.names()} | {
         one.segment_id for one in state.entries.values() if one.remote or copies.warm_bytes(one) == one.warm_bytes
     }
@@ -370,9 +366,7 @@ def _check_copy(
     )  # fmt: skip
 
 
-def _check_segment(
-    files: FileSystem, one: SegmentFile, findings: list[Finding], *, read_records: bool
-) -> CheckedSegment:
+def _check_segment(fs: FileSystem, one: SegmentFile, findings: list[Finding], *, read_records: bool) -> CheckedSegment:
     if one.header is None:
         findings.append(Finding(one.path, 0, "damaged", one.problem))
         return CheckedSegment(
@@ -384,7 +378,7 @@ def _check_segment(
     records = None if one.footer is None else one.footer.record_count
     end = one.durable
     if read_records:
-        scan = _scan(files, one, one.header)
+        scan = _scan(fs, one, one.header)
         records, end = scan.record_count, scan.end
         if one.footer is not None:
             _check_sealed(one, one.header, one.footer, scan, findings)
@@ -400,12 +394,12 @@ def _check_segment(
     )  # fmt: skip
 
 
-def _scan(files: FileSystem, one: SegmentFile, header: SegmentHeader) -> RecordScan:
+def _scan(fs: FileSystem, one: SegmentFile, header: SegmentHeader) -> RecordScan:
     limit = min(one.size_bytes, max(header.max_size - FOOTER_BYTES, HEADER_BYTES))
     if one.footer is not None:
-        return scan_records(files.map_read(one.path).view(), HEADER_BYTES, limit)
+        return scan_records(fs.map_read(one.path).view(), HEADER_BYTES, limit)
     # Not mapped: recovery may cut it meanwhile.
-    file = files.open_read(one.path)
+    file = fs.open_read(one.path)
     try:
         data = file.pread(limit, 0)
     finally:

@@ -104,11 +104,11 @@ class LogFiles:
         self,
         directory: str,
         *,
-        files: FileSystem | None = None,
+        fs: FileSystem | None = None,
         objects: str | Mapping[str, object] | ObjectLocation | None = None,
     ) -> None:
         self.directory = directory.rstrip("/")
-        self._given = files
+        self._given = fs
         self._objects = objects
         self._made: Copies | None = None
         self._known: tuple[object, TierState] = (None, TierState())
@@ -122,8 +122,8 @@ class LogFiles:
     def _copies(self) -> Copies:
         if self._made is None:
             location = self._objects
-            opened = None if location is None else lambda: open_objects(location, writable=False, fs=self._files)
-            self._made = Copies(self._files, f"{self.directory}/{WARM}", objects=opened)
+            opened = None if location is None else lambda: open_objects(location, writable=False, fs=self._fs)
+            self._made = Copies(self._fs, f"{self.directory}/{WARM}", objects=opened)
         return self._made
 
     def tiers(self) -> TierState:
@@ -135,19 +135,19 @@ class LogFiles:
         """
         stream_id = self.stream_id()
         folder = "" if stream_id is None else f"{self.directory}/{stream_folder(stream_id)}"
-        if stream_id is None or not self._files.exists(folder):
+        if stream_id is None or not self._fs.exists(folder):
             return TierState()
         # Chunks only grow until they are replaced by one of another name.
         seen = []
-        for name in self._files.list_dir(folder):
+        for name in self._fs.list_dir(folder):
             with contextlib.suppress(FileNotFoundError):
-                seen.append((name, self._files.stat(f"{folder}/{name}").size_bytes))
+                seen.append((name, self._fs.stat(f"{folder}/{name}").size_bytes))
         if self._known[0] != seen:
-            self._known = (seen, replay_manifest(self._files, self.directory, stream_id).state)
+            self._known = (seen, replay_manifest(self._fs, self.directory, stream_id).state)
         return self._known[1]
 
     @property
-    def _files(self) -> FileSystem:
+    def _fs(self) -> FileSystem:
         return REAL_FILES if self._given is None else self._given
 
     def stream_id(self) -> int | None:
@@ -208,7 +208,7 @@ class LogFiles:
         if not isinstance(head, Frame):
             return None
         try:
-            return self._footer(path, head.value, self._files.stat(path).size_bytes)
+            return self._footer(path, head.value, self._fs.stat(path).size_bytes)
         except FileNotFoundError:
             return None
 
@@ -243,12 +243,12 @@ class LogFiles:
             found = sorted(one for one in self._listed() if newest is not None and one <= newest)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UsageError(f"{self.directory} holds no append-only log") from error
-        if not found and not is_log_directory(self._files, self.directory):
+        if not found and not is_log_directory(self._fs, self.directory):
             raise UsageError(f"{self.directory} holds no append-only log")
         return found
 
     def _listed(self) -> Iterator[SegmentName]:
-        return filter(None, map(parse_segment_name, self._files.list_dir(f"{self.directory}/{SEGMENTS}")))
+        return filter(None, map(parse_segment_name, self._fs.list_dir(f"{self.directory}/{SEGMENTS}")))
 
     def gone(self) -> dict[int, int]:
         """Return the segments that were never sealed and have no file, and up to which offset each was durable."""
@@ -347,7 +347,7 @@ class LogFiles:
                 damaged = damaged or error
         if damaged is None:
             name = SegmentName(entry.segment_id, entry.header.base_offset, entry.header.created_at)
-            if self._files.exists(f"{self.directory}/{SEGMENTS}/{name}"):
+            if self._fs.exists(f"{self.directory}/{SEGMENTS}/{name}"):
                 raise FileNotFoundError  # it was brought back
             raise CorruptionError(
                 f"{self.directory}/{WARM}/{entry.warm_name}", 0, "the only copy of a segment is not there"
@@ -370,7 +370,7 @@ class LogFiles:
         last = TIME_UNKNOWN if found.footer is None else found.footer.last_timestamp
         try:
             if found.is_sealed and not found.problem:
-                data = self._files.map_read(found.path).view()
+                data = self._fs.map_read(found.path).view()
             else:
                 # Read, not mapped: recovery cuts a file like this one, and a map of what was cut off ends the process.
                 limit = found.durable if durable_only or found.is_sealed else found.size_bytes
@@ -422,7 +422,7 @@ class LogFiles:
         extent = self.extent(segment_id)
         if extent is None or extent.end is None:
             return ()
-        index = load_index(self._files, self.directory, segment_id, extent.base_offset, extent.end)
+        index = load_index(self._fs, self.directory, segment_id, extent.base_offset, extent.end)
         return () if index is None else index.marks
 
     def _file_of(self, segment_id: int) -> SegmentFile | None:
@@ -454,7 +454,7 @@ class LogFiles:
             return SegmentFile(name, path, None, None, 0, 0, no_file_reason(error))
         if head is None:
             return None  # it left since it was listed
-        size = self._files.stat(path).size_bytes
+        size = self._fs.stat(path).size_bytes
         header, problem = _header_of(name, head)
         if pointer is None or name.segment_id > pointer.segment_id:
             end_max = max(size, 0 if header is None else header.max_size)  # it may have been cut
@@ -487,7 +487,7 @@ class LogFiles:
         """
         if not HEADER_BYTES + FOOTER_BYTES < header.max_size <= size:
             return None
-        file = self._files.open_read(path)
+        file = self._fs.open_read(path)
         try:
             answer = decode_footer(memoryview(file.pread(FOOTER_BYTES, header.max_size - FOOTER_BYTES)))
         finally:
@@ -515,7 +515,7 @@ class LogFiles:
 
     def _first_bytes(self, path: str, size: int) -> bytes | None:
         try:
-            file = self._files.open_read(path)
+            file = self._fs.open_read(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
@@ -540,20 +540,20 @@ def _extent_of(entry: TierEntry) -> Extent:
     return Extent(header.base_offset, entry.original_bytes, header.base_record_count, entry.footer.record_count)
 
 
-def is_log_directory(files: FileSystem, directory: str) -> bool:
+def is_log_directory(fs: FileSystem, directory: str) -> bool:
     """
     Say whether *directory* is that of a log. Others have `segments/`, too; a log has a number, or segments of its
     own.
     """
-    if not files.exists(f"{directory}/{SEGMENTS}"):
+    if not fs.exists(f"{directory}/{SEGMENTS}"):
         return False
-    if files.exists(f"{directory}/{IDENTITY_NAME}"):
+    if fs.exists(f"{directory}/{IDENTITY_NAME}"):
         return True
-    names = files.list_dir(f"{directory}/{SEGMENTS}")
+    names = fs.list_dir(f"{directory}/{SEGMENTS}")
     return POINTER_NAME in names or any(parse_segment_name(name) is not None for name in names)
 
 
-def logs_below(files: FileSystem, root: str) -> dict[str, str]:
+def logs_below(fs: FileSystem, root: str) -> dict[str, str]:
     """
     Return name → directory of the logs in *root*; *root* itself when it is one.
 
@@ -561,15 +561,15 @@ def logs_below(files: FileSystem, root: str) -> dict[str, str]:
         UsageError: there are none.
     """
     top = root.rstrip("/") or "/"
-    if is_log_directory(files, top):
+    if is_log_directory(fs, top):
         return {top.rpartition("/")[2]: top}
     try:
-        names = files.list_dir(top)
+        names = fs.list_dir(top)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"{top} holds no append-only log") from error
     # A log that is being restored has a name that no log can have.
     names = sorted(filter(is_stream_name, names))
-    found = {name: f"{top}/{name}" for name in names if is_log_directory(files, f"{top}/{name}")}
+    found = {name: f"{top}/{name}" for name in names if is_log_directory(fs, f"{top}/{name}")}
     if not found:
         raise UsageError(f"{top} holds no append-only log")
     return found

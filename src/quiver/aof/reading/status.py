@@ -66,7 +66,7 @@ class StatusRead:
         return f"{writer}; published again within seconds of a change"
 
 
-def read_status(files: FileSystem, directory: str) -> StatusRead:
+def read_status(fs: FileSystem, directory: str) -> StatusRead:
     """
     Read the status that the writer of the log in *directory* published. Takes no lock and changes nothing.
 
@@ -77,7 +77,7 @@ def read_status(files: FileSystem, directory: str) -> StatusRead:
     lock_path = lock_path_of(directory)
     status, problem = None, ""
     try:
-        data = _first_bytes(files, f"{directory}/{STATUS_NAME}", STATUS_BYTES_MAX + 1)
+        data = _first_bytes(fs, f"{directory}/{STATUS_NAME}", STATUS_BYTES_MAX + 1)
     except FileNotFoundError:
         data = None
     except OSError as error:
@@ -88,11 +88,11 @@ def read_status(files: FileSystem, directory: str) -> StatusRead:
             status = answer.value
         elif isinstance(answer, Damage):
             problem = answer.reason
-    return StatusRead(status, problem, is_held(files, lock_path), holder_of(files, lock_path) or "")
+    return StatusRead(status, problem, is_held(fs, lock_path), holder_of(fs, lock_path) or "")
 
 
-def _first_bytes(files: FileSystem, path: str, size: int) -> bytes:
-    file = files.open_read(path)
+def _first_bytes(fs: FileSystem, path: str, size: int) -> bytes:
+    file = fs.open_read(path)
     try:
         return file.pread(size, 0)
     finally:

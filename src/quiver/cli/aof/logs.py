@@ -69,9 +69,9 @@ def checked_logs(
     tier = None if objects is None else open_objects(objects, writable=False)
     try:
         with Progress("reading") as progress:
-            files = progress.files(REAL_FILES)
+            fs = progress.fs(REAL_FILES)
             return [
-                check_log_directory(files, name, directory, read_records=read_records, objects=tier)
+                check_log_directory(fs, name, directory, read_records=read_records, objects=tier)
                 for name, directory in logs.items()
             ]
     finally:

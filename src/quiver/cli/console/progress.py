@@ -49,9 +49,9 @@ class Progress:
         self._stream.write("\r" + line[:_WIDTH].ljust(_WIDTH))
         self._stream.flush()
 
-    def files(self, files: FileSystem) -> FileSystem:
-        """Return *files*, of which this takes note whenever one is opened."""
-        return cast("FileSystem", _ToldFiles(files, self))
+    def fs(self, fs: FileSystem) -> FileSystem:
+        """Return *fs*, of which this takes note whenever one is opened."""
+        return cast("FileSystem", _ToldFiles(fs, self))
 
     def __enter__(self) -> Self:
         return self
@@ -67,21 +67,21 @@ class Progress:
 class _ToldFiles:
     """A file system that says which file is worked on."""
 
-    def __init__(self, files: FileSystem, progress: Progress) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, progress: Progress) -> None:
+        self._fs = fs
         self._progress = progress
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._files, name)
+        return getattr(self._fs, name)
 
     def open_read(self, path: str) -> File:
         self._progress(path)
-        return self._files.open_read(path)
+        return self._fs.open_read(path)
 
     def create(self, path: str, *, mode: int = 0o600) -> File:
         self._progress(path)
-        return self._files.create(path, mode=mode)
+        return self._fs.create(path, mode=mode)
 
     def map_read(self, path: str) -> Mapping:
         self._progress(path)
-        return self._files.map_read(path)
+        return self._fs.map_read(path)

@@ -338,28 +338,28 @@ def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bo
             if not directory.is_dir():
                 raise UsageError(f"{directory} holds no topic")
             catalogue = None if store is None else ObjectCatalogue(store, root=tier.root, topic=topic)
-            one = _check_while_files_go(progress.files(REAL_FILES), str(directory), catalogue)
+            one = _check_while_files_go(progress.fs(REAL_FILES), str(directory), catalogue)
             if reads_all:
                 one = replace(one, findings=(*one.findings, *check_objects(root, one, tier, catalogue)))
             found[topic] = one
     return found
 
 
-def _check_while_files_go(files: FileSystem, directory: str, catalogue: ObjectCatalogue | None) -> CheckedTopic:
+def _check_while_files_go(fs: FileSystem, directory: str, catalogue: ObjectCatalogue | None) -> CheckedTopic:
     """Check what holds still: while its files are read, a topic's writer may remove those that objects have by then."""
     from quiver.topics.reading.check import check_topic_directory  # noqa: PLC0415 - keeps `--help` quick
 
     for left in reversed(range(_LOOKS_MAX)):
-        names = files.list_dir(directory)
+        names = fs.list_dir(directory)
         known = () if catalogue is None else catalogue.spans()
         ranges = [(one.start_offset, one.end_offset + 1) for one in known]
         try:
-            checked = check_topic_directory(files, directory, objects=ranges)
+            checked = check_topic_directory(fs, directory, objects=ranges)
         except FileNotFoundError:
             if not left:
                 raise
         else:
-            if checked.sound or not left or files.list_dir(directory) == names:
+            if checked.sound or not left or fs.list_dir(directory) == names:
                 break
         if catalogue is not None:
             catalogue.refresh()

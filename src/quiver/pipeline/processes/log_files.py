@@ -23,7 +23,7 @@ _ROUNDS_MAX = 8
 """Whoever appends faster than this is copied loses the lines of the last moment, and nothing older."""
 
 
-def keep_short(files: FileSystem, path: str, *, bytes_max: int = LOG_BYTES_MAX, kept: int = LOGS_KEPT) -> bool:
+def keep_short(fs: FileSystem, path: str, *, bytes_max: int = LOG_BYTES_MAX, kept: int = LOGS_KEPT) -> bool:
     """
     Copy the log at *path* aside and empty it, if it is longer than *bytes_max*; True when it was.
 
@@ -31,7 +31,7 @@ def keep_short(files: FileSystem, path: str, *, bytes_max: int = LOG_BYTES_MAX, 
     follow one another, is lost.
 
     Args:
-        files: the file system.
+        fs: the file system.
         path: of a file that is appended to; it need not be there.
         bytes_max: a log may be so long.
         kept: so many copies stay.
@@ -39,21 +39,21 @@ def keep_short(files: FileSystem, path: str, *, bytes_max: int = LOG_BYTES_MAX, 
     Raises:
         OSError: the disk refused, or is full: the log is as it was.
     """
-    if not files.exists(path) or files.stat(path).size_bytes <= bytes_max:
+    if not fs.exists(path) or fs.stat(path).size_bytes <= bytes_max:
         return False
     aside = f"{path}.new"
-    log = files.open_write(path)
-    copy = files.create_or_truncate(aside, mode=0o644)
+    log = fs.open_write(path)
+    copy = fs.create_or_truncate(aside, mode=0o644)
     try:
         copied = _copy(log, copy, 0)
-        _shift(files, path, kept)
-        files.rename(aside, f"{path}.1")
+        _shift(fs, path, kept)
+        fs.rename(aside, f"{path}.1")
         # From here on a failure leaves lines twice, and none never.
         _copy(log, copy, copied)
         log.truncate(0)
     except OSError:
-        if files.exists(aside):
-            files.remove(aside)
+        if fs.exists(aside):
+            fs.remove(aside)
         raise
     finally:
         copy.close()
@@ -74,8 +74,8 @@ def _copy(log: File, copy: File, copied: int) -> int:
     return copied
 
 
-def _shift(files: FileSystem, path: str, kept: int) -> None:
+def _shift(fs: FileSystem, path: str, kept: int) -> None:
     for number in range(kept, 1, -1):
         newer = f"{path}.{number - 1}"
-        if files.exists(newer):
-            files.rename(newer, f"{path}.{number}")
+        if fs.exists(newer):
+            fs.rename(newer, f"{path}.{number}")

@@ -75,7 +75,7 @@ def records_of(batches: Iterable[pa.RecordBatch], options: AofSinkOptions) -> It
 
 
 def stage_records(
-    files: FileSystem,
+    fs: FileSystem,
     root: str,
     records: Iterable[tuple[bytes, int]],
     *,
@@ -98,8 +98,8 @@ def stage_records(
     try:
         for payload, mark in records:
             if file is None:
-                files.make_dirs(place)
-                file = files.create_or_truncate(f"{place}/{PART_NAME}")
+                fs.make_dirs(place)
+                file = fs.create_or_truncate(f"{place}/{PART_NAME}")
             waiting += RECORD_HEAD.pack(len(payload), checksum_of(payload), 0, mark)
             waiting += payload
             count += 1
@@ -114,24 +114,24 @@ def stage_records(
     finally:
         if file is not None:
             file.close()
-    files.sync_dir(place)
+    fs.sync_dir(place)
     return StagedRecords(StagedPart(f"{directory}/{PART_NAME}", count, position + len(waiting)))
 
 
 # ── committing ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _staged_log(files: FileSystem, root: str) -> StagedLog[StagedPart]:
-    return StagedLog(files, f"{root}/{INCOMING}", COMMITS)
+def _staged_log(fs: FileSystem, root: str) -> StagedLog[StagedPart]:
+    return StagedLog(fs, f"{root}/{INCOMING}", COMMITS)
 
 
-def is_records_batch_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
+def is_records_batch_committed(fs: FileSystem, root: str, *, writer: str, batch: int) -> bool:
     """Return whether *batch* of *writer*, or a later one, was committed."""
-    return _staged_log(files, root).is_committed(writer, batch)
+    return _staged_log(fs, root).is_committed(writer, batch)
 
 
 def commit_records(
-    files: FileSystem,
+    fs: FileSystem,
     root: str,
     *,
     writer: str,
@@ -148,31 +148,31 @@ def commit_records(
     Raises:
         OSError: the disk refused; the same batch may be tried again.
     """
-    log = _staged_log(files, root)
+    log = _staged_log(fs, root)
     is_new = log.commit(writer, batch, tuple(one.part for one in staged if one.part is not None))
-    _import_now(files, root, clock)
+    _import_now(fs, root, clock)
     if log.awaits_import(writer, batch):
         _log.info("quiver.spark.aof_batch_waits path=%s batch=%d", log.directory(writer), batch)
     return is_new
 
 
-def discard_records(files: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[StagedRecords]) -> None:
+def discard_records(fs: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[StagedRecords]) -> None:
     """Remove what tasks staged for *batch*, unless it is committed."""
-    _staged_log(files, root).discard(writer, batch, [one.part for one in staged if one.part is not None])
+    _staged_log(fs, root).discard(writer, batch, [one.part for one in staged if one.part is not None])
 
 
-def _import_now(files: FileSystem, root: str, clock: Clock) -> None:
+def _import_now(fs: FileSystem, root: str, clock: Clock) -> None:
     """Append what is committed, unless a process that has the log open does it."""
-    if not files.exists(f"{root}/{INCOMING}"):
+    if not fs.exists(f"{root}/{INCOMING}"):
         return
     lock = hold_patiently(
-        files, f"{root}/{INCOMING}/{_SINK_LOCK}", owner="quiver-aof sink", patience_s=_LOCK_PATIENCE_S, clock=clock
+        fs, f"{root}/{INCOMING}/{_SINK_LOCK}", owner="quiver-aof sink", patience_s=_LOCK_PATIENCE_S, clock=clock
     )
     if lock is None:
         return  # the other sink appends a lot; the next one imports ours
     parent, _, name = root.rpartition("/")
     try:
-        with AofManager.open(parent or "/", files=files, clock=clock, background=False) as manager:
+        with AofManager.open(parent or "/", fs=fs, clock=clock, background=False) as manager:
             manager.log(name)  # opening imports it
     except DirectoryInUseError:
         return  # the owner imports it, when it closes at the latest

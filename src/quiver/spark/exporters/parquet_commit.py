@@ -155,11 +155,11 @@ def apart_id(subscriber: str, bundle: str) -> str:
     return f"{APART_PREFIX}{hashlib.sha256(f'{subscriber}/{bundle}'.encode()).hexdigest()[:32]}"
 
 
-def committed_apart(files: FileSystem, output: str, names: AbstractSet[str]) -> set[str]:
+def committed_apart(fs: FileSystem, output: str, names: AbstractSet[str]) -> set[str]:
     """Return under which of *names* a bundle was exported into *output* by itself."""
     root = f"{output}/{RECORDS_DIR}"
-    queries = files.list_dir(root) if files.exists(root) else ()
-    return {name for name in queries if name in names and files.exists(f"{root}/{name}/{0:010}.json")}
+    queries = fs.list_dir(root) if fs.exists(root) else ()
+    return {name for name in queries if name in names and fs.exists(f"{root}/{name}/{0:010}.json")}
 
 
 def part_prefix(query_id: str, batch: int) -> str:
@@ -177,7 +177,7 @@ class ExportCommitter:
     Commits the batches of one query into one output directory. One live query per subscriber is assumed.
 
     Args:
-        files: the file system.
+        fs: the file system.
         output: the output directory; created when missing.
         query_id: Spark's id of the query, the same over restarts from one checkpoint.
         stores: identities of the stores: one, or one for each core.
@@ -188,7 +188,7 @@ class ExportCommitter:
 
     def __init__(
         self,
-        files: FileSystem,
+        fs: FileSystem,
         output: str,
         *,
         query_id: str,
@@ -198,7 +198,7 @@ class ExportCommitter:
         file_mode: int | None = None,
     ) -> None:
         self._record_mode = 0o644 if file_mode is None else file_mode
-        self._files = files
+        self._fs = fs
         self._output = output
         self._query_id = query_id
         self._stores = frozenset(stores)
@@ -215,14 +215,14 @@ class ExportCommitter:
         Raises:
             CorruptionError: a commit record is not what was written.
         """
-        self._files.make_dirs(self._records)
+        self._fs.make_dirs(self._records)
         root = f"{self._output}/{RECORDS_DIR}"
         if self._query_id.startswith(APART_PREFIX):
             self.is_committed(0)
             self._remove_leftovers((f".{_short(self._query_id)}-",))
             return
         queries = [self._query_id]
-        for query_id in self._files.list_dir(root):
+        for query_id in self._fs.list_dir(root):
             if query_id.startswith(APART_PREFIX):
                 continue  # who exports a bundle by itself finishes what was committed, and says nothing of others
             records = self._own_records(f"{root}/{query_id}")
@@ -239,10 +239,10 @@ class ExportCommitter:
 
     def _own_records(self, directory: str) -> list[ExportRecord]:
         records = []
-        for name in self._files.list_dir(directory):
+        for name in self._fs.list_dir(directory):
             if _batch_of(name) is not None:
                 path = f"{directory}/{name}"
-                record = ExportRecord.decode(self._files.read_all(path, size_max=_RECORD_BYTES_MAX), path)
+                record = ExportRecord.decode(self._fs.read_all(path, size_max=_RECORD_BYTES_MAX), path)
                 if record.subscriber == self._subscriber and self._stores & set(record.through):
                     records.append(record)
         return records
@@ -254,19 +254,19 @@ class ExportCommitter:
             for name in self._names(table)
             if name.startswith(prefixes) and name.endswith(".part")
         ]
-        remove_durably(self._files, leftovers)
+        remove_durably(self._fs, leftovers)
 
     def _names(self, table: str) -> list[str]:
         try:
-            return self._files.list_dir(f"{self._output}/{table}")
+            return self._fs.list_dir(f"{self._output}/{table}")
         except NotADirectoryError:
             return []  # a file of somebody else's
 
     def _tables(self) -> list[str]:
         tables = []
-        for name in self._files.list_dir(self._output):
+        for name in self._fs.list_dir(self._output):
             if name == "slots":
-                tables += [f"slots/{slot}" for slot in self._files.list_dir(f"{self._output}/slots")]
+                tables += [f"slots/{slot}" for slot in self._fs.list_dir(f"{self._output}/slots")]
             elif not name.startswith(("_", ".")):
                 tables.append(name)
         return tables
@@ -279,9 +279,9 @@ class ExportCommitter:
             CorruptionError: the record is not what was written.
         """
         path = self._record_path(batch)
-        if not self._files.exists(path):
+        if not self._fs.exists(path):
             return False
-        self.roll_forward(ExportRecord.decode(self._files.read_all(path, size_max=_RECORD_BYTES_MAX), path))
+        self.roll_forward(ExportRecord.decode(self._fs.read_all(path, size_max=_RECORD_BYTES_MAX), path))
         return True
 
     @contextlib.contextmanager
@@ -317,8 +317,8 @@ class ExportCommitter:
         record = ExportRecord(batch, self._subscriber, dict(sorted(through.items())), named)
         # The record speaks of the parts by name: after a power cut the names must be there, too.
         for table in _tables_of(record):
-            self._files.sync_dir(f"{self._output}/{table}")
-        replace_file(self._files, self._record_path(batch), record.encode(), mode=self._record_mode)
+            self._fs.sync_dir(f"{self._output}/{table}")
+        replace_file(self._fs, self._record_path(batch), record.encode(), mode=self._record_mode)
         self.roll_forward(record)
         self._prune(batch)
         return tuple(f"{part.table}/{name}" for part, name in named)
@@ -328,21 +328,21 @@ class ExportCommitter:
         moved = []
         for part, name in record.files:
             source = f"{self._output}/{part.table}/{part.name}"
-            if self._files.exists(source):
-                self._files.rename(source, f"{self._output}/{part.table}/{name}")
+            if self._fs.exists(source):
+                self._fs.rename(source, f"{self._output}/{part.table}/{name}")
                 moved.append(part.table)
         for table in dict.fromkeys(moved):
-            self._files.sync_dir(f"{self._output}/{table}")
+            self._fs.sync_dir(f"{self._output}/{table}")
 
     def _prune(self, batch: int) -> None:
         old = batch - RECORDS_KEPT
         if old >= 0:
-            remove_durably(self._files, [f"{self._records}/{old:010}.json"])
+            remove_durably(self._fs, [f"{self._records}/{old:010}.json"])
 
     def _forget(self, directory: str, batches: Sequence[int]) -> None:
         """Remove the records of *batches* that nobody will ask for. Losing this to a crash costs nothing."""
         oldest = max(batches, default=0) - RECORDS_KEPT
-        remove_durably(self._files, [f"{directory}/{batch:010}.json" for batch in batches if batch <= oldest])
+        remove_durably(self._fs, [f"{directory}/{batch:010}.json" for batch in batches if batch <= oldest])
 
     def _record_path(self, batch: int) -> str:
         return f"{self._records}/{batch:010}.json"

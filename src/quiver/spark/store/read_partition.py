@@ -79,7 +79,7 @@ Stored = bytes | StoredTables | Damage
 
 _readers: OrderedDict[tuple[str, int, int, int], SegmentReader] = OrderedDict()
 
-_files = ColdFiles(REAL_FILES)
+_fs = ColdFiles(REAL_FILES)
 """A segment that only the object tier has is fetched by the task that reads it."""
 
 _log = logging.getLogger("quiver")
@@ -116,7 +116,7 @@ def open_checked(path: str, *, fail_on_data_loss: bool) -> SegmentReader | None:
 
 def _reader(path: str) -> SegmentReader:
     # Named by inode as well: a path may come back with other contents, in another store.
-    status = _files.stat(path)
+    status = _fs.stat(path)
     key = (path, status.inode, status.size_bytes, status.modified_ns)
     latest = next(reversed(_readers), key)
     if latest != key:
@@ -126,9 +126,9 @@ def _reader(path: str) -> SegmentReader:
     reader = _readers.get(key)
     if reader is None:
         # An open file holds its disk space, also when it is deleted.
-        for gone in [known for known in _readers if not _files.exists(known[0])]:
+        for gone in [known for known in _readers if not _fs.exists(known[0])]:
             del _readers[gone]
-        reader = SegmentReader.open(_files, path)
+        reader = SegmentReader.open(_fs, path)
         reader.verify()
         if status.inode == COLD_INODE:
             # Held in memory, whole: a task reads one segment after the other.

@@ -43,13 +43,13 @@ class SinkRoom:
     The room of one store.
 
     Attributes:
-        files: the file system.
+        fs: the file system.
         root: the store's directory.
         timeout_s: so long a task waits.
         clock: measures it.
     """
 
-    files: FileSystem
+    fs: FileSystem
     root: str
     timeout_s: float
     clock: Clock = SYSTEM_CLOCK
@@ -63,16 +63,16 @@ class SinkRoom:
             OSError: the directory cannot be read.
         """
         if not wait_until(lambda: self._has(nbytes), self.timeout_s, self.clock):
-            found = find_room(self.files, self.root)
+            found = find_room(self.fs, self.root)
             how = "" if found is None else f": {found.used_bytes} of {found.cap_bytes} bytes are used"
             if found is not None and nbytes > found.cap_bytes:
                 how = f": its cap is {found.cap_bytes} bytes, so limit the batches of the query at their source"
             raise CapacityError(f"the store {self.root} has no room for {nbytes} bytes more{how}")
 
     def _has(self, nbytes: int) -> bool:
-        found = find_room(self.files, self.root)
+        found = find_room(self.fs, self.root)
         if found is None or found.used_bytes + nbytes <= found.cap_bytes:
             return True
         # The owner may have finished segments that it keeps for a while: who waits makes it delete them.
-        ask_for_room(self.files, self.root, nbytes)
+        ask_for_room(self.fs, self.root, nbytes)
         return False

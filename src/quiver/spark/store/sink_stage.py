@@ -82,7 +82,7 @@ class Staged:
     size_bytes: int = 0
 
 
-def sink_root(files: FileSystem, path: str) -> str:
+def sink_root(fs: FileSystem, path: str) -> str:
     """
     Return where a sink with the option *path* writes: that of its first core where a store has several.
 
@@ -90,9 +90,9 @@ def sink_root(files: FileSystem, path: str) -> str:
         UsageError: a snapshot lies there.
     """
     root = os.path.abspath(path)  # noqa: PTH100 - kept as text
-    if not files.exists(root):
+    if not fs.exists(root):
         return root
-    names = files.list_dir(root)
+    names = fs.list_dir(root)
     if SNAPSHOT_LIST in names:
         raise UsageError(f"{root} is a snapshot; make a store of it first")
     cores = [core for core in map(parse_core_directory, names) if core is not None]
@@ -130,7 +130,7 @@ def _pieces(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa
 
 
 def stage(
-    files: FileSystem,
+    fs: FileSystem,
     root: str,
     bundles: Iterable[Slots],
     *,
@@ -152,16 +152,16 @@ def stage(
     """
     directory = part_directory(batch, partition, attempt)
     try:
-        return _staged(files, root, bundles, f"{INCOMING_DIR}/{writer}", directory, options, clock)
+        return _staged(fs, root, bundles, f"{INCOMING_DIR}/{writer}", directory, options, clock)
     except BaseException:
         # What stays would be in the way of the next attempt, which needs the same room.
         with contextlib.suppress(OSError):
-            remove_staged(files, f"{root}/{INCOMING_DIR}/{writer}", [directory])
+            remove_staged(fs, f"{root}/{INCOMING_DIR}/{writer}", [directory])
         raise
 
 
 def _staged(
-    files: FileSystem,
+    fs: FileSystem,
     root: str,
     bundles: Iterable[Slots],
     writer_directory: str,
@@ -170,7 +170,7 @@ def _staged(
     clock: Clock,
 ) -> Staged:
     place = f"{root}/{writer_directory}/{directory}"
-    room = SinkRoom(files, root, options.timeout_s, clock)
+    room = SinkRoom(fs, root, options.timeout_s, clock)
     encoder = SlotEncoder()
     parts: list[str] = []
     rows = size_bytes = 0
@@ -179,14 +179,14 @@ def _staged(
     def seal() -> int:
         room.wait_for(segment.nbytes)
         if not parts:
-            files.make_dirs(place)
+            fs.make_dirs(place)
         sealed = segment.seal()
         # Never logged: a position of the log would make recovery believe that its entries are in here.
         sealed.metadata = ManifestMetadata()
         number = len(parts)
         parts.append(f"{directory}/{segment_name(number)}")
         compression = options.compression
-        return write_segment(files, place, number, sealed, profile="spec", compression=compression).size_bytes
+        return write_segment(fs, place, number, sealed, profile="spec", compression=compression).size_bytes
 
     for slots in bundles:
         encoded = encoder.encode(slots)
@@ -200,7 +200,7 @@ def _staged(
 
 
 def commit_batch(
-    files: FileSystem,
+    fs: FileSystem,
     root: str,
     *,
     writer: str,
@@ -218,17 +218,17 @@ def commit_batch(
         CorruptionError: a commit, a staged segment or the directory is not what was written.
         OSError: the disk refused; the same batch may be tried again.
     """
-    is_new = _staged_log(files, root).commit(writer, batch, tuple(part for one in staged for part in one.parts))
-    _import_now(files, root, clock)
+    is_new = _staged_log(fs, root).commit(writer, batch, tuple(part for one in staged for part in one.parts))
+    _import_now(fs, root, clock)
     return is_new
 
 
-def _staged_log(files: FileSystem, root: str) -> StagedLog[str]:
-    return StagedLog(files, f"{root}/{INCOMING_DIR}", COMMITS)
+def _staged_log(fs: FileSystem, root: str) -> StagedLog[str]:
+    return StagedLog(fs, f"{root}/{INCOMING_DIR}", COMMITS)
 
 
 def await_room(
-    files: FileSystem, root: str, *, writer: str, timeout_s: float = ROOM_PATIENCE_S, clock: Clock = SYSTEM_CLOCK
+    fs: FileSystem, root: str, *, writer: str, timeout_s: float = ROOM_PATIENCE_S, clock: Clock = SYSTEM_CLOCK
 ) -> None:
     """
     Return when all that *writer* committed so far is taken over. Before the next batch is staged: a store at its cap
@@ -241,44 +241,44 @@ def await_room(
     """
 
     def is_taken_over() -> bool:
-        if not awaits_import(files, root, writer=writer):
+        if not awaits_import(fs, root, writer=writer):
             return True
-        _import_now(files, root, clock)
-        return not awaits_import(files, root, writer=writer)
+        _import_now(fs, root, clock)
+        return not awaits_import(fs, root, writer=writer)
 
     if not wait_until(is_taken_over, timeout_s, clock):
         raise CapacityError(f"the store {root} takes over nothing more", retry_after_s=ROOM_PATIENCE_S)
 
 
-def is_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
+def is_committed(fs: FileSystem, root: str, *, writer: str, batch: int) -> bool:
     """Return whether *batch* of *writer*, or a later one, was committed."""
-    return _staged_log(files, root).is_committed(writer, batch)
+    return _staged_log(fs, root).is_committed(writer, batch)
 
 
-def discard(files: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[Staged]) -> None:
+def discard(fs: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[Staged]) -> None:
     """Remove what tasks staged for *batch*, unless it is committed."""
-    _staged_log(files, root).discard(writer, batch, [part for one in staged for part in one.parts])
+    _staged_log(fs, root).discard(writer, batch, [part for one in staged for part in one.parts])
 
 
-def _import_now(files: FileSystem, root: str, clock: Clock) -> None:
+def _import_now(fs: FileSystem, root: str, clock: Clock) -> None:
     """Make segments of what is committed, unless a store that is open in the directory does it."""
-    files.make_dirs(root)
+    fs.make_dirs(root)
     lock = hold_patiently(
-        files, f"{root}/{STORE_LOCK}", owner=_OWNER, patience_s=_LOCK_PATIENCE_S, clock=clock, only_for_owner=True
+        fs, f"{root}/{STORE_LOCK}", owner=_OWNER, patience_s=_LOCK_PATIENCE_S, clock=clock, only_for_owner=True
     )
     if lock is None:
         return
     try:
-        files.make_dirs(f"{root}/{SEGMENTS_DIR}")
-        if not files.exists(f"{root}/{STORE_ID}"):
-            replace_file(files, f"{root}/{STORE_ID}", f"{uuid.uuid4()}\n".encode())  # noqa: TID251 - made once
+        fs.make_dirs(f"{root}/{SEGMENTS_DIR}")
+        if not fs.exists(f"{root}/{STORE_ID}"):
+            replace_file(fs, f"{root}/{STORE_ID}", f"{uuid.uuid4()}\n".encode())  # noqa: TID251 - made once
         free: list[int] = []
 
         def next_segment() -> int:
-            free.append(free[-1] + 1 if free else first_free_segment(files, root))
+            free.append(free[-1] + 1 if free else first_free_segment(fs, root))
             return free[-1]
 
-        StagedImport(files, root, next_segment=next_segment).import_all()
+        StagedImport(fs, root, next_segment=next_segment).import_all()
     finally:
         lock.release()
 

@@ -89,7 +89,7 @@ class _Part:
 
 
 def stage_messages(
-    files: FileSystem,
+    fs: FileSystem,
     root: str,
     messages: Iterable[tuple[str, StagedMessage]],
     *,
@@ -112,9 +112,9 @@ def stage_messages(
             part = parts.get(topic)
             if part is None:
                 if not parts:
-                    files.make_dirs(place)
+                    fs.make_dirs(place)
                 name = part_name(len(parts))
-                part = parts[topic] = _Part(files.create_or_truncate(f"{place}/{name}"), f"{directory}/{name}", topic)
+                part = parts[topic] = _Part(fs.create_or_truncate(f"{place}/{name}"), f"{directory}/{name}", topic)
             part.add(message)
         for part in parts.values():
             part.write()
@@ -123,7 +123,7 @@ def stage_messages(
         for part in parts.values():
             part.file.close()
     if parts:
-        files.sync_dir(place)
+        fs.sync_dir(place)
     return StagedParts(tuple(SinkPart(part.path, part.topic, part.count) for part in parts.values()))
 
 
@@ -190,17 +190,17 @@ def _rows(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...]]
 # ── committing ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _staged_log(files: FileSystem, root: str) -> StagedLog[SinkPart]:
-    return StagedLog(files, f"{root}/{INCOMING_DIR}", COMMITS)
+def _staged_log(fs: FileSystem, root: str) -> StagedLog[SinkPart]:
+    return StagedLog(fs, f"{root}/{INCOMING_DIR}", COMMITS)
 
 
-def is_batch_committed(files: FileSystem, root: str, *, writer: str, batch: int) -> bool:
+def is_batch_committed(fs: FileSystem, root: str, *, writer: str, batch: int) -> bool:
     """Return whether *batch* of *writer*, or a later one, was committed."""
-    return _staged_log(files, root).is_committed(writer, batch)
+    return _staged_log(fs, root).is_committed(writer, batch)
 
 
 def commit_messages(
-    files: FileSystem,
+    fs: FileSystem,
     place: TopicPlace,
     *,
     writer: str,
@@ -219,42 +219,42 @@ def commit_messages(
         OSError: the disk refused; the same batch may be tried again.
     """
     root = place.root or ""
-    log = _staged_log(files, root)
+    log = _staged_log(fs, root)
     parts = tuple(part for one in staged for part in one.parts)
     if not log.is_committed(writer, batch):
         for topic in dict.fromkeys(part.topic for part in parts):
-            _check_file_name(files, f"{root}/{topic}", place.file_name)
+            _check_file_name(fs, f"{root}/{topic}", place.file_name)
     is_new = log.commit(writer, batch, parts)
-    _import_now(files, place, clock)
+    _import_now(fs, place, clock)
     if log.awaits_import(writer, batch):
         _log.info("quiver.spark.topic_batch_waits path=%s batch=%d", log.directory(writer), batch)
     return is_new
 
 
-def discard_messages(files: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[StagedParts]) -> None:
+def discard_messages(fs: FileSystem, root: str, *, writer: str, batch: int, staged: Sequence[StagedParts]) -> None:
     """Remove what tasks staged for *batch*, unless it is committed."""
-    _staged_log(files, root).discard(writer, batch, [part for one in staged for part in one.parts])
+    _staged_log(fs, root).discard(writer, batch, [part for one in staged for part in one.parts])
 
 
-def _check_file_name(files: FileSystem, directory: str, file_name: str) -> None:
+def _check_file_name(fs: FileSystem, directory: str, file_name: str) -> None:
     names: list[str] = []
     with suppress(FileNotFoundError):
-        names = files.list_dir(directory)
+        names = fs.list_dir(directory)
     if WAL_CHECKPOINT in names and not any(parse_wal_file_name(name, file_name) is not None for name in names):
         raise UsageError(f"the log files of {directory} are not called {file_name}: say how, with fileName")
 
 
-def _import_now(files: FileSystem, place: TopicPlace, clock: Clock) -> None:
+def _import_now(fs: FileSystem, place: TopicPlace, clock: Clock) -> None:
     """Append what is committed, unless a process that has the directory open does it."""
     root = place.root or ""
-    if not files.exists(f"{root}/{INCOMING_DIR}"):
+    if not fs.exists(f"{root}/{INCOMING_DIR}"):
         return
-    if place.objects is None and tier_signs(files, root):
+    if place.objects is None and tier_signs(fs, root):
         # The topics have a cold tier, which knows whether this directory still owns them. Without it, appending is
         # not safe.
         return
     lock = hold_patiently(
-        files,
+        fs,
         f"{root}/{INCOMING_DIR}/{_SINK_LOCK}",
         owner="quiver-topic sink",
         patience_s=_LOCK_PATIENCE_S,
@@ -268,7 +268,7 @@ def _import_now(files: FileSystem, place: TopicPlace, clock: Clock) -> None:
             settings = replace(settings, uploader=UploaderSettings(root_prefix=place.root_prefix or "/"))
         # Opening imports it.
         TopicStore.open(
-            root, settings=settings, objects=place.objects, metadata=place.metadata, files=files, clock=clock,
+            root, settings=settings, objects=place.objects, metadata=place.metadata, fs=fs, clock=clock,
             background=False,
         ).close()  # fmt: skip
     except DirectoryInUseError:

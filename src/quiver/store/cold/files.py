@@ -216,10 +216,10 @@ class _ColdFile:
 
 class ColdFiles:
     """
-    *files*, and the segments that cold lists name. Thread-safe.
+    *fs*, and the segments that cold lists name. Thread-safe.
 
     Args:
-        files: the file system.
+        fs: the file system.
         open_tier: how to get to a tier; by default as the list says, with credentials from where the provider's own
             client looks for them.
         on_damage: told of a damaged list, whose segments are not shown then; raises it by default.
@@ -227,40 +227,40 @@ class ColdFiles:
 
     def __init__(
         self,
-        files: FileSystem,
+        fs: FileSystem,
         *,
         open_tier: OpenTier | None = None,
         on_damage: Callable[[CorruptionError], None] | None = None,
     ) -> None:
-        self._files = files
-        self._open_tier = open_tier or (lambda location: open_objects(location, writable=False, fs=files))
+        self._fs = fs
+        self._open_tier = open_tier or (lambda location: open_objects(location, writable=False, fs=fs))
         self._on_damage = on_damage
         self._lock = threading.Lock()
         self._lists: dict[str, tuple[FileStat | None, ColdListing | None]] = {}
         self._tiers: dict[str, ObjectTier] = {}
         # All that writes, or that no segment is asked for by, is the file system's own.
-        self.open_write = files.open_write
-        self.create = files.create
-        self.create_or_truncate = files.create_or_truncate
-        self.rename = files.rename
-        self.link = files.link
-        self.remove = files.remove
-        self.remove_dir = files.remove_dir
-        self.sync_dir = files.sync_dir
-        self.make_dirs = files.make_dirs
-        self.try_lock = files.try_lock
-        self.free_bytes = files.free_bytes
+        self.open_write = fs.open_write
+        self.create = fs.create
+        self.create_or_truncate = fs.create_or_truncate
+        self.rename = fs.rename
+        self.link = fs.link
+        self.remove = fs.remove
+        self.remove_dir = fs.remove_dir
+        self.sync_dir = fs.sync_dir
+        self.make_dirs = fs.make_dirs
+        self.try_lock = fs.try_lock
+        self.free_bytes = fs.free_bytes
 
     def _listing(self, directory: str) -> ColdListing | None:
         status: FileStat | None = None
         with contextlib.suppress(FileNotFoundError):
-            status = self._files.stat(f"{directory}/{COLD_LIST}")
+            status = self._fs.stat(f"{directory}/{COLD_LIST}")
         with self._lock:
             known = self._lists.get(directory)
         if status is not None and known is not None and known[0] == status:
             return known[1]
         try:
-            found = read_cold_list(self._files, directory)
+            found = read_cold_list(self._fs, directory)
         except CorruptionError as damage:
             if self._on_damage is None:
                 raise
@@ -287,7 +287,7 @@ class ColdFiles:
     def open_read(self, path: str) -> File:
         """Open a file, or a segment of the tier."""
         try:
-            return self._files.open_read(path)
+            return self._fs.open_read(path)
         except FileNotFoundError:
             found = self._find(path)
             if found is None:
@@ -304,7 +304,7 @@ class ColdFiles:
             ObjectsUnavailableError: nobody answers.
         """
         try:
-            return self._files.map_read(path)
+            return self._fs.map_read(path)
         except FileNotFoundError as missing:
             found = self._find(path)
             if found is None:
@@ -321,7 +321,7 @@ class ColdFiles:
     def list_dir(self, path: str) -> list[str]:
         """Return the names in *path*, those of segments in the tier among them."""
         # The list first: a file that goes to the tier in between is in both, never in neither.
-        names = self._files.list_dir(path)
+        names = self._fs.list_dir(path)
         if path.rpartition("/")[2] != SEGMENTS_DIR:
             return names
         listing = self._listing(path)
@@ -332,7 +332,7 @@ class ColdFiles:
     def stat(self, path: str) -> FileStat:
         """Return size, times, inode and mode; of a segment in the tier inode 0 and the time of its newest bundle."""
         try:
-            return self._files.stat(path)
+            return self._fs.stat(path)
         except FileNotFoundError:
             found = self._find(path)
             if found is None:
@@ -343,12 +343,12 @@ class ColdFiles:
 
     def exists(self, path: str) -> bool:
         """Say whether *path* names a file, a directory, or a segment of the tier."""
-        return self._files.exists(path) or self._find(path) is not None
+        return self._fs.exists(path) or self._find(path) is not None
 
     def read_all(self, path: str, *, size_max: int) -> bytes:
         """Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
         try:
-            return self._files.read_all(path, size_max=size_max)
+            return self._fs.read_all(path, size_max=size_max)
         except FileNotFoundError:
             found = self._find(path)
             if found is None:

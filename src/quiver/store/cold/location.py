@@ -122,7 +122,7 @@ class TierWhenNeeded:
     Args:
         location: where it is.
         given: one that is open already, and that somebody else closes.
-        files: the disk, for a tier in a directory.
+        fs: the disk, for a tier in a directory.
         clock: waits between tries.
         observer: where they are counted.
     """
@@ -132,13 +132,13 @@ class TierWhenNeeded:
         location: ObjectLocation | None,
         given: ObjectTier | None,
         *,
-        files: FileSystem,
+        fs: FileSystem,
         clock: Clock,
         observer: Observer,
     ) -> None:
         self._location = location
         self._given = given
-        self._files = files
+        self._fs = fs
         self._clock = clock
         self._observer = observer
         self._lock = threading.Lock()
@@ -164,7 +164,7 @@ class TierWhenNeeded:
                     raise StoreClosedError("the store that this tier belongs to is closed")
                 if self._location is None:
                     raise SettingsError("cold.objects is not set: there is no object tier")
-                self._own = open_objects(self._location, fs=self._files, clock=self._clock, observer=self._observer)
+                self._own = open_objects(self._location, fs=self._fs, clock=self._clock, observer=self._observer)
             return self._own
 
     def close(self) -> None:

@@ -49,9 +49,9 @@ class ColdSide:
         """Whether there is anything to look after."""
         return self.is_set or len(self.register) > 0
 
-    def files(self, files: FileSystem) -> FileSystem:
+    def fs(self, fs: FileSystem) -> FileSystem:
         """Return *files* for reading, segments of the tier included."""
-        return _OwnFiles(files, self) if self.is_used else files
+        return _OwnFiles(fs, self) if self.is_used else fs
 
     def open_tier(self, _location: ObjectLocation) -> ObjectTier:
         """
@@ -101,8 +101,8 @@ class _OwnFiles(ColdFiles):
     Whatever becomes of the list on the disk meanwhile: a segment that cannot be found by it would be taken for damaged.
     """
 
-    def __init__(self, files: FileSystem, side: ColdSide) -> None:
-        super().__init__(files, open_tier=side.open_tier)
+    def __init__(self, fs: FileSystem, side: ColdSide) -> None:
+        super().__init__(fs, open_tier=side.open_tier)
         self._own = side.register.directory
         location, folder = location_from_list(side.register.location)
         self._held = ColdListing(location, folder, _Verified(side.register))
@@ -115,7 +115,7 @@ def open_cold_side(
     root: str,
     settings: Settings,
     *,
-    files: FileSystem,
+    fs: FileSystem,
     clock: Clock,
     observer: Observer,
     objects: ObjectTier | None,
@@ -127,7 +127,7 @@ def open_cold_side(
     Args:
         root: the store's directory; it has its identity.
         settings: `cold.objects` says where objects are to be.
-        files: the file system.
+        fs: the file system.
         clock: time.
         observer: takes counts.
         objects: the tier, open; by default it is opened when it is needed.
@@ -147,16 +147,16 @@ def open_cold_side(
         raise UsageError("objects needs cold.objects, too: the cold list says by it where the objects are")
     wanted = None
     if location is not None:
-        wanted = location_to_list(location, folder_of(StoreFiles(files, root).identity()))
+        wanted = location_to_list(location, folder_of(StoreFiles(fs, root).identity()))
     directory = f"{root}/{SEGMENTS_DIR}"
     try:
-        register = ColdRegister.load(files, directory, wanted)
+        register = ColdRegister.load(fs, directory, wanted)
     except CorruptionError as damage:
         if wanted is None:
             raise
-        tier = TierWhenNeeded(location, objects, files=files, clock=clock, observer=observer)
+        tier = TierWhenNeeded(location, objects, fs=fs, clock=clock, observer=observer)
         try:
-            register = rebuild_cold_list(files, root, directory, wanted, tier.get(), damage)
+            register = rebuild_cold_list(fs, root, directory, wanted, tier.get(), damage)
         except BaseException:
             tier.close()
             raise
@@ -170,5 +170,5 @@ def open_cold_side(
         register.mark()
     if location is None and len(register):
         location = location_from_list(register.location)[0]
-    tier = TierWhenNeeded(location, objects, files=files, clock=clock, observer=observer)
+    tier = TierWhenNeeded(location, objects, fs=fs, clock=clock, observer=observer)
     return ColdSide(register, tier, is_set=wanted is not None)

@@ -33,8 +33,8 @@ _NOWHERE = "objects"
 class _Shown(ColdFiles):
     """One object as a file, by an entry that is in no list yet."""
 
-    def __init__(self, files: FileSystem, listing: ColdListing, tier: ObjectTier) -> None:
-        super().__init__(files, open_tier=lambda _: tier)
+    def __init__(self, fs: FileSystem, listing: ColdListing, tier: ObjectTier) -> None:
+        super().__init__(fs, open_tier=lambda _: tier)
         self._shown = listing
 
     def _listing(self, directory: str) -> ColdListing | None:  # noqa: ARG002
@@ -42,13 +42,13 @@ class _Shown(ColdFiles):
 
 
 def rebuild_cold_list(
-    files: FileSystem, root: str, directory: str, location: Mapping[str, Any], tier: ObjectTier, damage: CorruptionError
+    fs: FileSystem, root: str, directory: str, location: Mapping[str, Any], tier: ObjectTier, damage: CorruptionError
 ) -> ColdRegister:
     """
     Replace the damaged or lost list in *directory* by what the objects say. Durable on return; damaged bytes are kept.
 
     Args:
-        files: the file system.
+        fs: the file system.
         root: of the store; damaged bytes are kept below it.
         directory: where the segments are, and the list.
         location: where the objects are to be.
@@ -60,23 +60,23 @@ def rebuild_cold_list(
         ObjectsUnavailableError: nobody answers; nothing was changed.
         OSError: the disk says so.
     """
-    found = list_tier(files, location, tier)
+    found = list_tier(fs, location, tier)
     if not found:
         raise damage
     path = f"{directory}/{COLD_LIST}"
     with contextlib.suppress(FileNotFoundError):  # lost, not damaged
-        keep_damaged(files, f"{root}/{QUARANTINE_DIR}", COLD_LIST, files.read_all(path, size_max=COLD_LIST_BYTES_MAX))
-    register = ColdRegister(files, directory, location)
+        keep_damaged(fs, f"{root}/{QUARANTINE_DIR}", COLD_LIST, fs.read_all(path, size_max=COLD_LIST_BYTES_MAX))
+    register = ColdRegister(fs, directory, location)
     register.replace_all(found)
     return register
 
 
-def list_tier(files: FileSystem, location: Mapping[str, Any], tier: ObjectTier) -> list[ColdSegment]:
+def list_tier(fs: FileSystem, location: Mapping[str, Any], tier: ObjectTier) -> list[ColdSegment]:
     """
     Return an entry for each segment that has an object, ascending, after reading all objects.
 
     Args:
-        files: any file system.
+        fs: any file system.
         location: where the objects are, as a list has it.
         tier: the objects.
 
@@ -93,7 +93,7 @@ def list_tier(files: FileSystem, location: Mapping[str, Any], tier: ObjectTier) 
         entry = ColdSegment(seq, one.size_bytes, checksum, 0, None, None, None, "sent")
         known = found.get(seq)
         if one.key == object_key(folder, entry) and (known is None or known.state != "verified"):
-            shown = _Shown(files, ColdListing(where, folder, {seq: entry}), tier)
+            shown = _Shown(fs, ColdListing(where, folder, {seq: entry}), tier)
             found[seq] = _entry_of(shown, tier, one.key, entry)
     return _each_once(found[seq] for seq in sorted(found))
 

@@ -78,18 +78,18 @@ class ColdRegister:
     The cold list of one store. It is changed under the store's maintenance lock, and may be asked without.
 
     Args:
-        files: the file system.
+        fs: the file system.
         directory: where the segments are, and the list.
         location: what the list says of where the objects are; empty where no tier is set, and none was.
         entries: what it says of them.
     """
 
     def __init__(
-        self, files: FileSystem, directory: str, location: Mapping[str, Any], entries: Iterable[ColdSegment] = ()
+        self, fs: FileSystem, directory: str, location: Mapping[str, Any], entries: Iterable[ColdSegment] = ()
     ) -> None:
         self.location = location
         self.directory = directory
-        self._files = files
+        self._fs = fs
         self._path = f"{directory}/{COLD_LIST}"
         self._mark = mark_path(directory)
         self._is_marked: bool | None = None
@@ -99,12 +99,12 @@ class ColdRegister:
         self._is_dirty = False
 
     @classmethod
-    def load(cls, files: FileSystem, directory: str, location: Mapping[str, Any] | None) -> ColdRegister:
+    def load(cls, fs: FileSystem, directory: str, location: Mapping[str, Any] | None) -> ColdRegister:
         """
         Return what the list in *directory* says.
 
         Args:
-            files: the file system.
+            fs: the file system.
             directory: where the segments are.
             location: where objects are to be; None as the list says.
 
@@ -115,9 +115,9 @@ class ColdRegister:
             SettingsError: its objects lie elsewhere than *location*.
             OSError: the disk says so.
         """
-        found = load_cold_list(files, directory, consequence=_WHAT_TO_DO)
+        found = load_cold_list(fs, directory, consequence=_WHAT_TO_DO)
         if found is None:
-            return cls(files, directory, location or {})
+            return cls(fs, directory, location or {})
         before, folder = location_from_list(found.location)
         if location is not None and found.entries:
             wanted, folder_wanted = location_from_list(location)
@@ -126,7 +126,7 @@ class ColdRegister:
                     f"cold.objects is {wanted}, but objects of this store are in {before} below {folder}: "
                     "give that location until they are gone"
                 )
-        return cls(files, directory, location or found.location, found.entries)
+        return cls(fs, directory, location or found.location, found.entries)
 
     def mark(self) -> None:
         """
@@ -216,20 +216,20 @@ class ColdRegister:
     def _write(self, entries: dict[int, ColdSegment]) -> None:
         if entries:
             data = encode_cold_list(ColdList(self.location, tuple(entries.values())))
-            replace_file(self._files, self._path, data)
+            replace_file(self._fs, self._path, data)
             self._make_mark()
         else:
             # The mark first: alone it says that the list was lost.
-            remove_durably(self._files, [self._mark])
+            remove_durably(self._fs, [self._mark])
             self._is_marked = False
-            remove_durably(self._files, [self._path])
+            remove_durably(self._fs, [self._path])
         self._entries = entries
         self._unverified = {seq for seq, entry in entries.items() if entry.state != "verified"}
         self._is_dirty = False
 
     def _make_mark(self) -> None:
         if self._is_marked is None:
-            self._is_marked = self._files.exists(self._mark)
+            self._is_marked = self._fs.exists(self._mark)
         if not self._is_marked:
-            replace_file(self._files, self._mark, COLD_LIST.encode() + b"\n")
+            replace_file(self._fs, self._mark, COLD_LIST.encode() + b"\n")
             self._is_marked = True

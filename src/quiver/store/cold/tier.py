@@ -157,7 +157,7 @@ class ColdTier:
 
     def _send(self, tier: ObjectTier, info: SegmentInfo) -> int:
         try:
-            source = self._parts.files.open_read(info.path)
+            source = self._parts.fs.open_read(info.path)
         except FileNotFoundError:
             return 0  # finished meanwhile, or lost: whoever reads it says so
         with contextlib.closing(source):

@@ -9,6 +9,7 @@ from typing import overload
 from quiver.bundle import OTAP, Adapter
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.errors import CorruptionError, SettingsError, UsageError
+from quiver.lazy_names import renamed_keyword
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.file_system import FileSystem, directory_name
 from quiver.primitives.disk.real_files import REAL_FILES
@@ -37,7 +38,7 @@ def open_path(
     settings: Settings | None = ...,
     *,
     cores: None = ...,
-    files: FileSystem = ...,
+    fs: FileSystem = ...,
     clock: Clock = ...,
     observer: Observer | None = ...,
     adapter: Adapter = ...,
@@ -54,7 +55,7 @@ def open_path(
     cores: int,
     core: int | None = ...,
     share_cap: bool = ...,
-    files: FileSystem = ...,
+    fs: FileSystem = ...,
     clock: Clock = ...,
     observer: Observer | None = ...,
     adapter: Adapter = ...,
@@ -63,6 +64,7 @@ def open_path(
 ) -> MultiCoreStore: ...
 
 
+@renamed_keyword("files", "fs")
 def open_path(
     path: str | os.PathLike[str],
     settings: Settings | None = None,
@@ -70,7 +72,7 @@ def open_path(
     cores: int | None = None,
     core: int | None = None,
     share_cap: bool = True,
-    files: FileSystem = REAL_FILES,
+    fs: FileSystem = REAL_FILES,
     clock: Clock = SYSTEM_CLOCK,
     observer: Observer | None = None,
     adapter: Adapter = OTAP,
@@ -90,7 +92,7 @@ def open_path(
             last time is fine: the bundles of cores that there are no more of are delivered, too.
         core: open only this one, 0 to *cores* - 1; other processes have the others.
         share_cap: a core may use what others do not. False divides the cap evenly.
-        files: the file system.
+        fs: the file system.
         clock: where time comes from.
         observer: where counts and events go; in memory and to the `quiver` logger when None.
         adapter: the slot table.
@@ -106,25 +108,25 @@ def open_path(
     root = directory_name(path)
     settings = _checked(settings)
     observer = observer or InMemoryObserver()
-    found = find_cores(files, root) if files.exists(root) else []
+    found = find_cores(fs, root) if fs.exists(root) else []
     if cores is None:
         if core is not None:
             raise UsageError(f"core={core} needs cores, too: how many cores share the directory")
         if found:
             raise UsageError(f"{root} holds {len(found)} cores; open it with cores={max(found) + 1}, or another number")
-        return _Place(root, settings, 1, True, files, clock, observer, adapter, background, share).open_single()
-    _check_cores(files, root, cores, core)
+        return _Place(root, settings, 1, True, fs, clock, observer, adapter, background, share).open_single()
+    _check_cores(fs, root, cores, core)
     one = _settings_of_one(settings, cores, len({*found, *range(cores)}), share_cap=share_cap)
     # make_dirs makes each missing level durable, so no core's directory is lost behind its segments.
-    files.make_dirs(root)
-    place = _Place(root, one, cores, core is None, files, clock, observer, adapter, background, share)
+    fs.make_dirs(root)
+    place = _Place(root, one, cores, core is None, fs, clock, observer, adapter, background, share)
     store = MultiCoreStore(
         root,
         settings,
         cores=cores,
         core=core,
         open_core=place.open_shared if share_cap else place.open_alone,
-        files=files,
+        fs=fs,
         clock=clock,
         observer=observer,
         adapter=adapter,
@@ -153,7 +155,7 @@ class _Place:
     settings: Settings
     cores: int
     has_all: bool
-    files: FileSystem
+    fs: FileSystem
     clock: Clock
     observer: Observer
     adapter: Adapter
@@ -166,7 +168,7 @@ class _Place:
         store = open_store(
             self.root,
             self.settings,
-            files=self.files,
+            fs=self.fs,
             clock=self.clock,
             observer=self.observer,
             adapter=self.adapter,
@@ -183,7 +185,7 @@ class _Place:
 
     def open_shared(self, core: int) -> OpenCore:
         """Open a core under the cap of all."""
-        evictor = Evictor(self.files, self.root, core, clock=self.clock, observer=self.observer)
+        evictor = Evictor(self.fs, self.root, core, clock=self.clock, observer=self.observer)
         capacity = self._capacity(core, evictor)
         store = self._open_store(core, capacity)
         try:
@@ -200,12 +202,12 @@ class _Place:
     def _open_store(self, core: int, capacity: SharedCapacity | None) -> Store:
         directory = f"{self.root}/{core_directory(core)}"
         # A process for each core may have subscribers that no other has: they are not waited for in every core.
-        if self.has_all and not self.files.exists(f"{directory}/{WAL_DIR}"):
+        if self.has_all and not self.fs.exists(f"{directory}/{WAL_DIR}"):
             self._await_known(directory)
         return open_store(
             directory,
             self.settings,
-            files=self.files,
+            fs=self.fs,
             clock=self.clock,
             observer=self.observer,
             adapter=self.adapter,
@@ -220,15 +222,15 @@ class _Place:
         One whose program comes back late would find gone what the others had finished of it. This goes before the log
         is there: a crash leaves a core that is new still.
         """
-        others = (f"{self.root}/{core_directory(other)}" for other in find_cores(self.files, self.root))
-        known = sorted({name for other in others for name in find_subscribers(self.files, other)})
+        others = (f"{self.root}/{core_directory(other)}" for other in find_cores(self.fs, self.root))
+        known = sorted({name for other in others for name in find_subscribers(self.fs, other)})
         if not known:
             return
-        self.files.make_dirs(directory)
+        self.fs.make_dirs(directory)
         nothing = Segments((), next_seq=0)
         for name in known:
             create_if_missing(
-                self.files, directory, name, start="earliest", segments=nothing, profile=self.settings.format_profile
+                self.fs, directory, name, start="earliest", segments=nothing, profile=self.settings.format_profile
             )
 
     def _capacity(self, core: int, evictor: Evictor) -> SharedCapacity:
@@ -240,7 +242,7 @@ class _Place:
             Free what is finished; under `drop_oldest` also what is not, from cores that have more than an even
             part.
             """
-            others = [other for other in find_cores(self.files, self.root) if other != core]
+            others = [other for other in find_cores(self.fs, self.root) if other != core]
             greedy: list[int] = []
             if settings.size_cap_policy == "drop_oldest" and cap is not None:
                 even = cap // self.cores
@@ -249,7 +251,7 @@ class _Place:
             return evictor.evict(others, bytes_wanted, drop_from=greedy)
 
         capacity = SharedCapacity(
-            self.files,
+            self.fs,
             self.root,
             core,
             cap=OwnCap(cap, self.share, self.root),
@@ -261,13 +263,13 @@ class _Place:
         return capacity
 
 
-def _check_cores(files: FileSystem, root: str, cores: int, core: int | None) -> None:
+def _check_cores(fs: FileSystem, root: str, cores: int, core: int | None) -> None:
     if not isinstance(cores, int) or not 1 <= cores <= CORE_MAX + 1:
         raise UsageError(f"cores={cores!r} is not 1 to {CORE_MAX + 1}")
     if core is not None and not (isinstance(core, int) and 0 <= core < cores):
         raise UsageError(f"core={core!r} is not 0 to {cores - 1}")
-    refuse_snapshot(files, root)
-    if files.exists(f"{root}/{WAL_DIR}") or files.exists(f"{root}/{SEGMENTS_DIR}"):
+    refuse_snapshot(fs, root)
+    if fs.exists(f"{root}/{WAL_DIR}") or fs.exists(f"{root}/{SEGMENTS_DIR}"):
         raise UsageError(
             f"{root} holds a single store. To go on with cores, close it and move all that is in it into "
             f"{root}/{core_directory(0)}/; what it holds is then core 0's"

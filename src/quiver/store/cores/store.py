@@ -111,7 +111,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         cores: how many cores there are.
         core: the one core to open; all when None.
         open_core: opens the store of one core.
-        files: the file system.
+        fs: the file system.
         clock: where time comes from.
         observer: takes counts and events.
         adapter: the slot table.
@@ -130,7 +130,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         cores: int,
         core: int | None,
         open_core: Callable[[int], OpenCore],
-        files: FileSystem,
+        fs: FileSystem,
         clock: Clock,
         observer: Observer,
         adapter: Adapter,
@@ -141,7 +141,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         self.adapter = adapter
         self.core_count = cores
         self._core = core
-        self._files = files
+        self._fs = fs
         self._clock = clock
         self._observer = observer
         self._open_core = open_core
@@ -150,7 +150,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         self._closed = False
         self._opened: dict[int, OpenCore] = {}
         self._registered: dict[str, _Registered] = {}
-        self._reader = StoreReader(root, fs=files, adapter=adapter)
+        self._reader = StoreReader(root, fs=fs, adapter=adapter)
         self._turn = itertools.count()
         self._adopt_again_s = -math.inf
         self._stayed: dict[int, tuple[float, float]] = {}
@@ -377,15 +377,15 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
     def _take_note(self, opened: OpenCore) -> None:
         """Forget what other cores deleted in this core's directory."""
         directory = opened.store.path
-        if not was_evicted(self._files, directory):
+        if not was_evicted(self._fs, directory):
             return
-        claim = take_claim(self._files, directory, who="its owner")
+        claim = take_claim(self._fs, directory, who="its owner")
         if claim is None:
             return  # somebody is deleting right now
         try:
-            drops = read_record(self._files, directory, self._observer)
+            drops = read_record(self._fs, directory, self._observer)
             if drops is not None and opened.store.internals.note_evicted(drops):
-                forget_record(self._files, directory)
+                forget_record(self._fs, directory)
         finally:
             claim.release()
 
@@ -393,7 +393,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
 
     def _adopt(self) -> None:
         self._adopt_again_s = self._clock.monotonic() + _ADOPT_S
-        for number in find_cores(self._files, self.path):
+        for number in find_cores(self._fs, self.path):
             mine = self._core is None or number % self.core_count == self._core
             if number < self.core_count or number in self._opened or not mine:
                 continue
@@ -424,7 +424,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         opened.store.close()
         if opened.capacity is not None:
             opened.capacity.close()
-        removed = remove_drained(self._files, opened.store.path)
+        removed = remove_drained(self._fs, opened.store.path)
         if not removed:
             pause_s = min(2 * self._stayed.get(opened.core, (_ADOPT_S / 2, 0.0))[0], _ADOPT_S_MAX)
             self._stayed[opened.core] = (pause_s, self._clock.monotonic() + pause_s)

@@ -65,9 +65,9 @@ class Admission:
         self._sealer = sealer
         self._logging = parts.settings.durability == "wal"
         segment_bytes_max = parts.settings.segment_bytes_max
-        self._disk = DiskRoom(parts.files, parts.path, segment_bytes_max=segment_bytes_max, logged=self._logging)
+        self._disk = DiskRoom(parts.fs, parts.path, segment_bytes_max=segment_bytes_max, logged=self._logging)
         self._drops = parts.settings.size_cap_policy == "drop_oldest"
-        self._notes = RoomNotes(parts.files, parts.path)
+        self._notes = RoomNotes(parts.fs, parts.path)
         self.wake: Callable[[], None] | None = None
         """Asks the background thread for a pass; None when there is none, and then the caller does the work."""
         self.is_closed = False

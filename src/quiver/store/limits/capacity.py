@@ -155,8 +155,8 @@ class DiskRoom:
         segment_bytes_max: of it, a 32nd is left for what a segment has beside its bundles.
     """
 
-    def __init__(self, files: FileSystem, path: str, *, segment_bytes_max: int, logged: bool) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, path: str, *, segment_bytes_max: int, logged: bool) -> None:
+        self._fs = fs
         self._path = path
         self._margin_bytes = segment_bytes_max // MARGIN_SHARE
         self._step_bytes = 0 if logged else segment_bytes_max // SAMPLE_SHARE
@@ -170,7 +170,7 @@ class DiskRoom:
         step = unsealed_bytes // self._step_bytes if self._step_bytes else None
         if step is None or step != self._step or self.free_bytes - kept_bytes < nbytes:
             try:
-                self.free_bytes = self._files.free_bytes(self._path)
+                self.free_bytes = self._fs.free_bytes(self._path)
             except OSError:
                 return None
             self._step = step

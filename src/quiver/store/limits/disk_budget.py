@@ -95,15 +95,15 @@ class DiskBudget:
     The budget of one pipeline, in one of its processes. Thread-safe.
 
     Args:
-        files: the file system.
+        fs: the file system.
         cap_bytes: the budget.
         buffers: directory of each buffer → what is reserved for it; see `working_bytes`.
         clock: spaces the looks at files.
     """
 
-    def __init__(self, files: FileSystem, cap_bytes: int, buffers: Mapping[str, int], *, clock: Clock) -> None:
+    def __init__(self, fs: FileSystem, cap_bytes: int, buffers: Mapping[str, int], *, clock: Clock) -> None:
         self.cap_bytes = cap_bytes
-        self._files = files
+        self._fs = fs
         self._clock = clock
         self._lock = threading.Lock()
         self._listed_s = -math.inf
@@ -161,7 +161,7 @@ class DiskBudget:
         self._listed_s = now_s
         for place in self._places():
             try:
-                place.list(self._files)
+                place.list(self._fs)
             except OSError:
                 continue  # what was seen last counts
 

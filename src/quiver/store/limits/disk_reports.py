@@ -47,12 +47,12 @@ class RoomNotes:
     The owner's end.
 
     Args:
-        files: the file system.
+        fs: the file system.
         root: the store's directory.
     """
 
-    def __init__(self, files: FileSystem, root: str) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self._fs = fs
         self._root = root
         self._published: int | None = -1
 
@@ -68,12 +68,12 @@ class RoomNotes:
         if cap_bytes is None:
             if before is not None:
                 with contextlib.suppress(FileNotFoundError):
-                    self._files.remove(path)
+                    self._fs.remove(path)
             self._published = None
             return
         if before is not None and before >= 0 and abs(cap_bytes - before) <= max(cap_bytes, before) // STEPS:
             return
-        _write(self._files, path, encode_cap_note(cap_bytes))
+        _write(self._fs, path, encode_cap_note(cap_bytes))
         self._published = cap_bytes
 
     def wanted_bytes(self) -> int:
@@ -84,43 +84,43 @@ class RoomNotes:
             OSError: the disk refused.
         """
         path = f"{self._root}/{ROOM_WANTED}"
-        if not self._files.exists(path):
+        if not self._fs.exists(path):
             return 0
-        wanted = _read(self._files, path, decode_room_wanted)
+        wanted = _read(self._fs, path, decode_room_wanted)
         with contextlib.suppress(FileNotFoundError):
-            self._files.remove(path)
+            self._fs.remove(path)
         return wanted or 0
 
 
-def find_room(files: FileSystem, root: str) -> RoomFound | None:
+def find_room(fs: FileSystem, root: str) -> RoomFound | None:
     """
     Return the cap of the store at *root* and what its files take; None when it has no cap. Dead letters have their own.
 
     Raises:
         OSError: the directory cannot be read.
     """
-    cap = _read(files, f"{root}/{CAP_NOTE}", decode_cap_note)
-    return None if cap is None else RoomFound(cap, tree_bytes(files, root, skip=(DEAD_LETTER_DIR,)))
+    cap = _read(fs, f"{root}/{CAP_NOTE}", decode_cap_note)
+    return None if cap is None else RoomFound(cap, tree_bytes(fs, root, skip=(DEAD_LETTER_DIR,)))
 
 
-def ask_for_room(files: FileSystem, root: str, wanted_bytes: int) -> None:
+def ask_for_room(fs: FileSystem, root: str, wanted_bytes: int) -> None:
     """
     Tell the owner of the store at *root* that somebody waits to stage so many bytes.
 
     Raises:
         OSError: the disk refused.
     """
-    _write(files, f"{root}/{ROOM_WANTED}", encode_room_wanted(wanted_bytes))
+    _write(fs, f"{root}/{ROOM_WANTED}", encode_room_wanted(wanted_bytes))
 
 
-def _write(files: FileSystem, path: str, data: bytes) -> None:
-    file = files.create_or_truncate(path)
+def _write(fs: FileSystem, path: str, data: bytes) -> None:
+    file = fs.create_or_truncate(path)
     try:
         file.pwrite(data, 0)
     finally:
         file.close()
 
 
-def _read(files: FileSystem, path: str, decode: Callable[[memoryview], Answer[int]]) -> int | None:
+def _read(fs: FileSystem, path: str, decode: Callable[[memoryview], Answer[int]]) -> int | None:
     """Return the number in a note; None when there is none, or when it is being written at this moment."""
-    return read_if_valid(files, path, decode, ROOM_NOTE_BYTES_MAX)
+    return read_if_valid(fs, path, decode, ROOM_NOTE_BYTES_MAX)

@@ -46,8 +46,8 @@ class SideFiles:
         progress_bytes_max: the largest progress file.
     """
 
-    def __init__(self, files: FileSystem, root: str, clock: Clock) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, root: str, clock: Clock) -> None:
+        self._fs = fs
         self._root = root
         self._clock = clock
         self._measured_at: float | None = None
@@ -64,7 +64,7 @@ class SideFiles:
     def measure_incoming(self) -> None:
         """Measure what sinks staged. A directory that cannot be read changes nothing."""
         with contextlib.suppress(OSError):
-            self.incoming_bytes = tree_bytes(self._files, f"{self._root}/{INCOMING_DIR}")
+            self.incoming_bytes = tree_bytes(self._fs, f"{self._root}/{INCOMING_DIR}")
 
     def measure(self, *, now: bool = False) -> None:
         """
@@ -78,24 +78,22 @@ class SideFiles:
         self._measured_at = at
         root = self._root
         with contextlib.suppress(OSError):
-            sizes = {
-                name: self._size(f"{root}/{name}") for name in self._files.list_dir(root) if name.startswith(_OURS)
-            }
+            sizes = {name: self._size(f"{root}/{name}") for name in self._fs.list_dir(root) if name.startswith(_OURS)}
             progress = (size for name, size in sizes.items() if parse_progress_name(name) is not None)
             self.progress_bytes_max = max(progress, default=0)
             paths = [f"{root}/{WAL_DIR}/{CURSOR_NAME}"]
             paths += [f"{root}/{SEGMENTS_DIR}/{name}" for name in (SEGMENT_FLOOR, COLD_LIST)]
             quarantine = f"{root}/{QUARANTINE_DIR}"
-            kept = [f"{quarantine}/{name}" for name in self._files.list_dir(quarantine)] if self._exists() else []
+            kept = [f"{quarantine}/{name}" for name in self._fs.list_dir(quarantine)] if self._exists() else []
             self.quarantine_bytes = sum(map(self._size, kept))
             self._other_bytes = self.quarantine_bytes + sum(sizes.values()) + sum(map(self._size, paths))
 
     def _exists(self) -> bool:
-        return self._files.exists(f"{self._root}/{QUARANTINE_DIR}")
+        return self._fs.exists(f"{self._root}/{QUARANTINE_DIR}")
 
     def _size(self, path: str) -> int:
         try:
-            return self._files.stat(path).size_bytes
+            return self._fs.stat(path).size_bytes
         except FileNotFoundError:
             return 0
 
@@ -106,7 +104,7 @@ class Reserve:
     still be written and what it frees be deleted; as long as they are not held again nothing is ingested.
 
     Args:
-        files: the file system.
+        fs: the file system.
         root: the store's directory.
         size_bytes: how much it should be at this moment. It grows when that does.
         clock: spaces the attempts to get it back.
@@ -116,7 +114,7 @@ class Reserve:
 
     def __init__(
         self,
-        files: FileSystem,
+        fs: FileSystem,
         root: str,
         size_bytes: Callable[[], int],
         *,
@@ -124,7 +122,7 @@ class Reserve:
         observer: Observer,
         on_change: Callable[[bool], None],
     ) -> None:
-        self._files = files
+        self._fs = fs
         self._path = f"{root}/{RESERVE}"
         self._size_bytes = size_bytes
         self._clock = clock
@@ -149,7 +147,7 @@ class Reserve:
         except OSError as error:
             if not self._held_bytes:
                 with contextlib.suppress(OSError):
-                    self._files.remove(self._path)
+                    self._fs.remove(self._path)
             self._say(is_lacking=is_full_disk(error), problem=str(error))
         else:
             self._held_bytes = wanted
@@ -166,7 +164,7 @@ class Reserve:
 
     def _hold(self, size_bytes: int) -> None:
         # What is held already is not let go of: on a full disk it would not come back.
-        open_file = self._files.open_write if self._held_bytes else self._files.create_or_truncate
+        open_file = self._fs.open_write if self._held_bytes else self._fs.create_or_truncate
         file = open_file(self._path)
         try:
             reserve_blocks(file, 0, size_bytes, on_unsupported="zeros")
@@ -181,7 +179,7 @@ class Reserve:
         self._retry_at = self._clock.monotonic()
         self._say(is_lacking=True, problem="spent: the disk is full")
         try:
-            remove_durably(self._files, [self._path])
+            remove_durably(self._fs, [self._path])
         except OSError:
             return False
         return True

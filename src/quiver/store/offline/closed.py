@@ -74,6 +74,6 @@ def drain(fs: FileSystem, root: str, *, clock: Clock) -> None:
     found = written_by(fs, root)
     settings = Settings(format_profile=found.profile, delete_grace_s=_NEVER_S)
     with open_store(
-        root, settings, files=fs, clock=clock, adapter=found.adapter, observer=_Quiet(), background=False
+        root, settings, fs=fs, clock=clock, adapter=found.adapter, observer=_Quiet(), background=False
     ) as store:
         store.flush()

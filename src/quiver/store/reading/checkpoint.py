@@ -35,12 +35,12 @@ class Checkpoint:
     The files of one query's checkpoint. Each is synced once.
 
     Args:
-        files: the file system.
+        fs: the file system.
         path: the local directory; Spark makes it.
     """
 
-    def __init__(self, files: FileSystem, path: str) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self._fs = fs
         self._path = local_checkpoint(path)
         self._synced: dict[str, str] = {}
 
@@ -53,7 +53,7 @@ class Checkpoint:
         """
         if "" not in self._synced:
             self._sync(self._path, _METADATA)
-            self._files.sync_dir(self._path)
+            self._fs.sync_dir(self._path)
             self._synced[""] = _METADATA
         self._sync_newest(_OFFSETS)
 
@@ -68,18 +68,18 @@ class Checkpoint:
 
     def _sync_newest(self, log: str) -> None:
         directory = f"{self._path}/{log}"
-        batches = _batches(self._files, directory)
+        batches = _batches(self._fs, directory)
         if not batches or self._synced.get(log) == batches[-1]:
             return
         self._sync(directory, batches[-1])
-        self._files.sync_dir(directory)
+        self._fs.sync_dir(directory)
         self._synced[log] = batches[-1]
 
     def _sync(self, directory: str, name: str) -> None:
         # Hadoop keeps a checksum beside each file, and does not read a file whose checksum is empty.
         for path in (f"{directory}/{name}", f"{directory}/.{name}.crc"):
             try:
-                file = self._files.open_write(path)
+                file = self._fs.open_write(path)
             except FileNotFoundError:
                 continue
             try:
@@ -88,7 +88,7 @@ class Checkpoint:
                 file.close()
 
 
-def repair_checkpoint(files: FileSystem, path: str) -> list[str]:
+def repair_checkpoint(fs: FileSystem, path: str) -> list[str]:
     """
     Remove what a power loss left of files that were never synced; return their paths. Only while no query runs.
 
@@ -101,32 +101,32 @@ def repair_checkpoint(files: FileSystem, path: str) -> list[str]:
     root = local_checkpoint(path)
     empty: list[str] = []
     for log in (_OFFSETS, _COMMITS):
-        for name in reversed(_batches(files, f"{root}/{log}")):
-            found = _empty_of(files, f"{root}/{log}", name)
+        for name in reversed(_batches(fs, f"{root}/{log}")):
+            found = _empty_of(fs, f"{root}/{log}", name)
             empty += found
             if f"{root}/{log}/{name}" not in found:
                 break
-    if all(not _batches(files, f"{root}/{log}") for log in (_OFFSETS, _COMMITS)):
-        empty += _empty_of(files, root, _METADATA)
-    remove_durably(files, empty)
+    if all(not _batches(fs, f"{root}/{log}") for log in (_OFFSETS, _COMMITS)):
+        empty += _empty_of(fs, root, _METADATA)
+    remove_durably(fs, empty)
     for one in empty:
         _log.warning("quiver.spark.checkpoint_repaired removed=%s reason=empty after a crash", one)
     return empty
 
 
-def _empty_of(files: FileSystem, directory: str, name: str) -> list[str]:
+def _empty_of(fs: FileSystem, directory: str, name: str) -> list[str]:
     """Return the file and its checksum when the file is empty, the checksum alone when only that is."""
     path, checksum = f"{directory}/{name}", f"{directory}/.{name}.crc"
-    present = [one for one in (path, checksum) if files.exists(one)]
-    if path in present and not files.stat(path).size_bytes:
+    present = [one for one in (path, checksum) if fs.exists(one)]
+    if path in present and not fs.stat(path).size_bytes:
         return present
-    return [one for one in present if one == checksum and not files.stat(one).size_bytes]
+    return [one for one in present if one == checksum and not fs.stat(one).size_bytes]
 
 
-def _batches(files: FileSystem, directory: str) -> list[str]:
+def _batches(fs: FileSystem, directory: str) -> list[str]:
     """Return the names of the batches in a log of Spark's, ascending."""
     try:
-        names = files.list_dir(directory)
+        names = fs.list_dir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted((name for name in names if name.isdecimal()), key=int)

@@ -31,14 +31,14 @@ class CoresSubscription:
     The position of one query in a store on several cores. Not thread-safe: Spark calls strictly in turn.
 
     Args:
-        files: the file system.
+        fs: the file system.
         options: of the load.
         make: makes the subscription of one core.
         parallelism: tasks that run at once.
     """
 
-    def __init__(self, files: FileSystem, options: SourceOptions, make: MakeSubscription, *, parallelism: int) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, options: SourceOptions, make: MakeSubscription, *, parallelism: int) -> None:
+        self._fs = fs
         self._options = options
         self._make = make
         self._parallelism = parallelism
@@ -138,9 +138,9 @@ class CoresSubscription:
 
     def _live(self) -> dict[int, Subscription]:
         """Return the cores that are there now, each with its subscription."""
-        roots = {core: root for core, root in store_roots(self._files, self._options.path).items() if core is not None}
+        roots = {core: root for core, root in store_roots(self._fs, self._options.path).items() if core is not None}
         # By inode: a core that went may have come back, and is another one then.
-        there = {core: self._files.stat(root).inode for core, root in roots.items()}
+        there = {core: self._fs.stat(root).inode for core, root in roots.items()}
         for core in [core for core in self._cores if self._inodes[core] != there.get(core)]:
             self._cores.pop(core).release()
         for core, root in roots.items():

@@ -37,9 +37,9 @@ _LISTING_SETTLES_NS = 100_000_000
 _log = logging.getLogger("quiver")
 
 
-def store_identity(files: FileSystem, root: str) -> str:
+def store_identity(fs: FileSystem, root: str) -> str:
     """Return the store's identity, or "unknown" for a store that has none."""
-    return StoreFiles(files, root).identity() or STORE_UNKNOWN
+    return StoreFiles(fs, root).identity() or STORE_UNKNOWN
 
 
 def store_root(segment_path: str) -> str:
@@ -47,7 +47,7 @@ def store_root(segment_path: str) -> str:
     return segment_path.rpartition("/")[0].rpartition("/")[0]
 
 
-def store_roots(files: FileSystem, path: str) -> dict[int | None, str]:
+def store_roots(fs: FileSystem, path: str) -> dict[int | None, str]:
     """
     Return the stores below *path*: its cores by number, or None → *path* itself where it is a single store.
 
@@ -55,30 +55,30 @@ def store_roots(files: FileSystem, path: str) -> dict[int | None, str]:
         UsageError: there is no store.
     """
     try:
-        cores = sorted(core for core in map(parse_core_directory, files.list_dir(path)) if core is not None)
+        cores = sorted(core for core in map(parse_core_directory, fs.list_dir(path)) if core is not None)
     except (FileNotFoundError, NotADirectoryError):
         cores = []
     # A core that is just being made is none yet, one that is just being removed none any more.
     found: dict[int | None, str] = {}
     for core in cores:
         root = f"{path}/{core_directory(core)}"
-        if files.exists(f"{root}/{SEGMENTS_DIR}"):
+        if fs.exists(f"{root}/{SEGMENTS_DIR}"):
             found[core] = root
     if found:
         return found
-    if not files.exists(f"{path}/{SEGMENTS_DIR}"):
+    if not fs.exists(f"{path}/{SEGMENTS_DIR}"):
         raise UsageError(f"{path} is not the directory of a store: it has no {SEGMENTS_DIR}/")
     return {None: path}
 
 
-def store_identities(files: FileSystem, path: str) -> dict[str, str]:
+def store_identities(fs: FileSystem, path: str) -> dict[str, str]:
     """
     Return the directories of the stores below *path*, each with its identity.
 
     Raises:
         UsageError: there is no store.
     """
-    return {root: store_identity(files, root) for root in store_roots(files, path).values()}
+    return {root: store_identity(fs, root) for root in store_roots(fs, path).values()}
 
 
 class SegmentList:
@@ -86,7 +86,7 @@ class SegmentList:
     The segments below *root*, and of each what the plan needs. Not thread-safe.
 
     Args:
-        files: the file system.
+        fs: the file system.
         root: the store's directory.
         slots: sizes and rows count these slots only; None counts all.
         fail_on_data_loss: whether a damaged segment stops the reader or is passed over with a warning.
@@ -98,15 +98,15 @@ class SegmentList:
 
     def __init__(
         self,
-        files: FileSystem,
+        fs: FileSystem,
         root: str,
         *,
         slots: frozenset[int] | None,
         fail_on_data_loss: bool,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._files = files
-        self._store = StoreFiles(files, root)
+        self._fs = fs
+        self._store = StoreFiles(fs, root)
         self._root = root
         self._directory = self._store.segments_directory
         self._slots = slots
@@ -116,12 +116,12 @@ class SegmentList:
         self._listed: tuple[int, int] | None = None
         self._summaries: dict[int, SegmentSummary] = {}
         self._seen: set[int] = set()
-        if not files.exists(self._directory):
+        if not fs.exists(self._directory):
             raise UsageError(f"{root} is not the directory of a store: it has no {SEGMENTS_DIR}/")
 
     def numbers(self) -> Sequence[int]:
         """Return the numbers of the sealed segments, ascending."""
-        modified_ns = self._files.stat(self._directory).modified_ns
+        modified_ns = self._fs.stat(self._directory).modified_ns
         if self._listed is not None:
             known_ns, listed_ns = self._listed
             if modified_ns == known_ns and listed_ns - known_ns > _LISTING_SETTLES_NS:
@@ -214,7 +214,7 @@ class SegmentList:
 
     def _stream_schemas(self, path: str) -> list[tuple[bytes, pa.Schema]]:
         try:
-            reader = SegmentReader.open(self._files, path)
+            reader = SegmentReader.open(self._fs, path)
             return [
                 (entry.fingerprint, reader.schema(stream_id))
                 for stream_id, entry in reader.streams.items()
@@ -226,7 +226,7 @@ class SegmentList:
 
     def _open(self, path: str) -> SegmentReader | None:
         try:
-            return SegmentReader.open(self._files, path)
+            return SegmentReader.open(self._fs, path)
         except (FileNotFoundError, CorruptionError) as problem:
             self._pass_over(path, problem)
             return None
@@ -258,11 +258,11 @@ class SegmentList:
 
     def _read_directory(self, path: str) -> tuple[int, Collection[StreamEntry]]:
         # Of a segment that only the object tier has, its end alone: the whole of it comes to the task that reads it.
-        tail = read_tail(self._files, path) if self._files.stat(path).inode == COLD_INODE else None
+        tail = read_tail(self._fs, path) if self._fs.stat(path).inode == COLD_INODE else None
         streams = None if tail is None else tail.streams
         if tail is not None and streams is not None:
             return tail.info.bundle_count, streams
-        reader = SegmentReader.open(self._files, path)
+        reader = SegmentReader.open(self._fs, path)
         return reader.bundle_count, reader.streams.values()
 
     def _pass_over(self, path: str, problem: FileNotFoundError | CorruptionError) -> None:

@@ -63,7 +63,7 @@ class Subscription:
     The position of one query in one store. Not thread-safe: Spark calls strictly in turn.
 
     Args:
-        files: the file system.
+        fs: the file system.
         options: of the load; `subscriber` must be given.
         segments: the store's sealed segments.
         parallelism: tasks that run at once.
@@ -76,7 +76,7 @@ class Subscription:
 
     def __init__(
         self,
-        files: FileSystem,
+        fs: FileSystem,
         options: SourceOptions,
         segments: SegmentList,
         *,
@@ -89,17 +89,17 @@ class Subscription:
                 "a streaming query is a subscriber of the store and needs a name of its own: "
                 '.option("subscriber", "parquet-exporter")'
             )
-        self._files = files
+        self._fs = fs
         self._options = options
         self._segments = segments
         self._parallelism = parallelism
         self._clock = clock
         self._observer = observer if observer is not None else InMemoryObserver()
         self._drops_seen: dict[str, _Signature] = {}
-        self._file = SubscriberFile(files, options.path, options.subscriber)
-        self._held = HeldBundles(files, options.path, options.subscriber)
+        self._file = SubscriberFile(fs, options.path, options.subscriber)
+        self._held = HeldBundles(fs, options.path, options.subscriber)
         self._released_for = self._held.refs
-        self._checkpoint = None if options.checkpoint is None else Checkpoint(files, options.checkpoint)
+        self._checkpoint = None if options.checkpoint is None else Checkpoint(fs, options.checkpoint)
         self._acked = BundleRef(0, 0)
         self._available: BundleRef | None = None
         self._store = ""
@@ -128,7 +128,7 @@ class Subscription:
     @property
     def store(self) -> str:
         """The identity of the store."""
-        return self._store or store_identity(self._files, self._options.path)
+        return self._store or store_identity(self._fs, self._options.path)
 
     def has_more(self, start: Mapping[str, Any]) -> bool:
         """Say whether there is anything behind *start*."""
@@ -261,12 +261,12 @@ class Subscription:
         start = starting.segment if isinstance(starting, BundleRef) else starting
         options = self._options
         created = create_if_missing(
-            self._files,
+            self._fs,
             options.path,
             self._file.subscriber_id,
             start=start,  # type: ignore[arg-type]
             segments=Segments(self._refs()),
-            profile=profile_in_use(self._files, options.path),
+            profile=profile_in_use(self._fs, options.path),
         )
         self._own()
         if created and isinstance(starting, BundleRef) and starting > self._acked:
@@ -294,7 +294,7 @@ class Subscription:
         Raises:
             DataLossError: it is another store now, or none.
         """
-        if store_identity(self._files, self._options.path) == self._store:
+        if store_identity(self._fs, self._options.path) == self._store:
             return
         self._file.release()
         raise DataLossError(
@@ -367,17 +367,17 @@ class Subscription:
         if not unwritten:
             return found
         self._drops_seen.pop(DROP_LEDGER, None)
-        cursor = StoreFiles(self._files, self._options.path).cursor()
+        cursor = StoreFiles(self._fs, self._options.path).cursor()
         return [entry for entry in found if entry.wal_position_end <= cursor]
 
     def _changed_drops(self, name: str) -> tuple[DroppedSegment, ...]:
         path = f"{self._options.path}/{name}"
         try:
-            stat = self._files.stat(path)
+            stat = self._fs.stat(path)
             seen = (stat.modified_ns, stat.inode, stat.size_bytes)
             if seen == self._drops_seen.get(name):
                 return ()
-            drops = StoreFiles(self._files, self._options.path).drops(name)
+            drops = StoreFiles(self._fs, self._options.path).drops(name)
         except FileNotFoundError:
             return ()
         except CorruptionError:
@@ -389,7 +389,7 @@ class Subscription:
 
     def _take_lock(self) -> None:
         self._drops_seen = {}
-        self._store = store_identity(self._files, self._options.path)
+        self._store = store_identity(self._fs, self._options.path)
         deadline = self._clock.monotonic() + LOCK_PATIENCE_S
         condition = threading.Condition()
         while True:

@@ -69,9 +69,9 @@ class Cleanup:
             age_s_max=settings.max_age_s,
         )
         self.window = ColdWindow(parts, self.retention, self._out_of_log)
-        self.side = SideFiles(parts.files, parts.path, parts.clock)
+        self.side = SideFiles(parts.fs, parts.path, parts.clock)
         self.reserve = Reserve(
-            parts.files,
+            parts.fs,
             parts.path,
             self._reserve_bytes,
             clock=parts.clock,
@@ -101,8 +101,8 @@ class Cleanup:
             clock = parts.clock
             newest_ns = info.ingested_max_ns
             if newest_ns is None:  # another engine's: it goes by the file's time, too; without one it begins now
-                there = parts.files.exists(info.path)
-                newest_ns = parts.files.stat(info.path).modified_ns if there else clock.now_ns()
+                there = parts.fs.exists(info.path)
+                newest_ns = parts.fs.stat(info.path).modified_ns if there else clock.now_ns()
             born_s = clock.monotonic() - max(0, clock.now_ns() - newest_ns) / 1e9
         self.retention.born(info.seq, born_s)
 
@@ -387,7 +387,7 @@ class Cleanup:
             parts.subscribers.refresh()
             parts.subscribers.drops.apply(entries)
             # What others gave up may stand in their record still, and would count as news.
-            if not parts.files.exists(f"{parts.path}/{EVICTED}"):
+            if not parts.fs.exists(f"{parts.path}/{EVICTED}"):
                 spent += [entry.seq for entry in entries if self._is_done_with(entry)]
             self._ledger.remove(spent)
             parts.subscribers.drops.forget(spent)
@@ -434,7 +434,7 @@ class Cleanup:
             is_noted = self._note_and_count(dropped)
             self._fold(dropped)
             given_up = {entry.seq for entry in dropped}
-            gone = [info.seq for info in parts.catalog.local_segments() if not parts.files.exists(info.path)]
+            gone = [info.seq for info in parts.catalog.local_segments() if not parts.fs.exists(info.path)]
             copied = [seq for seq in gone if seq not in given_up and parts.cold.is_verified(seq)]
             for seq in copied:
                 parts.catalog.went_cold(seq)
@@ -461,7 +461,7 @@ class Cleanup:
             is_local = parts.catalog.is_local(info.seq)
             if is_local:
                 with contextlib.suppress(FileNotFoundError):
-                    recovery.quarantine_file(parts.files, parts.path, info.path)
+                    recovery.quarantine_file(parts.fs, parts.path, info.path)
             if is_local and parts.cold.is_verified(info.seq):
                 parts.catalog.went_cold(info.seq)
                 parts.observer.event(

@@ -40,20 +40,20 @@ class DropLedger:
     Entries by segment number, in memory as on disk. One thread at a time.
 
     Args:
-        files: the file system.
+        fs: the file system.
         root: the store's directory.
         entries: what the file says.
     """
 
-    def __init__(self, files: FileSystem, root: str, entries: Iterable[DroppedSegment] = ()) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, root: str, entries: Iterable[DroppedSegment] = ()) -> None:
+        self._fs = fs
         self._path = f"{root}/{DROP_LEDGER}"
         self._entries = {entry.seq: entry for entry in entries}
         self._is_sure = True
         """Whether the file is durable as it is; not after a sync that failed behind the rename."""
 
     @classmethod
-    def load(cls, files: FileSystem, root: str, observer: Observer) -> DropLedger:
+    def load(cls, fs: FileSystem, root: str, observer: Observer) -> DropLedger:
         """
         Return the ledger of the store at *root*; an empty one when there is none.
 
@@ -64,19 +64,19 @@ class DropLedger:
             OSError: it cannot be read, or its copy cannot be written.
         """
         path = f"{root}/{DROP_LEDGER}"
-        if not files.exists(path):
-            return cls(files, root)
-        data = files.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)
+        if not fs.exists(path):
+            return cls(fs, root)
+        data = fs.read_all(path, size_max=DROP_LEDGER_BYTES_MAX)
         answer = decode_drop_ledger(memoryview(data))
         if isinstance(answer, Frame):
             # Whoever wrote it may have ended before its name was durable, and what it names is about to go.
-            files.sync_dir(root)
-            return cls(files, root, answer.value)
+            fs.sync_dir(root)
+            return cls(fs, root, answer.value)
         observer.event("quiver.drops.load", level=logging.ERROR, path=path, problem="damaged; a copy is kept")
         observer.count("quiver.recovery.damaged_files_total", kind="drop_ledger")
-        keep_damaged(files, f"{root}/{QUARANTINE_DIR}", DROP_LEDGER, data)
-        remove_durably(files, [path])
-        return cls(files, root)
+        keep_damaged(fs, f"{root}/{QUARANTINE_DIR}", DROP_LEDGER, data)
+        remove_durably(fs, [path])
+        return cls(fs, root)
 
     @property
     def entries(self) -> list[DroppedSegment]:
@@ -111,7 +111,7 @@ class DropLedger:
             return
         data = encode_drop_ledger(list(grown.values()))
         try:
-            replace_file(self._files, self._path, data)
+            replace_file(self._fs, self._path, data)
         except OSError:
             if self._reads(data):
                 self._entries, self._is_sure = grown, False
@@ -120,7 +120,7 @@ class DropLedger:
 
     def _reads(self, data: bytes) -> bool:
         try:
-            return self._files.read_all(self._path, size_max=DROP_LEDGER_BYTES_MAX) == data
+            return self._fs.read_all(self._path, size_max=DROP_LEDGER_BYTES_MAX) == data
         except OSError:
             return False
 
@@ -136,7 +136,7 @@ class DropLedger:
         if len(left) == len(self._entries):
             return
         if left:
-            replace_file(self._files, self._path, encode_drop_ledger(list(left.values())))
+            replace_file(self._fs, self._path, encode_drop_ledger(list(left.values())))
         else:
-            remove_durably(self._files, [self._path])
+            remove_durably(self._fs, [self._path])
         self._entries, self._is_sure = left, True

@@ -68,7 +68,7 @@ class Sealing:
 
     def __init__(
         self,
-        files: FileSystem,
+        fs: FileSystem,
         directory: str,
         settings: Settings,
         clock: Clock,
@@ -77,7 +77,7 @@ class Sealing:
         adapter: Adapter,
     ) -> None:
         self._adapter = adapter
-        self._files = files
+        self._fs = fs
         self._directory = directory
         self._settings = settings
         self._clock = clock
@@ -89,7 +89,7 @@ class Sealing:
         # Two segments' worth: the open one's memory is what the one written before it gave back.
         self._pool = BlockPool(keep_bytes_max=2 * settings.segment_bytes_max)
         self.arena = Arena(self._pool)
-        self.log = LogReader(files)
+        self.log = LogReader(fs)
         self.pending: Pending | None = None
         self.added_through = -1
         """The sequence number of the last bundle that was added."""
@@ -142,7 +142,7 @@ class Sealing:
         self.pending = Pending(self.next_seq, sealed, self.arena, self.log, self.added_through, born_s)
         self.next_seq += 1
         self.arena = Arena(self._pool)
-        self.log = LogReader(self._files)
+        self.log = LogReader(self._fs)
         self.open = self._new_segment()
         self._opened_at = None
         self.full = False
@@ -203,7 +203,7 @@ class Sealing:
         try:
             open_log(pending.log)
             info = write_segment(
-                self._files,
+                self._fs,
                 self._directory,
                 pending.seq,
                 pending.sealed,

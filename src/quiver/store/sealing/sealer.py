@@ -113,7 +113,7 @@ class Sealer:
             with parts.lock:
                 gone = parts.wal.purgeable()
             if gone:
-                remove_durably(parts.files, [file.path for file in gone])
+                remove_durably(parts.fs, [file.path for file in gone])
                 with parts.lock:
                     parts.wal.forget(gone)
                     parts.room.notify_all()

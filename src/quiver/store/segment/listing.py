@@ -8,7 +8,7 @@ from quiver.store.format.names import segment_numbers
 __all__ = ["list_segments"]
 
 
-def list_segments(files: FileSystem, directory: str) -> list[int]:
+def list_segments(fs: FileSystem, directory: str) -> list[int]:
     """
     Return the numbers of the segments in *directory*, ascending; below the last of them none is missing that is there.
 
@@ -19,7 +19,7 @@ def list_segments(files: FileSystem, directory: str) -> list[int]:
     Raises:
         FileNotFoundError: there is no such directory.
     """
-    before = segment_numbers(files.list_dir(directory))
+    before = segment_numbers(fs.list_dir(directory))
     if not before:
         return []
-    return [number for number in segment_numbers(files.list_dir(directory)) if number <= before[-1]]
+    return [number for number in segment_numbers(fs.list_dir(directory)) if number <= before[-1]]

@@ -47,20 +47,20 @@ class WalFileFound:
     config_hash: bytes | None
 
 
-def find_wal_files(files: FileSystem, directory: str) -> list[WalFileFound]:
+def find_wal_files(fs: FileSystem, directory: str) -> list[WalFileFound]:
     """
     Return the WAL files of *directory*: rotated ones by number, the active one last.
 
     Each position comes from the file's own header, never from adding up what survives.
     """
     found: list[WalFileFound] = []
-    for name in files.list_dir(directory):
+    for name in fs.list_dir(directory):
         number = parse_wal_rotated_name(name)
         if number is None and name != WAL_ACTIVE:
             continue
         path = f"{directory}/{name}"
         try:
-            file = files.open_read(path)
+            file = fs.open_read(path)
         except FileNotFoundError:
             continue  # beside a live writer: renamed or purged since the directory was listed
         try:
@@ -79,31 +79,31 @@ def find_wal_files(files: FileSystem, directory: str) -> list[WalFileFound]:
     return sorted(found, key=lambda file: (file.number is None, file.number or 0))
 
 
-def scan_file(files: FileSystem, path: str) -> WalFileScan:
+def scan_file(fs: FileSystem, path: str) -> WalFileScan:
     """
     Read and scan one WAL file.
 
     Raises:
         OSError: it cannot be read, or is larger than any log writes (EFBIG).
     """
-    return scan_wal_file(memoryview(read_file(files, path)), path)
+    return scan_wal_file(memoryview(read_file(fs, path)), path)
 
 
-def read_file(files: FileSystem, path: str) -> bytes:
+def read_file(fs: FileSystem, path: str) -> bytes:
     """
     Return the bytes of one WAL file.
 
     Raises:
         OSError: it cannot be read, or is larger than any log writes (EFBIG).
     """
-    return files.read_all(path, size_max=FILE_BYTES_MAX)
+    return fs.read_all(path, size_max=FILE_BYTES_MAX)
 
 
-def logged_entries(files: FileSystem, directory: str) -> Iterator[WalEntry]:
+def logged_entries(fs: FileSystem, directory: str) -> Iterator[WalEntry]:
     """Yield the entries of all WAL files of *directory*, oldest first. A file purged meanwhile is passed over."""
-    for found in find_wal_files(files, directory):
+    for found in find_wal_files(fs, directory):
         try:
-            scan = scan_file(files, found.path)
+            scan = scan_file(fs, found.path)
         except FileNotFoundError:
             continue  # its bundles are in segments
         for scanned in scan.entries:

@@ -27,10 +27,10 @@ class LogSpan(NamedTuple):
 class LogReader:
     """Reads the entries of one segment again. Used by one thread at a time, the one that writes the segment."""
 
-    __slots__ = ("_files", "_open", "end", "start")
+    __slots__ = ("_fs", "_open", "end", "start")
 
-    def __init__(self, files: FileSystem) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
         self._open: list[tuple[LogSpan, File]] = []
         self.start = 0
         """Stream position of the first entry that will be asked for,"""
@@ -53,7 +53,7 @@ class LogReader:
         self.close()
         try:
             for span in spans:
-                self._open.append((span, self._files.open_read(span.path)))
+                self._open.append((span, self._fs.open_read(span.path)))
         except OSError:
             self.close()
             raise

@@ -62,7 +62,7 @@ class WalWriter:
     `advance_cursor` by one thread at a time.
 
     Args:
-        files: the file system.
+        fs: the file system.
         directory: the `wal` directory.
         config_hash: goes into the header of each new file.
         limits: caps.
@@ -73,7 +73,7 @@ class WalWriter:
 
     def __init__(
         self,
-        files: FileSystem,
+        fs: FileSystem,
         directory: str,
         *,
         config_hash: bytes,
@@ -82,7 +82,7 @@ class WalWriter:
         cursor: int,
         sync_data: Callable[[File], None],
     ) -> None:
-        self._files = files
+        self._fs = fs
         self._directory = directory
         self._config_hash = config_hash
         # A file is read whole when the store opens: one that grows without end could not be opened again.
@@ -127,8 +127,8 @@ class WalWriter:
     def start(self, position: int) -> None:
         """Begin a new active file whose first data byte has stream position *position*. Durable on return."""
         file = self._make_next(position)
-        self._files.rename(self._path(WAL_NEXT), self._path(WAL_ACTIVE))
-        self._files.sync_dir(self._directory)
+        self._fs.rename(self._path(WAL_NEXT), self._path(WAL_ACTIVE))
+        self._fs.sync_dir(self._directory)
         self._use(file, position)
         self.written = self.synced = position
 
@@ -404,11 +404,11 @@ class WalWriter:
             self._cut_zeros(old)
             old.sync_data()
             # 2. … then it takes its number. Crash here: no active file; open continues behind the numbered one.
-            self._files.rename(self._path(WAL_ACTIVE), retired)
+            self._fs.rename(self._path(WAL_ACTIVE), retired)
             # 3. That name must be durable before `quiver.wal` means another file, or the old one could be lost.
-            self._files.sync_dir(self._directory)
-            self._files.rename(self._path(WAL_NEXT), self._path(WAL_ACTIVE))
-            self._files.sync_dir(self._directory)
+            self._fs.sync_dir(self._directory)
+            self._fs.rename(self._path(WAL_NEXT), self._path(WAL_ACTIVE))
+            self._fs.sync_dir(self._directory)
         except OSError as error:
             self._failure = error
             raise StoreFailedError(f"{self._directory}: rotation failed: {error}; reopen to recover") from error
@@ -425,7 +425,7 @@ class WalWriter:
             self._file_bytes = self._offset
 
     def _make_next(self, position: int) -> File:
-        file = self._files.create_or_truncate(self._path(WAL_NEXT))
+        file = self._fs.create_or_truncate(self._path(WAL_NEXT))
         try:
             file.pwrite(encode_wal_header(self._config_hash, position), 0)
             file.sync()
@@ -454,7 +454,7 @@ class WalWriter:
         if not or_never:
             self._cursor_wanted = wanted
         if wanted > self.cursor:
-            replace_file(self._files, self._path(CURSOR_NAME), encode_cursor(wanted))
+            replace_file(self._fs, self._path(CURSOR_NAME), encode_cursor(wanted))
             self.cursor = wanted
 
     def purgeable(self) -> list[RotatedFile]:

@@ -187,7 +187,7 @@ class Deleter:
 
     Args:
         wal: the log; it has a directory.
-        files: its file system.
+        fs: its file system.
         objects: the object store.
         catalogue: of the topic.
         settings, retention: of local files, and of objects.
@@ -200,7 +200,7 @@ class Deleter:
     def __init__(
         self,
         wal: Wal,
-        files: FileSystem,
+        fs: FileSystem,
         objects: ObjectTier,
         catalogue: ObjectCatalogue,
         *,
@@ -212,7 +212,7 @@ class Deleter:
         observer: Observer,
     ) -> None:
         self._wal = wal
-        self._files = files
+        self._fs = fs
         self._objects = objects
         self._catalogue = catalogue
         self._settings = settings
@@ -274,7 +274,7 @@ class Deleter:
 
     def _file_has(self, file: WalFile, first: int, behind: int) -> bool:
         scanner = FrameScanner(
-            self._files, file.path, position=0, end=file.size_bytes, expected=file.first_offset, marks=FileMarks()
+            self._fs, file.path, position=0, end=file.size_bytes, expected=file.first_offset, marks=FileMarks()
         )
         with scanner:
             while (step := scanner.step()) is not None:

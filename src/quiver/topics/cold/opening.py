@@ -36,7 +36,7 @@ OWNER_FILE = "owner.id"
 _OWNER_BYTES_MAX = 64
 
 
-def owner_of(files: FileSystem, root: str) -> str:
+def owner_of(fs: FileSystem, root: str) -> str:
     """
     Return the name of the directory *root*, made up and kept at the first call. Durable on return.
 
@@ -47,16 +47,16 @@ def owner_of(files: FileSystem, root: str) -> str:
     """
     path = f"{root}/{OWNER_FILE}"
     try:
-        name = files.read_all(path, size_max=_OWNER_BYTES_MAX).decode("ascii", "replace").strip()
+        name = fs.read_all(path, size_max=_OWNER_BYTES_MAX).decode("ascii", "replace").strip()
     except FileNotFoundError:
         name = ""
     if not name:
         name = secrets.token_hex(8)
-        replace_file(files, path, name.encode())
+        replace_file(fs, path, name.encode())
     return name
 
 
-def tier_signs(files: FileSystem, root: str) -> list[str]:
+def tier_signs(fs: FileSystem, root: str) -> list[str]:
     """
     Return what says that the topics below *root* had a tier, as paths; nothing where they never had one.
 
@@ -66,19 +66,19 @@ def tier_signs(files: FileSystem, root: str) -> list[str]:
     Raises:
         OSError: it cannot be read.
     """
-    found = [f"{root}/{name}" for name in (OWNER_FILE, METADATA_FILE) if files.exists(f"{root}/{name}")]
-    if any(files.exists(f"{directory}/{UPLOADER_CHECKPOINT}") for directory in _directories_below(files, root)):
+    found = [f"{root}/{name}" for name in (OWNER_FILE, METADATA_FILE) if fs.exists(f"{root}/{name}")]
+    if any(fs.exists(f"{directory}/{UPLOADER_CHECKPOINT}") for directory in _directories_below(fs, root)):
         found.append(f"{root}/*/*/{UPLOADER_CHECKPOINT}")
     return found
 
 
-def _directories_below(files: FileSystem, root: str) -> Iterator[str]:
-    for namespace in filter(is_namespace, names_in(files, root)):
-        for name in filter(is_namespace, names_in(files, f"{root}/{namespace}")):
+def _directories_below(fs: FileSystem, root: str) -> Iterator[str]:
+    for namespace in filter(is_namespace, names_in(fs, root)):
+        for name in filter(is_namespace, names_in(fs, f"{root}/{namespace}")):
             yield f"{root}/{namespace}/{name}"
 
 
-def names_in(files: FileSystem, directory: str) -> list[str]:
+def names_in(fs: FileSystem, directory: str) -> list[str]:
     """
     Return what is in *directory*; nothing where it is none.
 
@@ -86,19 +86,19 @@ def names_in(files: FileSystem, directory: str) -> list[str]:
         OSError: it cannot be read.
     """
     try:
-        return files.list_dir(directory)
+        return fs.list_dir(directory)
     except (NotADirectoryError, FileNotFoundError):
         return []
 
 
-def refuse_without_tier(files: FileSystem, root: str) -> None:
+def refuse_without_tier(fs: FileSystem, root: str) -> None:
     """
     Raise when the topics below *root* had a tier: only that one knows what is in objects, and who owns a topic by now.
 
     Raises:
         SettingsError: they had.
     """
-    if signs := tier_signs(files, root):
+    if signs := tier_signs(fs, root):
         raise SettingsError(
             f"the topics below {root} have objects: open them with objects (and metadata) as before. To go on without "
             f"what only the objects have, once no other process owns these topics, move away {', '.join(signs)}"
@@ -129,7 +129,7 @@ def tier_behind(
     *,
     objects: str | Mapping[str, object] | ObjectLocation | None,
     metadata: str | Mapping[str, object] | MetadataLocation | None,
-    files: FileSystem,
+    fs: FileSystem,
     clock: Clock,
     observer: Observer,
     background: bool,
@@ -141,10 +141,10 @@ def tier_behind(
         SettingsError: they had one, and none is given now; or see `open_cold_tier`.
     """
     if objects is None and settings.cloud is None:
-        refuse_without_tier(files, root)
+        refuse_without_tier(fs, root)
         return None
     return open_cold_tier(
-        root, settings, objects=objects, metadata=metadata, files=files, clock=clock, observer=observer,
+        root, settings, objects=objects, metadata=metadata, fs=fs, clock=clock, observer=observer,
         background=background,
     )  # fmt: skip
 
@@ -156,7 +156,7 @@ def open_cold_tier(
     objects: str | Mapping[str, object] | ObjectLocation | None = None,
     metadata: str | Mapping[str, object] | MetadataLocation | None = None,
     environment: Mapping[str, str] | None = None,
-    files: FileSystem,
+    fs: FileSystem,
     clock: Clock,
     observer: Observer,
     background: bool = True,
@@ -171,7 +171,7 @@ def open_cold_tier(
         objects: where the objects are.
         metadata: where the descriptors are; by default in a file beside the topics.
         environment: what ``${NAME}`` in the options of *objects* and *metadata* stands for.
-        files: the file system of the logs, and of objects in a directory.
+        fs: the file system of the logs, and of objects in a directory.
         clock: time.
         observer: where counts and events go.
         background: whether the tier's threads run.
@@ -195,12 +195,12 @@ def open_cold_tier(
             raise SettingsError("deleter has no effect: no local file goes for objects that are in memory only")
         keep = replace(settings.deleter, retention_time_minutes=None, retention_size_mb=None)
         settings, beside = replace(settings, deleter=keep), "memory://"
-    tier = open_objects(objects, environment=environment, fs=files, clock=clock, observer=observer)
+    tier = open_objects(objects, environment=environment, fs=fs, clock=clock, observer=observer)
     where = metadata or settings.metadata.location or beside
     try:
         known = open_metadata(where, environment=environment)
         return ObjectColdTier(
-            tier, known, settings=settings, owner=owner_of(files, root), files=files, clock=clock,
+            tier, known, settings=settings, owner=owner_of(fs, root), fs=fs, clock=clock,
             observer=observer, background=background, patience_s=patience_s, watch_path=f"{root}/{WATCH_FILE}",
         )  # fmt: skip
     except BaseException:

@@ -43,8 +43,8 @@ class ObjectSource:
         lost: the damage that ended it, or None.
     """
 
-    def __init__(self, files: FileSystem, wanted: SourceRange, compression: ObjectCompression) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, wanted: SourceRange, compression: ObjectCompression) -> None:
+        self._fs = fs
         self._wanted = wanted
         self._compression = compression
         self._begin()
@@ -76,7 +76,7 @@ class ObjectSource:
         span = wanted.span
         taken = 0
         scanner = FrameScanner(
-            self._files, span.path, position=span.position, end=span.end, expected=span.expected, marks=FileMarks()
+            self._fs, span.path, position=span.position, end=span.end, expected=span.expected, marks=FileMarks()
         )
         with scanner:
             while self.next_offset < wanted.next_offset and (wanted.bytes_max is None or taken < wanted.bytes_max):

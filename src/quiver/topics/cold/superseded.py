@@ -32,7 +32,7 @@ __all__ = ["set_replaced_aside"]
 
 
 def set_replaced_aside(
-    files: FileSystem, directory: str, cold: ColdReader, *, start: int, end: int, file_name: str, observer: Observer
+    fs: FileSystem, directory: str, cold: ColdReader, *, start: int, end: int, file_name: str, observer: Observer
 ) -> list[str]:
     """
     Move the files that have other messages than *cold* in *start* to below *end* to the quarantine; return where to.
@@ -44,14 +44,14 @@ def set_replaced_aside(
         OSError: the disk failed.
     """
     oldest = cold.next_offset(0)
-    if start >= end or oldest is None or not files.exists(directory):
+    if start >= end or oldest is None or not fs.exists(directory):
         return []
     start = max(start, oldest)  # what is below went by retention, and was in objects before
-    checkpoint = load_checkpoint(files, directory)
+    checkpoint = load_checkpoint(fs, directory)
     known = None if isinstance(checkpoint, CorruptionError) else checkpoint
     found = [
         (one.path, one.first_offset)
-        for one in local_files(files, directory, file_name=file_name, checkpoint=known)
+        for one in local_files(fs, directory, file_name=file_name, checkpoint=known)
         if one.first_offset is not None
     ]
     kept = []
@@ -59,27 +59,27 @@ def set_replaced_aside(
         behind = found[at + 1][1] if at + 1 < len(found) else end
         if first >= end or behind <= start:
             continue
-        differs_at = _difference(files, path, first, cold, start=start, end=min(end, max(behind, first + 1)))
+        differs_at = _difference(fs, path, first, cold, start=start, end=min(end, max(behind, first + 1)))
         if differs_at is None:
             continue
-        kept.append(_set_aside(files, directory, path, differs_at))
+        kept.append(_set_aside(fs, directory, path, differs_at))
         observer.event(
             "danube.wal.replaced", level=logging.ERROR, path=path, kept_as=kept[-1], first_offset=differs_at,
             reason="another owner wrote other messages there",
         )  # fmt: skip
     if kept:
-        files.sync_dir(f"{directory}/{QUARANTINE_DIR}")
-        files.sync_dir(directory)
+        fs.sync_dir(f"{directory}/{QUARANTINE_DIR}")
+        fs.sync_dir(directory)
     return kept
 
 
-def _difference(files: FileSystem, path: str, first: int, cold: ColdReader, *, start: int, end: int) -> int | None:
+def _difference(fs: FileSystem, path: str, first: int, cold: ColdReader, *, start: int, end: int) -> int | None:
     """
     Return the first message of a file that is not in objects as it is here; None when none is known
     to be missing.
     """
     unknown: int | None = None
-    with FrameScanner(files, path, position=0, end=None, expected=first, marks=FileMarks()) as scanner:
+    with FrameScanner(fs, path, position=0, end=None, expected=first, marks=FileMarks()) as scanner:
         while scanner.expected < end and (step := scanner.step()) is not None:
             if isinstance(step, Good):
                 offset = max(start, step.first_offset)
@@ -109,16 +109,16 @@ def _difference_in(step: Good, cold: ColdReader, offset: int, end: int) -> tuple
     return damaged, None
 
 
-def _set_aside(files: FileSystem, directory: str, path: str, differs_at: int) -> str:
+def _set_aside(fs: FileSystem, directory: str, path: str, differs_at: int) -> str:
     quarantine = f"{directory}/{QUARANTINE_DIR}"
-    files.make_dirs(quarantine)
+    fs.make_dirs(quarantine)
     file_name = path.rpartition("/")[2]
     names = (f"{quarantine}/{replaced_name(file_name, number, differs_at)}" for number in itertools.count())
-    target = next(name for name in names if not _is_taken(files, name))
-    files.rename(path, target)
+    target = next(name for name in names if not _is_taken(fs, name))
+    fs.rename(path, target)
     return target
 
 
-def _is_taken(files: FileSystem, name: str) -> bool:
+def _is_taken(fs: FileSystem, name: str) -> bool:
     done = name.removesuffix(REPLACED_SUFFIX) + REAPPENDED_SUFFIX
-    return files.exists(name) or files.exists(done)
+    return fs.exists(name) or fs.exists(done)

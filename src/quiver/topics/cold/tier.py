@@ -67,7 +67,7 @@ class ObjectColdTier:
         metadata: the metadata store; closed with this.
         settings: of uploads, deletion and ownership.
         owner: a name for this directory of topics, the same after a restart.
-        files: the file system of the logs.
+        fs: the file system of the logs.
         clock, observer: time, and where counts and events go.
         background: whether the threads run.
         patience_s: how long opening a topic watches another owner that may be dead; `metadata.lease_seconds` is enough.
@@ -81,7 +81,7 @@ class ObjectColdTier:
         *,
         settings: TopicSettings,
         owner: str,
-        files: FileSystem,
+        fs: FileSystem,
         clock: Clock,
         observer: Observer,
         background: bool = True,
@@ -92,7 +92,7 @@ class ObjectColdTier:
         self._metadata = metadata
         self._settings = settings
         self._owner = owner
-        self._files = files
+        self._fs = fs
         self._clock = clock
         self._observer = observer
         self._patience_s = patience_s
@@ -101,7 +101,7 @@ class ObjectColdTier:
         self._owned: dict[str, OwnedTopic] = {}
         self._prefix = (settings.metadata.namespace + settings.uploader.root_prefix).rstrip("/")
         self._watches = OwnerWatches(
-            files, watch_path, metadata, clock=clock, observer=observer,
+            fs, watch_path, metadata, clock=clock, observer=observer,
             prefix=self._prefix,
         )  # fmt: skip
         self._cycle_ended = threading.Condition()
@@ -151,8 +151,8 @@ class ObjectColdTier:
             next_offset = max(catalogue.next_offset_min(), cursors.next_offset_min())
             if directory is not None:
                 set_replaced_aside(
-                    self._files, directory, ObjectReader(self._objects, catalogue, observer=self._observer),
-                    start=uploaded_from(self._files, directory), end=catalogue.next_offset,
+                    self._fs, directory, ObjectReader(self._objects, catalogue, observer=self._observer),
+                    start=uploaded_from(self._fs, directory), end=catalogue.next_offset,
                     file_name=self._settings.wal.file_name, observer=self._observer,
                 )  # fmt: skip
         except CorruptionError:
@@ -207,7 +207,7 @@ class ObjectColdTier:
             wal.owner_check = owned.ownership.check
             if wal.directory is None:
                 return  # nothing but memory: there is nothing that could be read again
-            owned.kept = SubscriptionFiles(self._files, wal.directory)
+            owned.kept = SubscriptionFiles(self._fs, wal.directory)
             owned.cursors.restore(owned.kept)
             state = owned.catalogue.sealed_state()
             if state is not None:
@@ -217,12 +217,12 @@ class ObjectColdTier:
                 owned.catalogue.keep_state(replace(state, sealed=False))
             if chosen.uploader.enabled:
                 owned.uploader = Uploader(
-                    wal, self._files, self._objects, owned.catalogue, settings=chosen.uploader,
+                    wal, self._fs, self._objects, owned.catalogue, settings=chosen.uploader,
                     check=owned.ownership.check, clock=self._clock, observer=self._observer,
                     file_name=self._settings.wal.file_name,
                 )  # fmt: skip
             owned.deleter = Deleter(
-                wal, self._files, self._objects, owned.catalogue, settings=chosen.deleter,
+                wal, self._fs, self._objects, owned.catalogue, settings=chosen.deleter,
                 retention=chosen.objects, check=owned.ownership.check,
                 confirmed=confirmed, clock=self._clock, observer=self._observer,
             )  # fmt: skip

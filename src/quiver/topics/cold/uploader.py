@@ -72,7 +72,7 @@ class Uploader:
 
     Args:
         wal: the log; it has a directory.
-        files: its file system.
+        fs: its file system.
         objects: the object store.
         catalogue: of the topic.
         settings: see `UploaderSettings`.
@@ -84,7 +84,7 @@ class Uploader:
     def __init__(
         self,
         wal: Wal,
-        files: FileSystem,
+        fs: FileSystem,
         objects: ObjectTier,
         catalogue: ObjectCatalogue,
         *,
@@ -95,7 +95,7 @@ class Uploader:
         file_name: str,
     ) -> None:
         self._wal = wal
-        self._files = files
+        self._fs = fs
         self._objects = objects
         self._catalogue = catalogue
         self._settings = settings
@@ -107,7 +107,7 @@ class Uploader:
         self._is_tidy = False
         self._behind_damage = 0
         self._stopping = False
-        self._hint = _read_checkpoint(files, self._checkpoint_path())
+        self._hint = _read_checkpoint(fs, self._checkpoint_path())
         self._uploaded = wal.start_offset if self._hint is None else self._hint.last_committed_offset + 1
         self._all_up_s = clock.monotonic()
 
@@ -231,7 +231,7 @@ class Uploader:
     def _upload(self, wanted: SourceRange) -> _Uploaded | None:
         self._wal.take_hold(wanted.span.path, self)
         try:
-            source = ObjectSource(self._files, wanted, self._settings.compression)
+            source = ObjectSource(self._fs, wanted, self._settings.compression)
             pending = object_key(self._topic, pending_object_name(wanted.first_offset))
             self._check()
             self._objects.put_parts(pending, source.parts, part_bytes=PART_BYTES, parallel=PARTS_PARALLEL)
@@ -322,22 +322,22 @@ class Uploader:
         )
         self._hint = checkpoint
         try:
-            replace_file(self._files, self._checkpoint_path(), encode_uploader_checkpoint(checkpoint))
+            replace_file(self._fs, self._checkpoint_path(), encode_uploader_checkpoint(checkpoint))
         except OSError as error:
             # A hint: without it the next cycle after a restart looks the place up.
             self._observer.event("danube.uploader.checkpoint_failed", level=logging.WARNING, problem=str(error))
 
 
-def uploaded_from(files: FileSystem, directory: str) -> int:
+def uploaded_from(fs: FileSystem, directory: str) -> int:
     """
     Return the offset below which everything in *directory* was uploaded from there; 0 when nobody knows.
 
     Raises:
         OSError: the disk cannot be read.
     """
-    checkpoint = _read_checkpoint(files, f"{directory}/{UPLOADER_CHECKPOINT}")
+    checkpoint = _read_checkpoint(fs, f"{directory}/{UPLOADER_CHECKPOINT}")
     return 0 if checkpoint is None else checkpoint.last_committed_offset + 1
 
 
-def _read_checkpoint(files: FileSystem, path: str) -> UploaderCheckpoint | None:
-    return read_if_valid(files, path, decode_uploader_checkpoint, CHECKPOINT_BYTES_MAX)
+def _read_checkpoint(fs: FileSystem, path: str) -> UploaderCheckpoint | None:
+    return read_if_valid(fs, path, decode_uploader_checkpoint, CHECKPOINT_BYTES_MAX)

@@ -28,14 +28,14 @@ _LOCK_RETRY_S = 0.1
 class SubscriptionFiles:
     """The saved subscriptions of one topic. One writer at a time for each name."""
 
-    def __init__(self, files: FileSystem, topic_directory: str) -> None:
-        self._files = files
+    def __init__(self, fs: FileSystem, topic_directory: str) -> None:
+        self._fs = fs
         self._directory = f"{topic_directory}/{SUBSCRIPTIONS_DIR}"
 
     def names(self) -> list[str]:
         """Return the names of all that are kept."""
         try:
-            listed = self._files.list_dir(self._directory)
+            listed = self._fs.list_dir(self._directory)
         except FileNotFoundError:
             return []
         return [name for file in listed if (name := parse_subscription_file(file)) is not None]
@@ -50,12 +50,12 @@ class SubscriptionFiles:
             DirectoryInUseError: somebody is it already: a process that dispatches, a streaming query, a pipeline.
             OSError: the lock cannot be made.
         """
-        self._files.make_dirs(self._directory)
+        self._fs.make_dirs(self._directory)
         deadline = clock.monotonic() + LOCK_PATIENCE_S
         condition = threading.Condition()
         while True:
             try:
-                return hold(self._files, f"{self._path(name)}.lock", owner=owner)
+                return hold(self._fs, f"{self._path(name)}.lock", owner=owner)
             except DirectoryInUseError:
                 if clock.monotonic() >= deadline:
                     raise
@@ -71,7 +71,7 @@ class SubscriptionFiles:
             OSError: the disk cannot be read.
         """
         path = self._path(name)
-        saved = read_checked(self._files, path, decode_subscription, SUBSCRIPTION_BYTES_MAX)
+        saved = read_checked(self._fs, path, decode_subscription, SUBSCRIPTION_BYTES_MAX)
         # A copy under another name is another subscription: it must not write to the first one's file.
         return None if saved is None else replace(saved, name=name)
 
@@ -82,14 +82,14 @@ class SubscriptionFiles:
         Raises:
             OSError: the one before still stands.
         """
-        if not self._files.exists(self._directory):
-            self._files.make_dirs(self._directory)
-        replace_file(self._files, self._path(saved.name), encode_subscription(saved))
+        if not self._fs.exists(self._directory):
+            self._fs.make_dirs(self._directory)
+        replace_file(self._fs, self._path(saved.name), encode_subscription(saved))
 
     def remove(self, name: str) -> None:
         """Forget the subscription *name*. Durable on return; fine when there is none."""
-        if self._files.exists(self._directory):
-            remove_durably(self._files, [self._path(name), self._path(name) + TEMPORARY_SUFFIX])
+        if self._fs.exists(self._directory):
+            remove_durably(self._fs, [self._path(name), self._path(name) + TEMPORARY_SUFFIX])
 
     def confirmed(self) -> int | None:
         """

@@ -121,9 +121,7 @@ class CheckedTopic:
         }
 
 
-def check_topic_directory(
-    files: FileSystem, directory: str, *, objects: Sequence[tuple[int, int]] = ()
-) -> CheckedTopic:
+def check_topic_directory(fs: FileSystem, directory: str, *, objects: Sequence[tuple[int, int]] = ()) -> CheckedTopic:
     """
     Read everything in a topic's directory, whatever its files are called.
 
@@ -134,17 +132,17 @@ def check_topic_directory(
         OSError: it cannot be read.
     """
     findings: list[Finding] = []
-    checkpoint = load_checkpoint(files, directory)
+    checkpoint = load_checkpoint(fs, directory)
     if isinstance(checkpoint, CorruptionError):
         findings.append(Finding(checkpoint.path, checkpoint.offset, "damaged", checkpoint.reason))
         checkpoint = None
     file_name = (None if checkpoint is None else base_name_of(checkpoint)) or ACTIVE_FILE
-    found = local_files(files, directory, file_name=file_name, checkpoint=checkpoint)
+    found = local_files(fs, directory, file_name=file_name, checkpoint=checkpoint)
     cold = sorted(objects)
-    aside = cache(lambda: _replaced(files, directory))
+    aside = cache(lambda: _replaced(fs, directory))
     checked: list[CheckedFile] = []
     for at, file in enumerate(found):
-        one = _check_file(files, file, is_last=at + 1 == len(found), findings=findings)
+        one = _check_file(fs, file, is_last=at + 1 == len(found), findings=findings)
         checked.append(one)
         above = next((each.first_offset for each in found[at + 1 :] if each.first_offset is not None), None)
         if one.next_offset is not None and above is not None:
@@ -158,9 +156,9 @@ def check_topic_directory(
         findings += _not_here(tip, synced, cold, aside, found[-1].path, found[-1].size_bytes, why)
     if starts and cold:
         findings += [one for one in _not_here(cold[0][0], starts[0], cold, aside, directory, 0) if one.damaged]
-    subscriptions, problems = saved_subscriptions(files, directory)
+    subscriptions, problems = saved_subscriptions(fs, directory)
     findings += problems
-    findings += _kept_aside(files, directory)
+    findings += _kept_aside(fs, directory)
     return CheckedTopic(
         directory,
         min([*starts[:1], *(first for first, _ in cold[:1])], default=synced or 0),
@@ -205,30 +203,30 @@ def _parted(first: int, behind: int, ranges: _Ranges) -> Iterator[tuple[int, int
         at = max(at, min(end, behind))
 
 
-def _replaced(files: FileSystem, directory: str) -> list[tuple[int, int]]:
+def _replaced(fs: FileSystem, directory: str) -> list[tuple[int, int]]:
     """Return which offsets the messages had that are in the quarantine since another owner's have replaced them."""
     found = []
-    for one in _kept_aside(files, directory):
+    for one in _kept_aside(fs, directory):
         start = parse_replaced_name(one.path.rpartition("/")[2].replace(REAPPENDED_SUFFIX, REPLACED_SUFFIX))
         if start is None:
             continue
-        first = first_offset_of(files, one.path, files.stat(one.path).size_bytes, known=None, above=0)
+        first = first_offset_of(fs, one.path, fs.stat(one.path).size_bytes, known=None, above=0)
         if first is None:
             continue
-        with FrameScanner(files, one.path, position=0, end=None, expected=first, marks=FileMarks()) as scanner:
+        with FrameScanner(fs, one.path, position=0, end=None, expected=first, marks=FileMarks()) as scanner:
             while scanner.step() is not None:
                 pass
             found.append((start, scanner.expected))
     return sorted(found)
 
 
-def _check_file(files: FileSystem, file: LocalFile, *, is_last: bool, findings: list[Finding]) -> CheckedFile:
+def _check_file(fs: FileSystem, file: LocalFile, *, is_last: bool, findings: list[Finding]) -> CheckedFile:
     if file.first_offset is None:
         if file.size_bytes:
             findings.append(Finding(file.path, 0, "torn tail", "no whole message in it"))
         return CheckedFile(file.path, file.seq, None, None, 0, file.size_bytes)
     messages = 0
-    with FrameScanner(files, file.path, position=0, end=None, expected=file.first_offset, marks=FileMarks()) as scanner:
+    with FrameScanner(fs, file.path, position=0, end=None, expected=file.first_offset, marks=FileMarks()) as scanner:
         while (step := scanner.step()) is not None:
             if isinstance(step, Good):
                 messages += len(step.frames)
@@ -238,34 +236,34 @@ def _check_file(files: FileSystem, file: LocalFile, *, is_last: bool, findings: 
                     for at in wrong
                 ]
             elif step.next_offset is not None:
-                findings.append(_damage_of(files, file.path, step, step.next_offset))
+                findings.append(_damage_of(fs, file.path, step, step.next_offset))
             else:
                 findings.append(Finding(file.path, step.start, "torn tail" if is_last else "damaged", step.reason))
         end = scanner.expected
     return CheckedFile(file.path, file.seq, file.first_offset, end, messages, file.size_bytes)
 
 
-def _damage_of(files: FileSystem, path: str, lost: Lost, next_offset: int) -> Finding:
+def _damage_of(fs: FileSystem, path: str, lost: Lost, next_offset: int) -> Finding:
     """
     Tell of a damaged range; where its bytes are kept aside, somebody has met it before, and there
     is no more to do.
     """
     directory, _, name = path.rpartition("/")
-    file = files.open_read(path)
+    file = fs.open_read(path)
     try:
         data = file.pread(lost.end - lost.start, lost.start)
     finally:
         file.close()
     reason = f"messages {lost.first_offset} to {next_offset - 1}: {lost.reason}"
     copy = damaged_copy(f"{directory}/{QUARANTINE_DIR}", name, data)
-    if files.exists(copy):
+    if fs.exists(copy):
         return Finding(path, lost.start, "quarantined", f"{reason}; kept as {copy.rpartition('/')[2]}")
     return Finding(path, lost.start, "damaged", reason)
 
 
-def saved_subscriptions(files: FileSystem, directory: str) -> tuple[list[SavedSubscription], list[Finding]]:
+def saved_subscriptions(fs: FileSystem, directory: str) -> tuple[list[SavedSubscription], list[Finding]]:
     """Return the subscriptions of a topic, and what is wrong with those that cannot be read."""
-    keep = SubscriptionFiles(files, directory)
+    keep = SubscriptionFiles(fs, directory)
     found: list[SavedSubscription] = []
     problems: list[Finding] = []
     for name in keep.names():
@@ -279,10 +277,10 @@ def saved_subscriptions(files: FileSystem, directory: str) -> tuple[list[SavedSu
     return found, problems
 
 
-def _kept_aside(files: FileSystem, directory: str) -> list[Finding]:
+def _kept_aside(fs: FileSystem, directory: str) -> list[Finding]:
     path = f"{directory}/{QUARANTINE_DIR}"
     try:
-        names = files.list_dir(path)
+        names = fs.list_dir(path)
     except FileNotFoundError:
         return []
     return [Finding(f"{path}/{name}", 0, "quarantined", _why_kept(name)) for name in names]

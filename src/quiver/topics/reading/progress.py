@@ -20,14 +20,14 @@ class TopicProgress:
     The subscription *name* of the topic in *directory*. Not thread-safe; the lock is taken at the first call.
 
     Args:
-        files: the file system.
+        fs: the file system.
         directory: of the topic.
         name: of the subscription.
         clock: for waiting.
     """
 
-    def __init__(self, files: FileSystem, directory: str, name: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._kept = SubscriptionFiles(files, directory)
+    def __init__(self, fs: FileSystem, directory: str, name: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._kept = SubscriptionFiles(fs, directory)
         self._name = name
         self._clock = clock
         self._lock: Lock | None = None

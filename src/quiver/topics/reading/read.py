@@ -29,14 +29,14 @@ class TopicFiles:
         UsageError: no name of a topic.
     """
 
-    def __init__(self, root: str, topic: str, *, files: FileSystem | None = None, file_name: str = ACTIVE_FILE) -> None:
+    def __init__(self, root: str, topic: str, *, fs: FileSystem | None = None, file_name: str = ACTIVE_FILE) -> None:
         self.topic = check_topic(topic)
         self.directory = f"{root.rstrip('/')}/{self.topic}"
-        self._given = files
+        self._given = fs
         self._file_name = file_name
 
     @property
-    def _files(self) -> FileSystem:
+    def _fs(self) -> FileSystem:
         return REAL_FILES if self._given is None else self._given
 
     def files(self) -> list[LocalFile]:
@@ -47,11 +47,11 @@ class TopicFiles:
             UsageError: there is no such topic.
             OSError: the disk cannot be read.
         """
-        checkpoint = load_checkpoint(self._files, self.directory)
+        checkpoint = load_checkpoint(self._fs, self.directory)
         known = None if isinstance(checkpoint, CorruptionError) else checkpoint
         try:
             name = (None if known is None else base_name_of(known)) or self._file_name
-            found = local_files(self._files, self.directory, file_name=name, checkpoint=known)
+            found = local_files(self._fs, self.directory, file_name=name, checkpoint=known)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UsageError(f"{self.directory} holds no topic") from error
         return [one for one in found if one.first_offset is not None]
@@ -122,7 +122,7 @@ class TopicFiles:
             self._pass_over(wanted, behind, file.path, file.size_bytes, "the file ends too early", on_lost)
 
     def _scanner(self, file: LocalFile, first: int) -> FrameScanner:
-        return FrameScanner(self._files, file.path, position=0, end=None, expected=first, marks=FileMarks())
+        return FrameScanner(self._fs, file.path, position=0, end=None, expected=first, marks=FileMarks())
 
     @staticmethod
     def _pass_over(first: int, behind: int, path: str, position: int, reason: str, on_lost: OnLost) -> None:

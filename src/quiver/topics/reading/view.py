@@ -104,13 +104,13 @@ class TopicView:
     Args:
         place: where topics are.
         topic: ``namespace/topic``.
-        files: the file system.
+        fs: the file system.
     """
 
-    def __init__(self, place: TopicPlace, topic: str, *, files: FileSystem = REAL_FILES) -> None:
+    def __init__(self, place: TopicPlace, topic: str, *, fs: FileSystem = REAL_FILES) -> None:
         self.topic = topic
         self._place = place
-        self._files = files
+        self._fs = fs
         self.directory = None if place.root is None else f"{place.root}/{topic}"
         self._seen: tuple[tuple[int, ...], list[LocalFile]] = ((), [])
         self._tail: _Tail | None = None
@@ -138,7 +138,7 @@ class TopicView:
         if durable and tail.expected > self._synced:
             # 1. Spark notes that it has read so far. 2. The power goes, and with it what the writer had not synced.
             # 3. These offsets are given to other messages, which nobody would read.
-            file = self._files.open_read(tail.path)
+            file = self._fs.open_read(tail.path)
             try:
                 file.sync()
             finally:
@@ -216,12 +216,12 @@ class TopicView:
 
     def _noted_offset(self) -> int:
         # All that was written may be in objects, or gone: the log's own note says how far it had come.
-        checkpoint = None if self.directory is None else load_checkpoint(self._files, self.directory)
+        checkpoint = None if self.directory is None else load_checkpoint(self._fs, self.directory)
         return 0 if checkpoint is None or isinstance(checkpoint, CorruptionError) else checkpoint.last_offset + 1
 
     def _inode(self, path: str) -> int:
         try:
-            return self._files.stat(path).inode
+            return self._fs.stat(path).inode
         except FileNotFoundError:
             return 0
 
@@ -234,7 +234,7 @@ class TopicView:
             return []
         name = self._place.file_name
         try:
-            listed = self._files.list_dir(self.directory)
+            listed = self._fs.list_dir(self.directory)
         except (FileNotFoundError, NotADirectoryError) as error:
             if self._place.objects is not None:
                 return []
@@ -248,16 +248,16 @@ class TopicView:
 
     def _list_files(self) -> list[LocalFile]:
         directory = self.directory or ""
-        checkpoint = load_checkpoint(self._files, directory)
+        checkpoint = load_checkpoint(self._fs, directory)
         known = None if isinstance(checkpoint, CorruptionError) else checkpoint
         try:
-            found = local_files(self._files, directory, file_name=self._place.file_name, checkpoint=known)
+            found = local_files(self._fs, directory, file_name=self._place.file_name, checkpoint=known)
         except FileNotFoundError:
             return []  # one went while we looked; the next call looks again
         return [one for one in found if one.first_offset is not None]
 
     def _look_at_tail(self, newest: LocalFile) -> _Tail:
-        status = self._files.stat(newest.path)
+        status = self._fs.stat(newest.path)
         tail = self._tail
         if tail is None or (tail.path, tail.inode) != (newest.path, status.inode) or tail.position > status.size_bytes:
             first = newest.first_offset or 0
@@ -274,7 +274,7 @@ class TopicView:
         return tail
 
     def _scanner(self, path: str, position: int, expected: int) -> FrameScanner:
-        return FrameScanner(self._files, path, position=position, end=None, expected=expected, marks=FileMarks())
+        return FrameScanner(self._fs, path, position=position, end=None, expected=expected, marks=FileMarks())
 
     def offset_at(self, time_ns: int) -> int:
         """

@@ -163,9 +163,9 @@ class FrameScanner:
     """
 
     def __init__(
-        self, files: FileSystem, path: str, *, position: int, end: int | None, expected: int, marks: FileMarks
+        self, fs: FileSystem, path: str, *, position: int, end: int | None, expected: int, marks: FileMarks
     ) -> None:
-        self._file: File = files.open_read(path)
+        self._file: File = fs.open_read(path)
         self.path = path
         self.position = position
         self.expected = expected
@@ -247,7 +247,7 @@ class FrameScanner:
 
 
 def read_frames(
-    files: FileSystem, path: str, byte_offset: int = 0, *, byte_end: int | None = None
+    fs: FileSystem, path: str, byte_offset: int = 0, *, byte_end: int | None = None
 ) -> Iterator[tuple[list[FramePlace], bytes, int]]:
     """
     Yield the whole frames of a file from *byte_offset* on, some at a time: places, bytes, and where these bytes begin.
@@ -258,7 +258,7 @@ def read_frames(
         CorruptionError: a frame is not what was written, or the file ends within one; all before it was yielded.
         OSError: the file cannot be read.
     """
-    file = files.open_read(path)
+    file = fs.open_read(path)
     try:
         end = file.size() if byte_end is None else byte_end
         wanted = PIECE_BYTES
@@ -280,7 +280,7 @@ def read_frames(
         file.close()
 
 
-def keep_aside(files: FileSystem, path: str, lost: Lost, observer: Observer) -> CorruptionError:
+def keep_aside(fs: FileSystem, path: str, lost: Lost, observer: Observer) -> CorruptionError:
     """
     Copy damaged bytes into the quarantine beside the file, count and report them; return what to raise.
 
@@ -293,14 +293,14 @@ def keep_aside(files: FileSystem, path: str, lost: Lost, observer: Observer) -> 
     kept = None
     level = logging.ERROR
     if lost.end > lost.start:
-        file = files.open_read(path)
+        file = fs.open_read(path)
         try:
             data = file.pread(lost.end - lost.start, lost.start)
         finally:
             file.close()
-        if files.exists(damaged_copy(f"{directory}/{QUARANTINE_DIR}", name, data)):
+        if fs.exists(damaged_copy(f"{directory}/{QUARANTINE_DIR}", name, data)):
             level = logging.INFO  # whoever met it first said so
-        kept = keep_damaged(files, f"{directory}/{QUARANTINE_DIR}", name, data)
+        kept = keep_damaged(fs, f"{directory}/{QUARANTINE_DIR}", name, data)
     observer.count("danube_wal_damage_total", 1)
     observer.event(
         "danube.wal.damaged", level=level, path=path, offset=lost.start, reason=lost.reason, kept_as=kept,

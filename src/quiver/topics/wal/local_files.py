@@ -54,7 +54,7 @@ def in_ranges(found: list[LocalFile], *, next_offset: int, newest_bytes: int) ->
     return ranges
 
 
-def load_checkpoint(files: FileSystem, directory: str) -> WalCheckpoint | CorruptionError | None:
+def load_checkpoint(fs: FileSystem, directory: str) -> WalCheckpoint | CorruptionError | None:
     """
     Return a topic's checkpoint, what is wrong with it, or None when there is none.
 
@@ -63,17 +63,15 @@ def load_checkpoint(files: FileSystem, directory: str) -> WalCheckpoint | Corrup
     """
     path = f"{directory}/{WAL_CHECKPOINT}"
     try:
-        return read_checked(files, path, decode_wal_checkpoint, CHECKPOINT_BYTES_MAX)
+        return read_checked(fs, path, decode_wal_checkpoint, CHECKPOINT_BYTES_MAX)
     except CorruptionError as error:
         return error
 
 
-def local_files(
-    files: FileSystem, directory: str, *, file_name: str, checkpoint: WalCheckpoint | None
-) -> list[LocalFile]:
+def local_files(fs: FileSystem, directory: str, *, file_name: str, checkpoint: WalCheckpoint | None) -> list[LocalFile]:
     """Return the log files of a directory, oldest message first. Of a sound one only the first frame is read."""
     numbers = sorted(
-        seq for name in files.list_dir(directory) if (seq := parse_wal_file_name(name, file_name)) is not None
+        seq for name in fs.list_dir(directory) if (seq := parse_wal_file_name(name, file_name)) is not None
     )
     known = {seq: first for seq, _, first in checkpoint.rotated_files} if checkpoint is not None else {}
     if checkpoint is not None and checkpoint.active_file_first_offset is not None:
@@ -82,8 +80,8 @@ def local_files(
     above = 0
     for seq in numbers:
         path = f"{directory}/{wal_file_name(seq, file_name)}"
-        stat = files.stat(path)
-        first = first_offset_of(files, path, stat.size_bytes, known=known.get(seq), above=above)
+        stat = fs.stat(path)
+        first = first_offset_of(fs, path, stat.size_bytes, known=known.get(seq), above=above)
         found.append(LocalFile(path, seq, stat.size_bytes, stat.modified_ns, first))
         above = above if first is None else first + 1
     # A file that somebody renamed or copied is where its messages belong, whatever its number says.
@@ -95,14 +93,14 @@ def local_files(
     return [one if one.first_offset is None else next(in_order) for one in found]
 
 
-def first_offset_of(files: FileSystem, path: str, size: int, *, known: int | None, above: int) -> int | None:
+def first_offset_of(fs: FileSystem, path: str, size: int, *, known: int | None, above: int) -> int | None:
     """
     Return the first offset of a log file; None when it has no whole message. *above* is the lowest that it can be.
 
     Raises:
         OSError: it cannot be read.
     """
-    file = files.open_read(path)  # also an empty one: a pipe has no size either, and is refused
+    file = fs.open_read(path)  # also an empty one: a pipe has no size either, and is refused
     try:
         if size <= FRAME_HEADER_BYTES:
             return None
@@ -117,7 +115,7 @@ def first_offset_of(files: FileSystem, path: str, size: int, *, known: int | Non
         return says
     # The first message is damaged. Is there any behind it?
     expected = above if known is None else known
-    with FrameScanner(files, path, position=0, end=None, expected=expected, marks=FileMarks()) as scanner:
+    with FrameScanner(fs, path, position=0, end=None, expected=expected, marks=FileMarks()) as scanner:
         step = scanner.step()
     behind = step.next_offset if isinstance(step, Lost) else None
     if behind is None:

@@ -66,7 +66,7 @@ class Wal:
 
     def __init__(
         self,
-        files: FileSystem,
+        fs: FileSystem,
         directory: str | None,
         *,
         settings: WalSettings,
@@ -77,7 +77,7 @@ class Wal:
         recovered: Recovered,
         on_dirty: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        self._files = files
+        self._fs = fs
         self.directory = directory
         self._settings = settings
         self._encode = codec.encode
@@ -410,19 +410,19 @@ class Wal:
         try:
             self._start_file(path)
         except OSError as error:
-            if passes(error) and not self._files.exists(path):
+            if passes(error) and not self._fs.exists(path):
                 raise CapacityError(f"{what_is_short(error, self.directory)}: no room for another file") from error
             self._poison(error)
             raise self._failed() from error
 
     def _start_file(self, path: str) -> None:
-        file = self._files.create(path)
+        file = self._fs.create(path)
         try:
-            self._files.sync_dir(path.rpartition("/")[0])
+            self._fs.sync_dir(path.rpartition("/")[0])
         except OSError as error:
             file.close()
             if is_out_of_descriptors(error):
-                self._files.remove(path)  # nothing was synced: another attempt makes it again
+                self._fs.remove(path)  # nothing was synced: another attempt makes it again
             raise
         self._file, self._path = file, path
         self._first_offset = self.next_offset
@@ -482,7 +482,7 @@ class Wal:
         with self.lock:
             gone = self._sealed.take_below(offset)
         if not gone:
-            self._sealed.remove(self._files, ())
+            self._sealed.remove(self._fs, ())
             return ()
         # 1. The checkpoint says that they are gone. 2. They go. A crash in between: opening removes what is below it.
         try:
@@ -491,7 +491,7 @@ class Wal:
             with self.lock:
                 self._sealed.put_back(gone)
             raise
-        self._sealed.remove(self._files, gone)
+        self._sealed.remove(self._fs, gone)
         return gone
 
     # ── checkpoint, closing ──────────────────────────────────────────────────────────────────────────────
@@ -515,7 +515,7 @@ class Wal:
             return
         with self._checkpointing:
             data = encode_wal_checkpoint(self.checkpoint())
-            replace_file(self._files, f"{self.directory}/{WAL_CHECKPOINT}", data)
+            replace_file(self._fs, f"{self.directory}/{WAL_CHECKPOINT}", data)
 
     def try_checkpoint(self) -> bool:
         """Replace `wal.ckpt` if the disk lets us: a log is whole without it. Says whether it did."""

@@ -136,7 +136,7 @@ def test_open_waits_as_long_as_it_is_told():
     assert run_once(dead, disk_of(), ManualClock(), takeover_wait=301.0) is None
 
     disk = CrashFileSystem()
-    first = TopicStore.open("/topics", files=disk, clock=ManualClock(), background=False)
+    first = TopicStore.open("/topics", fs=disk, clock=ManualClock(), background=False)
 
     class Closing(ManualClock):
         def wait(self, condition, timeout_s):
@@ -145,11 +145,11 @@ def test_open_waits_as_long_as_it_is_told():
             return super().wait(condition, timeout_s)
 
     with pytest.raises(DirectoryInUseError):
-        TopicStore.open("/topics", files=disk, clock=Closing(), background=False, takeover_wait=4)
-    TopicStore.open("/topics", files=disk, clock=Closing(), background=False, takeover_wait=6).close()
+        TopicStore.open("/topics", fs=disk, clock=Closing(), background=False, takeover_wait=4)
+    TopicStore.open("/topics", fs=disk, clock=Closing(), background=False, takeover_wait=6).close()
     for wrong in (-1, float("nan")):
         with pytest.raises(UsageError, match="takeover_wait"):
-            TopicStore.open("/topics", files=disk, background=False, takeover_wait=wrong)
+            TopicStore.open("/topics", fs=disk, background=False, takeover_wait=wrong)
 
 
 def test_an_outage_while_owners_are_looked_at_hides_nothing():
