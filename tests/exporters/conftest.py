@@ -1,4 +1,4 @@
-"""Certificates that the TLS tests of both senders share; making them takes a while."""
+"""Certificates shared by the TLS tests of both senders, because creating them is slow."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from certificates import Authority
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
-    """ca, server, server_key, client, client_key: paths of PEM files."""
+    """Paths of PEM files: ca, server, server_key, client, client_key."""
     authority = Authority(tmp_path_factory.mktemp("certificates"), "ca")
     found = {"ca": str(authority.cert)}
     for name in ("server", "client"):

@@ -1,4 +1,4 @@
-"""A subscriber, a sender and a far side that do what a test says."""
+"""A scripted subscriber, sender and destination."""
 
 import threading
 from collections import deque
@@ -52,7 +52,7 @@ class FakeHandle:
 
 
 class FakeSource:
-    """Bundles in a queue, oldest first; a deferred one comes again when the clock has passed its time."""
+    """Bundles in a queue, oldest first; a deferred one returns when its time has come."""
 
     id = "out"
 
@@ -102,7 +102,7 @@ class FakeSource:
 
 
 class FakeSender:
-    """Answers what `answer(signal, request)` says; all is confirmed while that is None."""
+    """Answers with `answer(signal, request)`; confirms everything while that is None."""
 
     def __init__(self, answer=None) -> None:
         self.answer = answer
@@ -121,8 +121,10 @@ class FakeSender:
 
 class FakeGrpcDestination:
     """
-    A real gRPC server. `answers` are used up in order: bytes are the response, a tuple of code, message and trailing
-    metadata ends the call; without one the answer is empty success.
+    A real gRPC server.
+
+    `answers` are used in order: bytes are the response; a tuple of code, message and trailing metadata ends the call.
+    Then the answer is an empty success.
     """
 
     def __init__(self, *answers, port=0, credentials=None, bytes_max=None) -> None:
@@ -177,8 +179,9 @@ class FakeGrpcDestination:
 @contextmanager
 def fake_http_destination(*answers, tls=None):
     """
-    A real HTTP server. Each answer is (status, headers, body); without one it is an empty 200. A `None` closes the
-    connection instead of answering.
+    A real HTTP server.
+
+    Each answer is (status, headers, body); then an empty 200. `None` closes the connection instead of answering.
     """
     waiting = deque(answers)
     got: list[tuple[str, dict, bytes]] = []

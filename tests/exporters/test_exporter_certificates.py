@@ -1,4 +1,4 @@
-"""Certificate files of exporters that are none are said when a sender is made, in words that name the file."""
+"""Invalid certificate files are reported by name when a sender is created."""
 
 import subprocess
 
@@ -32,8 +32,8 @@ def settings_of(sender, **files):
     ],
 )
 @pytest.mark.parametrize("sender", SENDERS.values(), ids=SENDERS)
-def test_files_that_are_no_certificates_are_refused(tmp_path, certificates, sender, files, said):
-    """gRPC alone takes any bytes and fails each handshake for ever; OpenSSL asks for a password and waits."""
+def test_invalid_certificate_files_are_refused(tmp_path, certificates, sender, files, said):
+    """gRPC itself accepts any bytes and then fails each handshake; OpenSSL asks for a password and waits."""
     (tmp_path / "text").write_text("no certificate\n")
     (tmp_path / "empty").write_bytes(b"")
     locked = ("openssl", "ec", "-in", certificates["client_key"], "-aes128", "-passout", "pass:secret")
@@ -45,7 +45,7 @@ def test_files_that_are_no_certificates_are_refused(tmp_path, certificates, send
 
 
 @pytest.mark.parametrize("sender", SENDERS.values(), ids=SENDERS)
-def test_words_between_the_certificates_are_passed_over(tmp_path, certificates, sender):
+def test_text_between_certificates_is_ignored(tmp_path, certificates, sender):
     """A bundle of authorities names each of them, in any language."""
     with open(certificates["ca"], encoding="ascii") as file:
         (tmp_path / "bundle").write_text(f"# Główny urząd\n{file.read()}\n", "utf-8")

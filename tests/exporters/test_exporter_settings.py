@@ -1,4 +1,4 @@
-"""What an exporter is told, and what it refuses to be told."""
+"""Settings of exporters: endpoints, contradictions, secrets."""
 
 import pytest
 
@@ -20,8 +20,8 @@ from quiver.exporters.settings import ExporterSettings, Target, split_endpoint
         ("http://k\u00f6ln.example", "http", Target("k\u00f6ln.example", 4318, "", False)),
     ],
 )
-def test_endpoints(endpoint, protocol, target):
-    """A scheme says whether it is plain text; gRPC without one is TLS, as the specification has it."""
+def test_endpoints_are_parsed(endpoint, protocol, target):
+    """The scheme selects plain text or TLS; gRPC without a scheme uses TLS, as the specification says."""
     assert split_endpoint(endpoint, protocol=protocol) == target
 
 
@@ -35,14 +35,13 @@ def test_endpoints(endpoint, protocol, target):
         ("http://" + "a" * 64, "http"), ("http://.", "http"), ("http://x\ty", "http"),
     ],
 )  # fmt: skip
-def test_what_is_no_endpoint(endpoint, protocol):
-    """It is refused with an example."""
+def test_invalid_endpoints_are_refused(endpoint, protocol):
+    """The message has an example."""
     with pytest.raises(SettingsError, match="write for example http://127.0.0.1:431"):
         ExporterSettings(endpoint, protocol=protocol)
 
 
-def test_addresses():
-    """IPv6 in brackets."""
+def test_addresses_put_ipv6_in_brackets():
     assert ExporterSettings("http://[::1]:9").target.address == "[::1]:9"
     assert ExporterSettings("http://a:9").target.address == "a:9"
     assert ExporterSettings("a:9", insecure=True).target == Target("a", 9, "", False)
@@ -57,9 +56,9 @@ def test_addresses():
         ({"timeout_s": 0}, "timeout"),
         ({"timeout_s": float("inf")}, "timeout"),
         ({"in_flight_max": 0}, "in_flight_max"),
-        ({"endpoint": "https://x", "cert_file": "c"}, "belong together"),
-        ({"ca_file": "c"}, "plain text, where certificates are of no use"),
-        ({"endpoint": "https://x", "insecure": True}, "asks for TLS, insecure for none"),
+        ({"endpoint": "https://x", "cert_file": "c"}, "set both cert_file and key_file"),
+        ({"ca_file": "c"}, "uses plain text; remove"),
+        ({"endpoint": "https://x", "insecure": True}, "insecure disables it"),
         ({"headers": {"Content-Type": "x"}}, "headers: 'Content-Type' cannot be sent"),
         ({"headers": {"a b": "x"}}, "headers: 'a b' cannot be sent"),
         ({"headers": {"Grpc-Timeout": "1"}}, "headers: 'Grpc-Timeout' cannot be sent"),
@@ -68,13 +67,13 @@ def test_addresses():
         ({"headers": {"a": "x\r\nb: c"}}, "the value of a must be printable ASCII"),
     ],
 )
-def test_what_contradicts_itself_is_refused(how, reason):
-    """With the key that is wrong."""
+def test_invalid_settings_are_refused(how, reason):
+    """The message names the key."""
     with pytest.raises(SettingsError, match=reason):
         ExporterSettings(**{"endpoint": "http://x", **how})
 
 
 def test_headers_are_not_shown():
-    """A token does not end in a log."""
+    """A token must not end up in a log."""
     assert ExporterSettings("http://x", protocol="http", headers={"a!-bin": "1"}).headers == {"a!-bin": "1"}
     assert "secret" not in repr(ExporterSettings("http://x", headers={"authorization": "secret"}))

@@ -1,7 +1,4 @@
-"""
-Each bundle is acknowledged when the far side has it, deferred when it cannot take it now, rejected when it never
-will.
-"""
+"""Bundles are acknowledged when confirmed, deferred on transient failures, rejected on permanent ones."""
 
 import threading
 from random import Random
@@ -21,7 +18,7 @@ from quiver.errors import (
     UnknownSubscriberError,
     UnsupportedFormatError,
 )
-from quiver.exporters.circuit_breaker import SUSPECTS
+from quiver.exporters.circuit_breaker import FAILURES_MAX
 from quiver.exporters.forward import BundleForwarder
 from quiver.exporters.reply import Reply
 from quiver.observe import InMemoryObserver
@@ -64,12 +61,12 @@ class Rig:
 
 
 def answering(bad: dict[bytes, Reply]):
-    """All is confirmed but the requests in *bad*."""
+    """Return an answer function that confirms all requests but those in *bad*."""
     return lambda _signal, request: bad.get(request, Reply("confirmed"))
 
 
 def test_every_bundle_is_sent_as_it_is_stored_and_acknowledged():
-    """All three signals, several requests in a bundle, empty ones left out."""
+    """All three signals, several requests in a bundle, without the empty ones."""
     rig = Rig(otlp_bundle(b"a", b"", b"b"), otlp_bundle(b"c", signal="traces"), otlp_bundle(b"d", signal="metrics"))
 
     assert rig.run() == {0: "acked", 1: "acked", 2: "acked"}
@@ -78,8 +75,7 @@ def test_every_bundle_is_sent_as_it_is_stored_and_acknowledged():
     assert rig.forwarder.state().confirmed == 4
 
 
-def test_a_bundle_of_several_signals_is_one_bundle():
-    """It is acknowledged when all of it is there."""
+def test_a_bundle_is_acknowledged_when_all_its_signals_are_confirmed():
     both = {**otlp_bundle(b"a").batches, **otlp_bundle(b"b", signal="traces").batches}
     rig = Rig(Bundle(both))
 
@@ -87,8 +83,8 @@ def test_a_bundle_of_several_signals_is_one_bundle():
     assert rig.sender.sent == [("logs", b"a"), ("traces", b"b")]
 
 
-def test_what_fails_waits_and_newer_bundles_go_before_it():
-    """The delays grow to the cap; when the far side takes it, it is done."""
+def test_newer_bundles_overtake_a_failed_one():
+    """Its delays grow to the cap, until the destination accepts it."""
     bad = {b"sick": LATER}
     rig = Rig(otlp_bundle(b"sick"), *(otlp_bundle(b"%d" % number) for number in range(20)), answer=answering(bad))
 
@@ -107,8 +103,8 @@ def test_what_fails_waits_and_newer_bundles_go_before_it():
     assert rig.counted(outcome="retried", reason="UNAVAILABLE") == 6
 
 
-def test_the_far_side_says_how_long_it_wants_to_be_left_alone():
-    """Its delay counts when it is longer than ours, within reason."""
+def test_a_destination_may_ask_for_a_longer_delay():
+    """Up to a maximum."""
     answers = [Reply("retry", "HTTP 503", "", seconds) for seconds in (20.0, 0.0, 1e9)]
     rig = Rig(otlp_bundle(b"x"), answer=lambda *_: answers.pop(0))
     for _ in range(3):
@@ -118,8 +114,8 @@ def test_the_far_side_says_how_long_it_wants_to_be_left_alone():
     assert rig.source.delays[0] == [20.0, 2.0, RETRY_AFTER_S_MAX]
 
 
-def test_what_is_refused_is_dropped_with_the_reason():
-    """A permanent answer rejects the bundle and holds up nothing."""
+def test_a_refused_bundle_is_rejected_with_the_reason():
+    """It does not block others."""
     rig = Rig(
         otlp_bundle(b"bad"),
         otlp_bundle(b"good"),
@@ -131,8 +127,8 @@ def test_what_is_refused_is_dropped_with_the_reason():
     assert rig.forwarder.state().refused == 1
 
 
-def test_a_far_side_that_refuses_everything_is_told_once_a_minute():
-    """A program that exports its own log must not be given a line for each line."""
+def test_repeated_refusals_are_logged_once_a_minute():
+    """A program that exports its own log must not create an event for each event."""
     rig = Rig(answer=lambda _signal, request: Reply("refused", request.decode(), "no"))
     told = []
     rig.observer.event = lambda name, **attributes: told.append((rig.clock.monotonic(), name, attributes["reason"]))
@@ -147,7 +143,7 @@ def test_a_far_side_that_refuses_everything_is_told_once_a_minute():
     assert rig.counted(outcome="refused") == 180
 
 
-def test_partial_success_counts_what_was_rejected():
+def test_partial_success_counts_rejected_items():
     """It is confirmed: by the specification it must not be sent again."""
     rig = Rig(otlp_bundle(b"a"), answer=lambda *_: Reply("confirmed", "PARTIAL_SUCCESS", "why", rejected_items=7))
 
@@ -155,8 +151,8 @@ def test_partial_success_counts_what_was_rejected():
     assert rig.observer.total("quiver.exporter.rejected_items_total") == 7
 
 
-def test_what_requests_were_sent_without_is_counted_and_told():
-    """They are acknowledged, since the rest arrived; each kind of loss is told once a minute."""
+def test_left_out_data_are_counted_and_logged():
+    """The requests are acknowledged, because the rest arrived; each kind of loss is logged once a minute."""
     reply = Reply("confirmed", left_out={"entity_refs": 2, "empty_scopes": 1})
     rig = Rig(otlp_bundle(b"a"), otlp_bundle(b"b"), answer=lambda *_: reply)
     told = []
@@ -170,8 +166,8 @@ def test_what_requests_were_sent_without_is_counted_and_told():
     assert told == [(name, "entity_refs", "2 of one request"), (name, "empty_scopes", "1 of one request")]
 
 
-def test_of_several_requests_only_what_was_not_settled_is_sent_again():
-    """The second one failed: the first is not sent twice, and a refusal among them is not forgotten."""
+def test_only_unsettled_requests_of_a_bundle_are_sent_again():
+    """The second one failed: the first is not sent twice, and a refusal is remembered."""
     answers = {b"first": Reply("refused", "HTTP 400"), b"second": LATER}
     rig = Rig(otlp_bundle(b"first", b"second", b"third"), answer=answering(answers))
     rig.run()
@@ -182,8 +178,8 @@ def test_of_several_requests_only_what_was_not_settled_is_sent_again():
     assert [request for _, request in rig.sender.sent] == [b"first", b"second", b"second", b"third"]
 
 
-def test_what_no_request_can_say_is_rejected():
-    """A slot of somebody's own, requests in another shape, and a bundle that is damaged on disk."""
+def test_a_bundle_without_a_valid_request_is_rejected():
+    """An application's own slot, requests with another schema, and a bundle that is damaged on disk."""
     other = pa.record_batch([pa.array([1])], names=["data"])
     wide = pa.record_batch([pa.array([b"x"], pa.large_binary())], names=["data"])
     assert not wide.schema.equals(OTLP_SCHEMA)
@@ -196,18 +192,18 @@ def test_what_no_request_can_say_is_rejected():
     assert rig.counted(outcome="refused") == 3
 
 
-def test_what_cannot_be_read_now_is_tried_later():
-    """A disk that refuses, or a file for a newer version: the data is not given up, and the far side is not blamed."""
+def test_a_bundle_that_cannot_be_read_is_retried():
+    """After a disk error, or for a file of a newer version; it does not count as a failure of the destination."""
     failures = [OSError(5, "I/O"), UnsupportedFormatError("f", 0, "newer")]
-    rig = Rig(*(failures * SUSPECTS), otlp_bundle(b"good"))
+    rig = Rig(*(failures * FAILURES_MAX), otlp_bundle(b"good"))
 
-    assert rig.run() == {2 * SUSPECTS: "acked"}
+    assert rig.run() == {2 * FAILURES_MAX: "acked"}
     assert set(map(tuple, rig.source.delays.values())) == {(1.0,)}
     assert not rig.forwarder.state().is_down
 
 
-def test_a_sender_that_raises_costs_a_delay_and_not_the_bundle():
-    """A fault of a sender is told, and the bundle is tried again."""
+def test_a_bundle_is_retried_after_a_sender_raises():
+    """The error is logged."""
     faults = [RuntimeError("bug")]
 
     def answer(*_):
@@ -222,8 +218,8 @@ def test_a_sender_that_raises_costs_a_delay_and_not_the_bundle():
     assert rig.run() == {0: "acked"}
 
 
-def test_an_outage_is_probed_one_by_one_and_ends_at_once():
-    """A thousand bundles are not all tried while the far side is down, and all go when it is up."""
+def test_an_outage_is_probed_with_one_bundle_at_a_time():
+    """When the destination is up, all bundles are sent immediately."""
     answers = {}
     rig = Rig(
         *(otlp_bundle(b"%d" % number) for number in range(1000)),
@@ -246,9 +242,9 @@ def test_an_outage_is_probed_one_by_one_and_ends_at_once():
     assert rig.forwarder.state().retrying == 0
 
 
-def test_many_sick_bundles_hold_up_new_ones_for_one_pause_only():
-    """More sick bundles than make an outage: a new one is the next that is tried, not one of them."""
-    bad = {b"sick%d" % number: LATER for number in range(3 * SUSPECTS)}
+def test_many_failing_bundles_delay_new_ones_by_one_pause_only():
+    """After enough failures to count as an outage, a new bundle is tried next."""
+    bad = {b"sick%d" % number: LATER for number in range(3 * FAILURES_MAX)}
     rig = Rig(*(otlp_bundle(request) for request in bad), answer=answering(bad))
     for _ in range(200):
         rig.run()
@@ -261,11 +257,11 @@ def test_many_sick_bundles_hold_up_new_ones_for_one_pause_only():
     assert rig.source.outcomes == {index: "acked"}
 
 
-def test_bundles_that_policy_dropped_are_forgotten():
-    """They never come again: nothing is kept of them once the far side is up."""
-    rig = Rig(*(otlp_bundle(b"%d" % number) for number in range(SUSPECTS)), answer=lambda *_: LATER)
+def test_dropped_bundles_are_removed_from_the_attempts():
+    """When the destination is up again."""
+    rig = Rig(*(otlp_bundle(b"%d" % number) for number in range(FAILURES_MAX)), answer=lambda *_: LATER)
     rig.run()
-    assert rig.forwarder.state().retrying == SUSPECTS
+    assert rig.forwarder.state().retrying == FAILURES_MAX
     rig.source.waiting.clear()
     rig.source.add(otlp_bundle(b"new"))
     rig.sender.answer = None
@@ -275,8 +271,8 @@ def test_bundles_that_policy_dropped_are_forgotten():
     assert rig.forwarder.state().retrying == 0
 
 
-def test_tables_become_requests_again():
-    """What a receiver stored as OTAP tables says the same when it is sent on."""
+def test_otap_tables_are_sent_as_requests():
+    """With the same content as the original request."""
     asked = ExportLogsServiceRequest()
     resource = asked.resource_logs.add()
     resource.resource.attributes.add(key="service.name").value.string_value = "shop"
@@ -296,8 +292,8 @@ def test_tables_become_requests_again():
 # ── with a store ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_real_store_is_drained_and_its_damage_passed_over(tmp_path):
-    """Bytes that rot on the disk cost their bundles, counted and told; everything else arrives, and only once."""
+def test_a_real_store_is_drained_in_spite_of_damage(tmp_path):
+    """Corrupt bytes cost their bundles, which are counted and logged; all others arrive, once."""
     observer = InMemoryObserver()
     settings = Settings(segment_bundles_max=5)
     with quiver.open(tmp_path, settings, background=False, observer=observer) as store:
@@ -327,7 +323,7 @@ def test_a_real_store_is_drained_and_its_damage_passed_over(tmp_path):
 
 
 def threaded(*bundles, answer=None, **how):
-    """A rig whose threads run on the real clock."""
+    """A rig whose threads use the real clock."""
     from quiver.clock import SYSTEM_CLOCK
 
     rig = Rig(answer=answer)
@@ -336,8 +332,8 @@ def threaded(*bundles, answer=None, **how):
     return rig
 
 
-def test_stop_sends_what_can_be_sent_and_says_what_is_left():
-    """What is sealed goes; the sick one stays and is not waited for."""
+def test_stop_sends_pending_bundles_and_returns_the_number_left():
+    """Sealed bundles are sent; the failing one is left without waiting for it."""
     rig = threaded(
         otlp_bundle(b"sick"),
         *(otlp_bundle(b"%d" % number) for number in range(100)),
@@ -354,8 +350,8 @@ def test_stop_sends_what_can_be_sent_and_says_what_is_left():
         rig.forwarder.start()
 
 
-def test_no_more_than_so_many_are_on_their_way_and_stop_breaks_off():
-    """Three threads hold three bundles; at the deadline the sender is closed, and they are given back."""
+def test_in_flight_max_is_kept_and_stop_cancels():
+    """Three threads send three bundles; at the deadline the sender is closed, and they are deferred."""
     entered, closed = threading.Semaphore(0), threading.Event()
 
     def answer(*_):
@@ -376,8 +372,8 @@ def test_no_more_than_so_many_are_on_their_way_and_stop_breaks_off():
     assert len(rig.sender.sent) == 3
 
 
-def test_a_store_that_is_closed_ends_it():
-    """No thread is left, and nothing is raised."""
+def test_closing_the_store_ends_the_threads():
+    """Without an exception."""
     rig = threaded()
 
     def closed(*_):
@@ -391,8 +387,8 @@ def test_a_store_that_is_closed_ends_it():
     assert not any(thread.name.startswith("quiver-forward") for thread in threading.enumerate())
 
 
-def test_a_subscriber_of_another_process_is_waited_for():
-    """It says so once, and takes over when the other lets go."""
+def test_a_forwarder_waits_for_the_lock_of_its_subscriber():
+    """It logs that once, and starts when the other process releases the lock."""
     rig = threaded(otlp_bundle(b"x"))
     taken = rig.source.next_bundles
     failures = [DirectoryInUseError("quiver.sub.out", "pid 1"), DirectoryInUseError("quiver.sub.out", "pid 1")]
@@ -416,8 +412,8 @@ def test_a_subscriber_of_another_process_is_waited_for():
     assert said == [("quiver.exporter.trouble", "quiver.sub.out is in use by pid 1; stop it first")]
 
 
-def test_a_subscriber_that_is_unregistered_ends_it():
-    """While a bundle is on its way, too."""
+def test_unregistering_the_subscriber_ends_the_threads():
+    """Also while a bundle is in flight."""
     rig = threaded(otlp_bundle(b"x"))
 
     def unknown(_handle, _outcome):

@@ -1,4 +1,7 @@
-"""A forwarder with a policy: attempts outlive it, what is given up is kept aside, one exporter's stop is its own."""
+"""
+A forwarder with a retry policy: attempts survive a restart, exhausted bundles become dead letters, and a halt affects
+only its own exporter.
+"""
 
 import threading
 from random import Random
@@ -29,7 +32,7 @@ OK = Reply("confirmed")
 
 
 class Rig:
-    """A store on a disk that may crash, and one life of a forwarder over it after the other."""
+    """A store on a disk that may crash, and one forwarder after another on it."""
 
     def __init__(self, *bundles, **policy) -> None:
         self.clock = ManualClock()
@@ -66,10 +69,10 @@ class Rig:
             clock=self.clock,
             observer=self.observer,
         )
-        self.forwarder._attempts.forget_resolved()
+        self.forwarder._attempts.remove_resolved()
 
     def die(self):
-        """The process is killed: what is not on the disk is gone, locks are free."""
+        """Kill the process: unsynced data are lost, locks are released."""
         self.disk = self.disk.clone_after_kill()
         self.live()
 
@@ -88,8 +91,8 @@ class Rig:
         return [(letter.reason, letter.bundle) for letter in read_dead_letters(self.disk, ROOT, "out")]
 
 
-def test_attempts_go_on_counting_after_a_kill():
-    """And the next one is not made before its time."""
+def test_attempts_continue_after_a_kill():
+    """The next one is not made before it is due."""
     rig = Rig(otlp_bundle(b"sick"), otlp_bundle(b"good"), max_attempts=4)
     rig.answers[b"sick"] = LATER
     rig.run()
@@ -112,8 +115,8 @@ def test_attempts_go_on_counting_after_a_kill():
     assert rig.attempts() == []
 
 
-def test_what_is_refused_is_a_letter():
-    """The others are delivered, and the buffer holds neither."""
+def test_a_refused_bundle_is_a_dead_letter():
+    """The others are delivered, and the buffer is empty."""
     bad = otlp_bundle(b"bad")
     rig = Rig(bad, otlp_bundle(b"good"))
     rig.answers[b"bad"] = NEVER
@@ -122,8 +125,8 @@ def test_what_is_refused_is_a_letter():
     assert (rig.pending(), rig.attempts()) == (0, [])
 
 
-def test_a_letter_holds_what_was_not_confirmed():
-    """Not the requests of the same bundle that the far side has."""
+def test_a_dead_letter_has_only_unconfirmed_requests():
+    """Not the requests of the same bundle that were confirmed."""
     both = Bundle({**otlp_bundle(b"a", b"bad", b"c").batches, **otlp_bundle(b"bad", signal="traces").batches})
     rig = Rig(both)
     rig.answers[b"bad"] = NEVER
@@ -132,8 +135,8 @@ def test_a_letter_holds_what_was_not_confirmed():
     assert letter == Bundle({**otlp_bundle(b"bad").batches, **otlp_bundle(b"bad", signal="traces").batches})
 
 
-def test_what_is_no_request_is_a_letter_as_it_is():
-    """There is nothing to send in it; somebody may want to see it."""
+def test_a_bundle_without_a_request_is_a_dead_letter():
+    """It is stored unchanged."""
     other = Bundle({7: otlp_bundle(b"x")[60]})
     rig = Rig(other)
     rig.run()
@@ -141,8 +144,8 @@ def test_what_is_no_request_is_a_letter_as_it_is():
     assert (reason.partition(":")[0], letter) == ("InvalidBundleError", other)
 
 
-def test_killed_between_the_letter_and_the_ack():
-    """The bundle comes again, and is no second letter."""
+def test_a_kill_between_dead_letter_and_ack_adds_no_second_one():
+    """The bundle is delivered again."""
     rig = Rig(otlp_bundle(b"bad"))
     rig.answers[b"bad"] = NEVER
     while rig.forwarder.forward_one():
@@ -153,8 +156,7 @@ def test_killed_between_the_letter_and_the_ack():
     assert (rig.pending(), len(rig.letters())) == (0, 1)
 
 
-def test_killed_between_the_ack_and_the_set():
-    """What was resolved leaves the set at the next start."""
+def test_a_kill_between_ack_and_save_cleans_the_set_at_the_next_start():
     rig = Rig(otlp_bundle(b"sick"), otlp_bundle(b"ill"))
     rig.answers = {b"sick": LATER, b"ill": LATER}
     rig.run()
@@ -167,8 +169,8 @@ def test_killed_between_the_ack_and_the_set():
     assert rig.attempts() == []
 
 
-def test_an_idle_forwarder_writes_what_was_resolved():
-    """Nobody has to fail again before the set says so."""
+def test_an_idle_forwarder_saves_the_retry_set():
+    """Without another failure."""
     rig = Rig(otlp_bundle(b"sick"), otlp_bundle(b"ill"))
     rig.answers = {b"sick": LATER, b"ill": LATER}
     rig.run()
@@ -186,7 +188,7 @@ def test_an_idle_forwarder_writes_what_was_resolved():
 
 
 def test_halt_stops_this_exporter_and_loses_nothing():
-    """It says why; started again it begins with the same bundle."""
+    """It reports why; after a restart it continues with the same bundle."""
     rig = Rig(otlp_bundle(b"bad"), otlp_bundle(b"good"), on_exhausted="halt")
     rig.answers[b"bad"] = NEVER
     rig.run()
@@ -199,8 +201,8 @@ def test_halt_stops_this_exporter_and_loses_nothing():
     assert (rig.forwarder.state().halted, rig.pending()) == ("", 0)
 
 
-def test_a_halted_forwarder_waits_in_its_threads():
-    """And ends when it is told to."""
+def test_the_threads_of_a_halted_forwarder_wait():
+    """They end on `stop`."""
     rig = Rig(otlp_bundle(b"bad"), on_exhausted="halt")
     rig.answers[b"bad"] = NEVER
     rig.run()
@@ -210,7 +212,7 @@ def test_a_halted_forwarder_waits_in_its_threads():
 
 
 def test_the_batch_id_is_the_same_each_time():
-    """In this life and the next; every request of a bundle has its own."""
+    """In this process and the next; every request of a bundle has its own."""
     rig = Rig(otlp_bundle(b"a", b"b"))
     rig.answers[b"b"] = LATER
     rig.run()
@@ -222,8 +224,7 @@ def test_the_batch_id_is_the_same_each_time():
     assert rig.sender.batch_ids == ["5c0f/0:0/0", "5c0f/0:0/1"]
 
 
-def test_a_stop_is_no_attempt():
-    """What is broken off has used nothing up."""
+def test_a_cancelled_request_does_not_count_as_an_attempt():
     rig = Rig(otlp_bundle(b"a"), max_attempts=1)
     rig.answers[b"a"] = Reply("retry", "CLOSED", "the sender was closed")
     assert rig.forwarder.forward_one()
@@ -236,18 +237,17 @@ def test_a_stop_is_no_attempt():
         (otlp_bundle(b"a"), OK, "Delivered()"),
         (otlp_bundle(b"a"), NEVER, "HTTP 400: no"),
         (otlp_bundle(b"a"), LATER, "UNAVAILABLE: down"),
-        (otlp_bundle(b""), OK, "EMPTY: there is nothing in it to send"),
-        (Bundle({7: otlp_bundle(b"x")[60]}), OK, "InvalidBundleError: slots 7 hold nothing that OTLP can say"),
+        (otlp_bundle(b""), OK, "EMPTY: the bundle has no data to send"),
+        (Bundle({7: otlp_bundle(b"x")[60]}), OK, "InvalidBundleError: slots 7 have no data that OTLP can represent"),
     ],
 )
-def test_sent_once_by_hand(bundle, answer, outcome):
-    """One answer for a bundle, and no second try."""
+def test_send_once_does_not_retry(bundle, answer, outcome):
     assert str(send_once(PartSender(FakeSender(lambda *_: answer), SizeLimit(4096)), bundle)) == outcome
 
 
 @pytest.mark.parametrize("how", ["kill", "power"])
-def test_a_crash_at_any_step(how):
-    """Everything arrives, dead letters are the poisoned ones, each once, and nothing is left in the set."""
+def test_a_crash_at_any_step_loses_nothing(how):
+    """The dead letters are the poisoned bundles, each once, and the retry set is empty."""
     numbers = [b"%d" % number for number in range(6)]
     rig = Rig(*map(otlp_bundle, numbers), max_attempts=5)
     refused, failing = {b"2": NEVER}, {b"1": LATER, b"4": LATER}
@@ -280,8 +280,8 @@ def test_a_crash_at_any_step(how):
         assert [bundle for _, bundle in rig.letters()] == [otlp_bundle(b"2")]
 
 
-def test_what_was_not_let_in_and_found_no_room_as_a_letter_is_sent_again():
-    """Its time comes again, and by then it may be let in; a refusal of the data is remembered."""
+def test_a_denied_bundle_is_retried_if_its_dead_letter_cannot_be_written():
+    """The credentials may be accepted then; a refusal of the data is remembered."""
     rig = Rig(otlp_bundle(b"denied"), otlp_bundle(b"bad"))
     rig.answers = {b"denied": Reply("refused", "HTTP 401", is_denied=True), b"bad": NEVER}
 

@@ -1,7 +1,4 @@
-"""
-OTLP/gRPC as a client, against real servers: every code, compression, headers, TLS, a far side that
-comes and goes.
-"""
+"""The OTLP/gRPC client against real servers: status codes, compression, headers, TLS, a server that restarts."""
 
 import socket
 import threading
@@ -46,8 +43,8 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_requests_of_all_signals_arrive_as_they_are(sender_to, compression):
-    """Also large ones, with their headers, to the service of their signal."""
+def test_requests_of_all_signals_arrive_unchanged(sender_to, compression):
+    """Also large ones, with their headers, at the service of their signal."""
     data = bytes(range(256)) * 20_000
     with FakeGrpcDestination() as far:
         sender = sender_to(far, compression_method=compression, headers={"Authorization": "Bearer x"})
@@ -62,8 +59,8 @@ def test_requests_of_all_signals_arrive_as_they_are(sender_to, compression):
     assert {metadata["authorization"] for _, _, metadata in far.got} == {"Bearer x"}
 
 
-def test_a_batch_id_goes_with_its_request(sender_to):
-    """Beside the headers of the settings; without one nothing is sent."""
+def test_the_batch_id_is_sent_as_a_header(sender_to):
+    """In addition to the configured headers; without a batch id there is none."""
     with FakeGrpcDestination() as far:
         sender = sender_to(far, headers={"Authorization": "Bearer x"})
         sender.send("logs", b"a", "store/1:2/0")
@@ -75,8 +72,7 @@ def test_a_batch_id_goes_with_its_request(sender_to):
     ]
 
 
-def test_every_code_is_understood(sender_to):
-    """One connection, sixteen refusals."""
+def test_every_code_is_classified(sender_to):
     codes = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
     with FakeGrpcDestination(*((code, f"said {code.name}", ()) for code in codes)) as far:
         sender = sender_to(far)
@@ -88,7 +84,7 @@ def test_every_code_is_understood(sender_to):
 
 
 def test_retry_info_and_partial_success_are_read(sender_to):
-    """As grpc-status-details-bin and the response carry them."""
+    """From grpc-status-details-bin and the response."""
     info = RetryInfo()
     info.retry_delay.FromMilliseconds(1500)
     status = Status(code=8, message="full")
@@ -104,8 +100,8 @@ def test_retry_info_and_partial_success_are_read(sender_to):
         assert sender.send("traces", b"x") == Reply("confirmed", "PARTIAL_SUCCESS", "too old", rejected_items=3)
 
 
-def test_a_far_side_that_is_down_and_then_up(sender_to):
-    """Nothing listens: to be sent again, at once. It listens: within the reconnect time it is sent."""
+def test_requests_are_sent_after_the_server_comes_up(sender_to):
+    """Before, `retry` without a wait; then within the reconnect time."""
     port = free_port()
     sender = sender_to(port)
     down = sender.send("logs", b"x")
@@ -119,8 +115,7 @@ def test_a_far_side_that_is_down_and_then_up(sender_to):
         assert [data for _, data, _ in far.got] == [b"x"]
 
 
-def test_a_far_side_that_does_not_answer_is_a_timeout(sender_to):
-    """After `timeout_s`."""
+def test_a_server_that_does_not_answer_is_a_timeout(sender_to):
     with FakeGrpcDestination() as far:
         far.gate = threading.Event()
         reply = sender_to(far, timeout_s=0.2).send("logs", b"x")
@@ -128,8 +123,8 @@ def test_a_far_side_that_does_not_answer_is_a_timeout(sender_to):
     assert (reply.outcome, reply.reason) == ("retry", "DEADLINE_EXCEEDED")
 
 
-def test_closing_ends_what_is_on_its_way(sender_to):
-    """And what is sent afterwards; never as a refusal."""
+def test_close_cancels_requests_in_flight(sender_to):
+    """They and later requests get the outcome `retry`, not a refusal."""
     with FakeGrpcDestination() as far:
         far.gate = threading.Event()
         sender = sender_to(far)
@@ -154,8 +149,8 @@ def _credentials(files, *, mutual=False):
     return grpc.ssl_server_credentials(pair, read("ca") if mutual else None, mutual)
 
 
-def test_tls_is_spoken_to_whom_is_trusted(sender_to, certificates):
-    """With our own authority; without it the far side is not trusted, and the data is kept."""
+def test_tls_requires_a_trusted_authority(sender_to, certificates):
+    """Without it the outcome is `retry`."""
     with FakeGrpcDestination(credentials=_credentials(certificates)) as far:
         endpoint = f"127.0.0.1:{far.port}"
         assert sender_to(far, endpoint=endpoint, ca_file=certificates["ca"]).send("logs", b"x") == Reply("confirmed")
@@ -165,8 +160,8 @@ def test_tls_is_spoken_to_whom_is_trusted(sender_to, certificates):
     assert len(far.got) == 1
 
 
-def test_a_certificate_is_shown_to_whom_asks_for_one(sender_to, certificates):
-    """Mutual TLS: with the certificate it goes, without it is kept."""
+def test_mutual_tls_requires_a_client_certificate(sender_to, certificates):
+    """Without it the outcome is `retry`."""
     own = {"cert_file": certificates["client"], "key_file": certificates["client_key"]}
     with FakeGrpcDestination(credentials=_credentials(certificates, mutual=True)) as far:
         how = {"endpoint": f"https://127.0.0.1:{far.port}", "ca_file": certificates["ca"]}
@@ -174,7 +169,6 @@ def test_a_certificate_is_shown_to_whom_asks_for_one(sender_to, certificates):
         assert sender_to(far, **how).send("logs", b"x").outcome == "retry"
 
 
-def test_a_certificate_that_is_not_there_is_said_at_once(tmp_path):
-    """When the sender is made, not hours later."""
+def test_a_missing_certificate_file_is_refused_at_creation(tmp_path):
     with pytest.raises(SettingsError, match="tls.ca_file: cannot read .*none: No such file"):
         OtlpGrpcSender(ExporterSettings("https://127.0.0.1:1", ca_file=str(tmp_path / "none")))

@@ -1,4 +1,4 @@
-"""OTLP/HTTP as a client, against real servers: every status, compression, headers, TLS, connections that are kept."""
+"""The OTLP/HTTP client against real servers: statuses, compression, headers, TLS, persistent connections."""
 
 import gzip
 import socket
@@ -33,7 +33,7 @@ def sender_to():
 
 
 def test_requests_of_all_signals_arrive_on_one_connection(sender_to):
-    """At the path of their signal, below that of the endpoint."""
+    """At the path of their signal, below the path of the endpoint."""
     with fake_http_destination() as far:
         sender = sender_to(far.server_port, "/base/", headers={"X-Token": "t"})
         for signal in ("logs", "traces", "metrics"):
@@ -47,8 +47,8 @@ def test_requests_of_all_signals_arrive_on_one_connection(sender_to):
     assert far.connections == 1
 
 
-def test_a_batch_id_goes_with_its_request(sender_to):
-    """Beside the headers of the settings; without one nothing is sent."""
+def test_the_batch_id_is_sent_as_a_header(sender_to):
+    """In addition to the configured headers; without a batch id there is none."""
     with fake_http_destination() as far:
         sender = sender_to(far.server_port, headers={"X-Token": "t"})
         sender.send("logs", b"a", "store/1:2/0")
@@ -60,8 +60,8 @@ def test_a_batch_id_goes_with_its_request(sender_to):
     ]
 
 
-def test_gzip_is_said_and_done(sender_to):
-    """The body is compressed, and the same bytes each time."""
+def test_gzip_compresses_the_body(sender_to):
+    """To the same bytes each time, with the header."""
     data = b"0123456789" * 10_000
     with fake_http_destination() as far:
         sender = sender_to(far.server_port, compression_method="gzip")
@@ -76,8 +76,8 @@ def test_gzip_is_said_and_done(sender_to):
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 429, 500, 502, 503, 504, 301])
-def test_every_status_is_understood(sender_to, status):
-    """With what the far side says, and when to come back; the connection is used again."""
+def test_every_status_is_classified(sender_to, status):
+    """With the server's message and delay; the connection is reused."""
     body = Status(message="because").SerializeToString()
     answer = (status, {"Retry-After": "3", "Location": "http://127.0.0.1:1/"}, body)
     with fake_http_destination(answer) as far:
@@ -91,24 +91,23 @@ def test_every_status_is_understood(sender_to, status):
     assert (len(far.got), far.connections) == (2, 1)
 
 
-def test_a_web_page_is_no_confirmation(sender_to):
-    """A portal that answers everything with 200 has not kept the data."""
+def test_a_web_page_is_not_a_confirmation(sender_to):
+    """A portal that answers everything with 200 has not stored the data."""
     page = (200, {"Content-Type": "text/html; charset=utf-8"}, b"<html>welcome</html>")
     with fake_http_destination(page, (200, {"Content-Type": "application/json"}, b"{}")) as far:
         sender = sender_to(far.server_port)
         assert (sender.send("logs", b"x").reason, sender.send("logs", b"x")) == ("NOT_OTLP", Reply("confirmed"))
 
 
-def test_partial_success_is_read(sender_to):
-    """From the response's body."""
+def test_partial_success_is_read_from_the_response(sender_to):
     response = ExportLogsServiceResponse()
     response.partial_success.rejected_log_records = 4
     with fake_http_destination((200, {}, response.SerializeToString())) as far:
         assert sender_to(far.server_port).send("logs", b"x").rejected_items == 4
 
 
-def test_a_kept_connection_that_was_closed_meanwhile_is_made_anew(sender_to):
-    """The far side closes idle connections: that is no failure."""
+def test_a_closed_idle_connection_is_replaced(sender_to):
+    """Servers close idle connections: that is not a failure."""
     with fake_http_destination((200, {}, b""), None) as far:
         sender = sender_to(far.server_port)
         assert sender.send("logs", b"one") == Reply("confirmed")
@@ -117,8 +116,8 @@ def test_a_kept_connection_that_was_closed_meanwhile_is_made_anew(sender_to):
     assert [body for _, _, body in far.got] == [b"one", b"two", b"two"]
 
 
-def test_a_new_connection_that_breaks_is_to_be_sent_again(sender_to):
-    """Once: whether the far side has it nobody knows."""
+def test_a_broken_new_connection_is_a_retry(sender_to):
+    """The request is not repeated by the sender: the server may have it."""
     with fake_http_destination(None) as far:
         reply = sender_to(far.server_port).send("logs", b"x")
 
@@ -126,8 +125,7 @@ def test_a_new_connection_that_breaks_is_to_be_sent_again(sender_to):
     assert len(far.got) == 1
 
 
-def test_nobody_listens(sender_to):
-    """To be sent again."""
+def test_a_refused_connection_is_a_retry(sender_to):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         reply = sender_to(found.getsockname()[1]).send("logs", b"x")
@@ -137,13 +135,13 @@ def test_nobody_listens(sender_to):
 
 @pytest.fixture
 def raw():
-    """A listener that a test answers for by hand."""
+    """A listening socket without a server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab"], ids=["nothing", "half"])
-def test_a_far_side_that_stops_answering_is_a_timeout(sender_to, raw, said):
+def test_a_server_that_stops_answering_is_a_timeout(sender_to, raw, said):
     """Before the answer, and in the middle of it."""
     sender = sender_to(raw.getsockname()[1], timeout_s=0.2)
     replies = []
@@ -158,8 +156,8 @@ def test_a_far_side_that_stops_answering_is_a_timeout(sender_to, raw, said):
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-x\r\n", b"HTTP/1.1 abc\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"x" * 70_000])
-def test_what_does_not_speak_http_is_to_be_sent_again(sender_to, raw, said):
-    """A wrong port may be mended; the data is not given up for it."""
+def test_a_server_without_http_is_a_retry(sender_to, raw, said):
+    """A wrong port can be corrected."""
     sender = sender_to(raw.getsockname()[1])
     replies = []
     thread = threading.Thread(target=lambda: replies.append(sender.send("logs", b"x")))
@@ -174,8 +172,8 @@ def test_what_does_not_speak_http_is_to_be_sent_again(sender_to, raw, said):
     assert [(reply.outcome, reply.reason) for reply in replies] == [("retry", "CONNECTION")]
 
 
-def test_an_interim_answer_is_none_and_ends_the_connection(sender_to, raw):
-    """What comes behind it would be taken for the answer to the next request."""
+def test_an_interim_answer_closes_the_connection(sender_to, raw):
+    """The final answer would be read as the answer to the next request."""
     sender = sender_to(raw.getsockname()[1])
     replies = []
 
@@ -196,8 +194,8 @@ def test_an_interim_answer_is_none_and_ends_the_connection(sender_to, raw):
     assert [(reply.outcome, reply.reason) for reply in replies] == [("retry", "HTTP 103"), ("confirmed", "")]
 
 
-def test_an_answer_without_end_is_cut(sender_to, raw):
-    """More than an answer can need is not read, and the connection is not used again."""
+def test_an_endless_answer_is_truncated(sender_to, raw):
+    """The connection is not reused."""
     sender = sender_to(raw.getsockname()[1])
     replies = []
     thread = threading.Thread(target=lambda: replies.append(sender.send("logs", b"x")))
@@ -211,8 +209,8 @@ def test_an_answer_without_end_is_cut(sender_to, raw):
     assert sender._idle == []
 
 
-def test_closing_ends_what_is_on_its_way(sender_to, raw):
-    """And what is sent afterwards."""
+def test_close_cancels_requests_in_flight(sender_to, raw):
+    """Later requests get `retry`, too."""
     sender = sender_to(raw.getsockname()[1])
     replies = []
     thread = threading.Thread(target=lambda: replies.append(sender.send("logs", b"x")))
@@ -228,8 +226,8 @@ def test_closing_ends_what_is_on_its_way(sender_to, raw):
     assert replies[1].reason == "CLOSED"
 
 
-def test_tls_and_certificates(sender_to, certificates):
-    """Our own authority is trusted when named; a certificate is shown when asked for; otherwise the data is kept."""
+def test_tls_uses_the_configured_authority_and_certificate(sender_to, certificates):
+    """Otherwise the outcome is `retry`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates["server"], certificates["server_key"])
     own = {"cert_file": certificates["client"], "key_file": certificates["client_key"]}
@@ -245,7 +243,6 @@ def test_tls_and_certificates(sender_to, certificates):
     assert len(far.got) == 2
 
 
-def test_a_certificate_that_is_not_there_is_said_at_once(tmp_path):
-    """When the sender is made, not hours later."""
+def test_a_missing_certificate_file_is_refused_at_creation(tmp_path):
     with pytest.raises(SettingsError, match="tls.ca_file: cannot read .*none: No such file"):
         OtlpHttpSender(ExporterSettings("https://127.0.0.1:1", protocol="http", ca_file=str(tmp_path / "none")))

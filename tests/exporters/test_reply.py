@@ -1,4 +1,4 @@
-"""What each answer of a far side means, read from bytes that the official messages make."""
+"""Classification of a server's answers, encoded with the official messages."""
 
 import pytest
 from google.rpc.error_details_pb2 import DebugInfo, RetryInfo
@@ -30,28 +30,28 @@ def details(*, seconds=0, nanos=0, others=()) -> bytes:
 
 
 @pytest.mark.parametrize(("code", "name"), [pair for pair in enumerate(NAMES) if pair[0]])
-def test_each_grpc_code(code, name):
-    """The table of the OTLP specification; credentials that are refused may be accepted tomorrow."""
+def test_grpc_codes_are_classified(code, name):
+    """By the table of the OTLP specification; refused credentials may be accepted later."""
     reply = grpc_reply(code, "why", None)
 
     assert (reply.outcome, reply.reason, reply.message) == ("retry" if name in RETRIED else "refused", name, "why")
     assert reply.retry_after_s is None
 
 
-def test_a_code_that_does_not_exist_is_final():
-    """It has a name all the same."""
+def test_an_unknown_code_is_refused():
+    """It still has a name."""
     assert grpc_reply(99, "", None) == Reply("refused", "CODE_99")
 
 
-def test_exhausted_is_sent_again_only_with_retry_info():
-    """Without it the far side cannot say when, and by the specification that is final."""
+def test_resource_exhausted_is_retried_only_with_retry_info():
+    """Without it, it is final by the specification."""
     assert grpc_reply(8, "", None).outcome == "refused"
     assert grpc_reply(8, "", Status(code=8).SerializeToString()).outcome == "refused"
     assert grpc_reply(8, "", details(seconds=3)) == Reply("retry", "RESOURCE_EXHAUSTED", "", 3.0)
 
 
-def test_the_delay_of_retry_info():
-    """Seconds and nanoseconds, behind other details, and an empty one, which is no delay."""
+def test_retry_info_has_a_delay():
+    """Seconds and nanoseconds, after other details; an empty one has a delay of zero."""
     assert retry_delay_s(details(seconds=2, nanos=500_000_000)) == 2.5
     assert retry_delay_s(details(seconds=1, others=[DebugInfo(detail="x" * 300)])) == 1.0
     assert retry_delay_s(details()) == 0.0
@@ -60,16 +60,16 @@ def test_the_delay_of_retry_info():
     assert grpc_reply(3, "", details(seconds=5)).retry_after_s is None
 
 
-def test_details_that_are_too_large_are_not_looked_at():
-    """64 KiB is more than any header may take."""
+def test_details_above_the_limit_are_ignored():
+    """64 KiB is more than any header may have."""
     assert retry_delay_s(details(seconds=1, others=[DebugInfo(detail="x" * 70_000)])) is None
 
 
 @pytest.mark.parametrize(
     "status", [101, 102, 103, 400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 501, 502, 503, 504, 505, 301]
 )
-def test_each_http_status(status):
-    """The table of the OTLP specification, and 408, by which our own receiver says that it did not get the body."""
+def test_http_statuses_are_classified(status):
+    """By the table of the OTLP specification, and 408, with which our receiver reports an incomplete body."""
     reply = http_reply(status, Status(message="why").SerializeToString(), "7", now_ns=NOW_NS)
     retried = status in {101, 102, 103, 401, 403, 408, 429, 502, 503, 504}
 
@@ -91,12 +91,12 @@ def test_each_http_status(status):
     ],
 )  # fmt: skip
 def test_retry_after_is_seconds_or_a_date(header, seconds):
-    """What is neither says nothing."""
+    """Anything else is ignored."""
     assert http_reply(503, b"", header, now_ns=NOW_NS).retry_after_s == seconds
 
 
-def test_who_is_denied_is_kept_and_a_wrong_address_may_be():
-    """By default a refusal of credentials is retried; one for the address only when asked for; with `drop` neither."""
+def test_denied_requests_are_retried_as_configured():
+    """By default refused credentials; a wrong address with `retry`; neither with `drop`."""
     for codes, statuses, default in (((7, 16), (401, 403, 407), "retry"), ((12,), (301, 404, 405), "refused")):
         for denied, outcome in (("credentials", default), ("retry", "retry"), ("drop", "refused")):
             for code in codes:
@@ -124,15 +124,15 @@ def test_who_is_denied_is_kept_and_a_wrong_address_may_be():
         (3, "the batch is too large: LOGS takes 9000 bytes when inflated, and 8000 are left", None),
     ],
 )
-def test_what_grpc_servers_say_of_a_request_that_is_too_large(code, message, limit_bytes):
-    """In the words of C, Go, Java, .NET, Rust, a proxy and ours; what is exhausted may be a size, too."""
+def test_messages_about_too_large_requests_are_recognized(code, message, limit_bytes):
+    """Of C, Go, Java, .NET, Rust, a proxy and our receiver; an exhausted resource may be the size, too."""
     reply = grpc_reply(code, message, None)
 
     assert (reply.outcome, reply.is_too_large, reply.limit_bytes) == ("refused", True, limit_bytes)
 
 
 def test_other_refusals_are_not_about_the_size():
-    """What a code says of a value in the data, and what comes with a time to wait."""
+    """Neither of a value in the data nor with a delay."""
     assert not grpc_reply(11, "timestamp out of range", None).is_too_large
     assert not grpc_reply(3, "attribute too large", None).is_too_large
     assert not grpc_reply(8, "Received message larger than max (2 vs. 1)", details(seconds=1)).is_too_large
@@ -141,8 +141,8 @@ def test_other_refusals_are_not_about_the_size():
     assert not http_reply(400, b"bad", None, now_ns=0).is_too_large
 
 
-def test_what_the_far_side_says_stays_on_one_line():
-    """It ends in a log; it is cut, too."""
+def test_messages_are_one_line_and_truncated():
+    """They are logged."""
     said = "no\nERROR forged\x1b[31m"
     assert grpc_reply(3, said, None).message == "no ERROR forged [31m"
     assert http_reply(400, Status(message=said).SerializeToString(), None, now_ns=0).message == "no ERROR forged [31m"
@@ -150,7 +150,7 @@ def test_what_the_far_side_says_stays_on_one_line():
 
 
 def test_partial_success_is_a_confirmation_with_a_loss():
-    """What was rejected is counted; a warning without a loss is none."""
+    """Rejected items are counted; a warning without rejected items is not a loss."""
     response = ExportLogsServiceResponse()
     assert confirmed_reply(response.SerializeToString()) == Reply("confirmed")
     response.partial_success.error_message = "mind the gap"
@@ -164,15 +164,14 @@ def test_partial_success_is_a_confirmation_with_a_loss():
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_some_answer(data):
-    """A far side that answers nonsense gets no exception out of it."""
+def test_decoding_any_bytes_does_not_raise(data):
     assert confirmed_reply(data).outcome == "confirmed"
     retry_delay_s(data)
     http_reply(503, data, None, now_ns=0)
 
 
-def test_every_cut_and_every_flip_of_an_answer_is_read():
-    """No exception, and never a negative delay."""
+def test_truncated_and_flipped_answers_are_decoded():
+    """Without an exception, and never with a negative delay."""
     whole = details(seconds=2, others=[DebugInfo(detail="x")])
     for end in range(len(whole)):
         assert (retry_delay_s(whole[:end]) or 0.0) >= 0

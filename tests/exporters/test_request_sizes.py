@@ -1,7 +1,4 @@
-"""
-Requests of the size that the receiver takes: large ones in parts, small ones together; a bundle is acknowledged when
-all of it is confirmed.
-"""
+"""Large requests are split, small ones combined, and a bundle is acknowledged when all of it is confirmed."""
 
 import socket
 import threading
@@ -87,7 +84,7 @@ class Rig:
 
 
 class WaitingSource(FakeSource):
-    """One where the time passes that is waited in vain."""
+    """A source on which an unsuccessful wait advances the clock."""
 
     def next_bundles(self, count, timeout=None):
         found = super().next_bundles(count, timeout)
@@ -97,7 +94,7 @@ class WaitingSource(FakeSource):
 
 
 def taking(bytes_max: int, *, says: int | None = None):
-    """A receiver that refuses what is larger."""
+    """A receiver that refuses larger requests."""
 
     def answer(_signal, request):
         if len(request) > bytes_max:
@@ -115,7 +112,7 @@ def sent(sender: FakeSender) -> list[bytes]:
 
 
 def test_six_megabytes_reach_a_grpc_server_with_default_limits():
-    """It takes 4 MiB; what was confirmed to the sender is not given up for that."""
+    """Its limit is 4 MiB."""
     wanted = texts(30_000, 200)
     with FakeGrpcDestination() as far:
         sender = OtlpGrpcSender(ExporterSettings(f"http://127.0.0.1:{far.port}"))
@@ -131,7 +128,7 @@ def test_six_megabytes_reach_a_grpc_server_with_default_limits():
 
 
 def test_the_limit_is_learned_from_a_grpc_server():
-    """One refusal says how much it takes; the next request is divided before it is sent."""
+    """One refusal states the limit; the next request is split before it is sent."""
     wanted = [texts(12_000, 200, name) for name in "ab"]
     with FakeGrpcDestination(bytes_max=MIB) as far:
         sender = OtlpGrpcSender(ExporterSettings(f"http://127.0.0.1:{far.port}"))
@@ -146,7 +143,7 @@ def test_the_limit_is_learned_from_a_grpc_server():
 
 @pytest.mark.parametrize("answer", [(413, {}, b""), (400, {}, b"http: request body too large")])
 def test_the_limit_is_learned_from_an_http_server(answer):
-    """It says no size: half as much is sent, and that is the limit from then on."""
+    """It states no limit: the size is halved, and that is the limit from then on."""
     wanted = texts(100, 1000)
     with fake_http_destination(answer) as far:
         sender = OtlpHttpSender(ExporterSettings(f"http://127.0.0.1:{far.server_port}", protocol="http"))
@@ -159,8 +156,8 @@ def test_the_limit_is_learned_from_an_http_server(answer):
     assert rig.total("requests", outcome="confirmed") == len(far.got) - 1 == 6
 
 
-def test_an_http_server_that_answers_before_it_has_read_all():
-    """It closes the connection, so that the request cannot be written; its answer counts all the same."""
+def test_an_http_answer_before_the_end_of_the_request_counts():
+    """The server closes the connection while the request is still being written."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer():
@@ -181,8 +178,8 @@ def test_an_http_server_that_answers_before_it_has_read_all():
     assert (reply.reason, reply.is_too_large) == ("HTTP 413", True)
 
 
-def test_without_a_size_the_limit_is_halved_until_it_fits():
-    """And kept: what comes later is divided at once."""
+def test_without_a_stated_limit_the_size_is_halved_until_it_fits():
+    """Later requests are split before they are sent."""
     wanted = texts(600, 1000)
     sender = FakeSender(taking(100_000))
     rig = Rig(sender, otlp_bundle(logs(*wanted)), otlp_bundle(logs(*wanted)))
@@ -194,7 +191,7 @@ def test_without_a_size_the_limit_is_halved_until_it_fits():
 
 
 def test_one_record_that_is_too_large_becomes_a_dead_letter_alone(tmp_path):
-    """The records around it arrive, and so do the bundles behind it."""
+    """The records around it and later bundles arrive."""
     huge = "h" * 50_000
     wanted = [*texts(50, 1000), huge, *texts(50, 1000, "b")]
     fs, clock = CrashFileSystem(), ManualClock()
@@ -216,11 +213,11 @@ def test_one_record_that_is_too_large_becomes_a_dead_letter_alone(tmp_path):
         "next"
     ]
     assert bodies(*letter.bundle[60].column("data").to_pylist()) == [huge]
-    assert "bytes that cannot be divided" in letter.reason
+    assert "bytes that cannot be split" in letter.reason
     assert store.register("out").pending_bundle_count() == 0
 
 
-def test_of_a_divided_request_only_what_was_not_confirmed_is_sent_again():
+def test_only_unconfirmed_parts_are_sent_again():
     """With the same batch ids for the same records."""
     answers = {"down": False}
 
@@ -241,8 +238,8 @@ def test_of_a_divided_request_only_what_was_not_confirmed_is_sent_again():
     assert rig.total("rows") == 4
 
 
-def test_a_quota_is_not_taken_for_a_size():
-    """Whatever is sent is refused: the bundle is given up, and the limit is what it was."""
+def test_a_quota_does_not_lower_the_size_limit():
+    """All sizes are refused: the bundle is a dead letter, and the earlier limit is restored."""
     sender = FakeSender(lambda *_: TOO_LARGE)
     rig = Rig(sender, otlp_bundle(logs(*texts(300, 1000))), otlp_bundle(logs(*texts(40, 1000))))
     outcomes = rig.run()
@@ -254,7 +251,7 @@ def test_a_quota_is_not_taken_for_a_size():
     assert len(sent(sender)[-1]) > 300_000
 
 
-def test_a_letter_is_replayed_in_parts():
+def test_a_dead_letter_is_replayed_in_parts():
     """As its exporter would send it now."""
     wanted = texts(100, 1000)
     sender = FakeSender(taking(30_000))
@@ -263,8 +260,8 @@ def test_a_letter_is_replayed_in_parts():
     assert bodies(*(one for one in sent(sender) if len(one) <= 30_000)) == wanted
 
 
-def test_what_is_no_request_is_sent_as_it_is():
-    """Nobody can divide it; whoever gets it may say what is wrong."""
+def test_an_invalid_request_is_sent_unchanged():
+    """It cannot be split; the receiver may report the error."""
     junk = b"\x0b" * 5000
     sender = FakeSender(taking(100))
     rig = Rig(sender, otlp_bundle(junk), sizes=RequestSizes(request_bytes_max=1024))
@@ -283,7 +280,7 @@ def small_bundles(count: int, size: int = 400):
 
 
 def test_small_requests_are_combined_and_each_bundle_is_acknowledged():
-    """In order, up to the size that is wanted, and what is left goes when its time is over."""
+    """In order, up to the configured size; the rest is sent when the delay is over."""
     sender = FakeSender()
     rig = Rig(sender, *small_bundles(12), origin="id", sizes=SMALL)
     assert rig.run() == dict.fromkeys(range(12), "acked")
@@ -294,8 +291,8 @@ def test_small_requests_are_combined_and_each_bundle_is_acknowledged():
     assert (rig.total("batches"), rig.total("rows")) == (3, 12)
 
 
-def test_signals_are_combined_apart():
-    """A request has one signal; a bundle of several is acknowledged when all of them are confirmed."""
+def test_signals_are_combined_separately():
+    """A request has one signal; a bundle of several is acknowledged when all are confirmed."""
     both = Bundle({**otlp_bundle(logs("a")).batches, **otlp_bundle(b"", signal="traces").batches})
     sender = FakeSender()
     rig = Rig(sender, both, otlp_bundle(logs("b")), otlp_bundle(logs("c"), signal="metrics"), sizes=SMALL)
@@ -304,8 +301,8 @@ def test_signals_are_combined_apart():
     assert [(signal, len(bodies(one))) for signal, one in sender.sent] == [("logs", 2), ("metrics", 1)]
 
 
-def test_a_refused_bundle_does_not_take_its_neighbours_with_it():
-    """What was combined is sent again bundle by bundle, and only the one that is refused is given up."""
+def test_only_the_refused_bundle_of_a_combined_request_is_dropped():
+    """The bundles are sent again individually."""
 
     def answer(_signal, request):
         return Reply("refused", "INVALID_ARGUMENT", "bad") if "bad" in bodies(request) else Reply("confirmed")
@@ -320,7 +317,7 @@ def test_a_refused_bundle_does_not_take_its_neighbours_with_it():
 
 
 def test_a_combined_request_that_fails_is_deferred_once_for_each_bundle():
-    """Nothing is lost or counted twice, and one failure is no outage."""
+    """Nothing is lost or counted twice, and one failure does not count as an outage."""
     answers = [Reply("retry", "UNAVAILABLE", "down")]
     sender = FakeSender(lambda *_: answers.pop() if answers else Reply("confirmed"))
     rig = Rig(sender, *small_bundles(10), sizes=SMALL)
@@ -335,7 +332,7 @@ def test_a_combined_request_that_fails_is_deferred_once_for_each_bundle():
 
 
 def test_a_combined_request_is_not_larger_than_the_limit():
-    """Also when the receiver turned out to take less than was thought."""
+    """Also when the receiver's limit turned out to be lower."""
     sender = FakeSender(taking(1500, says=1500))
     rig = Rig(sender, *small_bundles(10), sizes=SMALL)
     assert rig.run() == dict.fromkeys(range(10), "acked")
@@ -351,7 +348,7 @@ def test_a_combined_request_is_not_larger_than_the_limit():
         ({"batch_bytes_min": 1, "batch_delay_s_max": -1}, "max_delay"),
     ],
 )
-def test_sizes_that_cannot_be(given, says):
+def test_invalid_sizes_are_refused(given, says):
     with pytest.raises(SettingsError, match=says):
         RequestSizes(**given)
 
@@ -362,8 +359,8 @@ SMALL_STORE = Settings(segment_bytes_max=MIB // 2, wal_rotate_bytes=MIB // 2, si
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_receiver_whose_cap_a_request_exceeds_gets_smaller_ones(tmp_path, protocol):
-    """It never takes the request as a whole; its buffer holds the parts, one after the other."""
+def test_a_request_above_the_cap_of_a_receiver_is_split(tmp_path, protocol):
+    """Its buffer accepts the parts one after another."""
     wanted = texts(3_000, 1000)
     open_receiver = OtlpGrpcReceiver if protocol == "grpc" else OtlpHttpReceiver
     make_sender = OtlpGrpcSender if protocol == "grpc" else OtlpHttpSender

@@ -1,7 +1,8 @@
 """
-An application with the SDK: `app.py STORE ENDPOINT FIRST` emits spans and log records with ascending ids, and says
-each id on standard output once the SDK's force_flush has returned for it. It goes on until it is killed. With `-` for
-ENDPOINT it forwards nothing.
+An application with the SDK: `app.py STORE ENDPOINT FIRST` emits spans and log records with ascending ids.
+
+It prints each id after the SDK's force_flush has returned for it, until it is killed. With `-` for ENDPOINT it does not
+forward.
 """
 
 import itertools

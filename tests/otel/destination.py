@@ -1,4 +1,4 @@
-"""A far side made of our own receivers and a store, and what arrived there."""
+"""A destination made of our own receivers and a store."""
 
 from contextlib import contextmanager
 
@@ -14,14 +14,14 @@ SLOTS = {"logs": 60, "spans": 61, "metrics": 62}
 
 @contextmanager
 def destination(directory, *, protocol="grpc", port=0):
-    """Yield the receiver; what it confirms is in a store in *directory*."""
+    """Yield the receiver, which stores requests in *directory*."""
     settings = OtlpSettings(listening_addr=f"127.0.0.1:{port}", workers=2)
     with quiver.open(directory) as store, RECEIVERS[protocol](store, settings) as receiver:
         yield receiver
 
 
 def rows(directory, view):
-    """Everything of one view that is in the store in *directory*, in the order of its arrival."""
+    """Return the rows of one view of the store in *directory*, in order of arrival."""
     found = []
     with quiver.read(directory) as reader:
         for _, bundle in reader.bundles():
@@ -33,5 +33,5 @@ def rows(directory, view):
 
 
 def value(attributes, key):
-    """One attribute of a row."""
+    """Return one attribute of a row."""
     return next((item for item in dict(attributes)[key].values() if item is not None), None)

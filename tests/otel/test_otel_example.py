@@ -1,4 +1,4 @@
-"""The example runs as it is: with a far side that is there, and with one that is not."""
+"""The example runs with and without a destination."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ def run(directory, port):
 
 
 def test_the_example_runs_twice(tmp_path):
-    """First without a far side: all of it is left, and told why. Then with one: everything arrives."""
+    """First without a destination: all data are left, and the reason is reported. Then with one: everything arrives."""
     first = run(tmp_path / "local", 1)
     assert (int(first[1]) > 0, first[2]) == (True, "0")
     assert int(first[3]) > 0

@@ -1,7 +1,4 @@
-"""
-The real SDK, through a store, to our own receivers: what was recorded is there, whatever the far side did
-meanwhile.
-"""
+"""The real SDK, through a store, to our own receivers: recorded data arrive, also after an outage."""
 
 import logging
 import os
@@ -53,17 +50,17 @@ TINY = Settings(
 
 @pytest.fixture(autouse=True)
 def nothing_left_open():
-    """Whatever a test did, every lease was given back."""
+    """Check that every lease was released."""
     yield
-    left = dict(shared_store._shelf.stores)
+    left = dict(shared_store._open_stores.stores)
     for shared in left.values():
         shared.store.close()
-    shared_store._shelf.stores.clear()
+    shared_store._open_stores.stores.clear()
     assert left == {}
 
 
 def spans_of(count, *, size=0, first=0):
-    """Finished spans, as a processor hands them to an exporter."""
+    """Return finished spans, as a processor passes them to an exporter."""
     made = []
     provider = TracerProvider(resource=RESOURCE, shutdown_on_exit=False)
 
@@ -93,7 +90,7 @@ def ids(found):
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_all_three_signals_arrive(tmp_path, protocol):
-    """Through one store that the three exporters and the forwarder share."""
+    """Through one store shared by three exporters and the forwarder."""
     path = tmp_path / "local"
     with destination(tmp_path / "far", protocol=protocol) as receiver:
         endpoint = ExporterSettings(f"http://127.0.0.1:{receiver.port}", protocol=protocol, compression_method="gzip")
@@ -123,8 +120,8 @@ def test_all_three_signals_arrive(tmp_path, protocol):
     assert (row["name"], row["int_value"], value(row["attributes"], "id")) == ("orders", 7, 3)
 
 
-def test_an_export_succeeds_while_the_far_side_is_down_and_arrives_when_it_is_up(tmp_path):
-    """The far side is not there from the start; across a restart of the application, too."""
+def test_exports_succeed_during_an_outage_and_arrive_afterwards(tmp_path):
+    """Also across a restart of the application."""
     path = tmp_path / "local"
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -152,11 +149,11 @@ def test_an_export_succeeds_while_the_far_side_is_down_and_arrives_when_it_is_up
     assert sorted(ids(rows(tmp_path / "far", "spans"))) == list(range(60))
 
 
-def test_a_full_store_refuses_within_the_timeout_and_says_how_much_it_lost(tmp_path, caplog):
-    """FAILURE, counted, told once; when there is room again it goes on."""
+def test_a_full_store_fails_exports_within_the_timeout(tmp_path, caplog):
+    """The dropped items are counted and logged once; with space again, exports succeed."""
     path = tmp_path / "local"
     exporter = QuiverSpanExporter(path, settings=TINY, timeout_s=0.2)
-    exporter._intake._lease.store.register("forwarder", start="earliest")
+    exporter._writer._lease.store.register("forwarder", start="earliest")
     batch = spans_of(50, size=10_000)
     results = []
     while len(results) < 100 and SpanExportResult.FAILURE not in results:
@@ -183,7 +180,7 @@ def test_a_full_store_refuses_within_the_timeout_and_says_how_much_it_lost(tmp_p
 
 
 def test_a_large_batch_is_several_requests(tmp_path, monkeypatch):
-    """No request is larger than a far side takes, and the batch is kept whole or not at all: one bundle."""
+    """No request exceeds the limit of receivers, and the batch is stored as one bundle or not at all."""
     monkeypatch.setattr(exporters, "REQUEST_BYTES_MAX", 20_000)
     exporter = QuiverSpanExporter(tmp_path)
     assert exporter.export(spans_of(30, size=2_000)) is SpanExportResult.SUCCESS
@@ -198,7 +195,10 @@ def test_a_large_batch_is_several_requests(tmp_path, monkeypatch):
 
 
 def metrics_of(points, *, size):
-    """What the SDK hands to a metric exporter: a gauge of one point, and a counter and a histogram of *points* each."""
+    """
+    Return the data that the SDK passes to a metric exporter: a gauge of one point, a counter and a histogram of
+    *points* each.
+    """
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], resource=RESOURCE, shutdown_on_exit=False)
     provider.get_meter("one", "1").create_gauge("level").set(7)
@@ -213,7 +213,7 @@ def metrics_of(points, *, size):
 
 
 def test_a_large_collection_of_metrics_is_several_requests(tmp_path, monkeypatch):
-    """No request is larger than a far side takes, and a point comes with the metric, scope and resource it is in."""
+    """No request exceeds the limit of receivers, and each point has its metric, scope and resource."""
     data = metrics_of(20, size=1_000)
     for path, bytes_max in (("whole", 10_000_000), ("split", 10_000)):
         monkeypatch.setattr(exporters, "REQUEST_BYTES_MAX", bytes_max)
@@ -230,12 +230,12 @@ def test_a_large_collection_of_metrics_is_several_requests(tmp_path, monkeypatch
     assert rows(tmp_path / "split", "metrics") == rows(tmp_path / "whole", "metrics")
 
 
-def test_one_store_for_all_exporters_of_a_process(tmp_path):
-    """By whatever path it is named; closed by the last."""
+def test_all_exporters_of_a_process_share_one_store(tmp_path):
+    """Under any path of the directory; the last one closes it."""
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "local")
     first, second = QuiverSpanExporter(tmp_path / "local"), QuiverLogExporter(link)
-    assert first._intake._lease.store is second._intake._lease.store
+    assert first._writer._lease.store is second._writer._lease.store
     with pytest.raises(UsageError, match="other settings"):
         QuiverMetricExporter(tmp_path / "local", settings=TINY)
     first.shutdown()
@@ -248,8 +248,8 @@ def test_one_store_for_all_exporters_of_a_process(tmp_path):
     quiver.open(tmp_path / "local").close()
 
 
-def test_an_item_that_cannot_be_encoded_takes_no_other_along(tmp_path):
-    """A file's name that is no UTF-8, in the text of two records, the name of a span, the description of a metric."""
+def test_an_unencodable_item_does_not_affect_others(tmp_path):
+    """A file name that is not UTF-8, in the text of two records, the name of a span, the description of a metric."""
     odd = "caf\udce9"
     spans, logs = QuiverSpanExporter(tmp_path), QuiverLogExporter(tmp_path)
     reader = PeriodicExportingMetricReader(metrics := QuiverMetricExporter(tmp_path), export_interval_millis=600_000)
@@ -270,11 +270,11 @@ def test_an_item_that_cannot_be_encoded_takes_no_other_along(tmp_path):
     assert kept == [19, 18, 19]
 
 
-def test_what_cannot_be_kept_is_a_failure_and_never_an_exception(tmp_path, monkeypatch):
-    """A store that failed, and data that the SDK's encoder cannot say; each counted under its name."""
+def test_export_failures_do_not_raise(tmp_path, monkeypatch):
+    """A failed store, and data that the SDK's encoder fails on; each is counted under its reason."""
     exporter = QuiverLogExporter(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(exporter._intake._lease.store, "ingest", _failing(StoreFailedError("sync failed")))
+        patch.setattr(exporter._writer._lease.store, "ingest", _failing(StoreFailedError("sync failed")))
         assert exporter.export([object()]) is LogRecordExportResult.FAILURE
         assert exporter.dropped_items == {"unencodable": 1}
         patch.setattr(exporters, "encode_logs", lambda _: exporters.encode_spans([]))
@@ -292,21 +292,21 @@ def _failing(error):
     return fail
 
 
-def test_nothing_to_export_is_a_success(tmp_path):
-    """And no bundle."""
+def test_an_empty_export_is_a_success(tmp_path):
+    """It stores no bundle."""
     spans, logs, metrics = QuiverSpanExporter(tmp_path), QuiverLogExporter(tmp_path), QuiverMetricExporter(tmp_path)
     assert spans.export([]) is SpanExportResult.SUCCESS
     assert logs.export([]) is LogRecordExportResult.SUCCESS
     empty = type("Empty", (), {"resource_metrics": []})()
     assert metrics.export(empty) is MetricExportResult.SUCCESS
-    assert spans._intake._lease.store.stats()["next_sequence"] == 0
+    assert spans._writer._lease.store.stats()["next_sequence"] == 0
     for exporter in (spans, logs, metrics):
         assert exporter.force_flush()
         exporter.shutdown()
 
 
 def test_metric_preferences_reach_the_sdk(tmp_path):
-    """Temporality and aggregation are asked of the exporter."""
+    """Temporality and aggregation."""
     exporter = QuiverMetricExporter(
         tmp_path,
         preferred_temporality={Counter: AggregationTemporality.DELTA},
@@ -324,8 +324,7 @@ def test_metric_preferences_reach_the_sdk(tmp_path):
     assert ExponentialBucketHistogramAggregation is not LastValueAggregation
 
 
-def test_delta_temporality_is_delta(tmp_path):
-    """Two exports of a counter are two differences."""
+def test_delta_temporality_exports_differences(tmp_path):
     exporter = QuiverMetricExporter(tmp_path, preferred_temporality={Counter: AggregationTemporality.DELTA})
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=float("inf"))
     provider = MeterProvider([reader])
@@ -337,10 +336,9 @@ def test_delta_temporality_is_delta(tmp_path):
     assert [(row["temporality"], row["int_value"]) for row in rows(tmp_path, "metrics")] == [("DELTA", 3), ("DELTA", 5)]
 
 
-def test_not_durable_is_synced_by_force_flush(tmp_path):
-    """An export is in the log; force_flush waits for the disk."""
+def test_force_flush_syncs_exports_that_are_not_durable(tmp_path):
     exporter = QuiverSpanExporter(tmp_path, durable=False, settings=Settings(wal_flush_interval_s=3600.0))
-    store = exporter._intake._lease.store
+    store = exporter._writer._lease.store
     assert exporter.export(spans_of(1)) is SpanExportResult.SUCCESS
     figures = store.stats()
     assert figures["wal_synced_position"] < figures["wal_position"]
@@ -350,8 +348,8 @@ def test_not_durable_is_synced_by_force_flush(tmp_path):
     exporter.shutdown()
 
 
-def test_the_log_of_an_application_may_be_exported_without_feeding_itself(tmp_path):
-    """The store's own reports below a warning stay out of the application's log."""
+def test_exporting_the_application_log_does_not_loop(tmp_path):
+    """The store logs no event below a warning."""
     provider = LoggerProvider(shutdown_on_exit=False)
     exporter = QuiverLogExporter(tmp_path)
     provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
@@ -366,7 +364,7 @@ def test_the_log_of_an_application_may_be_exported_without_feeding_itself(tmp_pa
         logging.getLogger("shop").info("one")
         for _ in range(3):
             provider.force_flush()
-            exporter._intake._lease.store.flush()
+            exporter._writer._lease.store.flush()
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
@@ -377,8 +375,8 @@ def test_the_log_of_an_application_may_be_exported_without_feeding_itself(tmp_pa
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # later Pythons warn of threads
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @in_a_clean_process
-def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path):
-    """The child gets FAILURE and does not touch the store; it may make exporters of its own elsewhere."""
+def test_a_forked_child_gets_a_failure(tmp_path):
+    """It does not touch the store; it may create exporters for another directory."""
     exporter = QuiverSpanExporter(tmp_path / "parent")
     forwarder = Forwarder(tmp_path / "parent", "http://127.0.0.1:1")
     spans = spans_of(2)
@@ -409,8 +407,8 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path):
     assert ids(rows(tmp_path / "child", "spans")) == [1]
 
 
-def test_a_forwarder_that_cannot_be_made_leaves_nothing_open(tmp_path):
-    """An endpoint that is none, a name that is none, a directory of another process."""
+def test_a_failed_forwarder_leaves_nothing_open(tmp_path):
+    """With an invalid endpoint, an invalid name, or a directory of another process."""
     with pytest.raises(SettingsError):
         Forwarder(tmp_path / "a", "nonsense://x")
     with pytest.raises(UsageError):
@@ -421,15 +419,15 @@ def test_a_forwarder_that_cannot_be_made_leaves_nothing_open(tmp_path):
         QuiverSpanExporter(tmp_path / "c")
 
 
-def test_a_path_that_names_no_directory_is_refused(tmp_path, monkeypatch):
-    """An empty one, from a variable that is not set, is not the working directory."""
+def test_an_empty_path_is_refused(tmp_path, monkeypatch):
+    """It does not mean the working directory."""
     monkeypatch.chdir(tmp_path)
     for path in ("", 5, None):
         with pytest.raises(UsageError):
             QuiverLogExporter(path)
         with pytest.raises(UsageError):
             Forwarder(path, "http://127.0.0.1:1")
-    with pytest.raises(SettingsError, match="an endpoint is a URL"):
+    with pytest.raises(SettingsError, match="give a URL"):
         Forwarder("here", None)
     assert list(tmp_path.iterdir()) == []
 
@@ -437,8 +435,8 @@ def test_a_path_that_names_no_directory_is_refused(tmp_path, monkeypatch):
 NOT_NEEDED = ("aiohttp", "pandas", "pydantic", "pyspark", "rich", "typer", "yaml")
 
 
-def test_import_needs_no_server_and_no_spark():
-    """An application pays for the SDK, gRPC and Arrow, and for nothing that it does not use."""
+def test_import_loads_no_server_and_no_spark():
+    """An application only loads the SDK, gRPC and Arrow."""
     script = f"import sys, quiver.otel; print([name for name in {NOT_NEEDED} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
@@ -458,8 +456,8 @@ with provider.get_tracer("shop").start_as_current_span("order", attributes={"id"
 
 
 @pytest.mark.parametrize("module", ["opentelemetry.sdk", "grpc"])
-def test_without_the_extra_it_is_said_what_to_install(module):
-    """In a process of its own: here everything is imported already."""
+def test_without_the_extra_the_error_says_what_to_install(module):
+    """In a separate process: here everything is imported already."""
     program = f"import sys; sys.modules[{module!r}] = None; from quiver.otel import Forwarder, QuiverSpanExporter"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
 
@@ -467,8 +465,8 @@ def test_without_the_extra_it_is_said_what_to_install(module):
     assert 'pip install "arrow-quiver[otel]"' in done.stderr
 
 
-def test_a_program_that_just_ends_has_sent_everything(tmp_path):
-    """No shutdown and no stop: what the SDK flushes at the end is sent by the forwarder that was made before it."""
+def test_a_program_that_exits_sends_everything(tmp_path):
+    """Without shutdown or stop: the forwarder sends the SDK's last flush."""
     with destination(tmp_path / "far") as receiver:
         argv = [
             sys.executable,

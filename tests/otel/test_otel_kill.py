@@ -1,7 +1,4 @@
-"""
-The application is killed by SIGKILL in the middle: what the SDK's force_flush confirmed is at the far side at the
-end.
-"""
+"""The application is killed by SIGKILL: data that the SDK's force_flush confirmed arrive at the destination."""
 
 import signal
 import subprocess
@@ -56,13 +53,12 @@ def run(tmp_path, lives, items_max, random):
     return confirmed
 
 
-def test_what_was_confirmed_survives_two_kills_and_an_outage(tmp_path):
-    """One life with the far side there, one without it."""
+def test_confirmed_data_survive_two_kills_and_an_outage(tmp_path):
     assert len(run(tmp_path, 2, 12, Random(1))) >= 10
 
 
 @pytest.mark.kill
 @pytest.mark.timeout(900)
-def test_what_was_confirmed_survives_many_kills(tmp_path):
-    """Twenty-four lives of the application, every other one during an outage."""
+def test_confirmed_data_survive_many_kills(tmp_path):
+    """Twenty-four processes, every other one during an outage."""
     assert len(run(tmp_path, 24, 60, Random())) >= 24 * 5

@@ -1,5 +1,5 @@
 """
-The example pipeline beside a real application with the SDK: it forwards from a directory that the application has
+The example pipeline next to a real application with the SDK: it forwards from a directory that the application has
 open.
 """
 
@@ -23,7 +23,7 @@ EXAMPLE = HERE.parent.parent / "examples" / "application-store.yaml"
 
 
 def run_until_killed(store, first, count):
-    """An application that is killed when it was told of *count* more ids; return the last of them."""
+    """Run an application, kill it after *count* more ids, and return the last id."""
     command = [sys.executable, str(HERE / "app.py"), str(store), "-", str(first)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as app:
         said = [int(line) for line in itertools.islice(app.stdout, count)]
@@ -33,10 +33,10 @@ def run_until_killed(store, first, count):
 
 
 @pytest.mark.timeout(120)
-def test_an_application_is_forwarded_from_outside(tmp_path):
+def test_a_pipeline_forwards_for_a_running_application(tmp_path):
     """
-    What the SDK was told is kept arrives, though the application is killed twice; what its last death left in its log
-    comes when the store is opened again.
+    All confirmed data arrive, though the application is killed twice; data left in the log by the last kill arrive when
+    the store is opened again.
     """
     store, far = tmp_path / "telemetry", tmp_path / "far"
     lifeline = Lifeline()

@@ -1,4 +1,4 @@
-"""What a forwarder knows of the bundles that it tried to send and that are not resolved."""
+"""The attempts of a forwarder to send bundles that are not resolved yet."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from quiver.exporters.ports import ForwardedHandle, Source
 __all__ = ["AttemptTable", "Attempts"]
 
 SOON_S = 0.05
-"""A bundle whose time has not come, by so little, is tried all the same: two clocks were rounded."""
+"""A bundle that is due within this time is tried now: the store and the retry set round their clocks differently."""
 
 
 @dataclass(slots=True)
 class Attempts:
     """
-    What this process knows of one bundle, beside what is in the retry set.
+    The attempts to send one bundle, in addition to its entry in the retry set.
 
     Attributes:
-        requests: the number of a request in the bundle → what of it is settled.
-        troubles: how often the bundle could not be read here, which has nothing to do with the receiver.
+        requests: the number of a request in the bundle → which of its records are settled.
+        read_failures: how often reading the bundle failed, which is not a failure of the destination.
     """
 
     requests: dict[int, RequestProgress] = field(default_factory=dict)
-    troubles: int = 0
+    read_failures: int = 0
 
     def of(self, number: int) -> RequestProgress:
-        """Return what is settled of a request."""
+        """Return which records of request *number* are settled."""
         return self.requests.setdefault(number, RequestProgress())
 
     def forget_denials(self) -> None:
-        """Let requests be sent again that were refused for who sent them, or where to."""
+        """Allow requests to be sent again whose credentials or address were refused."""
         for progress in self.requests.values():
             if progress.why is not None and not progress.why.is_data_refused:
                 progress.refused.clear()
@@ -49,15 +49,15 @@ class AttemptTable:
     The attempts of all bundles that were tried and are not resolved. Thread-safe.
 
     Args:
-        source: where the bundles come from.
-        undelivered: has their attempts and times on disk.
-        on_trouble: called with what the disk refused.
+        source: the source of the bundles.
+        undelivered: stores their attempts and times on disk.
+        on_error: called with the message when the retry set cannot be written.
     """
 
-    def __init__(self, source: Source, undelivered: Undelivered, on_trouble: Callable[[str], None]) -> None:
+    def __init__(self, source: Source, undelivered: Undelivered, on_error: Callable[[str], None]) -> None:
         self._source = source
         self._undelivered = undelivered
-        self._on_trouble = on_trouble
+        self._on_error = on_error
         self._lock = threading.Lock()
         self._known: dict[BundleRef, Attempts] = {}
 
@@ -69,17 +69,17 @@ class AttemptTable:
             return ref in self._known
 
     def get(self, ref: BundleRef) -> Attempts:
-        """Return the attempts of a bundle, which are new when it was not tried; they are not kept by that."""
+        """Return the attempts of a bundle, or a new object that is not added to the table."""
         with self._lock:
             return self._known.get(ref) or Attempts()
 
-    def keep(self, ref: BundleRef, attempts: Attempts) -> None:
-        """Keep the attempts of a bundle until it is resolved."""
+    def add(self, ref: BundleRef, attempts: Attempts) -> None:
+        """Add the attempts of a bundle, until it is resolved."""
         with self._lock:
             self._known[ref] = attempts
 
-    def put_off(self, handle: ForwardedHandle) -> bool:
-        """Give a bundle back whose time has not come: an earlier process was told to wait with it."""
+    def postpone(self, handle: ForwardedHandle) -> bool:
+        """Defer a bundle that is not due yet after failures in an earlier process. Return whether it was deferred."""
         wait_s = self._undelivered.retries.wait_s(handle.ref)
         if wait_s <= SOON_S:
             return False
@@ -88,17 +88,17 @@ class AttemptTable:
         handle.defer(wait_s)
         return True
 
-    def forget(self, ref: BundleRef) -> None:
-        """Forget a bundle that is resolved."""
+    def remove(self, ref: BundleRef) -> None:
+        """Remove a resolved bundle."""
         with self._lock:
             self._known.pop(ref, None)
         try:
             self._undelivered.resolved(ref)
         except OSError as error:
-            self._on_trouble(str(error))
+            self._on_error(str(error))
 
-    def forget_resolved(self) -> None:
-        """Take out of the retry set what an earlier process resolved and was killed before it took it out."""
+    def remove_resolved(self) -> None:
+        """Remove resolved bundles from the retry set that an earlier process did not remove before it died."""
         with contextlib.suppress(StoreClosedError, UnknownSubscriberError, OSError):
             entries = self._undelivered.retries.entries()
             for segment in sorted({entry.ref.segment for entry in entries}):
@@ -107,17 +107,17 @@ class AttemptTable:
                     if entry.ref.segment == segment and entry.ref not in pending:
                         self._undelivered.resolved(entry.ref)
 
-    def forget_dropped(self) -> None:
-        """Forget bundles that policy dropped while they waited: they never come again."""
+    def remove_dropped(self) -> None:
+        """Remove bundles that the store dropped by policy meanwhile."""
         oldest = self._source.oldest_incomplete_segment()
         with self._lock:
             dropped = [ref for ref in self._known if oldest is None or ref.segment < oldest]
         for ref in dropped:
-            self.forget(ref)
+            self.remove(ref)
 
     def save(self) -> None:
-        """Write the retry set, if it changed."""
+        """Write the retry set if it changed."""
         try:
             self._undelivered.save()
         except OSError as error:
-            self._on_trouble(str(error))
+            self._on_error(str(error))

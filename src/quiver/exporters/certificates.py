@@ -1,8 +1,8 @@
 """
-The certificate files of an exporter, read once and checked: what is wrong with them is said when the sender is made.
+The TLS files of an exporter, read and checked once, when the sender is created.
 
-gRPC itself would take any bytes for certificates, and then fail each handshake; OpenSSL would ask for the password of a
-key on the terminal.
+gRPC accepts any bytes as certificates and then fails each handshake; OpenSSL asks for the password of a key on the
+terminal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["PemFiles", "client_context", "pem_files"]
 
 @dataclass(frozen=True, slots=True)
 class PemFiles:
-    """What the files hold, in PEM; None where no file was named."""
+    """The PEM contents of the files; None for a file that is not configured."""
 
     ca: bytes | None
     cert: bytes | None
@@ -27,10 +27,10 @@ class PemFiles:
 
 def pem_files(settings: ExporterSettings) -> PemFiles:
     """
-    Return what the files of *settings* hold, which certificates and a key that fits are.
+    Return the contents of the files of *settings*: certificates and a matching key.
 
     Raises:
-        SettingsError: a file cannot be read, or holds something else.
+        SettingsError: a file cannot be read or is invalid.
     """
     found = PemFiles(
         _bytes("ca_file", settings.ca_file),
@@ -44,10 +44,12 @@ def pem_files(settings: ExporterSettings) -> PemFiles:
 
 def client_context(settings: ExporterSettings) -> ssl.SSLContext:
     """
-    Return a context that trusts, and shows, what *settings* say: the machine's own list when they name no authority.
+    Return a TLS context with the authority and the client certificate of *settings*.
+
+    Without an authority, it trusts the system's certificates.
 
     Raises:
-        SettingsError: a file cannot be read, or holds something else.
+        SettingsError: a file cannot be read or is invalid.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if settings.ca_file is None:

@@ -1,8 +1,8 @@
 """
-Is one bundle sick, or is the far side down? Pure: time is an argument, chance is handed in.
+A circuit breaker for the destination of a forwarder. Pure: time and randomness are arguments.
 
-One bundle that fails waits by itself and holds up nothing. When several in a row fail and none succeeds between
-them, it is the far side: then one bundle at a time is tried, after growing pauses, instead of all of them.
+One failing bundle is retried by itself and does not block others. When several bundles in a row fail without a success
+in between, the destination counts as down. Then one bundle at a time is tried, after growing pauses.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from random import Random
 
 from quiver.primitives.backoff import Backoff
 
-__all__ = ["SUSPECTS", "Pace"]
+__all__ = ["FAILURES_MAX", "CircuitBreaker"]
 
-SUSPECTS = 4
-"""So many different bundles that fail in a row, and the far side counts as down."""
+FAILURES_MAX = 4
+"""This many different bundles must fail in a row before the destination counts as down."""
 
 
-class Pace:
+class CircuitBreaker:
     """
-    When the next bundle may be tried. Not thread-safe.
+    Decides when the next bundle may be tried. Not thread-safe.
 
     Args:
-        backoff: the pauses while the far side is down.
-        random: where their jitter comes from.
+        backoff: the pauses while the destination is down.
+        random: source of their jitter.
     """
 
     def __init__(self, backoff: Backoff, random: Random) -> None:
@@ -36,20 +36,20 @@ class Pace:
 
     @property
     def is_down(self) -> bool:
-        """Whether the far side counts as down."""
+        """Whether the destination counts as down."""
         return self._delays is not None
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until a bundle may be tried, 0 when one may now."""
+        """Return the seconds until a bundle may be tried; 0 if one may be tried now."""
         return max(0.0, self._try_at_s - now_s) if self.is_down else 0.0
 
     def probing(self, now_s: float) -> None:
-        """Take note that a bundle is tried now: while the far side is down, the next one has to wait."""
+        """Record that a bundle is tried now. While the destination is down, the next one must wait."""
         if self._delays is not None:
             self._try_at_s = now_s + next(self._delays)
 
     def succeeded(self) -> bool:
-        """Take note that the far side answered well; True when it counted as down until now."""
+        """Record a success. Return whether the destination counted as down until now."""
         was_down = self.is_down
         self._failed.clear()
         self._delays = None
@@ -57,14 +57,15 @@ class Pace:
 
     def failed(self, which: Hashable, now_s: float, after_s: float) -> bool:
         """
-        Take note that bundle *which* failed, and that nothing is to be sent for *after_s*; True when the far side
-        counts as down from now on.
+        Record that bundle *which* failed, and that the next attempt must wait for *after_s* seconds.
+
+        Return whether the destination counts as down from now on.
         """
         if self._delays is not None:
             self._try_at_s = max(self._try_at_s, now_s + after_s)
             return False
         self._failed.add(which)
-        if len(self._failed) < SUSPECTS:
+        if len(self._failed) < FAILURES_MAX:
             return False
         self._delays = self._backoff.delays(self._random)
         self._try_at_s = now_s + max(next(self._delays), after_s)

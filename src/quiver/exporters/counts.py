@@ -1,4 +1,4 @@
-"""What an exporter counts and reports. Every loss is counted; one for the same reason is reported once a minute."""
+"""Metrics and events of an exporter. Every loss is counted; losses for the same reason are logged once a minute."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from quiver.primitives.scan import Damage
 
 __all__ = ["ExporterCounts"]
 
-REPORTED_AGAIN_S = 60.0
-"""A receiver that refuses one request refuses many, and the program may export its own log."""
+LOG_INTERVAL_S = 60.0
+"""Minimum time between two events: a receiver that refuses one request refuses many."""
 
 
 class ExporterCounts:
@@ -24,9 +24,9 @@ class ExporterCounts:
     The counts of one exporter. Thread-safe.
 
     Args:
-        stats: takes what every exporter counts, and its last failure.
-        clock: spaces the reports.
-        observer: takes counts and events.
+        stats: receives the counts that all exporters have, and the last failure.
+        clock: limits how often events are logged.
+        observer: receives counts and events.
     """
 
     def __init__(self, stats: ExporterStats, clock: Clock, observer: Observer) -> None:
@@ -36,8 +36,8 @@ class ExporterCounts:
         self._observer = observer
         self._lock = threading.Lock()
         self._requests: Counter[str] = Counter()
-        self._reported_at_s: dict[str, float] = {}
-        self._trouble = ""
+        self._logged_at_s: dict[str, float] = {}
+        self._last_problem = ""
 
     def requests(self, outcome: str) -> int:
         """Return how many requests ended with *outcome*."""
@@ -47,30 +47,30 @@ class ExporterCounts:
         """Count a request by its reply."""
         if reply.outcome == "retry":
             self._count("retried", signal, reply.reason)
-            if reply.reason != "CLOSED":  # it was broken off here, which is no attempt
-                self._stats.failed("denied" if reply.is_denied else "unavailable", _words(reply.reason, reply.message))
+            if reply.reason != "CLOSED":  # the sender was closed, which does not count as an attempt
+                self._stats.failed("denied" if reply.is_denied else "unavailable", _joined(reply.reason, reply.message))
         elif reply.outcome == "confirmed":
             self._confirmed(signal, request, reply)
         elif reply.is_too_large:
             self._count("divided", signal, reply.reason)
-            self._report("quiver.exporter.divided", reply.reason, signal=signal, message=reply.message)
+            self._log("quiver.exporter.divided", reply.reason, signal=signal, message=reply.message)
         else:
             self._requests["denied"] += reply.is_denied
             self._refused(signal, reply.reason, reply.message)
-            self._stats.failed("denied" if reply.is_denied else "refused", _words(reply.reason, reply.message))
+            self._stats.failed("denied" if reply.is_denied else "refused", _joined(reply.reason, reply.message))
 
     def unsendable(self, reason: str, message: str) -> None:
-        """Count a bundle that is damaged, or no request that could be sent."""
+        """Count a bundle that is damaged or cannot be converted to a request."""
         self._refused("", reason, message)
-        self._stats.failed("data", _words(reason, message))
+        self._stats.failed("data", _joined(reason, message))
 
     def unread(self, reason: str, message: str) -> None:
-        """Count an attempt that failed on this side: the bundle could not be read."""
-        self._stats.failed("storage", _words(reason, message))
+        """Count an attempt that failed locally because the bundle could not be read."""
+        self._stats.failed("storage", _joined(reason, message))
 
     def _refused(self, signal: str, reason: str, message: str) -> None:
         self._count("refused", signal, reason)
-        self._report("quiver.exporter.refused", reason, signal=signal, message=message)
+        self._log("quiver.exporter.refused", reason, signal=signal, message=message)
 
     def _confirmed(self, signal: str, request: bytes, reply: Reply) -> None:
         self._count("confirmed", signal, reply.reason)
@@ -82,10 +82,10 @@ class ExporterCounts:
             self._observer.count(
                 "quiver.exporter.rejected_items_total", reply.rejected_items, exporter=exporter, signal=signal
             )
-            self._report("quiver.exporter.partial", reply.reason, signal=signal, message=reply.message)
+            self._log("quiver.exporter.partial", reply.reason, signal=signal, message=reply.message)
         for what, amount in reply.left_out.items():
             self._observer.count("quiver.exporter.left_out_total", amount, exporter=exporter, signal=signal, what=what)
-            self._report("quiver.exporter.left_out", what, signal=signal, message=f"{amount} of one request")
+            self._log("quiver.exporter.left_out", what, signal=signal, message=f"{amount} of one request")
 
     def _count(self, outcome: str, signal: str, reason: str) -> None:
         with self._lock:
@@ -94,25 +94,25 @@ class ExporterCounts:
             "quiver.exporter.requests_total", exporter=self._exporter, signal=signal, outcome=outcome, reason=reason
         )
 
-    def trouble(self, problem: str) -> None:
-        """Report a problem on this side, unless it is the last one again."""
-        if problem != self._trouble:
-            self._trouble = problem
+    def local_problem(self, problem: str) -> None:
+        """Log a local problem, unless it is the same as the last one."""
+        if problem != self._last_problem:
+            self._last_problem = problem
             self.event("quiver.exporter.trouble", level=logging.ERROR, problem=problem)
 
-    def _report(self, name: str, reason: str, *, signal: str, message: str) -> None:
+    def _log(self, name: str, reason: str, *, signal: str, message: str) -> None:
         with self._lock:
             now_s = self._clock.monotonic()
-            reported_at_s = self._reported_at_s.get(reason)
-            if reported_at_s is not None and now_s - reported_at_s < REPORTED_AGAIN_S:
+            logged_at_s = self._logged_at_s.get(reason)
+            if logged_at_s is not None and now_s - logged_at_s < LOG_INTERVAL_S:
                 return
-            self._reported_at_s[reason] = now_s
+            self._logged_at_s[reason] = now_s
         self.event(name, reason=reason, signal=signal, message=message)
 
     def event(self, name: str, *, level: int = logging.WARNING, **attributes: str | int) -> None:
-        """Report an event of this exporter."""
+        """Log an event of this exporter."""
         self._observer.event(name, level=level, exporter=self._exporter, **attributes)
 
 
-def _words(reason: str, message: str) -> str:
+def _joined(reason: str, message: str) -> str:
     return f"{reason}: {message}" if message else reason

@@ -1,18 +1,18 @@
 """
-Drain a subscriber to a far side: take a bundle, send what is in it, acknowledge, defer or reject it.
+Drain a subscriber to a destination: claim a bundle, send its requests, then acknowledge, defer or reject it.
 
-======================  ==========================================================================
-the far side            the bundle
-======================  ==========================================================================
-confirms                is acknowledged
-cannot take it now      is deferred, each time for longer up to a cap, and newer ones go before it
-refuses it for good     is given up as the policy says: a dead letter, dropped and counted, or all stops here
-======================  ==========================================================================
+==========================  ==========================================================================
+the destination             the bundle
+==========================  ==========================================================================
+confirms                    is acknowledged
+cannot accept it now        is deferred with exponential backoff, and newer bundles overtake it
+refuses it permanently      is handled by the policy: a dead letter, dropped and counted, or the forwarder halts
+==========================  ==========================================================================
 
-A request that is too large for the far side is divided between records, and the small ones of several bundles may be
-combined into one (`RequestSizes`). A bundle is acknowledged when all of it is confirmed; of one that failed only the
-records that were not confirmed are sent again. It is delivered at least once: what was confirmed and not yet written as
-progress when the process died is sent again.
+A request that is too large for the destination is split between records, and the small requests of several bundles may
+be combined (`RequestSizes`). A bundle is acknowledged when all of its records are confirmed; after a failure only the
+unconfirmed records are sent again. Delivery is at least once: records that were confirmed, but whose progress was not
+written before the process died, are sent again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from quiver.errors import (
     UnsupportedFormatError,
 )
 from quiver.exporters.attempts import AttemptTable
-from quiver.exporters.circuit_breaker import Pace
+from quiver.exporters.circuit_breaker import CircuitBreaker
 from quiver.exporters.counts import ExporterCounts
 from quiver.exporters.forward_state import ForwardState
 from quiver.exporters.once import send_once
@@ -57,38 +57,38 @@ from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 
 __all__ = ["BundleForwarder", "ForwardState", "ForwardedHandle", "Sender", "Source"]
 
-LOOK_S = 0.2
-"""A thread that waits for a bundle looks this often whether it shall stop."""
+POLL_S = 0.2
+"""A thread that waits for a bundle checks this often whether to stop."""
 
 COMBINED_MAX = 1024
-"""So many bundles at most are combined: each of them is claimed meanwhile."""
+"""The maximum number of bundles to combine: all of them are claimed meanwhile."""
 
-TROUBLE_S = 1.0
-"""Before the store is asked again after it could not give a bundle."""
+STORE_RETRY_S = 1.0
+"""The pause after the store failed to return a bundle."""
 
 
 class BundleForwarder:
     """
-    Sends a subscriber's bundles on, from threads of its own between `start` and `stop`. A context manager.
+    Forwards the bundles of a subscriber from background threads, from `start` to `stop`. A context manager.
 
     Args:
-        source: the subscriber; nobody else takes from it.
-        sender: closed by `stop`.
-        origin: the id of the store; with it each request carries a batch id that is the same whenever it is sent again:
-            ``<origin>/<segment>:<index>/<number of the request>``, and ``/<first record>-<next>`` after it for a part.
-        sizes: how large requests are.
-        in_flight_max: bundles being sent at once, each in a thread.
-        retry: how long a bundle waits after each of its failures, without end; what is refused is dropped. Not with
+        source: the subscriber; only this forwarder may claim from it.
+        sender: sends the requests; closed by `stop`.
+        origin: the id of the store. With it, each request has a batch id that is the same whenever it is sent again:
+            ``<origin>/<segment>:<index>/<number of the request>``, followed by ``/<first record>-<next>`` for a part.
+        sizes: limits of request sizes.
+        in_flight_max: the number of bundles to send concurrently, each in a thread.
+        retry: the delays between attempts, without a limit; refused bundles are dropped. Not together with
             *undelivered*.
-        undelivered: the policy, and where what was not delivered is kept; closed by `stop`. Its delays are those of
-            the pauses while the far side is down, too.
-        random: where jitter comes from.
-        clock: for the pauses.
-        observer: takes counts and events.
-        stats: takes what every exporter counts, and the last failure.
+        undelivered: the policy, the retry set and the dead letters; closed by `stop`. Its delays also apply to the
+            pauses while the destination is down.
+        random: source of jitter.
+        clock: measures the pauses.
+        observer: receives counts and events.
+        stats: receives the counts that all exporters have, and the last failure.
 
     Attributes:
-        died: why a thread of it ended and nothing is sent any more; None while all is well. Make another.
+        died: why a thread died and nothing is sent any more; None otherwise. Create another forwarder to continue.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class BundleForwarder:
             observer=self._observer,
         )
         self._random = random
-        self._pace = Pace(self._undelivered.policy.backoff, random)
+        self._breaker = CircuitBreaker(self._undelivered.policy.backoff, random)
         self._condition = threading.Condition(threading.Lock())
-        self._turn = threading.Lock()  # one thread looks for a bundle, the others wait for their turn
-        self._attempts = AttemptTable(source, self._undelivered, self._counts.trouble)
+        self._claim_lock = threading.Lock()  # only one thread at a time claims bundles
+        self._attempts = AttemptTable(source, self._undelivered, self._counts.local_problem)
         self._in_flight = 0
         self._problem = ""
         self._halted = ""
@@ -142,18 +142,18 @@ class BundleForwarder:
 
     def start(self) -> None:
         """
-        Begin to send. Once.
+        Start the threads. Idempotent.
 
         Raises:
-            StoreClosedError: it was stopped; make another.
+            StoreClosedError: it was stopped; create another.
         """
         with self._condition:
             if self._stopped or self._draining:
-                raise StoreClosedError("this forwarder was stopped; make another")
+                raise StoreClosedError("this forwarder was stopped; create another")
             if self._workers:
                 return
-            self._attempts.forget_resolved()
-            # Daemons: a program that forgets to stop them must still be able to end; nothing is lost by it.
+            self._attempts.remove_resolved()
+            # Daemon threads: a program that does not stop them can still exit, and no data are lost.
             self._workers = [
                 Worker(
                     f"quiver-forward {self._source.id} {number}", self._work, every=0.0, on_death=self._fail,
@@ -166,25 +166,25 @@ class BundleForwarder:
 
     def stop(self, timeout_s: float = 5.0) -> int:
         """
-        Send what can be sent now, for at most *timeout_s* seconds, and end. Idempotent.
+        Send pending bundles for at most *timeout_s* seconds, then stop. Idempotent.
 
-        What waits for a retry, and everything while the far side is down, is not waited for. What is on its way when
-        the time is up is broken off; the far side may have it, and it is sent again.
+        It does not wait for bundles that are due for a retry later, nor for a destination that is down. Requests still
+        in flight at the end are cancelled and sent again after a restart; the destination may already have them.
 
         Returns:
-            How many sealed bundles are left; 0 also when the store is closed already.
+            The number of sealed bundles that are left; 0 if the store is already closed.
         """
         deadline = self._clock.monotonic() + timeout_s
         with self._condition:
             self._draining = True
             self._condition.notify_all()
             while self._alive() and (left := deadline - self._clock.monotonic()) > 0:
-                self._clock.wait(self._condition, min(left, LOOK_S))
+                self._clock.wait(self._condition, min(left, POLL_S))
             self._stopped = True
             self._condition.notify_all()
         self._sender.close()
-        # One that hangs in a connect cannot be woken. It ends by itself, and finds that it was stopped.
-        deadline = self._clock.monotonic() + LOOK_S + TROUBLE_S
+        # A thread that hangs in a connect cannot be interrupted. It ends when the connect does.
+        deadline = self._clock.monotonic() + POLL_S + STORE_RETRY_S
         for worker in self._workers:
             worker.stop(max(deadline - self._clock.monotonic(), 0.0))
         self._undelivered.close()
@@ -195,7 +195,7 @@ class BundleForwarder:
 
     def drained(self, timeout_s: float) -> bool:
         """
-        Wait until every sealed bundle is resolved; False when *timeout_s* passed first.
+        Wait until every sealed bundle is resolved. Return False if *timeout_s* passes first.
 
         Raises:
             StoreClosedError: the store was closed.
@@ -206,7 +206,7 @@ class BundleForwarder:
                 left = deadline - self._clock.monotonic()
                 if left <= 0:
                     return False
-                self._clock.wait(self._condition, min(left, LOOK_S))
+                self._clock.wait(self._condition, min(left, POLL_S))
         return True
 
     def _alive(self) -> bool:
@@ -220,30 +220,31 @@ class BundleForwarder:
         self.stop()
 
     def state(self) -> ForwardState:
-        """Return what it is at."""
+        """Return a snapshot of the state."""
         with self._condition:
             return ForwardState(
                 self._counts.requests("confirmed"),
                 self._counts.requests("refused"),
                 len(self._attempts),
                 self._in_flight,
-                self._pace.is_down,
+                self._breaker.is_down,
                 self._problem,
                 self._halted,
                 self._counts.requests("denied"),
             )
 
-    def send_again(self, ref: BundleRef, bundle: Bundle) -> Outcome:
+    def replay(self, ref: BundleRef, bundle: Bundle) -> Outcome:
         """
-        Send once, in the calling thread, a bundle that was given up; return what became of it. It carries the batch ids
-        that it had.
+        Send a dead letter once, in the calling thread, and return the outcome.
+
+        It has the same batch ids as the original.
         """
         return send_once(self._parts, bundle, f"{self._origin}/{ref}" if self._origin else "")
 
     # ── one thread ───────────────────────────────────────────────────────────────────────────────────
 
     def _work(self) -> Finished | None:
-        with self._turn:
+        with self._claim_lock:
             bundles = self._next()
         if bundles:
             self._forward(bundles)
@@ -253,7 +254,7 @@ class BundleForwarder:
         return FINISHED
 
     def _fail(self, died: WorkerDiedError) -> None:
-        """Send nothing more: a part of the bundles would no longer be sent."""
+        """Halt all threads: without this one, some bundles would no longer be sent."""
         with self._condition:
             self.died = died
             self._halted = self._problem = str(died)
@@ -261,15 +262,16 @@ class BundleForwarder:
 
     def forward_one(self) -> bool:
         """
-        Take one bundle, or several that are combined, and send it, in the calling thread; False when none is pending,
-        or none may be sent now.
+        Claim one bundle, or several to combine, and send it in the calling thread.
+
+        Return False if none is pending or none may be sent now.
 
         Raises:
-            QuiverError: the store could not give a bundle.
-            OSError: the same, for what the disk says.
+            QuiverError: the store could not return a bundle.
+            OSError: the disk failed.
         """
         with self._condition:
-            if self._stopped or self._halted or self._pace.wait_s(self._clock.monotonic()) > 0:
+            if self._stopped or self._halted or self._breaker.wait_s(self._clock.monotonic()) > 0:
                 return False
         bundles = self._take_some(0)
         if bundles:
@@ -277,19 +279,19 @@ class BundleForwarder:
         return bool(bundles)
 
     def _next(self) -> list[TakenBundle]:
-        """Return what to send next, when there is something; nothing when it is time to end."""
-        while self._await_pace():
-            timeout_s = 0.0 if self._draining else LOOK_S
+        """Return the bundles to send next; an empty list when it is time to stop."""
+        while self._await_breaker():
+            timeout_s = 0.0 if self._draining else POLL_S
             try:
                 bundles = self._take_some(timeout_s)
             except (StoreClosedError, UnknownSubscriberError):
                 return []
             except (QuiverError, OSError) as error:
-                self._counts.trouble(str(error))
+                self._counts.local_problem(str(error))
                 if self._draining:
                     return []
                 with self._condition:
-                    self._clock.wait(self._condition, TROUBLE_S)
+                    self._clock.wait(self._condition, STORE_RETRY_S)
                 continue
             if bundles:
                 return bundles
@@ -298,50 +300,50 @@ class BundleForwarder:
                 return []
         return []
 
-    def _await_pace(self) -> bool:
-        """Wait until a bundle may be tried; False when it is time to end."""
+    def _await_breaker(self) -> bool:
+        """Wait until a bundle may be tried; return False when it is time to stop."""
         with self._condition:
             while not self._stopped:
-                wait_s = LOOK_S if self._halted else self._pace.wait_s(self._clock.monotonic())
+                wait_s = POLL_S if self._halted else self._breaker.wait_s(self._clock.monotonic())
                 if wait_s <= 0:
                     return True
                 if self._draining:
-                    return False  # the far side is down, or nothing is to be sent
+                    return False  # the destination is down, or the forwarder halted
                 self._clock.wait(self._condition, wait_s)
         return False
 
     def _take_some(self, timeout_s: float) -> list[TakenBundle]:
-        """Take a bundle; when small ones are combined, so many that they make a batch, or that come in its time."""
+        """Claim a bundle; to combine small ones, claim more until the batch is large enough or its delay is over."""
         first = self._take(timeout_s)
         if first is None:
             return []
         bundles = [first]
-        if not self._sizes.batch_bytes_min or self._pace.is_down or first.handle.ref in self._attempts:
+        if not self._sizes.batch_bytes_min or self._breaker.is_down or first.handle.ref in self._attempts:
             return bundles
         deadline = self._clock.monotonic() + self._sizes.batch_delay_s_max
         size = self._read(first)
         try:
             while first.requests and size < self._sizes.batch_bytes_min and len(bundles) < COMBINED_MAX:
                 before = self._clock.monotonic()
-                wait_s = 0.0 if self._draining or self._stopped else min(max(deadline - before, 0.0), LOOK_S)
+                wait_s = 0.0 if self._draining or self._stopped else min(max(deadline - before, 0.0), POLL_S)
                 more = self._take(wait_s, only_new=True)
                 if more is not None:
                     bundles.append(more)
                     size += self._read(more)
                 elif not wait_s or self._clock.monotonic() == before:
-                    break  # the time is over, or a bundle that failed before is due, which is sent by itself
+                    break  # the delay is over, or a failed bundle is due, which is sent individually
         except (QuiverError, OSError) as error:
-            self._counts.trouble(str(error))  # what was taken before is sent all the same
+            self._counts.local_problem(str(error))  # the bundles claimed before are sent
         return bundles
 
     def _take(self, timeout_s: float, *, only_new: bool = False) -> TakenBundle | None:
-        """Take one bundle whose time has come; with *only_new* one that was not tried before."""
+        """Claim one bundle that is due; with *only_new*, one that was not tried before."""
         with self._condition:
-            # While the far side is down a single bundle decides whether it is up again: that should not be one that
-            # failed for reasons of its own, as long as there is another.
-            count = len(self._attempts) + 1 if self._pace.is_down or only_new else 1
+            # While the destination is down, a single bundle probes it. Prefer one that was not tried before: another
+            # may fail because of its own data.
+            count = len(self._attempts) + 1 if self._breaker.is_down or only_new else 1
         while handles := self._source.next_bundles(count, timeout_s):
-            ready = [one for one in handles if not self._attempts.put_off(one)]
+            ready = [one for one in handles if not self._attempts.postpone(one)]
             if ready:
                 break
         else:
@@ -350,19 +352,20 @@ class BundleForwarder:
         chosen = None if new is None and only_new else new or ready[0]
         with self._condition:
             if chosen is not None:
-                self._pace.probing(self._clock.monotonic())
+                self._breaker.probing(self._clock.monotonic())
                 self._in_flight += 1
         for other in ready:
             if other is not chosen:
                 with other:
-                    pass  # left without a decision, it is pending as before
+                    pass  # leaving it undecided makes it pending again
         return None if chosen is None else TakenBundle(chosen, self._attempts.get(chosen.ref))
 
     @staticmethod
     def _read(bundle: TakenBundle) -> int:
         """
-        Read a bundle that is to be combined; return how large it is. One that cannot be read is sent by itself, which
-        says why.
+        Read a bundle to be combined and return its size.
+
+        If it cannot be read, it is sent individually, which reports the error.
         """
         with contextlib.suppress(QuiverError, OSError):
             bundle.requests = requests_of(bundle.handle.bundle)
@@ -375,8 +378,8 @@ class BundleForwarder:
         try:
             if len(bundles) > 1:
                 alone = self._send_combined(bundles)
-        except Exception as error:  # noqa: BLE001 - the edge: a fault of a sender must not end the thread
-            self._counts.trouble(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - a bug in a sender must not end the thread
+            self._counts.local_problem(f"{type(error).__name__}: {error}")
         for bundle in bundles:
             try:
                 if bundle in alone:
@@ -389,10 +392,10 @@ class BundleForwarder:
 
     def _send_combined(self, bundles: Sequence[TakenBundle]) -> Sequence[TakenBundle]:
         """
-        Send what can be combined of *bundles*; return those that are still to be settled, each by itself.
+        Send the requests of *bundles* that can be combined. Return the bundles to settle individually.
 
-        A combined request that is refused says nothing of each of them: they are sent alone. After one that has to be
-        sent again later nothing more is sent.
+        A refused combined request does not show which bundle is refused, so its bundles are sent individually. After a
+        combined request that must be retried later, nothing more is sent.
         """
         for request in combined(bundles, self._limit.bytes_max):
             batch_id = f"{self._origin}/{request.batch_id}" if self._origin else ""
@@ -415,7 +418,7 @@ class BundleForwarder:
         failed = {bundle: None for bundle, _ in request.members}
         for number, bundle in enumerate(failed):
             with contextlib.suppress(BundleUnavailableError, StoreClosedError, UnknownSubscriberError):
-                self._attempts.keep(bundle.handle.ref, bundle.attempts)
+                self._attempts.add(bundle.handle.ref, bundle.attempts)
                 self._defer(bundle, reply, is_one_more=number > 0)
         self._attempts.save()
         settled = []
@@ -426,8 +429,8 @@ class BundleForwarder:
                 settled.append(bundle)
                 continue
             with contextlib.suppress(BundleUnavailableError, StoreClosedError, UnknownSubscriberError), bundle.handle:
-                # Left without a decision, it is pending as before.
-                self._attempts.keep(bundle.handle.ref, bundle.attempts)
+                # Leaving it undecided makes it pending again.
+                self._attempts.add(bundle.handle.ref, bundle.attempts)
         return settled
 
     def _forward_alone(self, bundle: TakenBundle) -> None:
@@ -435,12 +438,12 @@ class BundleForwarder:
         try:
             self._settle(bundle)
         except BundleUnavailableError:
-            # Policy dropped it meanwhile, or the subscriber was released: nothing is left to decide.
-            self._attempts.forget(handle.ref)
+            # The store dropped it by policy, or the subscriber was released: nothing is left to decide.
+            self._attempts.remove(handle.ref)
         except (StoreClosedError, UnknownSubscriberError):
-            pass  # it will be delivered again, or to nobody
-        except Exception as error:  # noqa: BLE001 - the edge: a fault of ours or of a sender must not end the thread
-            self._counts.trouble(f"{type(error).__name__}: {error}")
+            pass  # it is delivered again if the subscriber still exists
+        except Exception as error:  # noqa: BLE001 - a bug here or in a sender must not end the thread
+            self._counts.local_problem(f"{type(error).__name__}: {error}")
             with contextlib.suppress(QuiverError):
                 self._defer_unread(bundle, type(error).__name__, error)
 
@@ -454,11 +457,11 @@ class BundleForwarder:
         except (InvalidBundleError, CorruptionError) as error:
             kind = type(error).__name__
             self._counts.unsendable(kind, str(error))
-            # What is damaged cannot be read again; what is only no request can.
+            # A damaged bundle cannot be read; one that cannot be converted to a request can.
             content = None if isinstance(error, CorruptionError) else handle.bundle
             self._failed(handle, Permanent(kind, str(error)), lambda: content)
             return
-        self._attempts.keep(bundle.handle.ref, bundle.attempts)
+        self._attempts.add(bundle.handle.ref, bundle.attempts)
         attempts = bundle.attempts
         for number, (signal, request) in enumerate(requests):
             batch_id = f"{self._origin}/{handle.ref}/{number}" if self._origin else ""
@@ -469,49 +472,51 @@ class BundleForwarder:
                 return
         refused = [attempts.of(number).why for number in range(len(requests)) if attempts.of(number).why is not None]
         if refused and refused[-1] is not None:
-            if self._failed(handle, refused[-1], lambda: self._left_of(bundle)):
-                # It could not become a dead letter, and is tried again: whoever was not let in may be by then.
+            if self._failed(handle, refused[-1], lambda: self._unconfirmed_part(bundle)):
+                # It could not become a dead letter and is retried: refused credentials may be accepted by then.
                 attempts.forget_denials()
             return
         handle.ack()
-        self._attempts.forget(handle.ref)
+        self._attempts.remove(handle.ref)
 
     @staticmethod
-    def _left_of(bundle: TakenBundle) -> Bundle:
-        """Return what the far side did not confirm of a bundle."""
+    def _unconfirmed_part(bundle: TakenBundle) -> Bundle:
+        """Return the unconfirmed part of a bundle."""
         return bundle_of(bundle.handle.bundle, bundle.requests or (), bundle.attempts.requests)
 
     def _answered(self, signal: str, request: bytes, reply: Reply) -> None:
-        """Take note of an answer that settles a request, one way or the other. Either way the far side is up."""
+        """Record an answer that settles a request. Whether confirmed or refused, the destination is up."""
         self._counts.answered(signal, request, reply)
         with self._condition:
             self._problem = ""
-            was_down = self._pace.succeeded()
+            was_down = self._breaker.succeeded()
             if was_down:
                 self._condition.notify_all()
         if was_down:
             self._counts.event("quiver.exporter.up", level=logging.INFO)
-            self._attempts.forget_dropped()
+            self._attempts.remove_dropped()
 
     def _defer(self, bundle: TakenBundle, reply: Reply, *, is_one_more: bool = False) -> None:
         """
-        Take note that the far side could not take a bundle, and do what the policy says. *is_one_more*: in a request
-        that failed for another bundle already, which says no more of the far side.
+        Record that the destination could not accept a bundle, and apply the policy.
+
+        *is_one_more*: the failed request was already recorded for another bundle, so it does not count again as a
+        failure of the destination.
         """
         handle = bundle.handle
         outcome = Transient(reply.reason, reply.message, reply.retry_after_s)
         with self._condition:
             self._problem = str(outcome)
         if reply.reason == "CLOSED":
-            # It was broken off here, which is no attempt.
+            # The sender was closed, which does not count as an attempt.
             handle.defer(0.0)
             return
-        delay_s = self._failed(handle, outcome, lambda: self._left_of(bundle), save=not is_one_more)
+        delay_s = self._failed(handle, outcome, lambda: self._unconfirmed_part(bundle), save=not is_one_more)
         if is_one_more:
             return
         with self._condition:
             now_s = self._clock.monotonic()
-            went_down = self._pace.failed(handle.ref, now_s, min(reply.retry_after_s or 0.0, delay_s))
+            went_down = self._breaker.failed(handle.ref, now_s, min(reply.retry_after_s or 0.0, delay_s))
         if went_down:
             self._counts.event("quiver.exporter.down", problem=str(outcome))
 
@@ -523,20 +528,20 @@ class BundleForwarder:
         *,
         save: bool = True,
     ) -> float:
-        """Give the bundle back for later, or give it up; return for how long."""
+        """Defer the bundle, or apply `on_exhausted`. Return the delay."""
         try:
             verdict = self._undelivered.failed(handle.ref, outcome, content=content, save=save)
         except (CapacityError, OSError) as error:
-            # It is pending in the store all the same; only its attempts are not counted.
-            self._counts.trouble(str(error))
+            # It stays pending in the store; only its attempts are not counted.
+            self._counts.local_problem(str(error))
             verdict = Retry(self._undelivered.policy.max_interval_s)
         if isinstance(verdict, Exhausted):
-            self._give_up(handle, verdict)
+            self._apply_exhausted(handle, verdict)
             return 0.0
         handle.defer(verdict.delay_s)
         return verdict.delay_s
 
-    def _give_up(self, handle: ForwardedHandle, verdict: Exhausted) -> None:
+    def _apply_exhausted(self, handle: ForwardedHandle, verdict: Exhausted) -> None:
         if verdict.how == "halt":
             with self._condition:
                 self._halted = self._problem = verdict.reason
@@ -544,14 +549,14 @@ class BundleForwarder:
             handle.defer(0.0)
             return
         handle.reject(verdict.reason)
-        self._attempts.forget(handle.ref)
+        self._attempts.remove(handle.ref)
 
     def _defer_unread(self, bundle: TakenBundle, reason: str, error: Exception) -> None:
-        """Give a bundle back that could not be read: that is no failure of the far side, and uses nothing up."""
+        """Defer a bundle that could not be read. It does not count as an attempt or as a failure of the destination."""
         self._counts.unread(reason, str(error))
-        self._attempts.keep(bundle.handle.ref, bundle.attempts)
+        self._attempts.add(bundle.handle.ref, bundle.attempts)
         with self._condition:
-            bundle.attempts.troubles += 1
-            delay_s = self._undelivered.policy.delay_s(bundle.attempts.troubles, self._random)
+            bundle.attempts.read_failures += 1
+            delay_s = self._undelivered.policy.delay_s(bundle.attempts.read_failures, self._random)
             self._problem = f"{reason}: {error}"
         bundle.handle.defer(delay_s)

@@ -1,4 +1,4 @@
-"""What a forwarder tells of itself."""
+"""The state that a forwarder reports."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["ForwardState"]
 @dataclass(frozen=True, slots=True)
 class ForwardState:
     """
-    What a forwarder is at, at one moment.
+    A snapshot of a forwarder's state.
 
     Attributes:
-        confirmed: requests that the far side has.
-        refused: requests that it will never take.
-        retrying: bundles that were tried and are not resolved, those being sent included.
-        in_flight: bundles being sent.
-        is_down: whether the far side counts as down.
-        problem: the last failure, for people; empty when the last attempt succeeded.
-        halted: why nothing is sent any more, until somebody has looked after it; empty otherwise.
-        denied: requests that were refused for who sent them, or where to.
+        confirmed: the number of confirmed requests.
+        refused: the number of permanently refused requests.
+        retrying: the number of bundles that were tried and are not resolved, including those being sent.
+        in_flight: the number of bundles being sent.
+        is_down: whether the destination counts as down.
+        problem: the last failure, human-readable; empty if the last attempt succeeded.
+        halted: why the forwarder sends nothing until an operator intervenes; empty otherwise.
+        denied: the number of requests whose credentials or address were refused.
     """
 
     confirmed: int

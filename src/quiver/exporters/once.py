@@ -1,4 +1,4 @@
-"""A bundle sent once, by hand: no retry, no thread, one outcome."""
+"""One attempt to send a bundle, without retry or threads."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ __all__ = ["send_once"]
 
 def send_once(parts: PartSender, bundle: Bundle, batch_id: str = "") -> Outcome:
     """
-    Send every request of *bundle*, in as many parts as it takes; return what became of it. The first that is not
-    confirmed ends it.
+    Send every request of *bundle*, in parts where necessary, up to the first that is not confirmed. Return the outcome.
 
     Args:
-        parts: where to.
-        bundle: what to send.
-        batch_id: with a slash and the number of a request after it, the batch id of that.
+        parts: sends the requests.
+        bundle: the bundle to send.
+        batch_id: prefix of the batch ids of the requests: a slash and the number of the request follow.
     """
     try:
         requests = requests_of(bundle)
     except (InvalidBundleError, CorruptionError) as error:
         return Permanent(type(error).__name__, str(error))
     if not requests:
-        return Permanent("EMPTY", "there is nothing in it to send")
+        return Permanent("EMPTY", "the bundle has no data to send")
     for number, (signal, request) in enumerate(requests):
         progress = RequestProgress()
         later = parts.send(signal, request, progress, f"{batch_id}/{number}" if batch_id else "")

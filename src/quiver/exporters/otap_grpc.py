@@ -1,10 +1,10 @@
 """
-OTAP over gRPC, as a client: a stream a signal, requests sent as tables, each confirmed by the status of its batches.
+An OTAP client over gRPC: one stream per signal, requests sent as tables and confirmed by the status of each batch.
 
-A stream is opened when there is something to send, lives for `stream_lifetime_s` and is followed by another: what it
-holds in dictionaries, here and there, ends with it. When it breaks, everything without a status is sent again, on a
-new stream that begins with nothing. A far side that ends a stream because a message is too large is sent smaller ones
-from then on. Where it does not know OTAP, and for requests that tables have no place for, OTLP is spoken instead.
+A stream is opened on demand and replaced after `stream_lifetime_s`, which releases the dictionaries at both ends. When
+a stream breaks, all batches without a status are sent again on a new, empty stream. If the server ends a stream because
+a message is too large, later messages are smaller. OTLP is the fallback for servers without OTAP and for requests that
+tables cannot represent.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _DENIED = frozenset({StatusCode.PERMISSION_DENIED.value, StatusCode.UNAUTHENTICA
 
 class OtapGrpcSender:
     """
-    Sends export requests as OTAP batches. Thread-safe; `send` never raises for what the network or the far side does.
+    Sends export requests as OTAP batches. Thread-safe. `send` does not raise for failures of network or destination.
 
     Args:
-        settings: where to and how. Certificates are read here, once.
-        otap: what only OTAP has.
-        clock: measures the life of streams, and how long a status is waited for.
+        settings: endpoint and options. Certificates are read once, here.
+        otap: settings specific to OTAP.
+        clock: measures the lifetime of streams and the wait for a status.
 
     Raises:
-        SettingsError: a certificate file cannot be read, or is none.
+        SettingsError: a certificate file cannot be read or is invalid.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class OtapGrpcSender:
 
     def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:
         """
-        Send one request and wait for the statuses of its batches, at most `timeout_s` seconds.
+        Send one request and wait up to `timeout_s` seconds for the statuses of its batches.
 
-        What it was sent without, because tables have no place for it, stands in the reply.
+        `Reply.left_out` counts the data that tables cannot represent.
         """
         if self._without_otap:
             return self._otlp.send(signal, request, batch_id)
@@ -81,7 +81,7 @@ class OtapGrpcSender:
         if isinstance(converted, Damage):
             return self._otlp.send(signal, request, batch_id)
         deadline = self._clock.monotonic() + self.settings.timeout_s
-        progress = _Progress(list(converted.tables))
+        progress = _RequestState(list(converted.tables))
         tried = 0
         while tried < _STREAMS_TRIED:
             left = len(progress.waiting)
@@ -90,28 +90,25 @@ class OtapGrpcSender:
                 return replace(reply, left_out=self._left_out(converted)) if reply.outcome == "confirmed" else reply
             if reply.is_otlp:
                 return self._otlp.send(signal, request, batch_id)
-            # One that was too large is sent in smaller messages, which ends: each time the limit is lower. So does a
-            # stream that ends behind each set of tables that is refused.
+            # Smaller messages do not count as an attempt: the limit is lower each time, so this ends. Neither does a
+            # stream that ended after at least one set of tables was settled.
             tried += not reply.is_smaller and len(progress.waiting) == left
-        return Reply("retry", "UNAVAILABLE", "the far side ended one stream after the other without an answer")
+        return Reply("retry", "UNAVAILABLE", f"the server ended {_STREAMS_TRIED} streams without an answer")
 
-    def _send(self, signal: str, progress: _Progress, deadline: float) -> Reply | _Again:
-        """
-        Send what is waiting, taking from it what is settled; return the reply, or that the rest is
-        to be sent anew.
-        """
+    def _send(self, signal: str, progress: _RequestState, deadline: float) -> Reply | _Resend:
+        """Send the waiting tables and remove those that are settled. Return the reply, or how to send the rest."""
         stream = self._stream(signal)
         if stream is None:
             return Reply("retry", "CLOSED", "the sender was closed")
         sent = stream.put(progress.waiting)
         if isinstance(sent, Damage):
-            # No stream of these settings has room for all of it; as a request it may be taken.
-            return _Again(is_otlp=True)
-        again: _Again | None = None
+            # No message of these settings has space for it; an OTLP request may be accepted.
+            return _Resend(is_otlp=True)
+        again: _Resend | None = None
         for tables, batches in zip(list(progress.waiting), sent, strict=True):
             answer = self._answer(stream, batches, deadline)
-            if isinstance(answer, _Again):
-                # What has a status all the same is settled, and not sent again.
+            if isinstance(answer, _Resend):
+                # Tables that do have a status are settled and not sent again.
                 again = answer if again is None or answer.is_smaller else again
                 continue
             if answer.outcome == "retry":
@@ -121,17 +118,17 @@ class OtapGrpcSender:
             progress.waiting.remove(tables)
         return again or progress.refusal or Reply("confirmed")
 
-    def _answer(self, stream: _Stream, batches: Sequence[_Waiting], deadline: float) -> Reply | _Again:
-        """Wait for the statuses of a set of tables; return what they say of it."""
+    def _answer(self, stream: _Stream, batches: Sequence[_PendingBatch], deadline: float) -> Reply | _Resend:
+        """Wait for the statuses of a set of tables and return the outcome."""
         for batch in batches:
             answer = stream.wait(batch, deadline)
-            if isinstance(answer, _Again):
+            if isinstance(answer, _Resend):
                 self._without_otap |= answer.is_unknown
                 return answer
             if answer.is_too_large and batch.size_bytes > MESSAGE_BYTES_MIN:
                 self._limit.refused(batch.size_bytes, answer.limit_bytes)
-                stream.retire()  # the next one sends smaller messages
-                return _Again(is_smaller=True)
+                stream.retire()  # the next stream sends smaller messages
+                return _Resend(is_smaller=True)
             if answer.is_too_large:
                 self._limit.not_the_reason()
             if answer.outcome != "confirmed":
@@ -162,7 +159,7 @@ class OtapGrpcSender:
             return stream
 
     def close(self) -> None:
-        """Close the connections; requests on their way end as to be sent again. Idempotent."""
+        """Close the connections; requests in flight get the outcome `retry`. Idempotent."""
         with self._lock:
             self._closed = True
             streams = list(self._open)
@@ -175,10 +172,14 @@ class OtapGrpcSender:
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
+class _Resend:
     """
-    It is to be sent once more: on a new stream, there in smaller messages, or as OTLP, because the far side knows no
-    OTAP or chokes on it.
+    How to send again.
+
+    Attributes:
+        is_otlp: as OTLP, because the server does not support OTAP or fails on this batch; otherwise on a new stream.
+        is_unknown: the server does not support OTAP.
+        is_smaller: in smaller messages.
     """
 
     is_otlp: bool = False
@@ -187,23 +188,23 @@ class _Again:
 
 
 @dataclass(slots=True, eq=False)
-class _Progress:
-    """What of a request has no status yet, and why a part of it was refused."""
+class _RequestState:
+    """The tables of a request without a status, and the reply that refused some of the others."""
 
     waiting: list[Any]
     refusal: Reply | None = None
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """A batch on its way, how long its message is, and what its status said."""
+class _PendingBatch:
+    """A batch in flight: the size of its message, and its answer once there is one."""
 
     size_bytes: int = 0
-    answer: Reply | _Again | None = None
+    answer: Reply | _Resend | None = None
 
 
 class _Stream:
-    """One stream: its encoder, what was sent on it and has no status, and the thread that reads statuses."""
+    """One stream: its encoder, the batches without a status, and the thread that reads statuses."""
 
     def __init__(
         self, channel: Any, signal: str, settings: ExporterSettings, otap: OtapSenderSettings, clock: Clock
@@ -217,16 +218,16 @@ class _Stream:
             message_bytes_max=otap.message_bytes_max,
         )
         self._changed = threading.Condition(threading.Lock())
-        self._pending: dict[int, _Waiting] = {}
+        self._pending: dict[int, _PendingBatch] = {}
         self._retired = False
         self._until = clock.monotonic() + otap.stream_lifetime_s
         self.ended = False
-        self._how_it_ended: Reply | _Again = _Again()
+        self._end_answer: Reply | _Resend = _Resend()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         gzip = settings.compression_method == "gzip"
         self._call = channel.stream_stream(SIGNALS[signal].service)(
             iter(self._outbox.get, None),
-            # However silent the far side is, the stream ends some time after its life.
+            # Even if the server does not answer, the stream ends some time after its lifetime.
             timeout=otap.stream_lifetime_s + settings.timeout_s + 1.0,
             metadata=tuple((name.lower(), value) for name, value in settings.headers.items()),
             compression=grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression,
@@ -238,35 +239,29 @@ class _Stream:
         self._reader.start()
 
     def is_usable(self) -> bool:
-        """Whether a further batch may be sent on it."""
+        """Return whether another batch may be sent on it."""
         with self._changed:
             return not (self.ended or self._retired or self._clock.monotonic() >= self._until)
 
-    def put(self, sets: Sequence[Mapping[int, pa.RecordBatch]]) -> list[list[_Waiting]] | Damage:
-        """
-        Send sets of tables, each in as many batches as it takes, or none of them; return what to wait for, of each
-        set.
-        """
+    def put(self, sets: Sequence[Mapping[int, pa.RecordBatch]]) -> list[list[_PendingBatch]] | Damage:
+        """Send all sets of tables, each in one or more batches, or none of them. Return the batches of each set."""
         with self._changed:
             if self.ended or self._retired:
-                # It may have ended before the first batch: then how it ended says what to do.
-                return [[_Waiting(answer=self._how_it_ended)] for _ in sets]
+                # It may have ended before the first batch: then the reason decides how to continue.
+                return [[_PendingBatch(answer=self._end_answer)] for _ in sets]
             encoded = self._encoder.try_encode_all(sets)
             return encoded if isinstance(encoded, Damage) else [self._put(batches) for batches in encoded]
 
-    def _put(self, encoded: Iterable[EncodedBatch]) -> list[_Waiting]:
+    def _put(self, encoded: Iterable[EncodedBatch]) -> list[_PendingBatch]:
         batches = []
         for one in encoded:
-            batch = self._pending[one.batch_id] = _Waiting(len(one.message))
+            batch = self._pending[one.batch_id] = _PendingBatch(len(one.message))
             batches.append(batch)
             self._outbox.put(one.message)
         return batches
 
-    def wait(self, batch: _Waiting, deadline: float) -> Reply | _Again:
-        """
-        Return what became of a batch; without a status in time it counts as to be sent again, and so does the
-        stream.
-        """
+    def wait(self, batch: _PendingBatch, deadline: float) -> Reply | _Resend:
+        """Return the answer to a batch. Without a status in time, retire the stream and return `retry`."""
         with self._changed:
             while batch.answer is None:
                 left = deadline - self._clock.monotonic()
@@ -279,19 +274,19 @@ class _Stream:
         return Reply("retry", "DEADLINE_EXCEEDED", f"no status within {self._settings.timeout_s:g} s")
 
     def retire(self) -> None:
-        """Send nothing more on it; statuses on their way are still read."""
+        """Stop sending on the stream; pending statuses are still read."""
         with self._changed:
             if not self._retired:
                 self._retired = True
                 self._outbox.put(None)
 
     def cancel(self) -> None:
-        """End it now."""
+        """Cancel the stream."""
         self.retire()
         self._call.cancel()
 
     def join(self) -> None:
-        """Wait for its thread, which has nothing to wait for once the call has ended."""
+        """Wait for the thread, which ends with the call."""
         self._reader.join(5.0)
 
     # ── the reading thread ───────────────────────────────────────────────────────────────────────────
@@ -317,7 +312,7 @@ class _Stream:
         return FINISHED
 
     def _fail(self, died: WorkerDiedError) -> None:
-        """End the stream: what has no status yet is sent again, on another one."""
+        """End the stream: batches without a status are sent again on another one."""
         self._call.cancel()
         self._end(_INTERNAL, str(died), None)
 
@@ -325,37 +320,37 @@ class _Stream:
         if code == StatusCode.OK:
             return Reply("confirmed")
         if code == StatusCode.RESOURCE_EXHAUSTED:
-            # It says that memory is short now: nothing of it lies in the batch, which was read.
+            # The server is short of memory now. It has read the batch, so the batch is not too large.
             return Reply("retry", "RESOURCE_EXHAUSTED", message)
         return grpc_reply(code, message, None, denied=self._settings.denied)
 
     def _end(self, code: int, message: str, details: bytes | None) -> None:
-        """Answer everything without a status by how the stream ended."""
+        """Answer all batches without a status according to how the stream ended."""
         with self._changed:
             self.ended = True
             left, self._pending = self._pending, {}
-            said = grpc_reply(code, message, details, denied=self._settings.denied) if code else None
-            # Without a limit it says that memory is short now, not that a message is too large.
-            limit_bytes = None if said is None else said.limit_bytes
-            answer: Reply | _Again
+            reply = grpc_reply(code, message, details, denied=self._settings.denied) if code else None
+            # Without a stated limit, the server is short of memory; the message is not too large.
+            limit_bytes = None if reply is None else reply.limit_bytes
+            answer: Reply | _Resend
             if code == _UNIMPLEMENTED:
-                answer = _Again(is_otlp=True, is_unknown=True)
+                answer = _Resend(is_otlp=True, is_unknown=True)
             elif code in _SUSPICIOUS and len(left) == 1:
-                # It choked on this one, or on nothing of ours; said in OTLP it gets an answer of its own.
-                answer = _Again(is_otlp=True)
-            elif said is None or limit_bytes is not None:
-                answer = _Again()  # ended in peace, before these were read; or for another one than these
+                # The server failed on this batch, or for another reason; as OTLP the request gets its own answer.
+                answer = _Resend(is_otlp=True)
+            elif reply is None or limit_bytes is not None:
+                answer = _Resend()  # ended normally before reading these, or because of another batch
             elif code in _DENIED:
-                answer = said
+                answer = reply
             else:
-                answer = Reply("retry", said.reason, said.message, said.retry_after_s)
-            self._how_it_ended = answer
+                answer = Reply("retry", reply.reason, reply.message, reply.retry_after_s)
+            self._end_answer = answer
             for batch in left.values():
                 batch.answer = answer
-            if said is not None and limit_bytes is not None:
+            if reply is not None and limit_bytes is not None:
                 for batch in left.values():
                     if batch.size_bytes > limit_bytes:
-                        batch.answer = said
+                        batch.answer = reply
             self._changed.notify_all()
 
 

@@ -1,4 +1,4 @@
-"""OTLP over gRPC, as a client: one channel, requests sent as they are stored."""
+"""An OTLP client over gRPC: one channel, requests sent as they are stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quiver.exporters.settings import ExporterSettings
 __all__ = ["BATCH_ID_HEADER", "OtlpGrpcSender", "open_channel"]
 
 BATCH_ID_HEADER = "x-quiver-batch-id"
-"""Delivery is at least once: a request that is sent again carries the same id again."""
+"""Delivery is at least once: a request that is sent again has the same id."""
 
 _COLLECTOR = "opentelemetry.proto.collector"
 _METHODS = {
@@ -24,20 +24,20 @@ _METHODS = {
 }
 
 RECONNECT_S_MAX = 5.0
-"""gRPC's own is two minutes, in which every request fails without having been tried."""
+"""The default of gRPC is two minutes, during which every request fails without a connection attempt."""
 
 _RESPONSE_BYTES_MAX = 1024 * 1024
 
 
 class OtlpGrpcSender:
     """
-    Sends export requests over gRPC. Thread-safe; `send` never raises for what the network or the far side does.
+    Sends export requests over gRPC. Thread-safe. `send` does not raise for failures of network or destination.
 
     Args:
-        settings: where to and how. Certificates are read here, once.
+        settings: endpoint and options. Certificates are read once, here.
 
     Raises:
-        SettingsError: a certificate file cannot be read, or is none.
+        SettingsError: a certificate file cannot be read or is invalid.
     """
 
     def __init__(self, settings: ExporterSettings) -> None:
@@ -50,7 +50,7 @@ class OtlpGrpcSender:
         self._closed = threading.Event()
 
     def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:
-        """Send one request and wait for the answer, at most `timeout_s` seconds."""
+        """Send one request and wait up to `timeout_s` seconds for the answer."""
         metadata = (*self._metadata, (BATCH_ID_HEADER, batch_id)) if batch_id else self._metadata
         try:
             response = self._methods[signal](
@@ -61,7 +61,7 @@ class OtlpGrpcSender:
             )
         except grpc.RpcError as error:
             return self._reply(error)
-        except ValueError:  # gRPC's word for a channel that is closed
+        except ValueError:  # raised by gRPC for a closed channel
             if not self._closed.is_set():
                 raise
             return Reply("retry", "CLOSED", "the sender was closed")
@@ -69,23 +69,23 @@ class OtlpGrpcSender:
 
     def _reply(self, error: Any) -> Reply:
         if self._closed.is_set():
-            # The call was ended here, whatever code that shows as.
+            # Closing the sender cancelled the call; its status code does not matter.
             return Reply("retry", "CLOSED", "the sender was closed")
         details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin")
         return grpc_reply(error.code().value[0], error.details() or "", details, denied=self.settings.denied)
 
     def close(self) -> None:
-        """Close the connection; requests on their way end as to be sent again. Idempotent."""
+        """Close the connection; requests in flight get the outcome `retry`. Idempotent."""
         self._closed.set()
         self._channel.close()
 
 
 def open_channel(settings: ExporterSettings) -> Any:
     """
-    Return a connection of its own to the endpoint, made when it is first used.
+    Return a separate channel to the endpoint, which connects on first use.
 
     Raises:
-        SettingsError: a certificate file cannot be read, or is none.
+        SettingsError: a certificate file cannot be read or is invalid.
     """
     target = settings.target
     options = [
@@ -93,9 +93,9 @@ def open_channel(settings: ExporterSettings) -> Any:
         ("grpc.min_reconnect_backoff_ms", 500),
         ("grpc.max_reconnect_backoff_ms", round(RECONNECT_S_MAX * 1000)),
         ("grpc.max_receive_message_length", _RESPONSE_BYTES_MAX),
-        # Two senders in one process are two connections: the death of one is not that of the other.
+        # Two senders in one process have separate connections, so that one does not fail with the other.
         ("grpc.use_local_subchannel_pool", 1),
-        # How often is decided by the forwarder, which knows the store.
+        # The forwarder decides on retries: it knows the store.
         ("grpc.enable_retries", 0),
     ]
     if not target.tls:

@@ -1,4 +1,4 @@
-"""OTLP over HTTP, as a client: protobuf, a few kept connections, requests sent as they are stored."""
+"""An OTLP client over HTTP: protobuf, a few persistent connections, requests sent as they are stored."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ __all__ = ["OtlpHttpSender"]
 _PATHS = {"logs": "/v1/logs", "traces": "/v1/traces", "metrics": "/v1/metrics"}
 _BATCH_ID_HEADER = "X-Quiver-Batch-Id"
 _RESPONSE_BYTES_MAX = 64 * 1024
-_PIECE_BYTES = 8 * 1024
+_READ_BYTES = 8 * 1024
 _GZIP_LEVEL = 1
-"""Telemetry repeats itself: the higher levels take several times as long for a few percent."""
+"""Telemetry is repetitive: higher levels take several times as long and gain a few percent."""
 
 _Connection = http.client.HTTPConnection
 
 
 class OtlpHttpSender:
     """
-    Sends export requests over HTTP/1.1. Thread-safe; `send` never raises for what the network or the far side does.
+    Sends export requests over HTTP/1.1. Thread-safe. `send` does not raise for failures of network or destination.
 
-    Redirects are not followed: they would take the headers, and with them a token, to another place.
+    Redirects are not followed: they would send the headers, which may contain a token, to another host.
 
     Args:
-        settings: where to and how. Certificates are read here, once.
-        clock: measures the time-out, and reads dates in ``Retry-After``.
+        settings: endpoint and options. Certificates are read once, here.
+        clock: measures the timeout and interprets dates in ``Retry-After``.
 
     Raises:
-        SettingsError: a certificate file cannot be read, or is none.
+        SettingsError: a certificate file cannot be read or is invalid.
     """
 
     def __init__(self, settings: ExporterSettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -54,7 +54,7 @@ class OtlpHttpSender:
         self._closed = False
 
     def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:
-        """Send one request and wait for the answer, about `timeout_s` seconds."""
+        """Send one request and wait about `timeout_s` seconds for the answer."""
         headers = {**self._headers, _BATCH_ID_HEADER: batch_id} if batch_id else self._headers
         body = request
         if self.settings.compression_method == "gzip":
@@ -69,7 +69,7 @@ class OtlpHttpSender:
             except (OSError, http.client.HTTPException) as error:
                 self._drop(connection)
                 if is_used and isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
-                    continue  # it was closed by the far side while nobody used it
+                    continue  # the server closed the idle connection
                 reason = "TIMEOUT" if isinstance(error, TimeoutError) else "CONNECTION"
                 return Reply("retry", reason, f"{type(error).__name__}: {error}")
 
@@ -81,35 +81,35 @@ class OtlpHttpSender:
         try:
             connection.request("POST", self._target.path + _PATHS[signal], body, headers)
         except ConnectionError:
-            # One that finds the request too large may have answered and closed before it read all of it.
+            # A server that finds the request too large may answer and close before it has read all of it.
             is_sent = False
             if connection.sock is None:
                 raise
         with connection.getresponse() as response:
             content = self._read(connection, response, deadline)
-            is_whole = response.isclosed() if response.chunked else response.length == 0
-        # Behind an interim answer the real one is still to come: it must not be taken for that to another request.
-        may_keep = is_sent and is_whole and not response.will_close and response.status >= 200
+            is_complete = response.isclosed() if response.chunked else response.length == 0
+        # After an interim answer the final one still follows: it must not be read as the answer to another request.
+        may_keep = is_sent and is_complete and not response.will_close and response.status >= 200
         if may_keep:
             self._keep(connection)
         else:
             self._drop(connection)
         if 200 <= response.status < 300 and "html" in (response.getheader("Content-Type") or "").lower():
-            # A portal, a proxy, a wrong port: it says yes to everything and keeps nothing.
+            # A portal, a proxy or a wrong port: it accepts everything and stores nothing.
             return Reply("retry", "NOT_OTLP", f"{self._target.address} answered with a web page")
         retry_after = response.getheader("Retry-After")
         now_ns = self._clock.now_ns()
         return http_reply(response.status, content, retry_after, now_ns=now_ns, denied=self.settings.denied)
 
     def _read(self, connection: _Connection, response: http.client.HTTPResponse, deadline: float) -> bytes:
-        """Return the body, cut at the limit. A far side that drips it byte by byte runs into the deadline."""
+        """Return the body, truncated at the limit. A server that sends it byte by byte runs into the deadline."""
         content = b""
         while len(content) < _RESPONSE_BYTES_MAX:
             self._limit(connection, deadline)
-            piece = response.read1(_PIECE_BYTES)
-            if not piece:
+            data = response.read1(_READ_BYTES)
+            if not data:
                 break
-            content += piece
+            content += data
         return content
 
     def _limit(self, connection: _Connection, deadline: float) -> None:
@@ -151,7 +151,7 @@ class OtlpHttpSender:
         connection.close()
 
     def close(self) -> None:
-        """Close all connections; requests on their way end as to be sent again. Idempotent."""
+        """Close all connections; requests in flight get the outcome `retry`. Idempotent."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -161,6 +161,6 @@ class OtlpHttpSender:
         for connection in busy:
             sock = connection.sock
             if sock is not None:
-                # Not closed here: the thread that waits for it may not find its descriptor in other hands.
+                # Do not close it here: the waiting thread would use a descriptor that may be reused by then.
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
 """
-Sending a request that may be too large for its receiver: in parts, divided between records.
+Sending of a request that may be too large for its receiver, in parts that are split between records.
 
-What of a request is settled is remembered by records, so that another attempt sends only the others, whatever the limit
-is by then. A part carries the same batch id whenever the same records are sent again.
+Settled records are tracked by number, so another attempt sends only the others, even if the size limit has changed. A
+part has the same batch id whenever the same records are sent again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from quiver.primitives.scan import Damage
 __all__ = ["Answered", "PartSender", "RequestProgress", "unconfirmed"]
 
 ALL_RECORDS = sys.maxsize
-"""The number after the last record of a request whose records nobody had to count."""
+"""The end of a range of records in a request whose records were not counted."""
 
 Answered = Callable[[str, bytes, Reply], None]
-"""Called with the signal, the bytes and the reply of everything that was sent."""
+"""Called with signal, bytes and reply of each request or part that was sent."""
 
 Range = tuple[int, int]
 
@@ -32,12 +32,12 @@ Range = tuple[int, int]
 @dataclass(slots=True)
 class RequestProgress:
     """
-    Which records of a request are settled, as ranges of their numbers.
+    The settled records of a request, as ranges of their numbers.
 
     Attributes:
-        confirmed: the receiver has these.
-        refused: the receiver never takes these.
-        why: why not; the last reason.
+        confirmed: records that the receiver has.
+        refused: records that the receiver refused permanently.
+        why: the last reason for a refusal.
     """
 
     confirmed: list[Range] = field(default_factory=list)
@@ -46,20 +46,20 @@ class RequestProgress:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing of the request is settled."""
+        """Whether no record of the request is settled."""
         return not (self.confirmed or self.refused)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the request was settled as a whole."""
+    def is_complete(self) -> bool:
+        """Whether the request was settled without splitting."""
         return (0, ALL_RECORDS) in (*self.confirmed, *self.refused)
 
     def open_ranges(self, records: int) -> list[Range]:
-        """Return what is not settled of a request with so many *records*, ascending."""
+        """Return the ranges that are not settled of a request with *records* records, ascending."""
         return _gaps((*self.confirmed, *self.refused), records)
 
     def settle(self, start: int, stop: int, why: Permanent | None = None) -> None:
-        """Record that the receiver has a range, or with *why* that it never takes it."""
+        """Record that the receiver confirmed a range, or with *why* that it refused it."""
         if why is None:
             self.confirmed.append((start, stop))
         else:
@@ -69,11 +69,11 @@ class RequestProgress:
 
 class PartSender:
     """
-    Sends requests, each in as many parts as the receiver's limit asks for. Thread-safe, as the sender is.
+    Sends requests in as many parts as the receiver's size limit requires. As thread-safe as the sender.
 
     Args:
-        sender: where to.
-        limit: how large a part may be; lowered when the receiver refuses one for its size.
+        sender: sends each part.
+        limit: the maximum size of a part; lowered when the receiver refuses a part as too large.
         answered: called for each part.
     """
 
@@ -84,12 +84,12 @@ class PartSender:
 
     def send(self, signal: str, request: bytes, progress: RequestProgress, batch_id: str = "") -> Reply | None:
         """
-        Send what is not settled of *request*, and record in *progress* what is settled by it.
+        Send the records of *request* that are not settled, and record in *progress* those that are now.
 
         Returns:
-            None when all of it is settled; the reply to the part that has to be sent again later.
+            None if all records are settled, otherwise the reply to the part that must be sent again later.
         """
-        if progress.is_whole:
+        if progress.is_complete:
             return None
         reply: Reply | None = None
         if progress.is_untouched and len(request) <= self.limit.bytes_max:
@@ -113,8 +113,8 @@ class PartSender:
                 bytes_max = self.limit.bytes_max
                 part, end = split.part(at, stop, bytes_max)
                 reply = self._sender.send(signal, part, f"{batch_id}/{at}-{end}" if batch_id else "")
-                can_divide = end - at > 1 and len(part) <= bytes_max
-                if reply.is_too_large and can_divide and self.limit.refused(len(part), reply.limit_bytes):
+                can_split = end - at > 1 and len(part) <= bytes_max
+                if reply.is_too_large and can_split and self.limit.refused(len(part), reply.limit_bytes):
                     self._answered(signal, part, reply)
                     continue
                 later = self._settled(progress, (at, end), signal, part, reply)
@@ -134,7 +134,7 @@ class PartSender:
         else:
             if reply.is_too_large:
                 self.limit.not_the_reason()
-                message = f"{len(request)} bytes that cannot be divided: {reply.message}"
+                message = f"{len(request)} bytes that cannot be split: {reply.message}"
                 reply = Reply("refused", reply.reason, message)
             progress.settle(*records, Permanent(reply.reason, reply.message, is_data_refused=not reply.is_denied))
         self._answered(signal, request, reply)
@@ -142,10 +142,10 @@ class PartSender:
 
 
 def unconfirmed(signal: str, request: bytes, progress: RequestProgress) -> bytes:
-    """Return *request* with only the records that the receiver did not confirm; empty when it has them all."""
+    """Return *request* with only the records that the receiver did not confirm; empty if it confirmed all."""
     if not progress.confirmed:
         return request
-    if progress.is_whole:
+    if progress.is_complete:
         return b""
     split = split_request(request, signal)
     if isinstance(split, Damage):

@@ -1,4 +1,4 @@
-"""What a forwarder stands between: where bundles come from, and where requests go."""
+"""The two protocols that a forwarder connects: the source of bundles and the sender of requests."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class ForwardedHandle(Protocol):
 
     @property
     def ref(self) -> BundleRef:
-        """Where it lies."""
+        """Its position."""
 
     @property
     def bundle(self) -> Bundle:
-        """The bundle, read when asked for."""
+        """The bundle, read on access."""
 
     def ack(self) -> None:
-        """It is done."""
+        """Acknowledge the bundle."""
 
     def reject(self, why: str = "") -> None:
-        """It can never be done."""
+        """Reject the bundle: it can never be processed."""
 
     def defer(self, seconds: float = 0.0) -> None:
-        """It comes again after *seconds*."""
+        """Return the bundle to the queue for *seconds*."""
 
     def __enter__(self) -> Self: ...
 
@@ -40,7 +40,7 @@ class ForwardedHandle(Protocol):
 
 
 class Source(Protocol):
-    """Where bundles come from; `quiver.Subscriber` is one."""
+    """A source of bundles, such as `quiver.Subscriber`."""
 
     @property
     def id(self) -> str:
@@ -50,24 +50,24 @@ class Source(Protocol):
         """Claim up to *count* bundles, waiting up to *timeout* seconds for the first."""
 
     def pending_bundles_in_range(self, first_segment: int, last_segment: int) -> Sequence[BundleRef]:
-        """Return what is not resolved and could be claimed of the segments *first_segment* to *last_segment*."""
+        """Return the unresolved, unclaimed bundles of the segments *first_segment* to *last_segment*."""
 
     def pending_bundle_count(self) -> int:
-        """Return how many bundles are not resolved."""
+        """Return the number of unresolved bundles."""
 
     def oldest_incomplete_segment(self) -> int | None:
-        """Return the number of the oldest segment with a bundle that is not resolved, or None."""
+        """Return the number of the oldest segment with an unresolved bundle, or None."""
 
 
 class Sender(Protocol):
-    """Where requests go; `OtlpGrpcSender` and `OtlpHttpSender` are two."""
+    """A sender of requests, such as `OtlpGrpcSender` or `OtlpHttpSender`."""
 
     def send(self, signal: str, request: bytes, batch_id: str = "") -> Reply:
         """
-        Send one request and wait for the answer. Called from several threads; raises nothing.
+        Send one request and wait for the answer. Called from several threads; does not raise.
 
-        *batch_id* is the same whenever this request is sent again; the far side may know it by that.
+        *batch_id* is the same whenever this request is sent again, so that the destination can detect duplicates.
         """
 
     def close(self) -> None:
-        """End it, and every request on its way."""
+        """Close the sender and cancel requests in flight."""

@@ -1,21 +1,21 @@
 """
-What the far side's answer to an OTLP request means. Pure: bytes and numbers in, a `Reply` out.
+Classification of a server's answer to an OTLP request. Pure: bytes and numbers in, a `Reply` out.
 
-By the OTLP specification a request is confirmed (also partly, and then what was rejected is never sent again), or to
-be sent again later, or never to be sent again:
+By the OTLP specification, a request is confirmed (partial success included: rejected items are never sent again),
+retried later, or never sent again:
 
 =========  ==========================================================================  ======================
-protocol   sent again                                                                  given up
+protocol   retried                                                                     refused
 =========  ==========================================================================  ======================
 gRPC       CANCELLED, DEADLINE_EXCEEDED, ABORTED, OUT_OF_RANGE, UNAVAILABLE,           every other code
-           DATA_LOSS, and RESOURCE_EXHAUSTED when RetryInfo comes with it
-HTTP       429, 502, 503, 504, and 408: the request did not arrive; 1xx, which is no   every other status
-           answer yet
+           DATA_LOSS, and RESOURCE_EXHAUSTED with RetryInfo
+HTTP       429, 502, 503, 504; 408, because the request did not arrive; 1xx, which     every other status
+           is not a final answer
 =========  ==========================================================================  ======================
 
-Two kinds of refusals have nothing to do with the data. A request that is refused for who sent it (no permission) is
-sent again later, and so is one for where it was sent (no such service), if so set. A request that is refused for its
-size (`Reply.is_too_large`) may be sent in parts.
+Two kinds of refusals are not about the data. A request with refused credentials (no permission) is retried, and, if
+configured, so is one to a wrong address (no such service). A request that is refused as too large
+(`Reply.is_too_large`) may be sent in parts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Denied", "Outcome", "Reply", "confirmed_reply", "grpc_reply", "http_
 
 Outcome = Literal["confirmed", "retry", "refused"]
 Denied = Literal["credentials", "retry", "drop"]
-"""Which refusals that are not about the data are retried: those for credentials, also those for an address, none."""
+"""Which refusals that are not about the data are retried: of credentials, also of the address, or none."""
 
 DETAILS_BYTES_MAX = 64 * 1024
 MESSAGE_CHARS_MAX = 500
@@ -52,13 +52,13 @@ _HTTP_ADDRESS = frozenset({301, 302, 303, 307, 308, 404, 405})
 _TOO_LARGE = re.compile(
     r"larger than (?:the )?max|exceed(?:s|ed|ing)? (?:the )?(?:max|limit)|too (?:large|big)|status:? 413", re.IGNORECASE
 )
-_TOO_LARGE_AS_A_WHOLE = re.compile(r"\b(?:request|message|batch|bundle) is too large", re.IGNORECASE)
+_REQUEST_TOO_LARGE = re.compile(r"\b(?:request|message|batch|bundle) is too large", re.IGNORECASE)
 _SIZE_LIMIT = re.compile(
     r"(?:\bvs\.?|limit(?: is)?:?|larger than max|maximum size(?: of)?) (\d{1,15})\b", re.IGNORECASE
 )
-"""How gRPC for C, Go, Java and Rust say which size they take."""
+"""How the gRPC implementations in C, Go, Java and Rust state their size limit."""
 _GRPC_SIZED = frozenset({"OUT_OF_RANGE", "UNKNOWN"})
-"""Codes that say of a request that it is too large only in the message: that of Rust, and that of an HTTP proxy."""
+"""Codes of refusals that mention the size only in the message: from Rust, and from an HTTP proxy."""
 
 _RETRY_INFO = b"google.rpc.RetryInfo"
 _NANOS = 1e9
@@ -67,18 +67,18 @@ _NANOS = 1e9
 @dataclass(frozen=True, slots=True)
 class Reply:
     """
-    What became of one request.
+    The outcome of one request.
 
     Attributes:
-        outcome: `confirmed`: the far side has it; `retry`: send it again later; `refused`: never again.
-        reason: a short name for counting, such as ``UNAVAILABLE`` or ``HTTP 503``; empty when all was taken.
-        message: what the far side said, for people.
-        retry_after_s: how long it wants to be left alone; None when it did not say.
-        rejected_items: records, spans or points that it did not take of a confirmed request.
-        left_out: what a confirmed request was sent without → how often it was there.
-        is_denied: it was refused for who sent it, or where to.
-        is_too_large: it was refused for its size; a smaller one may be taken.
-        limit_bytes: the size that the far side says it takes.
+        outcome: `confirmed`: the server has it; `retry`: send it again later; `refused`: never send it again.
+        reason: a short name for metrics, such as ``UNAVAILABLE`` or ``HTTP 503``; empty if everything was accepted.
+        message: the server's human-readable message.
+        retry_after_s: the delay that the server asked for; None if it did not.
+        rejected_items: the number of records, spans or points that were rejected in a confirmed request.
+        left_out: the kinds of data that a confirmed request was sent without → how many there were.
+        is_denied: the credentials or the address were refused, not the data.
+        is_too_large: it was refused as too large; a smaller request may be accepted.
+        limit_bytes: the size limit that the server stated.
     """
 
     outcome: Outcome
@@ -94,9 +94,9 @@ class Reply:
 
 def confirmed_reply(response: bytes | memoryview) -> Reply:
     """
-    Return what an Export…ServiceResponse says: all was taken, or how much was not.
+    Decode an Export…ServiceResponse: full or partial success.
 
-    Bytes that are no such response change nothing: the status was success, and the data must not be sent again.
+    Bytes that cannot be decoded count as full success: the status was success, so the data must not be sent again.
     """
     rejected, message = 0, b""
     for field, value in _fields(response):
@@ -112,21 +112,21 @@ def confirmed_reply(response: bytes | memoryview) -> Reply:
 
 def grpc_reply(code: int, message: str, details: bytes | None, *, denied: Denied = "credentials") -> Reply:
     """
-    Return what a gRPC status other than OK means.
+    Classify a gRPC status other than OK.
 
     Args:
         code: the status code's number.
         message: the status message.
         details: `grpc-status-details-bin` of the trailing metadata: a google.rpc.Status.
-        denied: which requests are retried that were refused for who sent them, or where to.
+        denied: which refusals that are not about the data are retried.
     """
     name = _GRPC_NAMES[code] if 0 <= code < len(_GRPC_NAMES) else f"CODE_{code}"
     after_s = None if details is None else retry_delay_s(details)
     is_exhausted = name == "RESOURCE_EXHAUSTED"
-    # Without a time it says that no waiting helps: whatever is exhausted, a smaller request needs less of it.
+    # Without a delay, waiting does not help; a smaller request needs less of the exhausted resource.
     is_sized = (name in _GRPC_SIZED and _TOO_LARGE.search(message)) or (
-        # The same code refuses single values: only what names the whole is about the size of the request.
-        name == "INVALID_ARGUMENT" and _TOO_LARGE_AS_A_WHOLE.search(message)
+        # The same code refuses single values: only a message about the entire request is about its size.
+        name == "INVALID_ARGUMENT" and _REQUEST_TOO_LARGE.search(message)
     )
     if is_sized or (is_exhausted and after_s is None):
         return Reply("refused", name, _clean(message), is_too_large=True, limit_bytes=_limit_bytes(message))
@@ -143,14 +143,14 @@ def http_reply(
     status: int, body: bytes, retry_after: str | None, *, now_ns: int, denied: Denied = "credentials"
 ) -> Reply:
     """
-    Return what an HTTP status means.
+    Classify an HTTP status.
 
     Args:
-        status: 200 to 299 confirm; below, nobody waited for the answer.
+        status: 200 to 299 confirm; lower ones are interim answers.
         body: the response in protobuf: Export…ServiceResponse, or a google.rpc.Status.
         retry_after: the header, in seconds or as a date.
         now_ns: the wall clock, for a date.
-        denied: which requests are retried that were refused for who sent them, or where to.
+        denied: which refusals that are not about the data are retried.
     """
     if 200 <= status < 300:
         return confirmed_reply(body)
@@ -173,7 +173,7 @@ def _limit_bytes(message: str) -> int | None:
 
 
 def retry_delay_s(details: bytes) -> float | None:
-    """Return the delay of the RetryInfo in a google.rpc.Status; None when there is none, or when it is not readable."""
+    """Return the delay of the RetryInfo in a google.rpc.Status; None if it is missing or invalid."""
     if len(details) > DETAILS_BYTES_MAX:
         return None
     for field, value in _fields(details):
@@ -182,7 +182,7 @@ def retry_delay_s(details: bytes) -> float | None:
         parts = [part for part in _fields(value) if isinstance(part[1], memoryview)]
         kind = b"".join(bytes(content) for inner, content in parts if inner == 1 and isinstance(content, memoryview))
         if kind.rpartition(b"/")[2] == _RETRY_INFO:
-            # A RetryInfo without a delay is a delay of nothing: an empty message has no bytes.
+            # A RetryInfo without bytes has a delay of zero.
             return sum(_duration_s(content) for inner, content in parts if inner == 2)
     return None
 
@@ -192,7 +192,7 @@ def _duration_s(retry_info: int | memoryview) -> float:
     for field, value in _fields(retry_info):
         if field == 1:
             for inner, number in _fields(value):
-                if isinstance(number, int) and number < 1 << 63:  # beyond it stands for a negative one
+                if isinstance(number, int) and number < 1 << 63:  # larger numbers are negative ones
                     seconds += number if inner == 1 else number / _NANOS if inner == 2 else 0.0
     return seconds
 
@@ -209,7 +209,7 @@ def _text(data: bytes) -> str:
 
 
 def _clean(message: str) -> str:
-    # It ends in a log, where a line of the far side's own making has no business.
+    # The message is logged, and the server must not be able to forge log lines.
     return "".join(one if one.isprintable() else " " for one in message[:MESSAGE_CHARS_MAX])
 
 
@@ -229,7 +229,7 @@ def _retry_after_s(header: str | None, *, now_ns: int) -> float | None:
 
 
 def _fields(data: int | bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield number and value of each field of a protobuf message, as far as it can be read."""
+    """Yield number and value of each field of a protobuf message, up to the first invalid one."""
     if isinstance(data, int):
         return
     view = memoryview(data)
@@ -255,7 +255,7 @@ def _fields(data: int | bytes | memoryview) -> Iterator[tuple[int, int | memoryv
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """Return a number and where it ends: beyond the end of *view* when it is cut off or too long."""
+    """Return a number and its end, which is beyond the end of *view* if the number is truncated or too long."""
     value = shift = 0
     while at < len(view) and shift < 64:
         byte = view[at]

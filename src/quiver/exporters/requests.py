@@ -1,4 +1,4 @@
-"""A bundle's OTLP requests: those it holds as they came, and those made of its OTAP tables; and the way back. Pure."""
+"""The OTLP requests of a bundle, stored or converted from its OTAP tables; and bundles of requests. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["bundle_of", "requests_of"]
 
 def requests_of(bundle: Bundle) -> list[tuple[str, bytes]]:
     """
-    Return signal and bytes of each request of *bundle*, in the order of its slots and rows; empty ones left out.
+    Return signal and bytes of each non-empty request of *bundle*, in the order of its slots and rows.
 
     Raises:
-        InvalidBundleError: it holds something that no OTLP request can say.
+        InvalidBundleError: it has data that OTLP cannot represent.
     """
     found: list[tuple[str, bytes]] = []
     known: set[int] = set()
@@ -35,7 +35,7 @@ def requests_of(bundle: Bundle) -> list[tuple[str, bytes]]:
     if rest:
         signals = bundle.adapter.signals_of(rest)
         if not signals:
-            raise InvalidBundleError(f"slots {', '.join(map(str, rest))} hold nothing that OTLP can say")
+            raise InvalidBundleError(f"slots {', '.join(map(str, rest))} have no data that OTLP can represent")
         tables = Bundle.of_read({slot: bundle[slot] for slot in rest}, bundle.ingested_at_ns, bundle.adapter)
         made = [(signal, to_otlp(tables, signal)) for signal in signals]
         found += [one for one in made if one[1]]
@@ -44,12 +44,12 @@ def requests_of(bundle: Bundle) -> list[tuple[str, bytes]]:
 
 def bundle_of(bundle: Bundle, requests: Sequence[tuple[str, bytes]], progress: Mapping[int, RequestProgress]) -> Bundle:
     """
-    Return *bundle* with only those records of its *requests* that are not confirmed; as it is when none is.
+    Return *bundle* with only the unconfirmed records of its *requests*; *bundle* itself if none is confirmed.
 
     Args:
-        bundle: as it was taken.
+        bundle: the bundle as it was claimed.
         requests: signal and bytes of its requests.
-        progress: the number of a request → what of it is settled.
+        progress: the number of a request → which of its records are settled.
     """
     if not any(one.confirmed for one in progress.values()):
         return bundle

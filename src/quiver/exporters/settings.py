@@ -1,4 +1,4 @@
-"""Settings of the OTLP exporters, and of what sends OTAP."""
+"""Settings of the OTLP and OTAP exporters."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Compression = Literal["none", "gzip"]
 _PORTS = {"grpc": 4317, "http": 4318}
 _HEADER = re.compile(r"[0-9A-Za-z!#$%&'*+.^_`|~-]+")
 _METADATA = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)", re.IGNORECASE)
-"""What gRPC takes as text; the rest is bytes, or its own."""
+"""Names of text metadata in gRPC; other names are binary or reserved."""
 MESSAGE_BYTES_MIN = 64 * KIB
-"""An OTAP message is allowed at least so much: a batch of few records is that long for its schemas alone."""
+"""Lower bound of the OTAP message size: the schemas alone make a small batch this large."""
 
 _OWN_HEADERS = frozenset({"content-type", "content-encoding", "content-length", "host", "transfer-encoding"})
 
@@ -42,12 +42,12 @@ _OWN_HEADERS = frozenset({"content-type", "content-encoding", "content-length", 
 @dataclass(frozen=True, slots=True)
 class Target:
     """
-    An endpoint taken apart.
+    The parts of an endpoint.
 
     Attributes:
-        host: without the brackets of IPv6.
-        port: the one given, or that of the protocol.
-        path: before ``/v1/logs`` and the like; only HTTP has one.
+        host: the host, an IPv6 address without brackets.
+        port: the given port, or the default of the protocol.
+        path: the prefix of paths such as ``/v1/logs``; only for HTTP.
         tls: whether the connection is encrypted.
     """
 
@@ -58,18 +58,18 @@ class Target:
 
     @property
     def address(self) -> str:
-        """Return ``host:port``, an IPv6 address in brackets."""
+        """``host:port``, with an IPv6 address in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def shown(address: str) -> str:
-    """Return *address* as it may be shown and logged: without the name and the password that stand before its host."""
+    """Return *address* with user name and password masked, for display and logs."""
     return re.sub(r"(?:(?<=://)|^)[^/@\s]*@", "…@", address)
 
 
 def split_endpoint(endpoint: str, *, protocol: Protocol) -> Target:
     """
-    Take ``http://host:port``, ``https://host:port/base`` or, for gRPC, ``host:port`` apart.
+    Parse ``http://host:port``, ``https://host:port/base`` or, for gRPC, ``host:port``.
 
     Raises:
         SettingsError: not such an endpoint.
@@ -81,16 +81,17 @@ def split_endpoint(endpoint: str, *, protocol: Protocol) -> Target:
         port = parts.port
     except ValueError as error:
         raise SettingsError(f"endpoint: {shown(endpoint)!r} is not one; write for example {example}") from error
-    odd = parts.query or parts.fragment or parts.username is not None or (protocol == "grpc" and parts.path.strip("/"))
-    # Port 0 is nobody's; what cannot be written into a request would be tried again for ever.
-    odd = odd or port == 0 or not _can_be_asked(text, parts)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or odd:
+    extra = parts.query or parts.fragment or parts.username is not None
+    extra = extra or (protocol == "grpc" and parts.path.strip("/"))
+    # An endpoint that cannot be written into a request would be retried forever.
+    is_usable = not extra and port != 0 and _is_requestable(text, parts)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not is_usable:
         raise SettingsError(f"endpoint: {shown(endpoint)!r} is not one; write for example {example}")
     return Target(parts.hostname, port or _PORTS[protocol], parts.path.rstrip("/"), parts.scheme == "https")
 
 
-def _can_be_asked(text: str, parts: SplitResult) -> bool:
-    """Say whether *text* has a host that can be looked up, and nothing that HTTP cannot say."""
+def _is_requestable(text: str, parts: SplitResult) -> bool:
+    """Return whether the host can be resolved and HTTP can represent the URL."""
     try:
         host = (parts.hostname or "").encode("idna")
     except UnicodeError:
@@ -101,22 +102,22 @@ def _can_be_asked(text: str, parts: SplitResult) -> bool:
 @dataclass(frozen=True, slots=True)
 class ExporterSettings:
     """
-    How an OTLP exporter sends.
+    Settings of an OTLP exporter.
 
     Attributes:
-        endpoint: ``http://…`` is plain text, ``https://…`` (and for gRPC ``host:port`` alone) TLS.
-        protocol: `grpc` or `http`, which is protobuf over HTTP.
-        compression_method: of the requests, `none` or `gzip`.
-        timeout_s: how long one request may take.
-        ca_file: whom to trust, in PEM; the machine's own list when None.
-        cert_file: shown to the far side, in PEM, together with *key_file*.
-        key_file: its private key.
-        insecure: send in plain text although the endpoint does not begin with ``http://``.
+        endpoint: ``http://…`` is plain text; ``https://…``, or ``host:port`` for gRPC, is TLS.
+        protocol: `grpc`, or `http` for protobuf over HTTP.
+        compression_method: compression of the requests, `none` or `gzip`.
+        timeout_s: the maximum duration of one request.
+        ca_file: PEM file of the trusted authorities; None: the system's authorities.
+        cert_file: PEM file of the client certificate; requires *key_file*.
+        key_file: PEM file of its private key.
+        insecure: send in plain text although the endpoint does not start with ``http://``.
         headers: sent with every request, for example ``authorization``.
-        denied: which requests are retried that were refused for who sent them, or where to: `credentials` those
-            without permission, `retry` also those to a wrong address (no such service), `drop` none of them.
-        in_flight_max: requests on their way at once.
-        retry: how long a bundle waits after each failure, and how long all do while the far side is down.
+        denied: which requests are retried after a refusal that is not about the data: `credentials` those without
+            permission, `retry` also those to a wrong address (no such service), `drop` none of them.
+        in_flight_max: the maximum number of concurrent requests.
+        retry: the delays between attempts for a bundle, and for all bundles while the destination is down.
 
     Raises:
         SettingsError: out of range, or two settings contradict each other.
@@ -151,11 +152,11 @@ class ExporterSettings:
         split = split_endpoint(self.endpoint, protocol=self.protocol)
         has_files = any((self.ca_file, self.cert_file, self.key_file))
         if (self.cert_file is None) != (self.key_file is None):
-            raise SettingsError("tls: cert_file and key_file belong together")
+            raise SettingsError("tls: set both cert_file and key_file, or neither")
         if has_files and (self.insecure or not split.tls):
-            raise SettingsError(f"tls: {self.endpoint} is sent to in plain text, where certificates are of no use")
+            raise SettingsError(f"tls: {self.endpoint} uses plain text; remove the certificate files or use TLS")
         if self.insecure and self.endpoint.startswith("https://"):
-            raise SettingsError(f"tls: {self.endpoint} asks for TLS, insecure for none; keep one")
+            raise SettingsError(f"tls: {self.endpoint} uses TLS, and insecure disables it; remove one of them")
         self._check_headers()
         object.__setattr__(self, "headers", MappingProxyType(dict(self.headers)))
 
@@ -169,7 +170,7 @@ class ExporterSettings:
 
     @property
     def target(self) -> Target:
-        """The endpoint taken apart, `insecure` taken into account."""
+        """The parts of the endpoint; without TLS if `insecure` is set."""
         target = split_endpoint(self.endpoint, protocol=self.protocol)
         return Target(target.host, target.port, target.path, target.tls and not self.insecure)
 
@@ -177,14 +178,14 @@ class ExporterSettings:
 @dataclass(frozen=True, slots=True)
 class RequestSizes:
     """
-    How large the requests of an exporter are.
+    Sizes of the requests of an exporter.
 
     Attributes:
-        request_bytes_max: a larger request is divided between records. So is one that the receiver refuses for its
-            size, whatever is set here.
-        batch_bytes_min: requests of several bundles are combined until they have this many bytes; 0 sends each request
-            as it was received.
-        batch_delay_s_max: so long at most the first of them waits for the others.
+        request_bytes_max: larger requests are split between records. A request that the receiver refuses as too large
+            is split in any case.
+        batch_bytes_min: requests of several bundles are combined until they have this size; 0 sends each request as it
+            was received.
+        batch_delay_s_max: the maximum time that the first of them waits for the others.
 
     Raises:
         SettingsError: out of range.
@@ -198,7 +199,9 @@ class RequestSizes:
         if not 1 * KIB <= self.request_bytes_max <= 1 * GIB:
             raise SettingsError("max_request_bytes must be between 1 KiB and 1 GiB")
         if not 0 <= self.batch_bytes_min <= self.request_bytes_max:
-            raise SettingsError("min_batch must not be above max_request_bytes: a combined request is no larger")
+            raise SettingsError(
+                "min_batch must not be larger than max_request_bytes, which also limits combined requests"
+            )
         if not 0 <= self.batch_delay_s_max <= 3600:
             raise SettingsError(f"max_delay must be at most an hour, not {self.batch_delay_s_max}")
 
@@ -206,14 +209,14 @@ class RequestSizes:
 @dataclass(frozen=True, slots=True)
 class OtapSenderSettings:
     """
-    What only OTAP has.
+    Settings specific to OTAP.
 
     Attributes:
-        payload_compression: of the tables inside messages, `zstd` or `none`; `compression_method` compresses whole
-            messages, on top of it.
-        stream_lifetime_s: a stream is followed by another after this. Below the connection age of the far side.
-        metric_metadata: send `Metric.metadata` too; one implementation refuses every batch that has it.
-        message_bytes_max: no message gets longer; receivers refuse more than 4 MiB unless told otherwise.
+        payload_compression: compression of the tables inside messages, `zstd` or `none`; `compression_method`
+            compresses the messages in addition.
+        stream_lifetime_s: a stream is replaced after this time. Set it below the connection age limit of the server.
+        metric_metadata: also send `Metric.metadata`; one implementation refuses every batch that has it.
+        message_bytes_max: the maximum size of a message; by default receivers refuse more than 4 MiB.
 
     Raises:
         SettingsError: out of range.

@@ -1,4 +1,4 @@
-"""How large a request to one receiver may be: as set, or less once the receiver refused one for its size."""
+"""The maximum size of a request to one receiver: configured, or learned from the receiver's refusals."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import threading
 __all__ = ["GUESSED_BYTES_MIN", "SizeLimit"]
 
 GUESSED_BYTES_MIN = 16 * 1024
-"""A refusal that names no size is not taken for one below this: every receiver takes that much."""
+"""A refusal without a limit does not lower the limit below this: every receiver accepts this size."""
 
 
 class SizeLimit:
     """
-    The limit of one receiver. Thread-safe.
+    The size limit of one receiver. Thread-safe.
 
-    A receiver that names its limit is believed. One that does not is sent half as much, and half of that again, until
-    it accepts a request; when it accepts none, size was not the reason, and the limit is what it was before.
+    If a refusal states the receiver's limit, that limit applies. Otherwise the limit is halved until the receiver
+    accepts a request. If it accepts none, size was not the reason, and the earlier limit is restored.
 
     Args:
-        bytes_max: the limit until a smaller one is known.
+        bytes_max: the initial limit.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -28,13 +28,14 @@ class SizeLimit:
 
     @property
     def bytes_max(self) -> int:
-        """The most that a request should have."""
+        """The maximum size of a request."""
         return self._bytes_max
 
     def refused(self, size_bytes: int, limit_bytes: int | None) -> bool:
         """
-        Record that a request of *size_bytes* was too large, and which limit the receiver named; return whether there is
-        a smaller size to try.
+        Record that a request of *size_bytes* was too large, with the limit that the receiver stated, if any.
+
+        Return whether to try a smaller size.
         """
         with self._lock:
             if limit_bytes is not None and 0 < limit_bytes < size_bytes:
@@ -51,13 +52,13 @@ class SizeLimit:
             return True
 
     def accepted(self, size_bytes: int) -> None:
-        """Record that a request of *size_bytes* was accepted: a guess that is not much larger was right."""
+        """Record that a request of *size_bytes* was accepted, which confirms a guess of up to twice that size."""
         if self._before_guesses is not None and 2 * size_bytes > self._bytes_max:
             with self._lock:
                 self._before_guesses = None
 
     def not_the_reason(self) -> None:
-        """Take guesses back: the smallest request was refused like the large ones."""
+        """Revert guesses: the smallest request was refused like the large ones."""
         with self._lock:
             if self._before_guesses is not None:
                 self._bytes_max, self._before_guesses = self._before_guesses, None

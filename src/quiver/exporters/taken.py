@@ -1,8 +1,8 @@
 """
-Bundles that were taken from a subscriber to be sent, and the small ones among them combined into larger requests.
+Bundles claimed from a subscriber, and combination of small requests into larger ones.
 
-Two OTLP requests of one signal, written one behind the other, are a request that holds the records of both. It is
-confirmed or refused as a whole: each of its bundles is acknowledged when all of its own requests are confirmed.
+The concatenation of two OTLP requests of one signal is a request with the records of both. It is confirmed or refused
+as one. Each of its bundles is acknowledged when all of the bundle's own requests are confirmed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class TakenBundle:
 
     Attributes:
         handle: the claim.
-        attempts: what was settled of it before.
-        requests: signal and bytes of each of its requests; None until they are needed, or when it could not be read.
+        attempts: its earlier attempts.
+        requests: signal and bytes of each of its requests; None before they are needed, or if it could not be read.
     """
 
     handle: ForwardedHandle
@@ -36,19 +36,19 @@ class TakenBundle:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its requests; 0 when they are not known."""
+        """The size of its requests; 0 if unknown."""
         return sum(len(request) for _, request in self.requests or ())
 
 
 @dataclass(frozen=True, slots=True)
 class CombinedRequest:
     """
-    Requests of several bundles as one.
+    The requests of several bundles, combined.
 
     Attributes:
-        signal: of all of them.
-        data: the request.
-        members: the bundles, and the number of the request in each.
+        signal: the signal of all requests.
+        data: the combined request.
+        members: the bundles, each with the number of its request.
     """
 
     signal: str
@@ -57,16 +57,16 @@ class CombinedRequest:
 
     @property
     def batch_id(self) -> str:
-        """Return an id that only the same requests have, combined in the same way."""
+        """An id that depends only on the combined requests and their order."""
         names = ",".join(f"{taken.handle.ref}/{number}" for taken, number in self.members)
         return f"combined/{blake3(names.encode()).hexdigest(16)}"
 
 
 def combined(bundles: Sequence[TakenBundle], bytes_max: int) -> list[CombinedRequest]:
     """
-    Return the requests of *bundles* that nothing was sent of, combined into requests of at most *bytes_max* bytes.
+    Combine the unsent requests of *bundles* into requests of at most *bytes_max* bytes.
 
-    Whatever would stand alone is left out. The order within a signal is kept.
+    Requests that cannot be combined with another one are left out. The order within a signal is kept.
     """
     found: list[CombinedRequest] = []
 

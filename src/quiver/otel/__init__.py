@@ -1,5 +1,5 @@
 """
-Exporters for the OpenTelemetry SDK that keep telemetry in a local store, and what sends it on.
+Exporters for the OpenTelemetry SDK that write telemetry to a local store, and a forwarder that sends it on.
 
 ::
 
@@ -8,15 +8,15 @@ Exporters for the OpenTelemetry SDK that keep telemetry in a local store, and wh
     forwarder = Forwarder("telemetry/", "http://127.0.0.1:4317")
     provider.add_span_processor(BatchSpanProcessor(QuiverSpanExporter("telemetry/")))
 
-An export succeeds when the store has the data, durably, and never depends on the far side: that may be down for hours,
-and the application may be killed meanwhile. Needs the extra `otel`.
+An export succeeds when the data are durable in the store. It does not depend on the destination, which may be down for
+hours while the application is killed and restarted. Requires the extra `otel`.
 
 ======================  ==========================================================================
-file                    purpose
+module                  purpose
 ======================  ==========================================================================
 `shared_store.py`       one open store for all exporters of a process
-`exporters.py`          spans, log records and metrics into the store
-`forwarder.py`          out of the store to an OTLP endpoint
+`exporters.py`          exporters for spans, log records and metrics
+`forwarder.py`          a forwarder from the store to an OTLP endpoint
 ======================  ==========================================================================
 """
 

@@ -1,8 +1,8 @@
 """
-Exporters for the OpenTelemetry SDK, into a store: spans, log records, metrics.
+Exporters for the OpenTelemetry SDK that write spans, log records and metrics to a store.
 
-Each export is one bundle: what the SDK's own encoder makes of it, an OTLP request, or several when one would be too
-large for a far side to take. It succeeds when the store has it, as safe as was asked for.
+Each export is one bundle with the OTLP request of the SDK's encoder, or with several requests if one would be too large
+for many receivers. It succeeds when the store has the bundle, with the requested durability.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["QuiverLogExporter", "QuiverMetricExporter", "QuiverSpanExporter"]
 
 TIMEOUT_S = 1.0
 REQUEST_BYTES_MAX = 3 * MIB
-"""Many far sides take 4 MiB at most, and refuse more for good."""
+"""Many receivers refuse requests above 4 MiB permanently."""
 
 _log = logging.getLogger("quiver.otel")
 
@@ -56,8 +56,8 @@ class _Message(Protocol):
     def SerializeToString(self) -> bytes: ...  # noqa: N802 - protobuf's own name
 
 
-class _Intake:
-    """What the three exporters have in common: the store, and the account of what it did not take."""
+class _StoreWriter:
+    """The part that the three exporters share: the store and the counts of dropped items."""
 
     def __init__(
         self, signal: str, path: StorePath, settings: Settings | None, *, timeout_s: float, durable: bool
@@ -71,29 +71,30 @@ class _Intake:
         self._lock = threading.Lock()
         self._dropped: Counter[str] = Counter()
         self._is_losing = False
-        self._is_shut = False
+        self._is_shut_down = False
 
-    def keep(self, items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message], timeout_s: float) -> bool:
+    def store(self, items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message], timeout_s: float) -> bool:
         """
-        Store *items* as one bundle, those left out that *encode* cannot say; False when none of them was kept. What
-        was not is counted. Raises nothing.
+        Store *items* as one bundle, without those that *encode* fails on. Return whether any item was stored.
+
+        Items that were not stored are counted. Does not raise.
         """
-        unsaid: list[str] = []
-        reason, problem = self._keep(partial(_split, items, encode, unsaid), timeout_s)
-        if unsaid:
-            self._drop(len(unsaid), "unencodable", unsaid[0])
-        left = len(items) - len(unsaid)
+        unencodable: list[str] = []
+        reason, problem = self._store(partial(_split, items, encode, unencodable), timeout_s)
+        if unencodable:
+            self._drop(len(unencodable), "unencodable", unencodable[0])
+        left = len(items) - len(unencodable)
         if reason:
             self._drop(left, reason, problem)
-        elif not unsaid:
+        elif not unencodable:
             self._is_losing = False
         return not reason and left > 0
 
-    def _keep(self, requests: Callable[[], Iterator[bytes]], timeout_s: float) -> tuple[str, str]:
-        if self._is_shut:
-            return "shutdown", "the exporter was shut down"
+    def _store(self, requests: Callable[[], Iterator[bytes]], timeout_s: float) -> tuple[str, str]:
+        if self._is_shut_down:
+            return "shutdown", "the exporter was shut_down down"
         if not self._lease.is_ours:
-            return "forked", "the process was forked after the exporter was made; make one in each child"
+            return "forked", "the process was forked after the exporter was created; create one in each child"
         data = list(requests())
         if not data:
             return "", ""
@@ -118,13 +119,13 @@ class _Intake:
             # Without a lock: a thread of the parent may have held it when this process was forked.
             self._dropped[reason] += items
         if not self._is_losing:
-            # Once for each time it begins: an application may export its own log, through this very exporter.
+            # Log only when dropping starts: the application may export its log through this exporter.
             self._is_losing = True
             _log.warning("%s are being dropped: %s", self.signal, problem)
 
     def flush(self) -> bool:
-        """Make what was kept durable; False when that was not possible."""
-        if self._durable or self._is_shut:
+        """Sync the stored data. Return whether that succeeded."""
+        if self._durable or self._is_shut_down:
             return True
         if not self._lease.is_ours:
             return False
@@ -138,38 +139,41 @@ class _Intake:
         """Return the dropped items by reason."""
         return dict(self._dropped)
 
-    def shut(self) -> None:
-        """Give the store back. Idempotent."""
-        self._is_shut = True
+    def shut_down(self) -> None:
+        """Release the store. Idempotent."""
+        self._is_shut_down = True
         try:
             self._lease.release()
         except (QuiverError, OSError) as error:
             _log.warning("the store did not close cleanly: %s", error)
 
 
-def _split(items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message], unsaid: list[str]) -> Iterator[bytes]:
+def _split(
+    items: Sequence[Any], encode: Callable[[Sequence[Any]], _Message], unencodable: list[str]
+) -> Iterator[bytes]:
     """
-    Yield *items* as requests that are small enough, if each of them is; add to *unsaid* why, for each item that
-    *encode* cannot say: it takes none of its neighbours along.
+    Yield requests for *items*, split until each is small enough or has one item.
+
+    For an item that *encode* fails on, the reason is added to *unencodable*; the items next to it are not affected.
     """
     try:
         data = encode(items).SerializeToString()
-    except Exception as error:  # noqa: BLE001 - the edge: what the SDK's encoder raises must not reach the application
+    except Exception as error:  # noqa: BLE001 - no exception of the SDK's encoder may reach the application
         if len(items) == 1:
-            unsaid.append(f"{type(error).__name__}: {error}")
+            unencodable.append(f"{type(error).__name__}: {error}")
             return
     else:
         if len(data) <= REQUEST_BYTES_MAX or len(items) == 1:
             yield data
             return
     middle = len(items) // 2
-    yield from _split(items[:middle], encode, unsaid)
-    yield from _split(items[middle:], encode, unsaid)
+    yield from _split(items[:middle], encode, unencodable)
+    yield from _split(items[middle:], encode, unencodable)
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """A data point, and all that it is in."""
+    """A data point with its metric, scope and resource."""
 
     resource: ResourceMetrics
     scope: ScopeMetrics
@@ -188,7 +192,7 @@ def _points(data: MetricsData) -> list[_Point]:
 
 
 def _metrics_data(points: Sequence[_Point]) -> MetricsData:
-    """Return *points*, which stand in their order, as what the SDK would have exported of them alone."""
+    """Return *points*, in their original order, as the SDK would have exported them without the others."""
     resources = []
     for _, in_resource in groupby(points, key=lambda one: id(one.resource)):
         scopes = []
@@ -196,15 +200,15 @@ def _metrics_data(points: Sequence[_Point]) -> MetricsData:
             metrics = []
             for _, in_metric in groupby(in_scope, key=lambda one: id(one.metric)):
                 found = list(in_metric)
-                data: Any = found[0].metric.data  # mypy knows no `replace` of one of several
+                data: Any = found[0].metric.data  # mypy does not support `replace` on a union
                 metrics.append(replace(found[0].metric, data=replace(data, data_points=[one.point for one in found])))
             scopes.append(replace(found[0].scope, metrics=metrics))
         resources.append(replace(found[0].resource, scope_metrics=scopes))
     return MetricsData(resource_metrics=resources)
 
 
-class _Keeping:
-    """What the SDK asks of every exporter, and the account of what was not kept."""
+class _StoreExporter:
+    """The interface that the SDK requires of every exporter, and the counts of dropped items."""
 
     _signal: ClassVar[str]
 
@@ -216,75 +220,77 @@ class _Keeping:
         timeout_s: float = TIMEOUT_S,
         durable: bool = True,
     ) -> None:
-        self._intake = _Intake(self._signal, path, settings, timeout_s=timeout_s, durable=durable)
+        self._writer = _StoreWriter(self._signal, path, settings, timeout_s=timeout_s, durable=durable)
 
     @property
     def dropped_items(self) -> Mapping[str, int]:
         """
-        Spans, log records or data points that were not kept, by reason: full, failed, invalid, unencodable, forked,
-        shutdown.
+        The number of spans, log records or data points that were not stored, by reason: full, failed, invalid,
+        unencodable, forked, shutdown.
         """
-        return self._intake.dropped()
+        return self._writer.dropped()
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:  # noqa: ARG002 - the SDK's signature
-        """Make what was exported durable. It is not waited for the far side."""
-        return self._intake.flush()
+        """Make exported data durable, without waiting for the destination."""
+        return self._writer.flush()
 
     def shutdown(self, timeout_millis: float = 30_000, **_: Any) -> None:  # noqa: ARG002 - the SDK's signature
-        """Give the store back; the last user closes it."""
-        self._intake.shut()
+        """Release the store; the last user closes it."""
+        self._writer.shut_down()
 
 
-class QuiverSpanExporter(_Keeping, SpanExporter):
+class QuiverSpanExporter(_StoreExporter, SpanExporter):
     """
-    Keeps spans in a store; for a `BatchSpanProcessor`. All exporters of a process may share a directory.
+    Writes spans to a store; for a `BatchSpanProcessor`. All exporters of a process may share a directory.
 
     Args:
-        path: the store's directory; created when missing.
-        settings: how the store behaves; `OTEL_SETTINGS` when None.
-        timeout_s: how long an export may wait for room when the store is full. The disk's own time comes on top.
-        durable: an export returns when its data would survive a power loss; otherwise when the death of the process
-            cannot take it, and it is synced within `wal.flush_interval`.
+        path: the store's directory; created if missing.
+        settings: settings of the store; None: `OTEL_SETTINGS`.
+        timeout_s: how long an export may wait for space when the store is full, in addition to the time of the disk.
+        durable: if True, an export returns when its data survive a power loss; otherwise when they survive the death of
+            the process, and they are synced within `wal.flush_interval`.
 
     Raises:
         DirectoryInUseError: another process has the directory open.
         UsageError: this process has it open with other settings.
-        UnsupportedFormatError: it was written by a newer version or under another adapter.
-        OSError: the disk refused.
+        UnsupportedFormatError: it was written by a newer version or with another adapter.
+        OSError: the disk failed.
     """
 
     _signal = "traces"
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """
-        Keep *spans*; a failure is counted in `dropped_items`, and nothing of the batch was kept. What cannot be
-        encoded is counted there, too, and the rest is a success.
+        Store *spans*. On failure, none of them is stored, and all are counted in `dropped_items`.
+
+        Items that cannot be encoded are counted there, too; the export of the others is a success.
         """
         if not spans:
             return SpanExportResult.SUCCESS
-        kept = self._intake.keep(spans, encode_spans, self._intake.timeout_s)
-        return SpanExportResult.SUCCESS if kept else SpanExportResult.FAILURE
+        is_stored = self._writer.store(spans, encode_spans, self._writer.timeout_s)
+        return SpanExportResult.SUCCESS if is_stored else SpanExportResult.FAILURE
 
 
-class QuiverLogExporter(_Keeping, LogRecordExporter):
-    """Keeps log records in a store; for a `BatchLogRecordProcessor`. Otherwise as `QuiverSpanExporter`."""
+class QuiverLogExporter(_StoreExporter, LogRecordExporter):
+    """Writes log records to a store; for a `BatchLogRecordProcessor`. Otherwise like `QuiverSpanExporter`."""
 
     _signal = "logs"
 
     def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
         """
-        Keep *batch*; a failure is counted in `dropped_items`, and nothing of the batch was kept. What cannot be
-        encoded is counted there, too, and the rest is a success.
+        Store *batch*. On failure, none of its records is stored, and all are counted in `dropped_items`.
+
+        Items that cannot be encoded are counted there, too; the export of the others is a success.
         """
         if not batch:
             return LogRecordExportResult.SUCCESS
-        kept = self._intake.keep(batch, encode_logs, self._intake.timeout_s)
-        return LogRecordExportResult.SUCCESS if kept else LogRecordExportResult.FAILURE
+        is_stored = self._writer.store(batch, encode_logs, self._writer.timeout_s)
+        return LogRecordExportResult.SUCCESS if is_stored else LogRecordExportResult.FAILURE
 
 
-class QuiverMetricExporter(_Keeping, MetricExporter):
+class QuiverMetricExporter(_StoreExporter, MetricExporter):
     """
-    Keeps metrics in a store; for a `PeriodicExportingMetricReader`. Otherwise as `QuiverSpanExporter`.
+    Writes metrics to a store; for a `PeriodicExportingMetricReader`. Otherwise like `QuiverSpanExporter`.
 
     Args:
         preferred_temporality: instrument class → temporality, for the SDK.
@@ -303,17 +309,18 @@ class QuiverMetricExporter(_Keeping, MetricExporter):
         preferred_temporality: dict[type, AggregationTemporality] | None = None,
         preferred_aggregation: dict[type, Aggregation] | None = None,
     ) -> None:
-        _Keeping.__init__(self, path, settings=settings, timeout_s=timeout_s, durable=durable)
+        _StoreExporter.__init__(self, path, settings=settings, timeout_s=timeout_s, durable=durable)
         MetricExporter.__init__(self, preferred_temporality, preferred_aggregation)
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any) -> MetricExportResult:
         """
-        Keep *metrics_data*; a failure is counted in `dropped_items`, and nothing of it was kept. What cannot be encoded
-        is counted there, too, and the rest is a success.
+        Store *metrics_data*. On failure, nothing of it is stored, and all data points are counted in `dropped_items`.
+
+        Items that cannot be encoded are counted there, too; the export of the others is a success.
         """
         points = _points(metrics_data)
         if not points:
             return MetricExportResult.SUCCESS
-        timeout_s = min(self._intake.timeout_s, max(timeout_millis, 0) / 1000)
-        kept = self._intake.keep(points, lambda some: encode_metrics(_metrics_data(some)), timeout_s)
-        return MetricExportResult.SUCCESS if kept else MetricExportResult.FAILURE
+        timeout_s = min(self._writer.timeout_s, max(timeout_millis, 0) / 1000)
+        is_stored = self._writer.store(points, lambda some: encode_metrics(_metrics_data(some)), timeout_s)
+        return MetricExportResult.SUCCESS if is_stored else MetricExportResult.FAILURE

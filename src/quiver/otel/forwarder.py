@@ -1,4 +1,4 @@
-"""Out of an application's store to an OTLP endpoint, in threads of the application or of any other process."""
+"""Forwarding from an application's store to an OTLP endpoint, in threads of the application or another process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["Forwarder"]
 STOP_S = 5.0
 
 
-class _Unseen:
-    """A sender whose requests no instrumentation of gRPC or HTTP sees: each would be a span to be sent."""
+class _Uninstrumented:
+    """A sender hidden from the instrumentation of gRPC and HTTP: each request would create a span to send."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -43,23 +43,23 @@ class _Unseen:
 
 class Forwarder:
     """
-    Sends what is in the store in *path* to an OTLP endpoint, from now until `stop`. A context manager.
+    Sends the data in the store at *path* to an OTLP endpoint, from now until `stop`. A context manager.
 
-    What the endpoint confirmed leaves the store, and what it cannot take now is sent again, with growing pauses, for
-    as long as it takes. At the end of the program it is stopped by itself, and given a few seconds to send the rest;
-    what is left then goes at the next start.
+    Confirmed data are removed from the store. Data that the endpoint cannot accept now are retried with exponential
+    backoff, without a limit. When the program exits, the forwarder stops automatically after a few seconds for sending
+    the rest; what is left is sent after the next start.
 
     Args:
-        path: the store's directory, which exporters of this process may share; created when missing.
-        to: the endpoint, ``http://host:4317`` for gRPC, or settings that say more.
-        settings: how the store behaves; `OTEL_SETTINGS` when None.
-        subscriber: the name that its position is kept under. Several endpoints are several names.
+        path: the store's directory, which exporters of this process may share; created if missing.
+        to: the endpoint, ``http://host:4317`` for gRPC, or `ExporterSettings` for more options.
+        settings: settings of the store; None: `OTEL_SETTINGS`.
+        subscriber: the name of its progress. Several endpoints need several names.
 
     Raises:
-        SettingsError: *to* is not an endpoint, or a certificate file cannot be read or is none.
+        SettingsError: *to* is not an endpoint, or a certificate file cannot be read or is invalid.
         DirectoryInUseError: another process has the directory open.
         UsageError: this process has it open with other settings.
-        OSError: the disk refused.
+        OSError: the disk failed.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Forwarder:
         subscriber: str = "forwarder",
     ) -> None:
         if not isinstance(to, str | ExporterSettings):
-            raise SettingsError(f"to={to!r}: an endpoint is a URL, or ExporterSettings")
+            raise SettingsError(f"to={to!r}: give a URL or ExporterSettings")
         how = ExporterSettings(to) if isinstance(to, str) else to
         sender: Sender = OtlpGrpcSender(how) if how.protocol == "grpc" else OtlpHttpSender(how)
         try:
@@ -87,7 +87,7 @@ class Forwarder:
             raise
         self._forwarder = BundleForwarder(
             source,
-            _Unseen(sender),
+            _Uninstrumented(sender),
             in_flight_max=how.in_flight_max,
             retry=how.retry,
             observer=self._lease.observer,
@@ -96,15 +96,15 @@ class Forwarder:
         atexit.register(self.stop)
 
     def state(self) -> ForwardState:
-        """Return what it is at: confirmed, retrying, whether the far side is down, the last problem."""
+        """Return a snapshot: counts of requests and bundles, whether the destination is down, the last problem."""
         return self._forwarder.state()
 
     def drain(self, timeout_s: float) -> bool:
         """
-        Wait until all that was exported by now is at the far side; False when *timeout_s* passed first.
+        Wait until everything exported so far is confirmed. Return False if *timeout_s* passes first.
 
         Raises:
-            CapacityError: the disk has no room to seal what is open.
+            CapacityError: the disk has no space to seal the open segment.
             StoreFailedError: the disk failed.
             StoreClosedError: it was stopped.
         """
@@ -113,9 +113,10 @@ class Forwarder:
 
     def stop(self, timeout_s: float = STOP_S) -> int:
         """
-        Send what can be sent within *timeout_s* and end; return how many bundles are left in the store. Idempotent.
+        Send pending data for at most *timeout_s* seconds, then stop. Idempotent.
 
-        It does not wait for a far side that is down. Exporters that share the store go on.
+        Return the number of bundles left in the store. It does not wait for a destination that is down. Exporters that
+        share the store are not affected.
 
         Raises:
             StoreFailedError: the disk failed, now or earlier; what was synced is safe.
@@ -123,7 +124,9 @@ class Forwarder:
         atexit.unregister(self.stop)
         if not self._lease.is_ours:
             return 0  # a forked child: the threads and the store are the parent's
-        with contextlib.suppress(QuiverError, OSError):  # what cannot be sealed now is in the log, and goes next time
+        with contextlib.suppress(
+            QuiverError, OSError
+        ):  # unsealed data are in the log and are sent after the next start
             self._lease.store.flush()
         left = self._forwarder.stop(timeout_s)
         self._lease.release()

@@ -1,7 +1,7 @@
 """
-One open store for all exporters of a process: opened by the first, closed by the last.
+One open store for all exporters of a process, opened by the first and closed by the last.
 
-A store belongs to the process that opened it. In a forked child the parent's leases are of no use, and say so.
+A store belongs to the process that opened it. In a forked child, `Lease.is_ours` of the parent's leases is False.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ OTEL_SETTINGS = Settings(
     wal_rotate_bytes=16 * MIB,
     size_cap_bytes=1 * GIB,
 )
-"""What an application's own store is opened with unless told otherwise: at most 1 GiB on disk, and when that is full,
-new data is refused rather than old data dropped."""
+"""The default settings of an application's own store: at most 1 GiB on disk. When that is full, new data are refused;
+old data are not dropped."""
 
 
 class _WarningsOnly(InMemoryObserver):
     """
-    Counts, and logs nothing below a warning.
+    Counts, and only logs warnings and errors.
 
-    An application may export its own log: a line for each segment would be data for the next segment, without end.
+    An application may export its own log: an event for each segment would create data for the next segment, forever.
     """
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:
-        """Log *name* if it is a warning or worse."""
+        """Log *name* if *level* is a warning or higher."""
         if level >= logging.WARNING:
             super().event(name, level=level, **attributes)
 
 
 class _Shared:
-    """An open store and how many leases there are on it."""
+    """An open store and the number of its leases."""
 
     def __init__(self, store: Store, observer: InMemoryObserver) -> None:
         self.store = store
@@ -53,7 +53,7 @@ class _Shared:
         self.leases = 0
 
 
-class _Shelf:
+class _OpenStores:
     """The open stores of this process, by directory."""
 
     def __init__(self) -> None:
@@ -61,13 +61,13 @@ class _Shelf:
         self.stores: dict[str, _Shared] = {}
 
 
-_shelf = _Shelf()
+_open_stores = _OpenStores()
 
 
 def _after_fork() -> None:
-    # What is on the shelf is the parent's, and its lock may be held by a thread that is not here.
-    global _shelf  # noqa: PLW0603 - one for the process
-    _shelf = _Shelf()
+    # These stores are the parent's, and their lock may be held by a thread that does not exist in the child.
+    global _open_stores  # noqa: PLW0603 - one for the process
+    _open_stores = _OpenStores()
 
 
 call_at_fork(after_in_child=_after_fork)
@@ -92,7 +92,7 @@ class Lease:
 
     def release(self) -> None:
         """
-        Give it back; the last one closes the store, which seals and syncs what it has. Idempotent.
+        Release the store; the last lease closes it, which seals and syncs its data. Idempotent.
 
         Raises:
             StoreFailedError: the disk failed, now or earlier; what was synced is safe.
@@ -103,36 +103,36 @@ class Lease:
             if self._is_released:
                 return
             self._is_released = True
-        with _shelf.lock:
+        with _open_stores.lock:
             self._shared.leases -= 1
             if self._shared.leases:
                 return
-            del _shelf.stores[self._path]
-            # Under the lock: whoever opens the directory next waits until it is free.
+            del _open_stores.stores[self._path]
+            # Under the lock, so that the next caller opens the directory after it is closed.
             self.store.close()
 
 
 def lease_store(path: str | os.PathLike[str], settings: Settings | None = None) -> Lease:
     """
-    Return a lease on the store in directory *path*, opened when this process has not done so already.
+    Return a lease on the store at *path*, and open the store if this process has not done so.
 
     Args:
-        path: the directory; created when missing.
-        settings: how it behaves; when it is open already, None or the same.
+        path: the directory; created if missing.
+        settings: settings of the store; if it is already open, None or the same settings.
 
     Raises:
         DirectoryInUseError: another process has it open.
-        UsageError: this process has it open, with other settings; or *path* names no directory.
-        UnsupportedFormatError: it was written by a newer version or under another adapter.
-        OSError: the disk refused.
+        UsageError: this process has it open with other settings, or *path* is empty.
+        UnsupportedFormatError: it was written by a newer version or with another adapter.
+        OSError: the disk failed.
     """
-    real = os.path.realpath(directory_name(path))  # of an empty path it would be the working directory
-    with _shelf.lock:
-        shared = _shelf.stores.get(real)
+    real = os.path.realpath(directory_name(path))  # for an empty path, realpath returns the working directory
+    with _open_stores.lock:
+        shared = _open_stores.stores.get(real)
         if shared is None:
             observer = _WarningsOnly()
             shared = _Shared(open_store(real, settings or OTEL_SETTINGS, observer=observer), observer)
-            _shelf.stores[real] = shared
+            _open_stores.stores[real] = shared
         elif settings is not None and settings != shared.store.settings:
             raise UsageError(f"{real} is open in this process with other settings; give all exporters the same")
         shared.leases += 1

@@ -141,7 +141,7 @@ class _Exporter:
         return not (state.is_down or state.problem or state.halted or self._worker.is_stopping)
 
     def _send_again(self, letter: DeadLetter) -> Outcome:
-        return self.forwarder.send_again(letter.ref, letter.bundle)
+        return self.forwarder.replay(letter.ref, letter.bundle)
 
 
 class Forwarding:
