@@ -80,14 +80,14 @@ STAMPS = pa.array([1], pa.timestamp("ns"))
     [
         ({"": [1]}, {}, "needs a name"),
         ({"": STAMPS, "a": [1]}, {}, "needs a name"),
-        ({"a.b": [1]}, {}, "not allowed: '.'"),
-        ({"a-b": [1]}, {}, "not allowed: '-'"),
-        ({"a": [1], "A": [2]}, {}, "column A is there twice"),
-        ({"abcdefghi": [1]}, {}, "has 9 bytes; 8 are allowed"),
-        ({"a": [1]}, {"at": "x"}, "no column x; there are a"),
-        ({"a": [1]}, {"symbols": ["x"]}, "no column x; there are a"),
-        ({"a": ["x"]}, {"symbols": "a"}, "a list of names of columns, not 'a'"),
-        ({"a": ["x"]}, {"symbols": True}, "a list of names of columns, not True"),
+        ({"a.b": [1]}, {}, "invalid characters: '.'"),
+        ({"a-b": [1]}, {}, "invalid characters: '-'"),
+        ({"a": [1], "A": [2]}, {}, "column A is repeated"),
+        ({"abcdefghi": [1]}, {}, "has 9 bytes; the maximum is 8"),
+        ({"a": [1]}, {"at": "x"}, "no column x; columns are a"),
+        ({"a": [1]}, {"symbols": ["x"]}, "no column x; columns are a"),
+        ({"a": ["x"]}, {"symbols": "a"}, "a list of column names, not 'a'"),
+        ({"a": ["x"]}, {"symbols": True}, "a list of column names, not True"),
     ],
 )
 def test_columns_that_a_server_would_refuse_are_refused_before(columns, options, reason):
@@ -120,12 +120,12 @@ def test_a_column_that_is_not_what_its_metadata_say_is_refused(values, said):
     """As when a column that was read is replaced, and its field is kept."""
     schema = pa.schema([pa.field("a", values.type, metadata={TYPE_KEY: said.encode()})])
     batch = pa.record_batch([values], schema=schema)
-    with pytest.raises(UsageError, match=f"column a: {values.type}, and its metadata say that it is {said}"):
+    with pytest.raises(UsageError, match=f"column a: {values.type}, but its metadata has the type {said}"):
         next(encode_slices("t", [batch], symbols=(), at=None, message_bytes_max=1000, dialect="inline"))
 
 
 def test_a_table_without_a_proper_name_is_refused():
     """Also where only messages are made, as in a task of Spark."""
     batch = pa.record_batch({"a": [1]})
-    with pytest.raises(UsageError, match="not allowed"):
+    with pytest.raises(UsageError, match="invalid characters"):
         next(encode_slices("a/b", [batch], symbols=(), at=None, message_bytes_max=1000, dialect="inline"))

@@ -168,7 +168,9 @@ def test_a_row_that_no_cut_makes_smaller_becomes_a_dead_letter(tmp_path):
     assert server.rows == [0, 1, 2, 10, 11, *range(20, 25), *range(26, 30), 40, 41]
     assert len(server.lives) == 1
     assert [(fsn, values) for fsn, _, values in letters(tmp_path)] == [(1, [7]), (3, [25])]
-    assert all("a row of" in reason and "the server takes 3000" in reason for _, reason, _ in letters(tmp_path))
+    assert all(
+        "the row has" in reason and "the server takes at most 3000" in reason for _, reason, _ in letters(tmp_path)
+    )
     assert [(one.category, one.applied_policy, one.status, one.from_fsn) for one in errors] == [
         (Category.TOO_LARGE, Policy.DROP, -1, 1), (Category.TOO_LARGE, Policy.DROP, -1, 3),
     ]  # fmt: skip
@@ -228,7 +230,7 @@ def test_what_cannot_be_cut_because_it_cannot_be_read_becomes_a_dead_letter(tmp_
     with Strict(2000) as server:
         errors = drain(server, tmp_path)
     assert server.rows == [0, 1]
-    assert "it cannot be cut: unknown flags" in errors[0].message
+    assert "splitting failed: unknown flags" in errors[0].message
     (letter,) = read_dead_letters(REAL_FILES, f"{tmp_path}/edge")
     assert (letter.fsn, letter.message) == (1, bytes(unreadable))
 

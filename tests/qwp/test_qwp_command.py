@@ -118,8 +118,8 @@ def test_a_look_reads_what_has_changed_and_forgets_what_is_gone(sf_dir):
 def test_inspect_says_which_tables_wait(sf_dir):
     """Rows that are not confirmed, by table."""
     assert run_json("qwp", "inspect", sf_dir, "edge-1")["tables"] == {"t": 1, "u": 1}
-    assert "rows that wait" in run("qwp", "inspect", sf_dir, "edge-1")
-    assert "has no slot edge-9; there are: edge-1, edge-2" in run("qwp", "inspect", sf_dir, "edge-9", code=2)
+    assert "unconfirmed rows" in run("qwp", "inspect", sf_dir, "edge-1")
+    assert "has no slot edge-9; available: edge-1, edge-2" in run("qwp", "inspect", sf_dir, "edge-9", code=2)
 
 
 def test_tail_prints_the_newest_rows(sf_dir):
@@ -183,7 +183,7 @@ def test_a_drain_that_fails_leaves_no_mark(sf_dir):
     done = CliRunner().invoke(build_app(), ["qwp", "drain", str(sf_dir), "edge-1", "--conf", conf, "--json"])
     (outcome,) = json.loads(done.stdout)
     assert (done.exit_code, outcome["outcome"]) == (1, "failed")
-    assert "refused; 2 frames wait, trying again" in done.stderr
+    assert "refused; 2 frames are waiting, retrying" in done.stderr
     assert next((one["failed"], one["backlog_frames"]) for one in run_json("qwp", "list", sf_dir)) == (None, 2)
 
 

@@ -411,7 +411,7 @@ def test_instants_of_pandas_keep_their_nanoseconds(server):
     instant = pd.Timestamp("2024-01-02T03:04:05.123456789", tz="UTC")
     with Sender.from_conf(f"ws::addr={server.address};") as sender:
         sender.row("p", columns={"v": instant, "w": instant.tz_localize(None)}, at=instant)
-        with pytest.raises(UsageError, match="NaT is no instant"):
+        with pytest.raises(UsageError, match="NaT is not a timestamp"):
             sender.row("p", columns={"v": pd.NaT}, at=instant)
     (table,) = server.lives[0].decode(server.frames[0]).tables
     assert [column.values() for column in table.columns] == [[instant.value]] * 3

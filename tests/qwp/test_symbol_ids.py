@@ -54,7 +54,7 @@ def test_a_message_that_was_refused_leaves_no_ids_behind():
     """Neither a symbol that is too long, nor a table behind it that is wrong."""
     shared = SymbolIds()
     encode_message([_symbols("a", "b")], shared=shared)
-    with pytest.raises(UsageError, match="allowed"):
+    with pytest.raises(UsageError, match="maximum"):
         encode_message([_symbols("c", "x" * (SYMBOL_BYTES_MAX + 1))], shared=shared)
     wrong = TableData("", 1, [fixed_column("v", 5, np.zeros(1, "<i8"))])
     with pytest.raises(UsageError, match="name"):

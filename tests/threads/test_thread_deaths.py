@@ -265,7 +265,7 @@ def test_the_thread_that_calls_the_error_handler_of_a_sender(tmp_path, monkeypat
     monkeypatch.setattr(inbox, "_tell", fail)
     inbox.offer("the first")
     deaths.await_one("quiver-qwp-errors")
-    assert "the error handler is not called any more" in caplog.text
+    assert "the error handler is no longer called" in caplog.text
     monkeypatch.setattr("quiver.qwp.inbox._log_error", caplog.records.append)
     inbox.offer("the second")
     assert caplog.records[-1] == "the second"

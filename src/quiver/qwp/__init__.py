@@ -1,5 +1,5 @@
 """
-Store and forward for QuestDB: what a producer hands over reaches the server, whatever happens to either in between.
+Store and forward for QuestDB: rows are kept on disk until the server has confirmed them, across crashes and outages.
 
 ::
 
@@ -9,21 +9,21 @@ Store and forward for QuestDB: what a producer hands over reaches the server, wh
 ===================  ============================================================================================
 module               purpose
 ===================  ============================================================================================
-`connection/`        The connection to QuestDB: hosts, TLS, frames out, answers in
-`slots/`             The directory of a sender: frames on disk until the server has confirmed them
-`sender.py`          `Sender`: rows and tables in, frames into the slot; `sender_figures.py` its numbers
-`settings.py`        every key of a connect string; `conf.py` takes one apart
-`environment.py`     where a program finds its connect string
-`rows.py`            rows of Python values, packed at a flush; `values.py` for what Python lacks
-`tables.py`          Arrow tables and data frames, cut into messages
-`wire/`              the bytes of messages and answers (pure)
-`format/`            the bytes of every file in a slot (pure)
-`drainers.py`        slots that other senders left behind
-`inbox.py`           errors on their way to the caller
-`groups.py`          groups of messages, each once: for tasks that may be repeated
-`conf.py`            Connect strings, taken apart: ``ws::addr=host:9000;sf_dir=/var/spool/qwp;sender_id=edge-1;``
-`sender_figures.py`  What a sender says of itself in numbers
-`values.py`          Values that Python has no type for, to be given to `Sender.row`
+`connection/`        the connection to QuestDB: hosts, TLS, frames out, answers in
+`slots/`             the directory of a sender: frames on disk until the server has confirmed them
+`sender.py`          `Sender`: rows and tables in, frames into the slot
+`sender_figures.py`  statistics of a sender
+`settings.py`        the settings of a sender: every key of a connect string
+`conf.py`            parsing of connect strings
+`environment.py`     the connect string in the environment
+`rows.py`            rows of Python values, packed at a flush
+`values.py`          types for `Sender.row` that Python lacks
+`tables.py`          Arrow tables and data frames, split into messages
+`wire/`              the encoding of messages and answers (pure)
+`format/`            the formats of all files in a slot (pure)
+`drainers.py`        background draining of slots that other senders left
+`inbox.py`           delivery of errors to the caller's handler
+`groups.py`          idempotent groups of messages, for tasks that may be retried
 ===================  ============================================================================================
 """
 

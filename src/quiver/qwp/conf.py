@@ -1,8 +1,8 @@
 """
-Connect strings, taken apart: ``ws::addr=host:9000;sf_dir=/var/spool/qwp;sender_id=edge-1;``
+Parsing of connect strings: ``ws::addr=host:9000;sf_dir=/var/spool/qwp;sender_id=edge-1;``
 
-A service, two colons, and keys with values, each ended by a semicolon (the last one may be left out). A semicolon
-inside a value is written twice. Errors say where, never what a value is: it may be a secret.
+A connect string is a service, two colons, and key-value pairs, each followed by a semicolon. The last semicolon is
+optional. A semicolon inside a value is doubled. Errors give the position but never the value, which may be a secret.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FALSE = frozenset({"off", "false"})
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One server."""
+    """The address of a server."""
 
     host: str
     port: int
@@ -38,20 +38,20 @@ def parse_conf(text: str) -> tuple[str, list[tuple[str, str]]]:
     Return the service of a connect string, and its keys and values in order.
 
     Raises:
-        SettingsError: it is no connect string, or a key other than ``addr`` is there twice.
+        SettingsError: the string is malformed, or a key other than ``addr`` is repeated.
     """
     service = _NAME.match(text)
     if service is None or not text.startswith("::", service.end()):
-        raise SettingsError("a connect string begins with a service and two colons: ws::addr=host:9000;")
+        raise SettingsError("a connect string starts with a service and two colons: ws::addr=host:9000;")
     pairs: list[tuple[str, str]] = []
     at = service.end() + 2
     while at < len(text):
         key = _NAME.match(text, at)
         if key is None or not text.startswith("=", key.end()):
-            raise SettingsError(f"connect string, position {at}: a key and an equals sign are expected")
+            raise SettingsError(f"connect string, position {at}: expected a key and an equals sign")
         value, at = _take_value(text, key.end() + 1)
         if key[0] != "addr" and any(known == key[0] for known, _ in pairs):
-            raise SettingsError(f"connect string: {key[0]} is there twice")
+            raise SettingsError(f"connect string: {key[0]} is repeated")
         pairs.append((key[0], value))
     return service[0], pairs
 
@@ -79,14 +79,14 @@ def parse_addresses(values: list[str]) -> tuple[Address, ...]:
     Return the servers of one or several ``addr`` values, in order.
 
     Raises:
-        SettingsError: one is empty, malformed or there twice.
+        SettingsError: an address is empty, malformed or repeated.
     """
     found: list[Address] = []
     for value in values:
         for entry in value.split(","):
             address = _parse_address(entry.strip())
             if address in found:
-                raise SettingsError(f"addr: {address} is there twice")
+                raise SettingsError(f"addr: {address} is repeated")
             found.append(address)
     if not found:
         raise SettingsError("addr is missing: ws::addr=host:9000;")
@@ -102,41 +102,41 @@ def _parse_address(entry: str) -> Address:
     if port is None:
         return Address(host, _DEFAULT_PORT)
     if not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) <= 65_535:
-        raise SettingsError(f"addr: {entry!r}: a port is a number of 1 to 65535")
+        raise SettingsError(f"addr: {entry!r}: the port must be a number from 1 to 65535")
     return Address(host, int(port))
 
 
 def parse_size(key: str, value: str) -> int:
     """
-    Return a size in bytes: a whole number, with K, M, G or T for powers of 1024.
+    Return a size in bytes: an integer, optionally with K, M, G or T for powers of 1024.
 
     Raises:
-        SettingsError: it is none.
+        SettingsError: the value is not a size.
     """
     match = _SIZE.fullmatch(value)
     if match is None:
-        raise SettingsError(f"{key}: a size is a whole number with K, M, G, T or nothing, not {value!r}")
+        raise SettingsError(f"{key}: expected an integer, optionally with K, M, G or T, not {value!r}")
     return int(match[1]) << _POWERS[match[2].lower()]
 
 
 def parse_whole(key: str, value: str, *, least: int = 0) -> int:
     """
-    Return a whole number of at least *least*.
+    Return an integer of at least *least*.
 
     Raises:
-        SettingsError: it is none.
+        SettingsError: the value is not an integer, or it is too small.
     """
     if not re.fullmatch(r"-?\d{1,18}", value) or int(value) < least:
-        raise SettingsError(f"{key}: a whole number of at least {least}, not {value!r}")
+        raise SettingsError(f"{key}: expected an integer of at least {least}, not {value!r}")
     return int(value)
 
 
 def parse_millis(key: str, value: str) -> float:
     """
-    Return seconds; the value is in milliseconds. Negative ones are allowed: they switch off.
+    Return a value in milliseconds as seconds. Negative values are allowed: they disable a feature.
 
     Raises:
-        SettingsError: it is no whole number.
+        SettingsError: the value is not an integer.
     """
     return parse_whole(key, value, least=-(10**12)) / 1000
 
@@ -146,10 +146,10 @@ def parse_bool(key: str, value: str) -> bool:
     Return whether a switch is on.
 
     Raises:
-        SettingsError: it is neither ``on`` nor ``off``, ``true`` nor ``false``.
+        SettingsError: the value is not ``on``, ``off``, ``true`` or ``false``.
     """
     if value.lower() in _TRUE:
         return True
     if value.lower() in _FALSE:
         return False
-    raise SettingsError(f"{key}: on or off, not {value!r}")
+    raise SettingsError(f"{key}: expected on or off, not {value!r}")

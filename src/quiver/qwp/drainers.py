@@ -1,9 +1,9 @@
 """
-Slots that other senders left behind, emptied beside one's own.
+Background draining of slots that other senders left.
 
-Each has its own lock, ring and connection. One that cannot be emptied (no server in time, not let in, refused for good,
-damaged) is marked with ``.failed`` while its lock is still held, and left alone from then on until a person removes the
-mark.
+Each adopted slot has its own lock, ring and connection. A slot that cannot be drained (no server in time, credentials
+refused, a final refusal, damage) is marked with ``.failed`` while its lock is still held. Drainers then ignore it until
+an operator removes the mark.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _log = logging.getLogger("quiver.qwp")
 @dataclass(frozen=True, slots=True)
 class DrainerEvent:
     """
-    What became of one slot: `started`, `drained`, `failed` (and marked), `skipped` (somebody holds it, or it is of a
-    newer version), `stopped` (the sender was closed first, or no server answered one that gives way).
+    The outcome for one slot: `started`, `drained`, `failed` (and marked), `skipped` (in use, or written by a newer
+    version), `stopped` (the sender was closed first, or no server answered and the drainer yields to the owner).
     """
 
     sender_id: str
@@ -51,16 +51,16 @@ DrainerListener = Callable[[DrainerEvent], None]
 
 class Drainers:
     """
-    Empties orphaned slots, a few at a time.
+    Drains orphaned slots, several at a time.
 
     Args:
-        settings: of the sender that adopts them.
-        tracker: what is known of the hosts.
-        listener: is told what becomes of each slot, from the drainers' threads.
-        on_error: is given every refusal.
-        fs, clock, observer, random: as everywhere.
-        gives_way: let go of a slot while no server answers, and leave no mark: its owner will soon want it, as a task
-            of Spark does. Otherwise it is held until one does, or the time for reconnecting is over.
+        settings: of the sender that adopts the slots.
+        tracker: the states of the hosts.
+        listener: called with the outcome for each slot, from the drainers' threads.
+        on_error: called with every refusal.
+        fs, clock, observer, random: the disk, time, events and metrics, and randomness.
+        gives_way: release a slot while no server answers, without a mark, because its owner will need it soon, as a
+            Spark task does. Otherwise the slot is held until a server answers or the reconnect time is over.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Drainers:
 
     def start(self) -> None:
         """
-        Look for orphans once, and begin to empty them.
+        Search for orphaned slots once, and start to drain them.
 
         Raises:
             OSError: the directory cannot be read.
@@ -115,13 +115,13 @@ class Drainers:
             worker.start()
 
     def stats(self) -> dict[str, Any]:
-        """Return figures of this moment about each slot that is being emptied."""
+        """Return current statistics of each slot that is being drained."""
         with self._guard:
             loops = dict(self._loops)
         return {sender_id: loop.stats() for sender_id, loop in loops.items()}
 
     def stop(self) -> None:
-        """End all drainers. What they had not emptied stays, unmarked."""
+        """Stop all drainers. Undrained slots keep their frames and get no mark."""
         with self._guard:
             self._stopping = True
             self._waiting.clear()
@@ -129,14 +129,14 @@ class Drainers:
         for loop in loops:
             loop.stop(0)
         for worker in self._workers:
-            worker.stop(_STOP_S)  # from a listener, which may close the sender, it is not waited for
+            worker.stop(_STOP_S)  # does not wait when called from a listener, which may close the sender
 
     def drain(self, sender_id: str) -> DrainerEvent:
-        """Empty one slot in this thread, because a person asked for it: failure leaves no mark."""
+        """Drain one slot in this thread, at an operator's request: a failure leaves no mark."""
         try:
             return self._drain(sender_id, mark=False)
         except (OSError, StoreFailedError) as error:
-            return DrainerEvent(sender_id, "failed", f"the disk refused: {error}")
+            return DrainerEvent(sender_id, "failed", f"disk error: {error}")
 
     def _turn(self) -> Finished | None:
         with self._guard:
@@ -144,11 +144,11 @@ class Drainers:
                 return FINISHED
             sender_id = self._waiting.pop(0)
             self.active += 1
-        event = DrainerEvent(sender_id, "failed", "a fault of the drainer")
+        event = DrainerEvent(sender_id, "failed", "an internal error of the drainer")
         try:
             event = self._drain(sender_id, mark=True)
         except (OSError, StoreFailedError) as error:
-            event = DrainerEvent(sender_id, "failed", f"the disk refused: {error}")
+            event = DrainerEvent(sender_id, "failed", f"disk error: {error}")
         finally:
             with self._guard:
                 self.active -= 1
@@ -162,7 +162,7 @@ class Drainers:
         self._tell(event)
 
     def _fail(self, died: WorkerDiedError) -> None:
-        """Report every slot that no drainer is left for. They are not marked: the next sender tries them again."""
+        """Report every slot that has no drainer left. The slots are not marked: the next sender tries them again."""
         with self._guard:
             if any(worker.is_running and worker.died is None for worker in self._workers):
                 return
@@ -179,7 +179,7 @@ class Drainers:
         try:
             self._listener(event)
         except Exception:  # noqa: BLE001
-            # The caller's code: its failure must neither end the thread nor leave the slot locked.
+            # The caller's code: its exceptions must neither end the thread nor leave the slot locked.
             _log.exception("the drainer listener failed on: %s", event)
 
     def _drain(self, sender_id: str, *, mark: bool) -> DrainerEvent:
@@ -234,6 +234,6 @@ class Drainers:
         if slot.ring.acked_fsn < slot.ring.published_fsn:
             if self._gives_way:
                 with self._guard:
-                    self._waiting.clear()  # the others would find no server either
+                    self._waiting.clear()  # the other slots would not reach a server either
             return DrainerEvent(sender_id, "stopped")
         return DrainerEvent(sender_id, "drained")

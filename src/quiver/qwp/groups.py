@@ -1,13 +1,13 @@
 """
-Groups of messages, each into its slot once: for a caller that may do all of its work again, like a task of Spark.
+Idempotent groups of messages, for callers that may repeat all of their work, such as a Spark task.
 
 ::
 
-    take the slot ─▶ note "begun, from frame n" ─▶ append all ─▶ sync ─▶ note "published" ─▶ send ─▶ let go
+    take the slot ─▶ note "begun, from frame n" ─▶ append all ─▶ sync ─▶ note "published" ─▶ send ─▶ release
 
-A group that was published is recognised by its writer, its number and a digest of its messages, and not appended again.
-Of one that was only begun, the frames that the slot still has and that say the same are not. What cannot be recognised
-is sent again: rows are repeated rather than lost.
+A published group is recognized by its writer, its number and a digest of its messages, and is not appended again. Of a
+group that was only begun, the frames that are still in the slot with the same content are not appended again. Messages
+that cannot be recognized are sent again: duplicate rows are better than lost rows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger("quiver.qwp")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Whose messages these are, and which of its groups."""
+    """The writer and number of a group of messages."""
 
     writer: str
     number: int
@@ -55,7 +55,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class GroupSent:
-    """What became of a group: messages it has, how many were there before, and whether the server has confirmed all."""
+    """The result: how many messages a group has, how many were already there, and whether all are confirmed."""
 
     messages: int
     known: int
@@ -67,12 +67,12 @@ class _Note:
     writer: str
     number: int
     first_fsn: int
-    digest: str = ""  # empty: begun, and not published
+    digest: str = ""  # empty: begun but not published
 
 
 def message_bytes_max(settings: SenderSettings) -> int:
     """
-    Return the most that a message of a group may take: a constant, so that the same rows are always the same
+    Return the size limit of messages in a group. It is constant, so that the same rows always make the same
     messages.
     """
     return min(settings.ring.payload_bytes_max, settings.message_bytes_max, settings.offline_bytes_max)
@@ -89,20 +89,20 @@ def send_group(
     observer: Observer | None = None,
 ) -> GroupSent:
     """
-    Put *messages* into the slot that *settings* name, once, and send what is in it.
+    Put *messages* once into the slot that *settings* name, and send the frames of the slot.
 
-    On return they survive a power loss. Waits for the server as long as `close_flush_timeout_millis` says; what is not
-    confirmed by then stays in the slot. Slots of others are emptied meanwhile when ``drain_orphans=on``.
+    On return the messages survive a power loss. Waits up to `close_flush_timeout_millis` for the server. Unconfirmed
+    frames stay in the slot. Meanwhile orphaned slots are drained if ``drain_orphans=on``.
 
     Raises:
-        UsageError: there is no ``sf_dir``.
-        DirectoryInUseError: somebody held the slot all the time.
-        CapacityError: there is no room; call again, with the same group.
-        SenderHaltedError: the server does not take it. It is in the slot.
-        CorruptionError, StoreFailedError, OSError: the slot is damaged, or the disk refused.
+        UsageError: ``sf_dir`` is missing.
+        DirectoryInUseError: another process held the slot for the entire wait.
+        CapacityError: the slot is full; call again with the same group.
+        SenderHaltedError: the server refuses the messages. They stay in the slot.
+        CorruptionError, StoreFailedError, OSError: the slot is damaged, or a disk error occurred.
     """
     if settings.sf_dir is None:
-        raise UsageError("sf_dir is missing in the connect string: what is not confirmed is kept below it")
+        raise UsageError("sf_dir is missing in the connect string: unconfirmed frames are stored below it")
     observer = observer or InMemoryObserver()
     settings = replace(
         settings,
@@ -153,7 +153,7 @@ def _take_slot(settings: SenderSettings, lock_wait_s: float, fs: FileSystem, clo
                 dead_letters_bytes_max=settings.dead_letters_bytes_max,
             )
         except DirectoryInUseError:
-            # An attempt that is given up and not yet gone, or a sibling that empties the slot.
+            # A cancelled attempt that has not exited yet, or a sibling that drains the slot.
             if clock.monotonic() >= deadline:
                 raise
             with pause:
@@ -161,7 +161,7 @@ def _take_slot(settings: SenderSettings, lock_wait_s: float, fs: FileSystem, clo
 
 
 def _fresh(fs: FileSystem, slot: Slot, group: Group, messages: Iterable[bytes]) -> tuple[list[bytes], Iterable[bytes]]:
-    """Return the messages that the slot has, or had, already, and those that it has not."""
+    """Return the messages that the slot has or had, and those that are new to it."""
     note = _read_note(fs, slot)
     if note is None or (note.writer, note.number) != (group.writer, group.number):
         return [], messages
@@ -177,7 +177,7 @@ def _still_there(slot: Slot, first_fsn: int, messages: list[bytes]) -> Iterator[
     for fsn, message in enumerate(messages, first_fsn):
         if fsn > slot.ring.published_fsn:
             return
-        with suppress(UsageError):  # trimmed: whoever emptied the slot has sent it, and what it said is not known
+        with suppress(UsageError):  # trimmed: another process has sent the frame, and its content is unknown
             if slot.ring.read(fsn) == message:
                 yield message
                 continue
@@ -200,7 +200,7 @@ def _append(
         _add(digest, message)
         appended += 1
     if known or appended:
-        # In this order: the note must not say of a message that it is there when a power loss took it.
+        # In this order: the note must not claim a message that a power loss has removed.
         slot.ring.sync()
         _write_note(fs, slot, _Note(group.writer, group.number, first_fsn, digest.hexdigest(length=16)))
     return appended
@@ -241,7 +241,7 @@ def _write_note(fs: FileSystem, slot: Slot, note: _Note) -> None:
 
 
 def _read_note(fs: FileSystem, slot: Slot) -> _Note | None:
-    """Return the note in the slot; None when there is none, or it says nothing that we would write."""
+    """Return the note in the slot, or None if it is missing or not in our format."""
     try:
         said = json.loads(fs.read_all(f"{slot.directory}/{GROUP_NAME}", size_max=_NOTE_BYTES_MAX))
         return _Note(str(said["writer"]), int(said["number"]), int(said["first_frame"]), str(said["digest"]))

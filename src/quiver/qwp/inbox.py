@@ -1,7 +1,7 @@
 """
-Errors on their way to the caller's handler, which runs in a thread of its own and may take its time.
+Delivery of errors to the caller's handler, which runs in its own thread and may be slow.
 
-The inbox is bounded. When it is full the oldest error goes: numbers only grow, so the latest tells most.
+The inbox is bounded. When it is full, the oldest error is dropped: counters only grow, so the newest matters most.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def _log_error(error: SenderError) -> None:
 
 class ErrorInbox:
     """
-    Takes errors without ever waiting, and calls the handler with each.
+    Accepts errors without blocking, and calls the handler with each.
 
     Args:
-        handler: the caller's; None logs them.
-        capacity: how many may wait.
-        clock: waits.
-        observer: is told what was lost.
+        handler: the caller's handler; None logs the errors.
+        capacity: the maximum number of pending errors.
+        clock: used to wait.
+        observer: notified of dropped errors.
     """
 
     def __init__(self, handler: ErrorHandler | None, capacity: int, *, clock: Clock, observer: Observer) -> None:
@@ -54,11 +54,11 @@ class ErrorInbox:
 
     @property
     def has_told_caller(self) -> bool:
-        """Say whether a handler of the caller's own was given an error."""
+        """Whether a handler of the caller has received an error."""
         return self._handler is not None and self.delivered > 0
 
     def offer(self, error: SenderError) -> None:
-        """Put *error* in. Returns at once."""
+        """Add *error*. Returns immediately."""
         with self._changed:
             if self._closed or self._worker.died is not None:
                 _log_error(error)
@@ -83,10 +83,10 @@ class ErrorInbox:
         return 0.0
 
     def _fail(self, died: WorkerDiedError) -> None:
-        """Log what waits, and from now on every error: the handler is given none any more."""
+        """Log the pending errors, and every later one: the handler is no longer called."""
         with self._changed:
             waiting, self._waiting = self._waiting, deque()
-        _log.error("the error handler is not called any more: %s", died)
+        _log.error("the error handler is no longer called: %s", died)
         for error in waiting:
             _log_error(error)
 
@@ -97,11 +97,11 @@ class ErrorInbox:
         try:
             self._handler(error)
         except Exception:  # noqa: BLE001
-            # The caller's code: its failure must not end the thread, nor hide the error that it was given.
+            # The caller's code: its exceptions must neither end the thread nor hide the error that it received.
             _log.exception("the error handler failed on: %s", error)
 
     def close(self) -> None:
-        """Deliver what waits and end the thread; a handler that takes more than a second is left to itself."""
+        """Deliver the pending errors and end the thread. Does not wait longer than a second for a slow handler."""
         with self._changed:
             self._closed = True
         self._worker.wake()

@@ -1,9 +1,9 @@
 """
-Rows of Python values, kept until a flush and then packed column by column.
+Rows of Python values, buffered until a flush and then packed column by column.
 
-A row is checked when it comes, by the types of its values: each combination of names and types is looked at once
-(`_Plan`) and then recognised. What is kept is the tuple of its values. At the flush a column is what `zip` makes of
-them, and `struct`, numpy and Arrow turn it into bytes, all of it at once.
+A row is validated when it is added, by the types of its values: each combination of names and types is examined once
+(`_Plan`) and then recognized. The buffer holds the tuples of values. At a flush, `zip` turns them into columns, and
+`struct`, numpy and Arrow encode each column in one call.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from quiver.qwp.wire.message import COLUMNS_MAX, TableData
 __all__ = ["At", "RowTable"]
 
 At = int | datetime.datetime | TimestampNanos | TimestampMicros | None
-"""When a row happened: nanoseconds since the epoch, a datetime, or None for the server's own clock."""
+"""The timestamp of a row: nanoseconds since the epoch, a datetime, or None for the server's clock."""
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
-_NO_ZONE = "at: a datetime without a time zone says no instant"
+_NO_ZONE = "at: the datetime has no time zone; add one, or pass nanoseconds since the epoch"
 _EXACT = Context(prec=200)
 _DIGITS_MAX = 76
 _FORBIDDEN = frozenset("\r\n?,'\"\\/:)(+*%~\ufeff\0")
@@ -64,7 +64,7 @@ _VARIABLE = frozenset({ColumnType.BINARY, ColumnType.DOUBLE_ARRAY, ColumnType.LO
 
 @dataclass(slots=True)
 class _Slot:
-    """One column of the table that is being filled."""
+    """One column of the current table."""
 
     name: str
     type: ColumnType
@@ -72,19 +72,16 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """
-    What was found out about one combination of names and types. Lists are compared with those of a row, as they
-    come.
-    """
+    """The analysis of one combination of names and types. Lists are compared with those of a row, in its order."""
 
     symbols: list[str]
     named: list[str]
     types: list[type]
     columns: tuple[str, ...]  # the column of each value of a row, its designated timestamp last
-    nulls: frozenset[str]  # columns whose value is missing
-    whole_numbers: tuple[int, ...]  # positions of values that must fit 64 bits
-    texts: tuple[int, ...]  # positions of values that must be UTF-8
-    variable: tuple[int, ...]  # positions of other values whose size is their own
+    nulls: frozenset[str]  # columns with a missing value
+    whole_numbers: tuple[int, ...]  # positions of values that must fit into 64 bits
+    texts: tuple[int, ...]  # positions of values that must be valid UTF-8
+    variable: tuple[int, ...]  # positions of other values of variable size
     kinds: tuple[ColumnType | None, ...]
     needs_zone: bool
     fixed_bytes: int
@@ -92,7 +89,7 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Run:
-    """Consecutive rows with the same columns; `nulls` are those in which a value may be missing."""
+    """Consecutive rows with the same columns; `nulls` are the columns in which values may be missing."""
 
     columns: tuple[str, ...]
     nulls: frozenset[str] = frozenset()
@@ -104,8 +101,8 @@ class RowTable:
     The rows of one table since the last flush.
 
     Args:
-        name: of the table.
-        name_bytes_max: longer names are refused.
+        name: the name of the table.
+        name_bytes_max: the maximum length of names.
     """
 
     def __init__(self, name: str, *, name_bytes_max: int = 127) -> None:
@@ -114,18 +111,18 @@ class RowTable:
         self.rows = 0
         self.nbytes = 0
         self._name_bytes_max = name_bytes_max
-        self._slots: dict[str, _Slot] = {}  # name in lower case → column; "" is the designated timestamp
+        self._slots: dict[str, _Slot] = {}  # lower-case name → column; "" is the designated timestamp
         self._plans: dict[tuple[Any, ...], _Plan] = {}
-        self._plan: _Plan | None = None  # of the last row; most rows are like the one before
+        self._plan: _Plan | None = None  # of the previous row; most rows are like the one before
         self._runs: list[_Run] = []
 
     def append(self, symbols: Mapping[str, str | None], columns: Mapping[str, Any], at: At, *, bytes_max: int) -> int:
         """
-        Keep one row; return about how many bytes it has.
+        Add one row. Return its approximate size in bytes.
 
         Raises:
-            UsageError: a name or a value cannot be sent, or the row alone has more than *bytes_max* bytes. Nothing was
-                kept of it.
+            UsageError: a name or a value cannot be sent, or the row alone exceeds *bytes_max* bytes. The row is not
+                buffered.
         """
         values = (*symbols.values(), *columns.values(), at)
         plan = self._plan
@@ -135,7 +132,7 @@ class RowTable:
         for position in plan.whole_numbers:
             value = values[position]
             if not -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF:
-                raise UsageError(f"column {plan.columns[position]}: {value} does not fit 64 bits")
+                raise UsageError(f"column {plan.columns[position]}: {value} does not fit into 64 bits")
         size = plan.fixed_bytes
         for position in plan.texts:
             value = values[position]
@@ -147,8 +144,7 @@ class RowTable:
             raise UsageError(_NO_ZONE)
         if size > bytes_max:
             raise UsageError(
-                f"table {self.name}: a row of about {size} bytes; {bytes_max} fit into a segment, or the server takes "
-                "so many"
+                f"table {self.name}: the row has about {size} bytes; a segment and the server take at most {bytes_max}"
             )
         if new is not None:
             self._follow(plan, new)
@@ -158,7 +154,7 @@ class RowTable:
         return size
 
     def _follow(self, plan: _Plan, new: dict[str, _Slot]) -> None:
-        """Take *plan* for that of the rows to come, with the columns that are *new* in it."""
+        """Use *plan* for the following rows, with the *new* columns that it adds."""
         self._plans[(*plan.symbols, None, *plan.named, *plan.types)] = plan
         self._slots.update(new)
         self._plan = plan
@@ -174,11 +170,11 @@ class RowTable:
         if known is not None:
             return known, {}
         if not symbols and not columns:
-            raise UsageError(f"table {self.name}: a row has at least one symbol or column")
+            raise UsageError(f"table {self.name}: a row needs at least one symbol or column")
         named = [(name, None if value is None else ColumnType.SYMBOL, value) for name, value in symbols.items()]
         for name, value in symbols.items():
             if value is not None and not isinstance(value, str):
-                raise UsageError(f"symbol {name}: a symbol is a text, not {type(value).__name__}")
+                raise UsageError(f"symbol {name}: a symbol must be a str, not {type(value).__name__}")
         named += [(name, None if value is None else _type_of(name, value), value) for name, value in columns.items()]
         seen: set[str] = set()
         new: dict[str, _Slot] = {}
@@ -186,13 +182,13 @@ class RowTable:
             check_name("column", name, self._name_bytes_max)
             low = name.lower()
             if low in seen:
-                raise UsageError(f"column {name} is there twice in one row: case does not tell columns apart")
+                raise UsageError(f"column {name} is repeated in one row: column names are not case-sensitive")
             seen.add(low)
             self._take_slot(new, low, name, kind)
         named.append(("", None if at is None else _type_of_at(at), at))
         self._take_slot(new, "", "", named[-1][1])
         if len(self._slots) + len(new) > COLUMNS_MAX:
-            raise UsageError(f"table {self.name}: at most {COLUMNS_MAX} columns")
+            raise UsageError(f"table {self.name}: a table has at most {COLUMNS_MAX} columns")
         plan = _Plan(
             symbols=list(symbols),
             named=list(columns),
@@ -226,7 +222,7 @@ class RowTable:
             )
 
     def split(self) -> tuple[RowTable, RowTable]:
-        """Return two tables with half of the rows each, in order, leaving this one as it is."""
+        """Return two tables with half of the rows each, in order. This table does not change."""
         runs: tuple[list[_Run], list[_Run]] = ([], [])
         left = self.rows // 2
         for run in self._runs:
@@ -248,10 +244,10 @@ class RowTable:
 
     def pack(self) -> TableData:
         """
-        Return the rows as columns, in the order in which they were first named.
+        Return the rows as columns, in the order of their first use.
 
         Raises:
-            UsageError: a value cannot be sent, which only its neighbours tell (decimals of a larger scale).
+            UsageError: a value cannot be sent together with others of its column (decimals of a larger scale).
         """
         pieces: dict[str, list[Sequence[Any]]] = {low: [] for low in self._slots}
         has_nulls: set[str] = set()
@@ -272,35 +268,35 @@ class RowTable:
 
 def check_name(what: str, name: str, bytes_max: int) -> None:
     """
-    Refuse what a server would refuse as the name of a table or a column.
+    Reject a table or column name that a server would reject.
 
     Raises:
-        UsageError: it is empty, too long, or has characters that are not allowed.
+        UsageError: the name is empty, too long, or has invalid characters.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a {what} needs a name")
     size = _text_bytes(what, name)
     if size > bytes_max:
-        raise UsageError(f"{what} name {name!r} has {size} bytes; {bytes_max} are allowed")
+        raise UsageError(f"{what} name {name!r} has {size} bytes; the maximum is {bytes_max}")
     bad = _FORBIDDEN.intersection(name) | {char for char in name if ord(char) < 0x20 or ord(char) == 0x7F}
     if what == "column":
         bad |= {".", "-"}.intersection(name)
     if bad or name.startswith(".") or name.endswith("."):
-        raise UsageError(f"{what} name {name!r} has characters that are not allowed: {''.join(sorted(bad)) or '.'!r}")
+        raise UsageError(f"{what} name {name!r} has invalid characters: {''.join(sorted(bad)) or '.'!r}")
 
 
 def _text_bytes(where: str, text: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError:
-        raise UsageError(f"{where}: a text with half a surrogate pair has no UTF-8") from None
+        raise UsageError(f"{where}: the text has an unpaired surrogate, which UTF-8 cannot encode") from None
 
 
 def _own(plan: _Plan, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
     """
-    Return *values* with copies of those that their owner may change before the flush, and the bytes of these.
+    Return *values* with copies of those that the caller may change before the flush, and the size of the copies.
 
-    Arrays are looked at one by one: their type does not say what they hold.
+    Each array is checked: its Python type does not determine the type of its elements.
     """
     owned = list(values)
     size = 0
@@ -313,7 +309,7 @@ def _own(plan: _Plan, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
         name = plan.columns[position]
         kind = _type_of(name, value)
         if kind is not plan.kinds[position]:
-            raise UsageError(f"column {name}: an array of another type than before; flush before the type changes")
+            raise UsageError(f"column {name}: the type of the array changed; flush before the type changes")
         owned[position] = np.array(value)
         size += owned[position].nbytes + 4 * owned[position].ndim
     return tuple(owned), size
@@ -332,19 +328,19 @@ def _type_of(name: str, value: Any) -> ColumnType:
             return ColumnType.DOUBLE_ARRAY
         if dtype.kind in "iu" and dtype != np.uint64:
             return ColumnType.LONG_ARRAY
-        raise UsageError(f"column {name}: an array of {dtype}; arrays hold floats or integers")
+        raise UsageError(f"column {name}: arrays of {dtype} are not supported; use floats or integers")
     if _is_of_pandas(value):
         if value != value:  # noqa: PLR0124 - NaT
-            raise UsageError(f"column {name}: NaT is no instant; None is a value that is missing")
+            raise UsageError(f"column {name}: NaT is not a timestamp; use None for a missing value")
         return ColumnType.TIMESTAMP_NANOS
     for base, found in _TYPES.items():
         if isinstance(value, base):
             return found
-    raise UsageError(f"column {name}: {type(value).__name__} has no counterpart in QWP")
+    raise UsageError(f"column {name}: QWP has no type for {type(value).__name__}")
 
 
 def _is_of_pandas(value: Any) -> bool:
-    # A datetime that has nanoseconds, too. Without a zone it is UTC, as in a column of a data frame.
+    # A pandas Timestamp, which also has nanoseconds. Without a zone it is UTC, as in a column of a data frame.
     return isinstance(value, datetime.datetime) and hasattr(value, "nanosecond")
 
 
@@ -357,12 +353,12 @@ def _type_of_at(at: Any) -> ColumnType:
         return ColumnType.TIMESTAMP
     if isinstance(at, TimestampNanos) or (isinstance(at, int | np.integer) and not isinstance(at, bool)):
         return ColumnType.TIMESTAMP_NANOS
-    raise UsageError(f"at: nanoseconds, a datetime or None, not {type(at).__name__}")
+    raise UsageError(f"at: expected nanoseconds, a datetime or None, not {type(at).__name__}")
 
 
 def _micros(value: Any) -> int:
     if isinstance(value, datetime.datetime):
-        # A datetime without a zone is local time for Python, and always has been.
+        # Python treats a datetime without a zone as local time.
         aware = value if value.tzinfo is not None else value.astimezone()
         return (aware - _EPOCH) // _MICROSECOND
     return int(value.value)
@@ -410,7 +406,7 @@ def _pack_numbers(name: str, kind: ColumnType, values: Sequence[Any], nulls: Any
     code, convert = _NUMBERS[kind]
     layout = f"<{len(values)}{code}"
     if kind is ColumnType.TIMESTAMP_NANOS:
-        # Numbers as they are, mostly: `at` is one.
+        # Most values are plain numbers: `at` is one.
         with contextlib.suppress(struct.error):
             return fixed_column(name, kind, np.frombuffer(struct.pack(layout, *values), "<i8"), nulls)
     packed = struct.pack(layout, *(values if convert is None else map(convert, values)))
@@ -446,7 +442,7 @@ def _pack_geohashes(name: str, kind: ColumnType, values: Sequence[Any], nulls: A
     precisions = {value.precision for value in values}
     if len(precisions) > 1:
         raise UsageError(
-            f"column {name}: geohashes of {sorted(precisions)} bits in one flush; a column has one precision"
+            f"column {name}: one flush has geohashes of {sorted(precisions)} bits; a column has one precision"
         )
     numbers = np.fromiter((value.value for value in values), np.int64, count=len(values))
     return geohash_column(name, precisions.pop(), numbers, nulls)
@@ -457,20 +453,20 @@ def _pack_arrays(name: str, kind: ColumnType, values: Sequence[Any], nulls: Any)
 
 
 def _pack_decimals(name: str, kind: ColumnType, values: Sequence[Decimal], nulls: Any) -> ColumnData:
-    # A column has one scale: the largest that occurs.
+    # A column has one scale: the largest of its values.
     scale = 0
     for value in values:
         if not value.is_finite():
-            raise UsageError(f"column {name}: {value} is no number")
+            raise UsageError(f"column {name}: {value} is not a number")
         scale = max(scale, -int(value.as_tuple().exponent))
     if scale > _DIGITS_MAX or any(value and value.adjusted() + scale > _DIGITS_MAX for value in values):
-        # Before any of them becomes an integer: an exponent is a few bytes, its zeros may be a million.
-        raise UsageError(f"column {name}: a decimal with more than {_DIGITS_MAX} digits at scale {scale}")
+        # Checked before the conversion to an integer: a short exponent can expand to a million zeros.
+        raise UsageError(f"column {name}: a decimal needs more than {_DIGITS_MAX} digits at scale {scale}")
     width = DECIMAL_BYTES[kind]
     try:
         data = b"".join(int(value.scaleb(scale, _EXACT)).to_bytes(width, "little", signed=True) for value in values)
     except OverflowError:
-        raise UsageError(f"column {name}: a decimal with more than {_DIGITS_MAX} digits at scale {scale}") from None
+        raise UsageError(f"column {name}: a decimal needs more than {_DIGITS_MAX} digits at scale {scale}") from None
     return decimal_column(name, kind, scale, np.frombuffer(data, np.uint8), nulls)
 
 

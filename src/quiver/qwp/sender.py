@@ -1,13 +1,13 @@
 """
-`Sender`: rows and tables in, frames into the slot; another thread brings them to the server.
+`Sender`: rows and tables in, frames into the slot. A background thread sends them to the server.
 
 ::
 
     row, row, row … ─▶ flush ─▶ messages ─▶ ring ─▶ (thread) ─▶ server
     table ────────────────────▶ messages ─▶
 
-The producer waits for room in the ring and, with the durabilities `flush` and `append`, for the disk; never for the
-wire.
+The producer waits for space in the ring and, with the durabilities `flush` and `append`, for the disk. It never waits
+for the network.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from quiver.qwp.wire.message import MessageBuffer, SymbolIds, encode_message
 __all__ = ["Sender"]
 
 _STOP_S = 5.0
-_HEADROOM_BYTES = 160  # of a message, for what is not the row, when a row's size is judged
+_HEADROOM_BYTES = 160  # reserved for the rest of the message when the size of a row is checked
 
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """When buffered rows are flushed: their number, their bytes, the time. And how large the next one may be."""
+    """When to flush the buffered rows: their number, their bytes, a time. And the size limit of the next row."""
 
     rows: float
     nbytes: float
@@ -61,21 +61,21 @@ class _Due:
 
 class Sender(SenderFigures):
     """
-    Sends rows to a server that speaks QWP, and keeps them until the server has them.
+    Sends rows to a server that speaks QWP, and stores them until the server has confirmed them.
 
-    Made by `from_conf`, `from_env` or `connect`. Thread-safe; rows of several threads share one buffer. To be closed.
+    Create one with `from_conf`, `from_env` or `connect`, and close it. Thread-safe; all threads share one row buffer.
 
     Args:
-        settings: everything a connect string can say.
-        on_error: is called with each `SenderError`, in a thread of its own; without it they are logged.
-        on_drainer: is told what becomes of adopted slots, from their threads.
-        fs, clock, observer: the disk, time, and who is told what happens.
+        settings: everything that a connect string can contain.
+        on_error: called with each `SenderError`, in its own thread. By default errors are logged.
+        on_drainer: called with the outcome for each adopted slot, from the drainers' threads.
+        fs, clock, observer: the disk, time, and the receiver of events and metrics.
 
     Raises:
         SenderHaltedError: no server answered, or it refused the credentials (not with ``initial_connect_retry=async``).
-        DirectoryInUseError: another process sends from this slot.
-        CorruptionError: frames are missing in the slot, or it belongs to a newer version. Nothing was deleted.
-        OSError: the disk refused.
+        DirectoryInUseError: another process is using this slot.
+        CorruptionError: frames are missing in the slot, or a newer version wrote it. Nothing was deleted.
+        OSError: a disk error.
     """
 
     def __init__(
@@ -91,22 +91,22 @@ class Sender(SenderFigures):
         self.settings = settings
         self._clock = clock
         self._observer: Observer = observer if observer is not None else InMemoryObserver()
-        self._guard = threading.RLock()  # the buffer and what becomes of it
+        self._guard = threading.RLock()  # protects the row buffer
         self._tables: dict[str, RowTable] = {}
-        self._ready: deque[bytes] = deque()  # encoded, and there was no room yet
+        self._ready: deque[bytes] = deque()  # encoded, but the ring was full
         self._symbol_ids = SymbolIds()
         self._rows = 0
         self._buffered_bytes = 0
-        self._due = _Due(math.inf, math.inf, math.inf, 0)  # asked anew with the first row
+        self._due = _Due(math.inf, math.inf, math.inf, 0)  # computed with the first row
         self._closed = False
-        self._seen: SenderError | None = None  # the end of it, as the producer was told
+        self._seen: SenderError | None = None  # the terminal error that the producer has received
         self._counters = Counters()
         self._inbox = ErrorInbox(on_error, settings.inbox_capacity, clock=clock, observer=self._observer)
         self._message_bytes_max = min(settings.ring.payload_bytes_max, settings.message_bytes_max)
         self._buffer = MessageBuffer(min(settings.buffer_bytes, settings.message_bytes_max), settings.message_bytes_max)
         if settings.tls and not settings.tls_verify:
             self._observer.event(
-                "qwp.tls_unverified", level=logging.WARNING, warning="anybody may answer as the server"
+                "qwp.tls_unverified", level=logging.WARNING, warning="the identity of the server is not verified"
             )
         random = Random()  # noqa: S311
         tracker = HostTracker(len(settings.addresses))
@@ -158,15 +158,15 @@ class Sender(SenderFigures):
             dead_letters_bytes_max=settings.dead_letters_bytes_max,
         )
 
-    # ---- ways to make one
+    # ---- constructors
 
     @classmethod
     def from_conf(cls, conf: str, **components: Any) -> Self:
         """
-        Return a sender as the connect string *conf* says; *components* are those of the class.
+        Return a sender for the connect string *conf*. *components* are the keyword arguments of the class.
 
         Raises:
-            SettingsError: the string says something that is not known.
+            SettingsError: a key is unknown, or a value is invalid.
             QuiverError, OSError: as the class.
         """
         return cls(SenderSettings.from_conf(conf), **components)
@@ -174,10 +174,10 @@ class Sender(SenderFigures):
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **components: Any) -> Self:
         """
-        Return a sender as the connect string in ``QDB_CLIENT_CONF`` says.
+        Return a sender for the connect string in ``QDB_CLIENT_CONF``.
 
         Raises:
-            SettingsError: there is none, or it says something that is not known.
+            SettingsError: the variable is not set, a key is unknown, or a value is invalid.
             QuiverError, OSError: as the class.
         """
         return cls.from_conf(conf_from_env(environ), **components)
@@ -185,10 +185,10 @@ class Sender(SenderFigures):
     @classmethod
     def connect(cls, service: str = "ws", **keys: Any) -> Self:
         """
-        Return a sender from the keys of a connect string, given as arguments: ``Sender.connect(addr="host:9000")``.
+        Return a sender from keyword arguments named like connect string keys: ``Sender.connect(addr="host:9000")``.
 
         Raises:
-            SettingsError: a key is not known, or its value is wrong.
+            SettingsError: a key is unknown, or a value is invalid.
             QuiverError, OSError: as the class.
         """
         return cls(SenderSettings.from_mapping(keys, service=service))
@@ -204,14 +204,14 @@ class Sender(SenderFigures):
         at: At = None,
     ) -> None:
         """
-        Buffer one row; flush when it is time (`auto_flush_*`).
+        Buffer one row. Flush if an `auto_flush_*` limit is reached.
 
-        *at* is when it happened: nanoseconds since the epoch, a datetime with a zone, or None for the server's clock.
+        *at* is the timestamp: nanoseconds since the epoch, a datetime with a zone, or None for the server's clock.
 
         Raises:
-            UsageError: a name or value cannot be sent. Nothing of the row was kept. Or it was time to flush, and the
-                message says how many buffered rows cannot be sent and are gone; all others are published.
-            CapacityError: earlier rows found no room, so this one was not kept.
+            UsageError: a name or value cannot be sent. The row was not buffered. Or the flush failed for some rows: the
+                message has their number; they were dropped, and all others were published.
+            CapacityError: there is no space for earlier rows, so this one was not buffered.
             SenderHaltedError, StoreFailedError, StoreClosedError: see there.
         """
         with self._guard:
@@ -234,15 +234,15 @@ class Sender(SenderFigures):
                 try:
                     self._publish()
                 except CapacityError:
-                    # The row is kept; whoever comes next is told that there is no room.
+                    # The row is buffered. The next call raises if there is still no space.
                     self._observer.count("quiver.qwp.flushes_postponed_total")
 
     def _limit(self, rows: int = 1) -> int:
         """
-        Return the bytes of the largest message of so many rows that fits into a segment and that the server takes.
+        Return the size limit of a message with *rows* rows, from the segment size and the server's limit.
 
-        Before a server has said what it takes, several rows go together only as far as any server takes them: a single
-        one cannot be made smaller, and may have to wait for a server that takes it.
+        Until a server has announced its limit, messages of several rows respect the limit that any server accepts. A
+        single row cannot be split, and may have to wait for a server that accepts it.
         """
         said = self._loop.batch_bytes_max
         if not said and rows > 1:
@@ -255,7 +255,7 @@ class Sender(SenderFigures):
         if settings.auto_flush_bytes is not None:
             nbytes = settings.auto_flush_bytes
         elif settings.auto_flush_rows is not None:
-            nbytes = self._limit(2)  # what fills a frame gains nothing by waiting; off means off for rows and time
+            nbytes = self._limit(2)  # a full frame gains nothing by waiting; "off" means rows and time are off
         return _Due(
             math.inf if settings.auto_flush_rows is None else settings.auto_flush_rows,
             nbytes,
@@ -265,14 +265,14 @@ class Sender(SenderFigures):
 
     def table(self, name: str, data: Any, *, symbols: Collection[str] = (), at: str | None = None) -> int:
         """
-        Send an Arrow table, a record batch or a pandas data frame; return how many rows it had.
+        Send an Arrow table, a record batch or a pandas data frame. Return its number of rows.
 
-        *symbols* names text columns to be sent as symbols, *at* the column that is the designated timestamp. The index
-        of a data frame is not sent, and a column in which there is nothing but None is left out.
+        *symbols* names text columns to send as symbols. *at* names the column with the designated timestamp. The index
+        of a data frame is not sent. Columns that contain only None are omitted.
 
         Raises:
-            UsageError: a name, type or value cannot be sent. Nothing was kept.
-            PartialWriteError: there was no room for all rows, or one behind the first messages cannot be sent.
+            UsageError: a name, type or value cannot be sent. Nothing was stored.
+            PartialWriteError: some rows were stored; then there was no space, or a later row cannot be sent.
             SenderHaltedError, StoreFailedError, StoreClosedError: see there.
         """
         batches = record_batches(data)
@@ -308,14 +308,14 @@ class Sender(SenderFigures):
 
     def flush(self) -> int:
         """
-        Publish every buffered row; return the number of the newest frame, which `acked_fsn` reaches when all is there.
+        Publish every buffered row. Return the number of the newest frame; all is confirmed once `acked_fsn` reaches it.
 
-        On return the rows survive the death of this process (with ``sf_dir``), and with the durabilities `flush` and
-        `append` a loss of power. Whether the server has them is another matter.
+        On return the rows survive the death of this process (with ``sf_dir``) and, with the durabilities `flush` and
+        `append`, a power loss. They are not necessarily confirmed by the server yet.
 
         Raises:
-            UsageError: some rows cannot be sent. They are gone, all others are published.
-            CapacityError: there was no room. The rows stay buffered: flush again.
+            UsageError: some rows cannot be sent. They were dropped; all others were published.
+            CapacityError: there is no space. The rows stay buffered; flush again.
             SenderHaltedError, StoreFailedError, StoreClosedError: see there.
         """
         with self._guard:
@@ -343,9 +343,9 @@ class Sender(SenderFigures):
             self._ready.append(bytes(message))
         if full is not None:
             raise full
-        self._sync_what_is_kept()  # by this call, or by one before it
+        self._sync_what_is_kept()  # rows of this call and of earlier ones
         if refused:
-            raise UsageError(f"{len(refused)} rows cannot be sent and are gone: {refused[0]}")
+            raise UsageError(f"{len(refused)} rows cannot be sent and were dropped: {refused[0]}")
 
     def _sync_what_is_kept(self) -> None:
         if self.settings.durability == "flush":
@@ -362,9 +362,9 @@ class Sender(SenderFigures):
 
     def _encode(self, tables: list[RowTable], refused: list[UsageError]) -> Iterator[Buffer]:
         """
-        Yield messages that hold *tables*, in order, each valid until the next one is asked for.
+        Yield messages that contain *tables*, in order. Each is valid until the next one is requested.
 
-        What is too large is halved; what cannot be sent ends in *refused*.
+        Tables that are too large are split in half. Errors of rows that cannot be sent are added to *refused*.
         """
         if not tables:
             return
@@ -376,13 +376,11 @@ class Sender(SenderFigures):
             )
             limit = self._limit(sum(one.rows for one in tables))
             if len(message) > limit and len(tables) == tables[0].rows == 1:
-                message = encode_message(packed, dialect=dialect)  # without symbols of other rows
+                message = encode_message(packed, dialect=dialect)  # without the symbols of other rows
             if len(message) <= limit:
                 yield message
                 return
-            trouble = UsageError(
-                f"a message of {len(message)} bytes; {limit} fit into a segment, or the server takes so many"
-            )
+            trouble = UsageError(f"the message has {len(message)} bytes; a segment and the server take at most {limit}")
         except UsageError as error:
             trouble = error
         if len(tables) > 1:
@@ -403,7 +401,7 @@ class Sender(SenderFigures):
             self._seen = halted
             raise SenderHaltedError(halted)
 
-    # ---- what is known
+    # ---- confirmation
 
     @renamed_keyword("timeout_s", "timeout")
     def wait_until_confirmed(self, fsn: int, timeout: float) -> bool:
@@ -422,15 +420,15 @@ class Sender(SenderFigures):
                 return False
         return True
 
-    # ---- the end
+    # ---- resuming and closing
 
     def resume_after_halt(self) -> None:
         """
-        Go on after a halt, with the first frame that is not confirmed.
+        Resume sending after a halt, from the first unconfirmed frame.
 
         Raises:
             UsageError: the sender has not halted.
-            StoreClosedError: it was closed.
+            StoreClosedError: the sender was closed.
         """
         with self._guard:
             if self._closed:
@@ -444,15 +442,15 @@ class Sender(SenderFigures):
 
     def close(self) -> None:
         """
-        Publish what is buffered, wait for the server as long as `close_flush_timeout_millis` says, and let go.
+        Publish the buffered rows, wait up to `close_flush_timeout_millis` for the server, and release all resources.
 
-        Idempotent. What the server has not confirmed by then stays on disk for the next sender of this slot; in memory
-        it is lost.
-        Everything is released, also when this raises.
+        Idempotent. Unconfirmed frames stay on disk for the next sender of this slot; frames in memory are lost.
+        Everything is released even if this raises.
 
         Raises:
-            SenderHaltedError: the sender has halted, and neither a handler of the caller's nor one of its calls was
-            told. QuiverError, OSError: the last rows could not be published.
+            SenderHaltedError: the sender has halted, and neither the error handler nor a call of the producer has
+                received the error.
+            QuiverError, OSError: the last rows could not be published.
         """
         with self._guard:
             if self._closed:
@@ -466,7 +464,7 @@ class Sender(SenderFigures):
                 release.callback(self._drainers.stop)
                 self._publish()
                 self._drain()
-                # Neither waits nor depends on the time-out: who only ever calls close must hear of a failure, too.
+                # Independent of the time-out: a caller that only ever calls close must learn of a failure, too.
                 halted = self._loop.halted
                 if halted is not None and not self._inbox.has_told_caller and self._seen is not halted:
                     raise SenderHaltedError(halted)

@@ -40,48 +40,49 @@ IGNORED_KEYS = frozenset({
     "query_pool_max", "query_pool_min", "query_timeout_ms", "request_timeout", "sender_pool_max", "sender_pool_min",
     "target", "zone",
 })  # fmt: skip
-"""What the same string says to a client that queries; a sender has no use for it."""
+"""Keys for clients that query; a sender ignores them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderSettings:
     """
-    How a sender keeps, sends and gives up. Names are those of the connect string where it has no unit of its own.
+    How a sender stores, sends and drops frames. Names are those of the connect string unless its key contains a unit.
 
     Attributes:
-        addresses: of the servers, in order of preference.
+        addresses: the servers, in order of preference.
         tls: whether the connection is encrypted (``wss``).
-        sf_dir: where slots lie; None keeps frames in memory.
+        sf_dir: the directory of the slots; None keeps frames in memory.
         sender_id: the name of the slot.
         segment_bytes: ``sf_max_bytes``.
         bytes_max: ``sf_max_total_bytes``; None means 128 MiB in memory and 10 GiB on disk.
         durability: ``sf_durability``.
-        append_deadline_s: how long an append waits for room.
-        drain_orphans: whether other slots of `sf_dir` are emptied, too.
-        drainers_max: how many at once.
+        append_deadline_s: how long an append waits for space.
+        drain_orphans: whether to drain other slots in `sf_dir`, too.
+        drainers_max: the maximum number of concurrent drainers.
         outage_s_max, first_backoff_s, backoff_s_max: ``reconnect_*``.
-        initial_connect: what happens when no server answers at the start.
+        initial_connect: the behavior when no server answers at the start.
         close_flush_s: how long `close` waits for confirmation; 0 or less does not wait.
-        durable_ack: only frames that the server calls durable count as confirmed.
-        keepalive_s: between pings that ask for durable acknowledgements; 0 or less sends none.
-        inbox_capacity: errors that wait for the handler.
-        policies: category → what happens to a frame that is refused so; see `quiver.qwp.connection.session.Policy`.
-        auto_flush_rows, auto_flush_bytes, auto_flush_s: a row that reaches one of them flushes; None: never.
-        message_bytes_max: ``max_buf_size``: no message is larger.
-        offline_bytes_max: ``quiver_offline_frame_bytes``: nor are several rows together, before a server has said how
-            much it takes.
-        tls_roots, tls_roots_password: a PEM file; with a password a trust store of Java, JKS or PKCS#12.
-        buffer_bytes: ``init_buf_size``: of the memory in which messages are put together, to begin with.
-        schemas_max: ``max_schemas_per_connection``: tables of more schemas are not put into one message. Only the
-            dialect `schema` numbers them, in every message from 0.
+        durable_ack: count a frame as confirmed only once the server reports it as durable.
+        keepalive_s: the interval of pings that ask for durable acknowledgements; 0 or less disables them.
+        inbox_capacity: the maximum number of pending errors for the handler.
+        policies: category → what to do with a refused frame; see `quiver.qwp.connection.session.Policy`.
+        auto_flush_rows, auto_flush_bytes, auto_flush_s: limits at which a row triggers a flush; None disables one.
+        message_bytes_max: ``max_buf_size``: the maximum size of a message.
+        offline_bytes_max: ``quiver_offline_frame_bytes``: the maximum size of a message of several rows until a server
+            has announced its limit.
+        tls_roots, tls_roots_password: a PEM file; with a password, a Java trust store (JKS or PKCS#12).
+        buffer_bytes: ``init_buf_size``: the initial size of the encoding buffer.
+        schemas_max: ``max_schemas_per_connection``: the maximum number of table schemas in one message. Only the
+            dialect `schema` numbers them, from 0 in every message.
         handshake_s: ``auth_timeout_ms``, for each server.
-        rejections_max, poison_window_s: so many refusals of the same frame over at least so long are final.
+        rejections_max, poison_window_s: a frame that is refused this often over at least this time is refused for good.
         dialect: ``quiver_dialect``: inline, or schema for servers of the beta.
-        dead_letters: ``quiver_dead_letters``: whether dropped frames are kept in files.
-        dead_letters_bytes_max: ``quiver_dead_letters_max_bytes``: of these files together; the oldest frames go first.
+        dead_letters: ``quiver_dead_letters``: whether dropped frames are stored in files.
+        dead_letters_bytes_max: ``quiver_dead_letters_max_bytes``: the maximum size of all these files; the oldest
+            frames are removed first.
 
     Raises:
-        SettingsError: out of range, or two contradict each other.
+        SettingsError: a value is out of range, or two values conflict.
     """
 
     addresses: tuple[Address, ...]
@@ -129,7 +130,7 @@ class SenderSettings:
         check_sender_id(self.sender_id)
         _require(bool(self.addresses), "addr is missing: ws::addr=host:9000;")
         _require(256 <= self.segment_bytes <= _SEGMENT_BYTES_MAX, "sf_max_bytes must be 256 bytes to 1 TiB")
-        _require(self.ring.bytes_max >= 2 * self.segment_bytes, "sf_max_total_bytes must hold two of sf_max_bytes")
+        _require(self.ring.bytes_max >= 2 * self.segment_bytes, "sf_max_total_bytes must be at least 2 * sf_max_bytes")
         _require(self.inbox_capacity >= 16, "error_inbox_capacity must be at least 16")
         _require(self.rejections_max >= 1, "max_frame_rejections must be at least 1")
         _require(1 <= self.name_bytes_max <= 127, "max_name_len must be 1 to 127")
@@ -140,9 +141,9 @@ class SenderSettings:
         _require(self.outage_s_max >= 0, "reconnect_max_duration_millis must not be negative")
         _require(self.handshake_s > 0, "auth_timeout_ms must be above 0")
         _require(self.append_deadline_s >= 0, "sf_append_deadline_millis must not be negative")
-        _require(self.username is None or self.token is None, "username and token exclude each other")
-        _require(":" not in (self.username or ""), "username must have no colon: the password begins behind it")
-        _require((self.username is None) == (self.password is None), "username and password belong together")
+        _require(self.username is None or self.token is None, "username and token are mutually exclusive")
+        _require(":" not in (self.username or ""), "username must not contain a colon: the password follows it")
+        _require((self.username is None) == (self.password is None), "username and password must be set together")
         _require(self.tls or (self.tls_verify and self.tls_roots is None), "tls_verify and tls_roots need wss, not ws")
         _require(self.tls_roots_password is None or self.tls_roots is not None, "tls_roots_password needs tls_roots")
         _require(self.buffer_bytes >= 1, "init_buf_size must be at least 1")
@@ -152,7 +153,7 @@ class SenderSettings:
 
     @property
     def ring(self) -> RingSettings:
-        """What concerns the ring."""
+        """The settings of the ring."""
         default = _MEMORY_BYTES_MAX if self.sf_dir is None else _DISK_BYTES_MAX
         bytes_max = self.bytes_max if self.bytes_max is not None else max(default, 2 * self.segment_bytes)
         return RingSettings(self.segment_bytes, bytes_max, self.append_deadline_s, self.durability)
@@ -160,10 +161,10 @@ class SenderSettings:
     @classmethod
     def from_conf(cls, text: str) -> SenderSettings:
         """
-        Return what the connect string *text* says.
+        Return the settings in the connect string *text*.
 
         Raises:
-            SettingsError: a key is unknown (the nearest known one is named) or a value is wrong.
+            SettingsError: a key is unknown (the message suggests the nearest one), or a value is invalid.
         """
         service, pairs = parse_conf(text)
         return _from_pairs(service, pairs)
@@ -171,10 +172,11 @@ class SenderSettings:
     @classmethod
     def from_mapping(cls, keys: Mapping[str, Any], *, service: str = "ws") -> SenderSettings:
         """
-        Return what *keys*, named as in a connect string, say. Values may be numbers, booleans and lists of addresses.
+        Return settings from *keys*, named as in a connect string. Values may be numbers, booleans or lists of
+        addresses.
 
         Raises:
-            SettingsError: a key is unknown or a value is wrong.
+            SettingsError: a key is unknown, or a value is invalid.
         """
         pairs: list[tuple[str, str]] = []
         for key, value in keys.items():
@@ -215,7 +217,7 @@ def _from_pairs(service: str, pairs: list[tuple[str, str]]) -> SenderSettings:
         elif key in _KEYS:
             name, parse = _KEYS[key]
             if name in values:
-                raise SettingsError(f"{key} is another name for a key that is there already")
+                raise SettingsError(f"{key} is an alias of a key that is already set")
             values[name] = parse(key, value)
         else:
             raise SettingsError(_unknown(key))
@@ -229,7 +231,7 @@ def _from_pairs(service: str, pairs: list[tuple[str, str]]) -> SenderSettings:
 
 
 def _for_all(policy: Policy) -> dict[Category, Policy]:
-    # What is retried by default is dropped or halted for by nobody, but may be retried without end.
+    # A category that is retried by default is never dropped or halted for, but may be retried without limit.
     retried = (Category.NOT_WRITABLE, Category.DICTIONARY_GAP) if policy is Policy.RETRY else ()
     return dict.fromkeys((*_POLICIES.values(), *retried), policy)
 
@@ -243,10 +245,10 @@ def _check_together(values: Mapping[str, Any]) -> None:
 
 def _unknown(key: str) -> str:
     if key == "sf_sync_interval_millis":
-        return f"{key} is for sf_durability=periodic, which there is not; sf_durability=flush or append sync more"
+        return f"{key} needs sf_durability=periodic, which is not supported; use sf_durability=flush or append"
     known = sorted([*_KEYS, *_POLICIES, "addr", "on_server_error"])
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"unknown key {key}" + (f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}")
+    return f"unknown key {key}" + (f"; did you mean {near[0]}?" if near else f"; known keys are {', '.join(known)}")
 
 
 def _policy(key: str, value: str) -> Policy | None:
@@ -254,7 +256,7 @@ def _policy(key: str, value: str) -> Policy | None:
     if value.lower() == "auto":
         return None
     if value.lower() not in words:
-        raise SettingsError(f"{key}: halt, drop, retry or auto, not {value!r}")
+        raise SettingsError(f"{key}: expected halt, drop, retry or auto, not {value!r}")
     return words[value.lower()]
 
 
@@ -272,15 +274,15 @@ def _count(least: int) -> Callable[[str, str], int]:
 
 
 def _or_off(parse: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
-    # 0 is how some clients spell off.
+    # Some clients write 0 for off.
     return lambda key, value: None if value.lower() in {"off", "0"} else parse(key, value)
 
 
 def _word(words: tuple[str, ...]) -> Callable[[str, str], str]:
     def parse(key: str, value: str) -> str:
         if value not in words:
-            hint = "; flush or append sync more" if value == "periodic" else ""
-            raise SettingsError(f"{key}: {', '.join(words[:-1])} or {words[-1]}, not {value!r}{hint}")
+            hint = "; flush or append sync more often" if value == "periodic" else ""
+            raise SettingsError(f"{key}: expected {', '.join(words[:-1])} or {words[-1]}, not {value!r}{hint}")
         return value
 
     return parse
@@ -291,13 +293,13 @@ def _initial(key: str, value: str) -> InitialConnect:
         "off": "off", "false": "off", "on": "on", "sync": "on", "true": "on", "async": "async",
     }  # fmt: skip
     if value.lower() not in aliases:
-        raise SettingsError(f"{key}: off, on or async, not {value!r}")
+        raise SettingsError(f"{key}: expected off, on or async, not {value!r}")
     return aliases[value.lower()]
 
 
 def _verify(key: str, value: str) -> bool:
     if value not in {"on", "unsafe_off"}:
-        raise SettingsError(f"{key}: on or unsafe_off, not {value!r}")
+        raise SettingsError(f"{key}: expected on or unsafe_off, not {value!r}")
     return value == "on"
 
 

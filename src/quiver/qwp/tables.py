@@ -1,4 +1,4 @@
-"""Arrow tables and data frames, cut into messages."""
+"""Arrow tables and data frames, split into messages."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = ["check_columns", "encode_slices", "record_batches"]
 _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 _MESSAGE_BYTES = 960 * 1024
 """
-What a message of a table aims at: large enough for kernels, small enough to be sent again without regret; and four of
-them fit into a segment of the default size.
+The target size of a message: large enough for efficient kernels, small enough to be cheap to resend. Four of them fit
+into a segment of the default size.
 """
 
 
 def record_batches(data: Any) -> list[Any]:
     """
-    Return *data* as record batches: an Arrow table or batch, a pandas data frame, or what offers itself as an Arrow
-    stream.
+    Return *data* as record batches: an Arrow table or batch, a pandas data frame, or any object with an Arrow stream
+    interface.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: *data* is none of these.
     """
     if isinstance(data, pa.RecordBatch):
         return [data]
@@ -50,8 +50,8 @@ def record_batches(data: Any) -> list[Any]:
         if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
             return pa.table(data).to_batches()
     except _REFUSED as error:
-        raise UsageError(f"the data frame does not become an Arrow table: {error}") from error
-    raise UsageError(f"{type(data).__name__} is no Arrow table, record batch or data frame")
+        raise UsageError(f"cannot convert the data frame to an Arrow table: {error}") from error
+    raise UsageError(f"expected an Arrow table, a record batch or a data frame, not {type(data).__name__}")
 
 
 def _of_frame(frame: Any) -> Any:
@@ -61,7 +61,7 @@ def _of_frame(frame: Any) -> Any:
     arrays = []
     for number, name in enumerate(frame.columns):
         series = frame.iloc[:, number]
-        # A float that is missing is NaN on the wire, too: those columns are taken as they are, and not looked through.
+        # A missing float is NaN on the wire as well, so float columns are passed without a scan for nulls.
         is_plain = isinstance(series.dtype, np.dtype) and series.dtype.kind == "f"
         try:
             arrays.append(pa.array(series.to_numpy()) if is_plain else pa.array(series, from_pandas=True))
@@ -72,26 +72,26 @@ def _of_frame(frame: Any) -> Any:
 
 def check_columns(names: Sequence[str], *, symbols: Collection[str], at: str | None, name_bytes_max: int) -> None:
     """
-    Refuse columns that a server would refuse: by their *names*, by there being none, or two of the same name. The
-    designated timestamp *at* may have any name, because it is sent without one.
+    Reject columns that a server would reject: invalid *names*, no columns, or repeated names. The designated timestamp
+    *at* may have any name, because its name is not sent.
 
     Raises:
-        UsageError: there is one, or *symbols* is no collection of names.
+        UsageError: a column is invalid, or *symbols* is not a collection of names.
     """
     if isinstance(symbols, str) or not isinstance(symbols, Collection):
-        raise UsageError(f"symbols is a list of names of columns, not {symbols!r}")
+        raise UsageError(f"symbols must be a list of column names, not {symbols!r}")
     unknown = [name for name in (*symbols, *([] if at is None else [at])) if name not in names]
     if unknown:
-        raise UsageError(f"there is no column {', '.join(unknown)}; there are {', '.join(names)}")
+        raise UsageError(f"no column {', '.join(unknown)}; columns are {', '.join(names)}")
     if at is not None and names.count(at) > 1:
-        raise UsageError(f"column {at} is there twice")
+        raise UsageError(f"column {at} is repeated")
     seen: set[str] = set()
     for name in names:
         if name == at:
             continue
         check_name("column", name, name_bytes_max)
         if name.lower() in seen:
-            raise UsageError(f"column {name} is there twice: case does not tell columns apart")
+            raise UsageError(f"column {name} is repeated: column names are not case-sensitive")
         seen.add(name.lower())
 
 
@@ -109,17 +109,18 @@ def encode_slices(
     name_bytes_max: int = NAME_BYTES_MAX,
 ) -> Iterator[tuple[Buffer, int]]:
     """
-    Yield messages that together hold all rows of *batches*, in order, and how many rows each has. A single row may take
-    *row_bytes_max* where that is more. With *into* a message is valid until the next one is asked for.
+    Yield messages that together contain all rows of *batches*, in order, with the number of rows in each. A message
+    with a single row may have up to *row_bytes_max* bytes if that is larger. With *into*, a message is valid until the
+    next one is requested.
 
     Raises:
-        UsageError: the table or a column cannot be sent, or one row is larger than a message may be.
+        UsageError: the table or a column cannot be sent, or one row is larger than the maximum message.
     """
     check_name("table", name, name_bytes_max)
-    for schema in [batch.schema for batch in batches[:1]]:  # they are of one table
+    for schema in [batch.schema for batch in batches[:1]]:  # all batches belong to one table
         check_columns(schema.names, symbols=symbols, at=at, name_bytes_max=name_bytes_max)
     for batch in batches:
-        # The first slice tells how large a row is on the wire.
+        # The first slice shows how large a row is on the wire.
         rows_max = min(max(1, batch.num_rows), 1024)
         start = 0
         while start < batch.num_rows:
@@ -128,13 +129,13 @@ def encode_slices(
             packed = [TableData(name, piece.num_rows, columns)]
             message = encode_message(packed, dialect=dialect, shared=shared, into=into)
             if len(message) > message_bytes_max and piece.num_rows == 1:
-                message = encode_message(packed, dialect=dialect)  # without symbols of other rows
+                message = encode_message(packed, dialect=dialect)  # without the symbols of other rows
             limit = max(row_bytes_max or 0, message_bytes_max) if piece.num_rows == 1 else message_bytes_max
             if len(message) > limit:
                 if piece.num_rows == 1:
                     raise UsageError(
-                        f"table {name}: row {start} has {len(message)} bytes; {limit} fit into a segment, "
-                        "or the server takes so many"
+                        f"table {name}: row {start} has {len(message)} bytes; a segment and the server take "
+                        f"at most {limit}"
                     )
                 rows_max = max(1, piece.num_rows // 2)
                 continue

@@ -1,4 +1,4 @@
-"""Values that Python has no type for, to be given to `Sender.row`."""
+"""Types for `Sender.row` that Python lacks."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ __all__ = ["Char", "DateMillis", "Geohash", "Long256", "TimestampMicros", "Times
 
 @dataclass(frozen=True, slots=True)
 class TimestampNanos:
-    """An instant, in nanoseconds since the Unix epoch, UTC."""
+    """A timestamp in nanoseconds since the Unix epoch, UTC."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class TimestampMicros:
-    """An instant, in microseconds since the Unix epoch, UTC."""
+    """A timestamp in microseconds since the Unix epoch, UTC."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class DateMillis:
-    """An instant, in milliseconds since the Unix epoch, UTC."""
+    """A timestamp in milliseconds since the Unix epoch, UTC."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class Long256:
-    """A number of 0 to 2^256 - 1."""
+    """An integer from 0 to 2^256 - 1."""
 
     value: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.value < 1 << 256:
-            raise UsageError("a Long256 is a number of 0 to 2^256 - 1")
+            raise UsageError("a Long256 must be an integer from 0 to 2^256 - 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,16 @@ class Char:
 
     def __post_init__(self) -> None:
         if len(self.value) != 1 or ord(self.value) > 0xFFFF:
-            raise UsageError("a Char is one character of the basic plane")
+            raise UsageError("a Char must be one character of the Basic Multilingual Plane")
 
 
 @dataclass(frozen=True, slots=True)
 class Geohash:
-    """A cell of the earth: the lowest `precision` bits of `value`."""
+    """A cell on the surface of the earth: the lowest `precision` bits of `value`."""
 
     value: int
     precision: int
 
     def __post_init__(self) -> None:
         if not 1 <= self.precision <= 60 or not 0 <= self.value < 1 << self.precision:
-            raise UsageError("a Geohash has 1 to 60 bits, and a value of no more")
+            raise UsageError("a Geohash must have 1 to 60 bits, and a value that fits into them")

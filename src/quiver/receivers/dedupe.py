@@ -1,10 +1,10 @@
 """
-Requests and tables stored a short while ago, so that what is sent again is confirmed and not stored twice.
+Recently stored requests and tables, so that a repeated request is confirmed but not stored twice.
 
-A client that did not hear the confirmation (the receiver died, the connection broke) sends the same again. The window
-knows requests by a digest of slot and bytes, tables by a digest of what they say. The one in this module is in memory,
-for stores that are not directories of this machine; it is rebuilt from the write-ahead log at start. All others have
-that of `request_window.py`.
+A client that did not receive the confirmation (the receiver died, the connection broke) sends the request again. The
+window identifies requests by a digest of slot and bytes, and tables by a digest of their content. The window in this
+module is in memory, for stores that are not directories of this machine. It is rebuilt from the write-ahead log at
+start. All other stores use `request_window.py`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _RAW_SLOTS = frozenset(OTLP_SLOTS.values())
 
 def request_digest(slot: int, data: bytes | memoryview, *, as_tables: bool = False) -> bytes:
     """
-    Return what a request is known by: 128 bits of BLAKE3 over its slot and its bytes.
+    Return the identity of a request: 128 bits of BLAKE3 over its slot and its bytes.
 
-    *as_tables*: it is stored as tables. Another handling cannot recognize it in the data, so it has another digest.
+    With *as_tables* the digest differs, because the request is stored as tables: another handling could not recognize
+    it in the data.
     """
     digest = blake3(bytes([slot | _AS_TABLES if as_tables else slot]))
     digest.update(data)
@@ -45,7 +46,7 @@ class DedupeWindow:
 
     Args:
         window_s: how long a stored request is remembered.
-        entries_max: beyond this many the oldest are forgotten early.
+        entries_max: the maximum number of entries; the oldest are forgotten early.
         clock: measures the window.
     """
 
@@ -64,25 +65,25 @@ class DedupeWindow:
 
     @property
     def holds_tables(self) -> bool:
-        """Whether tables that the last process stored may still be in it."""
+        """Whether it may have tables that the last process stored."""
         return self._tables_until is not None and self._clock.monotonic() <= self._tables_until
 
     def knows(self, digest: bytes) -> bool:
-        """Say whether this is stored; unlike `begin` it begins nothing."""
+        """Return whether the request is stored. Unlike `begin`, this claims nothing."""
         with self._changed:
             return self._is_stored(digest)
 
     def remember(self, digest: bytes, *, receipt: object = None, durable: bool = False) -> None:  # noqa: ARG002
-        """Take note of something stored now."""
+        """Record that a request was stored now."""
         with self._changed:
             self._remember(digest, self._clock.monotonic())
 
     def begin(self, digest: bytes) -> bool:
         """
-        Say whether the caller is to store this request; if so it must call `finish`, whatever happens.
+        Return whether the caller must store this request. If so, it must call `finish` in every case.
 
-        False: it is stored already. While another caller is storing the same request this one waits: it shares a
-        success, and after a failure it tries itself.
+        False means that the request is already stored. While another caller stores the same request, this one waits: it
+        shares a success, and after a failure it tries itself.
         """
         with self._changed:
             while digest in self._in_flight:
@@ -97,7 +98,7 @@ class DedupeWindow:
         return stored_at is not None and self._clock.monotonic() - stored_at <= self.window_s
 
     def finish(self, digest: bytes, *, stored: bool, receipt: object = None, durable: bool = False) -> None:  # noqa: ARG002
-        """End what `begin` began; *stored* says whether the request may be confirmed from now on."""
+        """End what `begin` started; *stored* is whether the request may be confirmed from now on."""
         with self._changed:
             self._in_flight.discard(digest)
             if stored:
@@ -106,14 +107,14 @@ class DedupeWindow:
 
     def rebuild(self, entries: Iterable[Any]) -> int:
         """
-        Remember what is in the log's *entries*, oldest first, and younger than the window.
+        Add the content of the log's *entries*, oldest first, if it is younger than the window.
 
-        Returns how many slots could not be read; what was in one is stored again when it is sent again.
+        Returns the number of unreadable slots; a repeated request from one of them is stored again.
         """
         now_ns = self._clock.now_ns()
         unread = 0
         for entry in entries:
-            # The wall clock may have stepped back since: what lies in the future counts as just stored.
+            # The wall clock may have been set back since: a time in the future counts as now.
             age_s = max(0, now_ns - entry.ingested_at_ns) / 1e9
             if age_s > self.window_s:
                 continue
@@ -131,7 +132,7 @@ class DedupeWindow:
 
     def _remember(self, digest: bytes, stored_at: float) -> None:
         stored = self._stored
-        stored.pop(digest, None)  # back to the end: the order is that of time
+        stored.pop(digest, None)  # move to the end, to keep the order of time
         stored[digest] = stored_at
         oldest_kept = self._clock.monotonic() - self.window_s
         while stored:
@@ -142,10 +143,7 @@ class DedupeWindow:
 
 
 def digests_of_entry(entry: Any) -> tuple[list[bytes | None], list[bytes | None]]:
-    """
-    Return a digest for each request in an entry of the log, and one for the tables of each signal; None for what cannot
-    be read.
-    """
+    """Return digests of the requests in a log entry, and of the tables of each signal; None for unreadable ones."""
     raw = [slot for slot in entry.slots if slot.slot in _RAW_SLOTS and slot.fingerprint == OTLP_FINGERPRINT]
     tables = {slot.slot: _read(slot) for slot in entry.slots if slot.slot in TABLES}
     return _digests_of_requests({slot.slot: _read(slot) for slot in raw}), _digests_of_tables(tables)
@@ -179,7 +177,7 @@ def _digests_of_tables(payloads: Mapping[int, pa.Table | None]) -> list[bytes | 
         read = {payload: payloads[payload] for payload in signal.payloads if payload in payloads}
         root = read[signal.root]
         if root is not None and "resource" not in root.column_names:
-            continue  # whatever else uses the slot of a root
+            continue  # the slot of a root, used for something else
         batches: dict[int, pa.RecordBatch] = {}
         for payload, table in read.items():
             whole = table.combine_chunks().to_batches() if table is not None else []

@@ -1,4 +1,4 @@
-"""The standard health service of gRPC servers, `grpc.health.v1.Health`, for the receivers."""
+"""The standard gRPC health service, `grpc.health.v1.Health`, for the receivers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from grpc_health.v1.health import aio as health_aio
 __all__ = ["HealthService"]
 
 WATCH_INTERVAL_S = 1.0
-"""How often a status is computed again for clients that watch. `Check` computes it on each call."""
+"""The interval at which statuses are updated for clients that watch. `Check` computes the status on each call."""
 
 
 class HealthService(health_aio.HealthServicer):
     """
-    Reports SERVING for the server and for each of its services while there are no problems. Needs no credentials.
+    Reports SERVING for the server and each of its services while there are no problems. Needs no credentials.
 
     Args:
-        problems: returns what is not ready, one sentence each; called in a thread of the event loop's pool.
+        problems: returns a sentence for each reason why the receiver is not ready; called in a worker thread.
         services: the names of the server's other services.
     """
 
@@ -32,7 +32,7 @@ class HealthService(health_aio.HealthServicer):
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, server: Any) -> None:
-        """Add the service to *server*, which is not started yet, and keep its statuses up to date from now on."""
+        """Add the service to *server*, before the server starts, and keep its statuses up to date."""
         await self.refresh()
         health_pb2_grpc.add_HealthServicer_to_server(self, server)
         self._watch = asyncio.get_running_loop().create_task(self._keep_up_to_date())
@@ -47,14 +47,14 @@ class HealthService(health_aio.HealthServicer):
         await self.enter_graceful_shutdown()
 
     async def refresh(self) -> None:
-        """Compute the statuses again."""
+        """Update the statuses."""
         is_ready = not await asyncio.to_thread(self._problems)
         status = health_pb2.HealthCheckResponse
         for service in self._services:
             await self.set(service, status.SERVING if is_ready else status.NOT_SERVING)
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's name
-        """Return the status of a service, as it is now."""
+        """Return the current status of a service."""
         await self.refresh()
         return await super().Check(request, context)
 

@@ -1,7 +1,4 @@
-"""
-Headers of a request, kept as attributes of its resources: so they are in the views, in tables and in whatever is
-exported, without a place of their own.
-"""
+"""Request headers stored as resource attributes: they appear in views, tables and exports without a separate place."""
 
 from __future__ import annotations
 
@@ -18,20 +15,20 @@ from quiver.primitives.scan import Damage
 __all__ = ["ATTRIBUTE_PREFIX", "add_headers"]
 
 ATTRIBUTE_PREFIX = "http.request.header."
-"""The semantic conventions' name for a request header, which is completed by its name in lower case."""
+"""The semantic conventions' prefix for a request header, followed by its lower-case name."""
 
 
 def add_headers(
     data: bytes, signal: str, headers: Iterable[tuple[str, str | bytes]], *, names: Collection[str]
 ) -> bytes | Damage:
     """
-    Return the request with those of *headers* that *names* asks for on each of its resources.
+    Return the request with the *headers* in *names* added to each of its resources.
 
-    They stand in place of attributes that call themselves so: whoever wrote those was not asked. A header that came
-    more than once is a list. Everything else of the request stays, unknown fields too.
+    They replace attributes with the same names, because a client must not forge them. A repeated header becomes a list.
+    The rest of the request is unchanged, including unknown fields.
 
     Raises:
-        UsageError: no such signal.
+        UsageError: the signal is unknown.
     """
     read = parse_request(data, signal)
     if isinstance(read, Damage):

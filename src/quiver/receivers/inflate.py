@@ -1,4 +1,4 @@
-"""gzip from outside, never inflated beyond a limit."""
+"""Bounded decompression of gzip data from clients."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from quiver.primitives.scan import Damage
 __all__ = ["GZIP_MAGIC", "inflate"]
 
 GZIP_MAGIC = b"\x1f\x8b"
-"""No protobuf message starts so: 0x1f would be a tag of the wire type 7, which does not exist."""
+"""No protobuf message starts with these bytes: 0x1f would be a tag of the wire type 7, which does not exist."""
 
 _PIECE_BYTES = 64 * 1024
 _MEMBERS_MAX = 4096
-"""More are refused: empty ones cost time to walk, and bring nothing."""
+"""The maximum number of gzip members: empty ones take time to process and contain nothing."""
 
 _GZIP = 16 + zlib.MAX_WBITS
 
 
 def inflate(data: bytes, *, size_max: int) -> bytes | Damage | None:
     """
-    Return the gzip members of *data*, inflated; None when that is more than *size_max* bytes.
+    Return the gzip members of *data*, decompressed; None if they exceed *size_max* bytes.
 
-    At most *size_max* + 1 bytes are ever held, whatever the data claims to be.
+    At most *size_max* + 1 bytes are held in memory, whatever size the data declares.
     """
     parts: list[bytes] = []
     room = size_max + 1
@@ -30,10 +30,10 @@ def inflate(data: bytes, *, size_max: int) -> bytes | Damage | None:
     for _ in range(_MEMBERS_MAX):
         member = zlib.decompressobj(_GZIP)
         while not member.eof:
-            # In pieces: what is behind a member would be copied with each member otherwise.
+            # In pieces: otherwise each member would copy all of the following data.
             piece = data[at : at + _PIECE_BYTES]
             if not piece:
-                return Damage(len(data), "gzip ends too early") if parts or at else b""
+                return Damage(len(data), "truncated gzip data") if parts or at else b""
             try:
                 part = member.decompress(piece, room)
             except zlib.error as error:

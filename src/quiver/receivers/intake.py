@@ -1,8 +1,8 @@
 """
-What every OTLP receiver does with a request, whatever brought it: check, recognise, store, answer.
+The handling of OTLP requests, independent of the transport: check, deduplicate, store, answer.
 
-The request is stored as it came, one row of bytes in its signal's slot, or as OTAP tables. It is confirmed when the
-store has made it as safe as `ack` says, and only then.
+A request is stored unchanged, as one row of bytes in its signal's slot, or as OTAP tables. It is confirmed only after
+the store has made it as safe as `ack` requires.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from quiver.receivers.zstd_frames import inflate_zstd
 __all__ = ["CONFIRMED", "Encoding", "IntakeStore", "OtlpIntake", "Outcome", "Verdict", "Window"]
 
 Encoding = Literal["identity", "gzip", "zstd"]
-"""How a request is compressed."""
+"""The compression of a request."""
 
 CONFIRMED = frozenset({"stored", "duplicate", "empty"})
-"""The outcomes that a client is told as success."""
+"""The outcomes that clients receive as success."""
 
 Outcome = Literal["stored", "duplicate", "empty", "invalid", "too_large", "full", "unavailable"]
 
@@ -48,20 +48,20 @@ _JSON_RETRY_S = 1.0
 _OFFSETS = struct.Struct("=ii")
 
 Window = DedupeWindow | RequestWindow
-"""What knows the requests of a short while ago."""
+"""A dedupe window."""
 
 
 class IntakeStore(Protocol):
-    """What a receiver needs of a store; `quiver.Store` has it."""
+    """The part of a store that a receiver needs; `quiver.Store` implements it."""
 
     def ingest(self, bundle: Bundle, *, durable: bool = False, timeout: float | None = None) -> Any:
-        """Keep *bundle*."""
+        """Store *bundle*."""
 
     def sync(self) -> None:
         """Make everything ingested so far durable."""
 
     def recent_wal_entries(self) -> Iterator[Any]:
-        """Yield what the write-ahead log still holds, oldest first."""
+        """Yield the remaining entries of the write-ahead log, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class Verdict:
 
     Attributes:
         outcome: `stored`, `duplicate` (of a stored one) and `empty` are confirmations; `invalid` and `too_large`
-            say never to send it again; `full` and `unavailable` say to send it again later.
-        message: for people; empty when confirmed.
-        retry_after_s: when to send it again.
-        warning: what a confirmed request held that could not be kept; empty when all of it was.
+            mean that the client must not retry; `full` and `unavailable` mean that it should retry later.
+        message: a description for humans; empty if confirmed.
+        retry_after_s: when to retry.
+        warning: the parts of a confirmed request that could not be stored; empty if all were.
     """
 
     outcome: Outcome
@@ -84,17 +84,17 @@ class Verdict:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the request is safe here."""
+        """Whether the request is stored safely."""
         return self.outcome in CONFIRMED
 
 
 class OtlpIntake:
     """
-    Takes export requests for one store. Thread-safe; several receivers may share one.
+    Handles export requests for one store. Thread-safe; several receivers may share one.
 
     Args:
-        store: where requests go.
-        settings: sizes, ack and window.
+        store: the destination of requests.
+        settings: sizes, acknowledgement and window.
         clock: measures the window and how long the store has been full.
         observer: counts requests by signal and outcome.
 
@@ -115,9 +115,10 @@ class OtlpIntake:
         self._clock = clock
         self.observer = InMemoryObserver() if observer is None else observer
         self._budget = ByteBudget("OTLP requests being handled", settings.in_flight_bytes_max, clock=clock)
-        # Inflated bytes and parsed objects may be many times what came in: one request at a time may grow so.
+        # Decompressed bytes and parsed objects may be many times larger than the request: only one request at a time
+        # may use that much.
         self._opening = threading.Lock()
-        # JSON takes far longer: it has a turn of its own, and never all of the receiver's threads.
+        # JSON takes much longer: it has its own limit, and never occupies all of the receiver's threads.
         self._json_turn = threading.Lock()
         self._json_places = threading.Semaphore(max(1, settings.workers - 1))
         self._full_since: float | None = None
@@ -132,8 +133,8 @@ class OtlpIntake:
             window = DedupeWindow(settings.dedupe_window_s, entries_max=settings.dedupe_entries_max, clock=self._clock)
             unread = window.rebuild(self._store.recent_wal_entries())
             if settings.ack == "synced":
-                # What the last process logged may still be in the page cache only. Confirming it again
-                # without a sync would promise more than was kept.
+                # Entries of the last process may only be in the page cache. Confirming a repeated request without
+                # a sync would promise more than was done.
                 self._store.sync()
         else:
             store: Any = self._store
@@ -153,7 +154,7 @@ class OtlpIntake:
 
     @property
     def window(self) -> Window | None:
-        """What was stored a short while ago; None when nothing is kept of it."""
+        """The recently stored requests; None if there is no dedupe window."""
         return self._window
 
     def accept(
@@ -166,14 +167,14 @@ class OtlpIntake:
         headers: Iterable[tuple[str, str | bytes]] = (),
     ) -> Verdict:
         """
-        Check *data* and store it as one bundle; never raises for what the data or the store is like.
+        Check *data* and store it as one bundle. Never raises for invalid data or for the state of the store.
 
         Args:
             signal: logs, traces or metrics.
             data: an Export…ServiceRequest, as bytes.
-            encoding: how *data* is compressed.
-            json: it is written in JSON, not in protobuf.
-            headers: those it came with; those of `capture_headers` are kept as attributes of its resources.
+            encoding: the compression of *data*.
+            json: whether it is JSON instead of protobuf.
+            headers: its headers; those in `capture_headers` are stored as attributes of its resources.
         """
         verdict = self._accept(signal, data, encoding, headers, json=json)
         self.observer.count("quiver.receiver.requests_total", signal=signal, outcome=verdict.outcome)
@@ -187,7 +188,7 @@ class OtlpIntake:
         if not json:
             return self._accept_protobuf(signal, data, encoding, headers)
         if not self._json_places.acquire(blocking=False):
-            return Verdict("full", "as many requests in JSON are being read as may be", _JSON_RETRY_S)
+            return Verdict("full", "the maximum number of JSON requests is being processed", _JSON_RETRY_S)
         try:
             with self._json_turn:
                 written = self._inflated(data, encoding)
@@ -226,19 +227,19 @@ class OtlpIntake:
         return Verdict("invalid", inflated.reason) if isinstance(inflated, Damage) else inflated
 
     def _checked(self, written: bytes | Damage) -> bytes | Verdict:
-        """Return the protobuf that is stored in place of what came, or why it is not."""
+        """Return the protobuf to store instead of the original request, or why it is refused."""
         if isinstance(written, Damage):
             return Verdict("invalid", written.reason)
         return self._too_large_inside() if len(written) > self._settings.max_decompressed_bytes else written
 
     def _too_large_inside(self) -> Verdict:
         size_max = self._settings.max_decompressed_bytes
-        return Verdict("too_large", f"the request is too large: the limit is {size_max} bytes once decompressed")
+        return Verdict("too_large", f"the request is too large: the limit is {size_max} bytes after decompression")
 
     def too_large(self, size: int | None) -> Verdict:
-        """Return the answer to a request of *size* bytes (None: nobody counted) that is over the limit."""
+        """Return the answer to a request of *size* bytes (None: unknown) that exceeds the limit."""
         took = "more" if size is None else f"{size} bytes"
-        return Verdict("too_large", f"the request takes {took}; the most is {self._settings.max_request_bytes}")
+        return Verdict("too_large", f"the request has {took}; the limit is {self._settings.max_request_bytes} bytes")
 
     def _once(self, signal: str, data: bytes) -> Verdict:
         if not data:
@@ -263,7 +264,7 @@ class OtlpIntake:
         return verdict
 
     def _keep(self, signal: str, data: bytes) -> tuple[Verdict, Any]:
-        """Store a request; return the answer, and what the store gave for the last part of it."""
+        """Store a request. Return the answer, and the store's receipt for the last part of it."""
         with self._opening:
             made = self._bundles(signal, data)
         if isinstance(made, Damage):
@@ -275,7 +276,7 @@ class OtlpIntake:
             if bundles and not fresh:
                 return Verdict("duplicate", warning=warning), None
             for index, bundle in enumerate(fresh, 1):
-                # Whoever waits for the last one has waited for all of them.
+                # A receipt for the last part covers all earlier parts.
                 durable = self._settings.ack == "synced" and index == len(fresh)
                 receipt = self._store.ingest(bundle, durable=durable)
                 if digests and self._window is not None:
@@ -287,17 +288,17 @@ class OtlpIntake:
         except InvalidBundleError as invalid:
             return Verdict("invalid", str(invalid)), None
         except (QuiverError, OSError) as error:
-            # Failed or closed: nothing of it is known to be kept, so the client must keep it.
+            # The store failed or is closed: the request may not be stored, so the client must keep it.
             return Verdict("unavailable", str(error), _UNAVAILABLE_RETRY_S), None
         self._full_since = None
         return Verdict("stored", warning=warning), receipt
 
     def _fresh(self, bundles: Sequence[Bundle]) -> tuple[Sequence[Bundle], Sequence[bytes]]:
         """
-        Return the bundles that are not stored yet, and digests to remember them by; none where nobody will ask.
+        Return the bundles that are not stored yet, with digests to record; none if they will never be looked up.
 
-        The bytes of a request are not in the log when its tables are: what the last process stored is known by its
-        tables. So are the parts of a request that did not get in as a whole.
+        When tables are stored, the bytes of a request are not in the log: requests of the last process are identified
+        by their tables. So are the parts of a request that was stored incompletely.
         """
         window = self._window
         if window is None or self._settings.otlp_handling == "pass_through":
@@ -314,7 +315,7 @@ class OtlpIntake:
         return fresh, digests
 
     def _bundles(self, signal: str, data: bytes) -> tuple[Sequence[Bundle], str] | Damage:
-        """Return what is stored of the request, and a warning for its sender; or why it is none."""
+        """Return the bundles to store and a warning for the client; or why the request is invalid."""
         if self._settings.otlp_handling == "pass_through":
             read = parse_request(data, signal)
             return read if isinstance(read, Damage) else ((_bundle(OTLP_SLOTS[signal], data),), "")
@@ -324,14 +325,14 @@ class OtlpIntake:
         for what, count in converted.left_out.items():
             self.observer.count("quiver.receiver.left_out_total", count, signal=signal, what=what)
         left_out = ", ".join(f"{count} {what}" for what, count in converted.left_out.items())
-        warning = f"kept without {left_out}, which have no place in tables" if left_out else ""
+        warning = f"stored without {left_out}, which the tables cannot represent" if left_out else ""
         return [Bundle(tables) for tables in converted.tables], warning
 
     def _retry_after(self, hint_s: float) -> float:
         """
         Return a delay that grows while the store stays full.
 
-        Exporters give up after a handful of attempts, however soon: a constant second would spend them in no time.
+        Exporters stop after a few attempts, however short the delays: a constant second would use them up quickly.
         """
         now = self._clock.monotonic()
         since = self._full_since

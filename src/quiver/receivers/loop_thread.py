@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own: receivers wait in it for the network, never for the disk."""
+"""An event loop in its own thread: receivers use it to wait for the network, never for the disk."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _Result = TypeVar("_Result")
 
 class LoopThread:
     """
-    A running loop. `stop` ends it; it cannot be started again.
+    A running event loop. `stop` ends it; it cannot be restarted.
 
     Args:
-        name: the thread's.
+        name: the name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,11 +26,11 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run *coroutine* in the loop and return what it returns. Called from any other thread."""
+        """Run *coroutine* in the loop and return its result. Call it from any other thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def stop(self) -> None:
-        """End the loop and its thread, cancelling what still runs in it."""
+        """Stop the loop and its thread, and cancel all tasks that are still running in it."""
         self.run(_cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -1,9 +1,9 @@
 """
-Places for clients that are waited for: bounded in number, shared between addresses, and taken from the slowest.
+A bounded number of places for clients, shared between addresses. The slowest client loses its place to a new one.
 
 A client that has a place and sends nothing costs almost nothing, but the number of places is limited. When all are
-taken, the client that has kept its receiver waiting for the longest time loses its place to the new one. So silent
-clients cannot keep others out, however many addresses they have.
+taken, the client that has kept its receiver waiting the longest loses its place to the new one. So silent clients
+cannot keep others out, even with many addresses.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 __all__ = ["Place", "Places", "address_of_peer", "network_of"]
 
 WAIT_MIN_S = 1.0
-"""A client that has been waited for less than this does not lose its place."""
+"""A client that the receiver has waited for less than this does not lose its place."""
 
 ADDRESS_SHARE = 2
-"""One address gets at most this fraction of the places: half of them."""
+"""The maximum share of one address: half of the places."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +30,7 @@ class Place:
     The place of one client.
 
     Attributes:
-        network: the client's, see `network_of`.
+        network: the network of the client, see `network_of`.
         is_evicted: whether it lost the place to another client.
     """
 
@@ -41,10 +41,7 @@ class Place:
 
     @contextmanager
     def waiting(self, timer: asyncio.Timeout) -> Iterator[None]:
-        """
-        Inside, the client is waited for under *timer*, which is entered already. Losing the place
-        ends it at once.
-        """
+        """Wait for the client inside, under the entered *timer*, which expires immediately if the place is lost."""
         self._timer, self._since = timer, asyncio.get_running_loop().time()
         try:
             yield
@@ -57,7 +54,7 @@ class Places:
     At most *total* places, half of them for one address. For one event loop.
 
     Args:
-        total: how many places there are.
+        total: the number of places.
     """
 
     def __init__(self, total: int) -> None:
@@ -71,7 +68,7 @@ class Places:
 
     @contextmanager
     def take(self, network: str) -> Iterator[Place | None]:
-        """Hold a place inside. It is None when there is none, and no client that can lose one."""
+        """Hold a place inside. It is None if all are taken and no client can lose one."""
         place = self._taken(network)
         try:
             yield place
@@ -81,7 +78,7 @@ class Places:
 
     def _taken(self, network: str) -> Place | None:
         if self._by_network[network] >= self._per_network:
-            # An address that has its share takes from itself.
+            # An address at its limit takes a place from itself.
             if not self._evict(network):
                 return None
         elif len(self._held) >= self._total and not self._evict(None):
@@ -116,9 +113,9 @@ class Places:
 
 def network_of(address: str) -> str:
     """
-    Return what stands for *address* when clients are told apart: itself, or the /64 network of an IPv6 address.
+    Return the identity of *address* for limits: itself, or the /64 network of an IPv6 address.
 
-    Whoever has one IPv6 address has its whole network.
+    A client with one IPv6 address usually controls its /64 network.
     """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
@@ -130,7 +127,7 @@ def network_of(address: str) -> str:
 
 
 def address_of_peer(peer: str) -> str:
-    """Return the address in gRPC's name for a peer: ``ipv4:127.0.0.1:5000``, ``ipv6:%5B::1%5D:5000``, ``unix:…``."""
+    """Return the address in a gRPC peer name: ``ipv4:127.0.0.1:5000``, ``ipv6:%5B::1%5D:5000``, ``unix:…``."""
     kind, _, rest = peer.partition(":")
     if kind not in {"ipv4", "ipv6"}:
         return peer

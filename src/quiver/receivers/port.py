@@ -1,6 +1,6 @@
 """
-What every receiver is besides its protocol: an address, an event loop on a thread of its own,
-workers for the disk.
+The base class of receivers, independent of the protocol: an address, an event loop in its own thread, and workers
+for the disk.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class _Where(Protocol):
 
 def try_to_bind(address: str) -> None:
     """
-    Bind a socket to *address* and let it go.
+    Bind a socket to *address* and release it.
 
     Raises:
-        OSError: why nobody can listen there: the address is taken, not this machine's, or not this user's to have.
+        OSError: the address cannot be used: it is taken, not on this machine, or not permitted.
     """
     host, port = split_address(address)
     for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -52,9 +52,9 @@ class PortReceiver(ABC):
     Listens on one port. A context manager: started inside, stopped on leaving.
 
     Args:
-        name: of the protocol, in the names of threads.
-        where: the address, who may come in, and how many workers there are.
-        observer: told when the port is open to others, and who was not let in.
+        name: the name of the protocol, for thread names.
+        where: the address, security, and the number of workers.
+        observer: receives events about an exposed port and about rejected clients.
 
     Raises:
         SettingsError: credentials cannot be read.
@@ -74,26 +74,26 @@ class PortReceiver(ABC):
     @abstractmethod
     async def _listen(self) -> int:
         """
-        Bind the address and serve from now on; called in the loop. Returns the port.
+        Bind the address and start to serve. Called in the loop. Returns the port.
 
         Raises:
-            OSError: the address is taken or not ours; so does RuntimeError.
+            OSError, RuntimeError: the address is taken, or not on this machine.
         """
 
     @abstractmethod
     async def _close(self, grace_s: float) -> None:
-        """Let nobody in any more, and give what is being handled *grace_s* seconds; called in the loop."""
+        """Accept no more clients, and give current requests *grace_s* seconds. Called in the loop."""
 
     def start(self) -> int:
         """
-        Listen. Returns the bound port, which is also `port` from now on.
+        Start to listen. Returns the bound port, which is also `port` from now on.
 
         Raises:
-            TransientError: the address is taken or not ours.
-            StoreClosedError: the receiver was stopped; make another.
+            TransientError: the address is taken, or not on this machine.
+            StoreClosedError: the receiver was stopped; create another.
         """
         if self.is_stopping:
-            raise StoreClosedError("this receiver was stopped; make another")
+            raise StoreClosedError("this receiver was stopped; create another")
         if self._loop is not None:
             return self.port
         address = self._where.listening_addr
@@ -107,7 +107,7 @@ class PortReceiver(ABC):
         return self.port
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Refuse what is new at once, and give what is being handled *grace_s* seconds. Idempotent."""
+        """Refuse new requests immediately, and give current ones *grace_s* seconds. Idempotent."""
         self.is_stopping = True
         loop, self._loop = self._loop, None
         if loop is not None:

@@ -1,18 +1,18 @@
 """
-The requests stored within the last while, in an SQLite file beside the store: known to all cores and after a restart.
+Recently stored requests, in an SQLite file next to the store: known to all cores and after a restart.
 
-What the file says of a request, by its digest::
+The state of a request in the file, by its digest::
 
-    STORING   somebody stores it at this moment               a crash here: the store's data say whether it was stored
-    STORED    it is in the store, perhaps not on the disk      a crash here: the same
-    DURABLE   it is on the disk, and may be delivered and deleted since
+    STORING   a receiver is storing it                        after a crash: the store's data show whether it was stored
+    STORED    it is in the store, perhaps not on disk          after a crash: the same
+    DURABLE   it is on disk, and may have been delivered and deleted since
 
 A request is claimed (STORING) before it is stored, by one statement that only one process wins, so no two cores store
-it. Claims of a process that died, and everything else that is not durable, are settled from the data: the next process
-of that core does so when it starts, or another core that is asked for the same request before that.
+it. Claims of a process that died, and all other entries that are not durable, are settled from the data: by the next
+process of that core when it starts, or earlier by another core that receives the same request.
 
-Loss of power may cost the newest commits of the file, never older ones. So whatever the data have that is newer than
-the newest row is looked for when a process starts, too.
+A power loss may remove the newest commits of the file, but never older ones. So when a process starts, it also searches
+the data for requests that are newer than the newest row.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from quiver.store.reading.recent import recent_data, sync_log
 __all__ = ["REQUESTS_NAME", "RequestWindow", "WindowStore"]
 
 REQUESTS_NAME = "quiver.requests"
-"""In the directory of a store, or above its cores. SQLite puts ``-wal`` and ``-shm`` beside it."""
+"""In the directory of a store, or above its cores. SQLite stores ``-wal`` and ``-shm`` next to it."""
 
 ROW_BYTES = 160
-"""What a row and its places in the indexes take, at most."""
+"""The maximum size of a row with its index entries."""
 
 _VERSION = 1
 _STORING, _STORED, _DURABLE = range(3)
@@ -81,13 +81,13 @@ _POLL_S = 0.01
 _PATIENCE_S = 5.0
 _TICK_S = 1.0
 _SLACK_NS = 2_000_000_000
-"""Between the time of a bundle and that of its row, at most."""
+"""The maximum difference between the time of a bundle and that of its row."""
 _PLACES = 16
-"""Receivers of one store in one process that may have windows of their own."""
+"""The maximum number of receivers in one process that have separate windows for one store."""
 
 
 class WindowStore(Protocol):
-    """What the window needs of a store; `quiver.Store` has it."""
+    """The part of a store that the window needs; `quiver.Store` implements it."""
 
     path: str
 
@@ -95,30 +95,31 @@ class WindowStore(Protocol):
         """Make everything ingested so far durable."""
 
     def is_durable(self, receipt: Any) -> bool:
-        """Say whether the bundle that `ingest` gave *receipt* for survives a power loss."""
+        """Return whether the bundle with the *receipt* from `ingest` survives a power loss."""
 
 
 class RequestWindow:
     """
-    Which requests were stored within the last *window_s* seconds. Thread-safe; several processes share it.
+    The requests stored within the last *window_s* seconds. Thread-safe; several processes share it.
 
     Args:
-        store: that the requests are stored in.
-        directory: where the file is: that of the store, or the one above its cores.
+        store: the store of the requests.
+        directory: the directory of the file: that of the store, or the one above its cores.
         window_s: how long a stored request is known.
-        needs_durable: what another core stored is confirmed only when it survives a power loss.
-        entries_max: requests that may be known at once. Beyond, new ones are refused until older ones have passed.
+        needs_durable: confirm a request that another core stored only once it survives a power loss.
+        entries_max: the maximum number of known requests. When it is reached, new ones are refused until older ones
+            have expired.
         clock: measures the window.
-        observer: is told of a damaged file, and of requests that could not be noted.
+        observer: receives events about a damaged file, and about requests that could not be recorded.
 
     Attributes:
-        unread: slots of stored bundles that could not be read: what is in one is stored again when it is sent again.
+        unread: the number of unreadable slots in stored bundles: a repeated request from one of them is stored again.
 
     Raises:
         UnsupportedFormatError: a newer version wrote the file.
         CorruptionError: the file is damaged, and other receivers have it open.
         StoreFailedError: the store could not be synced.
-        CapacityError: another process holds the file for too long, or the disk is full.
+        CapacityError: another process held the file for too long, or the disk is full.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class RequestWindow:
         self._changed = threading.Condition()
         self._in_flight: set[bytes] = set()
         self._unwritten: dict[bytes, int] = {}
-        """Stored requests that could not be noted; until when they are known."""
+        """Stored requests that could not be recorded in the file, with the end of their window."""
         self._undurable: deque[tuple[bytes, Any]] = deque()
         self._tick_at_s = clock.monotonic()
         self._is_full = False
@@ -174,7 +175,7 @@ class RequestWindow:
     # ── the file ─────────────────────────────────────────────────────────────────────────────────────
 
     def _take_place(self) -> tuple[Lock, str]:
-        """Hold a lock that shows others that this window is open, and return it with the name that its claims bear."""
+        """Take a lock that shows that this window is open. Return it with the name that its claims use."""
         name = os.urandom(8).hex()
         for place in range(_PLACES):
             run = f"{place}:{name}"
@@ -182,13 +183,13 @@ class RequestWindow:
                 return hold(REAL_FILES, self._lock_path(self._core, run), owner=run), run
             except DirectoryInUseError:
                 continue
-        raise CapacityError(f"{self._path}: {_PLACES} receivers have windows in this store already")
+        raise CapacityError(f"{self._path}: {_PLACES} receivers already have windows in this store")
 
     def _lock_path(self, core: str, run: str) -> str:
         return f"{self._path}.{core or 'store'}.{run.partition(':')[0]}.lock"
 
     def _is_alive(self, core: str, run: str) -> bool:
-        """Say whether the window that made a claim is open; True where the system does not tell."""
+        """Return whether the window that made a claim is open; True if the system does not report it."""
         path = self._lock_path(core, run)
         return bool(run) and is_held(REAL_FILES, path) is not False and run in (holder_of(REAL_FILES, path) or "")
 
@@ -208,8 +209,8 @@ class RequestWindow:
 
     def _set_time(self) -> None:
         """
-        Go on with the time of earlier windows of this boot, whose monotonic clock is ours: no step of the wall clock
-        makes a request older. The first window of a boot begins with what the wall clock says.
+        Continue the time of earlier windows of this boot, which share our monotonic clock: a step of the wall clock
+        does not change the age of a request. The first window of a boot starts with the wall clock's time.
         """
         name = f"zero_ns of {self._boot}"
         with self._opened() as database:
@@ -218,8 +219,8 @@ class RequestWindow:
             if found is not None:
                 self._time = SteadyTime(self._clock, found[0])
             elif self._boot is not None or not self._others_are_open():
-                # The wall clock was set back since: a request would be known until it has come that far again. The data
-                # may bear any time within the window.
+                # The wall clock was set back since: without a limit a request would be known until the clock has caught
+                # up. The data may have any time within the window.
                 now_ns = self._now_ns()
                 database.execute(_NOT_AHEAD, (now_ns - self._window_ns, now_ns + self._window_ns, now_ns))
                 database.execute(_TABLES_NOT_AHEAD, (now_ns + self._window_ns,))
@@ -230,10 +231,10 @@ class RequestWindow:
 
     def _set_aside(self, damage: CorruptionError) -> None:
         """
-        Rename the damaged file, so that another is made from the data.
+        Rename the damaged file, so that a new one is built from the data.
 
         Raises:
-            CorruptionError: other receivers have it open, and would go on with it.
+            CorruptionError: other receivers have it open, and would continue to use it.
         """
         if self._others_are_open():
             why = f"{damage.reason}; stop all receivers of this store and remove the file"
@@ -255,10 +256,10 @@ class RequestWindow:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
         """
-        Yield the database, for one thread at a time. What is done is done as a whole, or not at all.
+        Yield the database, for one thread at a time. All changes are made together, or none.
 
         Raises:
-            CapacityError: the disk is full, or another process holds the file for too long.
+            CapacityError: the disk is full, or another process held the file for too long.
             CorruptionError: the file is damaged.
         """
         with self._guard:
@@ -286,12 +287,12 @@ class RequestWindow:
 
     @property
     def holds_tables(self) -> bool:
-        """Whether tables may be known here whose request is not: a process died between storing and noting them."""
+        """Whether tables may exist whose request is unknown: a process died after storing and before recording them."""
         return bool(self._ask("SELECT 1 FROM facts WHERE name = 'tables_until_ns' AND value >= ?", self._now_ns()))
 
     def knows(self, digest: bytes) -> bool:
         """
-        Say whether this is stored; unlike `begin` it begins nothing.
+        Return whether the request is stored. Unlike `begin`, this claims nothing.
 
         Raises:
             CapacityError, CorruptionError: the file cannot be read.
@@ -302,13 +303,13 @@ class RequestWindow:
         return any(state != _STORING for state, _, _ in self._ask(_LOOK_UP, digest, now_ns))
 
     def remember(self, digest: bytes, *, receipt: Any = None, durable: bool = False) -> None:
-        """Note something that was stored now; *receipt* and *durable* as for `finish`."""
+        """Record that a request was stored now; *receipt* and *durable* as for `finish`."""
         now_ns = self._now_ns()
         state = _DURABLE if durable else _STORED
         try:
             self._do(_NOTE, digest, now_ns, now_ns + self._window_ns, self._core, self._run, state)
         except (CapacityError, CorruptionError) as error:
-            # This process knows it all the same, and the next one finds it in the data.
+            # This process remembers it in memory, and the next one finds it in the data.
             self._unwritten[digest] = now_ns + self._window_ns
             self._report("quiver.receiver.requests_failed", error)
             return
@@ -318,13 +319,14 @@ class RequestWindow:
 
     def begin(self, digest: bytes) -> bool:
         """
-        Say whether the caller is to store this request; if so it must call `finish`, whatever happens.
+        Return whether the caller must store this request. If so, it must call `finish` in every case.
 
-        False: it is stored. While another thread or core is storing it, this one waits: it shares a success, and after
-        a failure it stores the request itself.
+        False means that the request is stored. While another thread or core stores it, this one waits: it shares a
+        success, and after a failure it stores the request itself.
 
         Raises:
-            CapacityError: it cannot be claimed: the window or the disk is full, or another core takes too long.
+            CapacityError: the request cannot be claimed: the window or the disk is full, or another core takes too
+                long.
             CorruptionError: the file is damaged.
         """
         self._tick()
@@ -352,8 +354,8 @@ class RequestWindow:
             found = self._ask(_LOOK_UP, digest, now_ns)
             if not found and self._is_full:
                 raise CapacityError(
-                    f"dedupe_window: {self._entries_max} requests of the last {self.window_s:g} s are known, which is "
-                    "the most; a shorter window has fewer"
+                    f"dedupe_window: the maximum of {self._entries_max} requests of the last {self.window_s:g} s is "
+                    "reached; a shorter window needs fewer"
                 )
             for state, core, run in found:
                 if state == _DURABLE or (state == _STORED and run == self._run):
@@ -362,7 +364,7 @@ class RequestWindow:
                     self._settle(core)
                 elif state == _STORED and (core == self._core or not self._needs_durable):
                     if self._needs_durable:
-                        self._store.sync()  # another receiver of this store put it there
+                        self._store.sync()  # another receiver of this store ingested it
                     return False
             if self._clock.monotonic() >= deadline_s:
                 raise CapacityError("another receiver is still storing this request", retry_after_s=1.0)
@@ -371,19 +373,19 @@ class RequestWindow:
 
     def finish(self, digest: bytes, *, stored: bool, receipt: Any = None, durable: bool = False) -> None:
         """
-        End what `begin` began.
+        End what `begin` started.
 
         Args:
-            digest: of the request.
-            stored: it is in the store, and may be confirmed from now on.
-            receipt: that the store gave for the last part of it.
-            durable: it survives a power loss.
+            digest: the digest of the request.
+            stored: whether it is in the store, and may be confirmed from now on.
+            receipt: the store's receipt for the last part of it.
+            durable: whether it survives a power loss.
         """
         try:
             if stored:
                 self.remember(digest, receipt=receipt, durable=durable)
             else:
-                with contextlib.suppress(CapacityError, CorruptionError):  # this window may claim it again all the same
+                with contextlib.suppress(CapacityError, CorruptionError):  # this window can claim it again anyway
                     self._do(_CANCEL, digest, self._run)
         finally:
             self._leave(digest)
@@ -396,7 +398,7 @@ class RequestWindow:
     # ── from time to time ────────────────────────────────────────────────────────────────────────────
 
     def note_durable(self) -> None:
-        """Note which requests have become durable, now rather than within a second: other cores may wait for it."""
+        """Record now which requests have become durable, not within a second: other cores may wait for it."""
         with contextlib.suppress(CapacityError, CorruptionError), self._opened() as database:
             database.executemany(_MADE_DURABLE, self._made_durable())
 
@@ -408,7 +410,7 @@ class RequestWindow:
         return durable
 
     def _tick(self) -> None:
-        """Once a second: forget what has passed, note what has become durable, and let SQLite sync its log."""
+        """Run once a second: remove expired entries, record what has become durable, and let SQLite sync its log."""
         now_s, now_ns = self._clock.monotonic(), self._now_ns()
         with self._changed:
             if now_s < self._tick_at_s:
@@ -430,17 +432,14 @@ class RequestWindow:
     # ── after a crash ────────────────────────────────────────────────────────────────────────────────
 
     def _cores(self) -> list[str]:
-        """
-        Return the cores that there are, by the names of their directories; a store without cores
-        has an empty name.
-        """
+        """Return the names of the core directories; a store without cores has one empty name."""
         if not self._core:
             return [""]
         found = map(parse_core_directory, REAL_FILES.list_dir(self._directory))
         return [core_directory(core) for core in found if core is not None]
 
     def _recover(self) -> None:
-        """Settle what earlier processes left, of this core and of others."""
+        """Settle the open entries of earlier processes, of this core and of others."""
         newest = dict(self._ask("SELECT core, max(at_ns) FROM requests GROUP BY core"))
         unsettled = {core for (core,) in self._ask("SELECT DISTINCT core FROM requests WHERE state < 2")}
         for core in self._cores():
@@ -451,29 +450,29 @@ class RequestWindow:
 
     def _settle(self, core: str, *, newest_ns: int | None = None) -> None:
         """
-        Ask the data of *core* for what windows that are gone did not know to be durable; with *newest_ns* also for what
-        is newer than that.
+        Search the data of *core* for requests of closed windows that are not recorded as durable. With *newest_ns*,
+        also for all requests newer than that.
         """
         left = self._ask(_LEFT, core)
-        # Asked after the claims were read: a window that opens now makes others.
+        # Searched after the claims were read: a window that opens now makes other claims.
         gone = {run for run in {run for _, _, run in left} if not self._is_alive(core, run)}
         left = [row for row in left if row[2] in gone]
         if not left and newest_ns is None:
             return
         now_ns, step_ns = self._now_ns(), self._time.step_ns()
         since_ns = min([at_ns for _, at_ns, _ in left] + ([] if newest_ns is None else [newest_ns]))
-        # Data bear times of the wall clock, from before it stepped or from after that.
+        # The data have wall clock times, from before or after a step of the clock.
         since_ns = max(since_ns - _SLACK_NS, now_ns - self._window_ns) + min(0, step_ns)
         found: dict[bytes, int] = {}
         tables_until_ns = 0
         root = f"{self._directory}/{core}" if core else self._directory
         for ingested_at_ns, requests, tables in self._digests_in(root, since_ns):
-            # What lies in the future counts as just stored.
+            # A time in the future counts as now.
             at_ns = min(max(ingested_at_ns, ingested_at_ns - step_ns), now_ns)
             found.update(dict.fromkeys((*requests, *tables), at_ns))
             if tables:
                 tables_until_ns = max(tables_until_ns, at_ns + self._window_ns)
-        # What an earlier process logged may be in the page cache only, and a confirmation promises more.
+        # Entries of an earlier process may only be in the page cache, and a confirmation promises more.
         if core == self._core:
             self._store.sync()
         else:
@@ -489,8 +488,8 @@ class RequestWindow:
             database.execute("COMMIT")
 
     def _digests_in(self, root: str, since_ns: int) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
-        """Yield when a bundle was ingested, and the digests of the requests and of the tables in it."""
-        # The log is read as a whole anyway. Of segments there may be many, and those before *since_ns* are known.
+        """Yield the time of each bundle, with the digests of the requests and of the tables in it."""
+        # The log is always read completely. Segments may be many, and those before *since_ns* are known.
         logged_since_ns = self._now_ns() - self._window_ns + min(0, self._time.step_ns())
         for ingested_at_ns, data in recent_data(REAL_FILES, root, since_ns, logged_since_ns=logged_since_ns):
             requests, tables = digests_of_batches(data) if isinstance(data, dict) else digests_of_entry(data)
@@ -503,7 +502,7 @@ def _known(digests: Iterable[bytes | None]) -> list[bytes]:
 
 
 class _Held:
-    """What a window lets go of when it is closed, or forgotten."""
+    """The resources that a window releases when it is closed or garbage-collected."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
@@ -520,7 +519,7 @@ class _Held:
 
 def _connect(path: str) -> sqlite3.Connection:
     with contextlib.suppress(FileExistsError):
-        REAL_FILES.create(path).close()  # readable by nobody else, like everything in a store
+        REAL_FILES.create(path).close()  # not readable by other users, like everything in a store
     if not Path(path).is_file():
         raise CorruptionError(path, 0, "it is not a regular file; move it away")
     database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
@@ -540,11 +539,11 @@ def _connect(path: str) -> sqlite3.Connection:
 
 def _prepare(database: sqlite3.Connection, path: str) -> None:
     database.execute("PRAGMA journal_mode = WAL").fetchall()
-    # Syncs when SQLite's log is copied into the file: a commit that power takes back is found in the data again.
+    # Syncs when SQLite's log is copied into the file: a commit that a power loss removes is found in the data again.
     database.execute("PRAGMA synchronous = NORMAL").fetchall()
     version = database.execute("PRAGMA user_version").fetchone()[0]
     if version not in {0, _VERSION}:
-        raise UnsupportedFormatError(path, 60, f"version {version} of the file; this release knows {_VERSION}")
+        raise UnsupportedFormatError(path, 60, f"version {version} of the file; this release supports {_VERSION}")
     database.execute("BEGIN IMMEDIATE")
     for statement in _SCHEMA:
         database.execute(statement)

@@ -1,7 +1,7 @@
 """
-The messages that OTLP answers carry, as protobuf bytes: `google.rpc.Status`, `google.rpc.RetryInfo`, partial success.
+Encoding of the messages in OTLP answers: `google.rpc.Status`, `google.rpc.RetryInfo`, partial success.
 
-They are three fields each at most; encoded here they need no further package.
+They have at most three fields each, so no further package is needed to encode them.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def encode_status(code: int, message: str, *, retry_after_s: float | None = None
 
     Args:
         code: the gRPC status code.
-        message: for people.
-        retry_after_s: when given, a RetryInfo is among the details.
+        message: a description for humans.
+        retry_after_s: adds a RetryInfo to the details.
     """
     status = _number(1, code) + _block(2, message.encode())
     if retry_after_s is not None:
@@ -53,8 +53,8 @@ def encode_status(code: int, message: str, *, retry_after_s: float | None = None
 
 def encode_partial_success(message: str) -> bytes:
     """
-    Return ``Export…ServiceResponse{partial_success = 1: {rejected = 1, error_message = 2}}``, alike for all signals.
+    Return ``Export…ServiceResponse{partial_success = 1: {rejected = 1, error_message = 2}}``, the same for all signals.
 
-    Nothing was rejected: by the OTLP specification such a message is a warning.
+    Nothing was rejected: the OTLP specification defines such a message as a warning.
     """
     return _block(1, _block(2, message.encode()))

@@ -1,9 +1,9 @@
 """
-Who may reach a port, and how it is kept private: TLS, client certificates, bearer tokens, passwords.
+Access control and encryption of a port: TLS, client certificates, bearer tokens, passwords.
 
-Shared by everything that listens. Credentials come from the settings or from files, and files may be replaced while
-the port is open: the next handshake or request sees them. What cannot be read then leaves the last good ones in
-place, and says so as an event.
+All listeners share this module. Credentials come from the settings or from files. Files may be replaced while the port
+is open: the next handshake or request uses the new ones. If they cannot be read then, the last valid ones stay in use,
+and an event reports it.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _Signature = tuple[tuple[int, ...] | None, ...]
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
     """
-    TLS 1.2 or later. PEM files, reread when they change.
+    TLS 1.2 or later. PEM files, read again when they change.
 
     Attributes:
-        cert_file: the certificate, and behind it those between it and the root.
+        cert_file: the certificate, followed by any intermediate certificates.
         key_file: its private key, not encrypted.
-        client_ca_file: when given, a client must show a certificate that one of these has signed.
+        client_ca_file: authorities for client certificates; if set, clients must present one.
     """
 
     cert_file: str
@@ -72,16 +72,16 @@ class TlsSettings:
 @dataclass(frozen=True, slots=True)
 class AuthSettings:
     """
-    What a request must show in its `authorization` header. Any one of the credentials will do.
+    The accepted values of the `authorization` header. Any one of the credentials is sufficient.
 
     Attributes:
         tokens: bearer tokens.
-        token_file: more of them, one a line.
+        token_file: a file with more tokens, one per line.
         users: user name → password, for basic auth.
-        user_file: more of them, ``name:password`` a line.
+        user_file: a file with more users, one ``name:password`` per line.
 
     Raises:
-        SettingsError: there is no credential, or one that no request could show.
+        SettingsError: there is no credential, or one that no request could send.
     """
 
     tokens: tuple[str, ...] = field(default=(), repr=False)
@@ -91,7 +91,7 @@ class AuthSettings:
 
     def __post_init__(self) -> None:
         if not (self.tokens or self.users or self.token_file or self.user_file):
-            raise SettingsError("auth: there is no token, no user and no file of either")
+            raise SettingsError("auth: set a token, a user, or a file of either")
         _check_tokens(self.tokens, "auth")
         for name, password in self.users.items():
             _check_user(name, password, "auth")
@@ -100,12 +100,12 @@ class AuthSettings:
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
     """
-    How a port is protected.
+    The protection of a port.
 
     Attributes:
-        tls: None is plain text.
-        auth: None lets everybody in whom TLS lets in.
-        insecure: listen on an address that others can reach, although something is missing.
+        tls: None means plain text.
+        auth: None accepts all clients that TLS accepts.
+        insecure: listen on a public address although protection is missing.
     """
 
     tls: TlsSettings | None = None
@@ -113,7 +113,7 @@ class SecuritySettings:
     insecure: bool = False
 
     def missing(self) -> str:
-        """Return what an address that others can reach would still need; empty when nothing is."""
+        """Return what a public address would still need; empty if nothing is missing."""
         lacks = []
         if self.tls is None:
             lacks.append("tls")
@@ -123,7 +123,7 @@ class SecuritySettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach *host*. A name other than localhost may be anything, so it is not."""
+    """Return whether *host* is only reachable from this machine. Names other than localhost are not."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -132,21 +132,21 @@ def is_loopback(host: str) -> bool:
 
 def check_exposure(host: str, security: SecuritySettings) -> None:
     """
-    Refuse to listen where others can reach it without TLS and without knowing who they are.
+    Refuse to listen on a public address without TLS and authentication.
 
     Raises:
-        SettingsError: and how to go on.
+        SettingsError: protection is missing; the message lists the options.
     """
     lacks = security.missing()
     if lacks and not security.insecure and not is_loopback(host):
         raise SettingsError(
             f"listening_addr: others can reach {host}, so it needs {lacks}; "
-            f"listen on 127.0.0.1, or write insecure: true where the network is trusted"
+            f"listen on 127.0.0.1, or set insecure: true on a trusted network"
         )
 
 
 def warn_of_exposure(address: str, host: str, security: SecuritySettings, observer: Observer) -> None:
-    """Report an address that is open to others only because `insecure` says so."""
+    """Report an address that is public only because of `insecure`."""
     lacks = security.missing()
     if lacks and not is_loopback(host):
         observer.event("quiver.receiver.insecure", level=logging.WARNING, address=address, missing=lacks)
@@ -157,15 +157,15 @@ def warn_of_exposure(address: str, host: str, security: SecuritySettings, observ
 
 class WatchedFiles(Generic[_Loaded]):
     """
-    What a set of files says, read again when one of them was replaced or written. Thread-safe.
+    The content of a set of files, read again when one of them is replaced or modified. Thread-safe.
 
     Args:
         paths: the files.
         load: reads them.
-        observer: told when they were read again, or could not be.
+        observer: receives an event when they were read again, or could not be.
 
     Raises:
-        SettingsError: they cannot be read now.
+        SettingsError: the files cannot be read now.
     """
 
     def __init__(self, paths: Sequence[str], load: Callable[[], _Loaded], observer: Observer) -> None:
@@ -179,7 +179,7 @@ class WatchedFiles(Generic[_Loaded]):
         self._value: _Loaded = loaded
 
     def current(self) -> _Loaded:
-        """Return what the files say; what they said before when they cannot be read, or do not fit together, now."""
+        """Return the content of the files; the previous content if they cannot be read now or are inconsistent."""
         if not self._paths:
             return self._value
         with self._lock:
@@ -196,10 +196,7 @@ class WatchedFiles(Generic[_Loaded]):
             return self._value
 
     def _read(self) -> tuple[_Loaded | SettingsError, _Signature]:
-        """
-        Return what the files say and how they looked, or why not. Half of an exchange is never
-        taken for the whole.
-        """
+        """Return the content of the files and their signature, or an error. A partial replacement is never used."""
         before: _Signature = ()
         for _ in range(_READ_ATTEMPTS):
             before = _signature(self._paths)
@@ -241,7 +238,7 @@ def _file_bytes(path: str, what: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Certificate, key and authorities that were checked to fit together: as an SSL context, and as PEM bytes."""
+    """A matching set of certificate, key and authorities: as an SSL context, and as PEM bytes."""
 
     context: ssl.SSLContext
     chain: bytes
@@ -251,10 +248,10 @@ class Certificates:
 
 def watch_certificates(tls: TlsSettings, observer: Observer) -> WatchedFiles[Certificates]:
     """
-    Return the certificates of *tls*, and later those that replaced them.
+    Return the certificates of *tls*, which follow changes of the files.
 
     Raises:
-        SettingsError: they cannot be read, or do not fit together.
+        SettingsError: the files cannot be read, or do not match.
     """
     paths = [tls.cert_file, tls.key_file]
     if tls.client_ca_file is not None:
@@ -267,47 +264,47 @@ def _certificates(tls: TlsSettings) -> Certificates:
     key = _file_bytes(tls.key_file, "tls.key_file")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A resumed session would not show its certificate again, also when its authority is trusted no more.
+    # A resumed session would not present its certificate again, even if its authority is no longer trusted.
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     try:
-        # Without a password at hand OpenSSL would ask for one on the terminal.
+        # Without a password callback, OpenSSL would prompt on the terminal.
         context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: "")
     except (ssl.SSLError, OSError) as error:
         reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
         where = f"tls.cert_file, tls.key_file: {tls.cert_file} and {tls.key_file}"
-        raise SettingsError(f"{where} are no certificate and its unencrypted key: {reason}") from error
+        raise SettingsError(f"{where} are not a certificate and its unencrypted key: {reason}") from error
     client_ca = None
     if tls.client_ca_file is not None:
         client_ca = _file_bytes(tls.client_ca_file, "tls.client_ca_file")
         try:
             context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
         except (ssl.SSLError, ValueError) as error:
-            raise SettingsError(f"tls.client_ca_file: {tls.client_ca_file} holds no certificates") from error
+            raise SettingsError(f"tls.client_ca_file: {tls.client_ca_file} has no PEM certificates") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return Certificates(context, chain, key, client_ca)
 
 
 class _CurrentContext(ssl.SSLContext):
     """
-    A context that begins every connection with the certificates that are in the files then.
+    A context that starts every connection with the current certificates.
 
-    A context in use can take a further certificate, but cannot forget an authority; so each change makes a new one.
+    A context in use accepts additional certificates, but cannot remove an authority; so each change creates a new one.
     """
 
     watched: WatchedFiles[Certificates]
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        """Begin a connection, for asyncio."""
+        """Start a connection, for asyncio."""
         return self.watched.current().context.wrap_bio(*args, **kwargs)
 
 
 def server_context(tls: TlsSettings, observer: Observer) -> ssl.SSLContext:
     """
-    Return a context for asyncio servers, which follows the files.
+    Return a context for asyncio servers that follows changes of the files.
 
     Raises:
-        SettingsError: the files cannot be read, or do not fit together.
+        SettingsError: the files cannot be read, or do not match.
     """
     context = _CurrentContext(ssl.PROTOCOL_TLS_SERVER)
     context.watched = watch_certificates(tls, observer)
@@ -316,10 +313,10 @@ def server_context(tls: TlsSettings, observer: Observer) -> ssl.SSLContext:
 
 def grpc_credentials(tls: TlsSettings, observer: Observer) -> Any:
     """
-    Return `grpc.ServerCredentials` that follow the files.
+    Return `grpc.ServerCredentials` that follow changes of the files.
 
     Raises:
-        SettingsError: the files cannot be read, or do not fit together.
+        SettingsError: the files cannot be read, or do not match.
     """
     import grpc  # noqa: PLC0415 - an extra that other receivers do without
 
@@ -331,7 +328,7 @@ def grpc_credentials(tls: TlsSettings, observer: Observer) -> Any:
 
     in_use = watched.current()
 
-    def changed() -> Any:  # asked before each handshake; None goes on with the last one
+    def changed() -> Any:  # called before each handshake; None means unchanged
         nonlocal in_use
         found = watched.current()
         if found is in_use:
@@ -347,28 +344,25 @@ def grpc_credentials(tls: TlsSettings, observer: Observer) -> Any:
 
 class Authenticator:
     """
-    Says whether an `authorization` header shows one of the credentials. Thread-safe.
+    Checks `authorization` headers for a known credential. Thread-safe.
 
-    How long the answer takes depends neither on which credential fits nor on how much of one does.
+    The time of a check depends neither on which credential matches nor on how much of one does.
 
     Raises:
-        SettingsError: a file cannot be read, or holds no credentials.
+        SettingsError: a file cannot be read, or has no credentials.
     """
 
     def __init__(self, settings: AuthSettings, observer: Observer) -> None:
         self._settings = settings
-        # Only digests are compared and kept: they have one length, and nobody can aim at a prefix of one.
+        # Only digests are stored and compared: they have one length, so a prefix of a credential reveals nothing.
         self._digest_key = secrets.token_bytes(32)
         files = [path for path in (settings.token_file, settings.user_file) if path is not None]
         self._watched = WatchedFiles(files, self._digests, observer)
         self.challenge = ", ".join(self._challenges())
-        """What `WWW-Authenticate` says."""
+        """The value of `WWW-Authenticate`."""
 
     def check(self, headers: Iterable[str | bytes]) -> bool:
-        """
-        Say whether the values of a request's `authorization` headers let it in: exactly one, and
-        one that is known.
-        """
+        """Return whether these `authorization` headers are accepted: exactly one, with a known credential."""
         values = list(headers)
         shown = self._digest(_shown(values[0]) if len(values) == 1 else b"")
         known = False
@@ -397,10 +391,10 @@ class Authenticator:
 
 def read_credentials(settings: AuthSettings) -> tuple[tuple[str, ...], dict[str, str]]:
     """
-    Return all bearer tokens, and all users with their passwords: those of the settings and those in the files.
+    Return all bearer tokens, and all users with their passwords, from the settings and from the files.
 
     Raises:
-        SettingsError: a file cannot be read, or holds no credentials; or a user is there twice.
+        SettingsError: a file cannot be read, or has no credentials; or a user is repeated.
     """
     tokens = list(settings.tokens)
     users = dict(settings.users)
@@ -410,40 +404,40 @@ def read_credentials(settings: AuthSettings) -> tuple[tuple[str, ...], dict[str,
         tokens += lines
     if settings.user_file is not None:
         for line in _lines(settings.user_file, "auth.basic.file"):
-            name, _, password = line.partition(":")  # blanks around a password are a part of it
+            name, _, password = line.partition(":")  # whitespace around a password is part of it
             name = name.strip()
             _check_user(name, password, settings.user_file)
-            if name in users:  # the password that is meant may be either
-                raise SettingsError(f"auth.basic.file: {settings.user_file}: the user {name} is there already")
+            if name in users:  # the intended password is ambiguous
+                raise SettingsError(f"auth.basic.file: {settings.user_file}: the user {name} is repeated")
             users[name] = password
     return tuple(tokens), users
 
 
 def _lines(path: str, what: str) -> list[str]:
     try:
-        text = _file_bytes(path, what).decode("utf-8-sig")  # some editors begin a file with a mark
+        text = _file_bytes(path, what).decode("utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise SettingsError(f"{what}: {path} is not UTF-8 text") from error
-    # Not `splitlines`: what else that takes for the end of a line may stand in a password.
+    # Not `splitlines`: its other line separators may be part of a password.
     found = [line for line in _LINE_END.split(text) if line.strip()]
     if not found:
-        raise SettingsError(f"{what}: {path} is empty; nobody could get in")
+        raise SettingsError(f"{what}: {path} is empty, so no client could authenticate")
     return found
 
 
 def _check_tokens(tokens: Iterable[str], where: str) -> None:
     for token in tokens:
         if not token or not token.isascii() or not token.isprintable() or " " in token:
-            raise SettingsError(f"{where}: a bearer token is printable ASCII without blanks")  # and is not told
+            raise SettingsError(f"{where}: a bearer token must be printable ASCII without blanks")  # without its value
 
 
 def _check_user(name: str, password: str, where: str) -> None:
     if not name or ":" in name or not password.strip():
-        raise SettingsError(f"{where}: a user is name:password, and neither is empty")
+        raise SettingsError(f"{where}: a user is written name:password, and neither may be empty")
 
 
 def _shown(header: str | bytes) -> bytes:
-    """Return a header's credential in the one form that is compared; empty when there is none in it."""
+    """Return a header's credential in canonical form; empty if there is none."""
     data = header if isinstance(header, bytes) else header.encode("utf-8", "surrogateescape")
     scheme, _, rest = data.partition(b" ")
     name = scheme.lower()

@@ -38,10 +38,10 @@ KEEPALIVE_KEYS = (
     "ping_timeout",
     "ping_interval_min",
 )
-"""The durations of `keepalive`, as a pipeline file spells them."""
+"""The durations of `keepalive`, as they are named in a pipeline file."""
 
 HTTP_IDLE_S = 75.0
-"""What an HTTP connection without requests gets when nothing else was said."""
+"""The default idle time of an HTTP connection."""
 
 _NEVER_CAPTURED = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie"})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
@@ -51,21 +51,21 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:\s]+):(\d{1,5})")
 
 def split_address(address: str) -> tuple[str, int]:
     """
-    Return host and port of ``host:port`` or ``[ipv6]:port``; the brackets are not part of the host.
+    Return host and port of ``host:port`` or ``[ipv6]:port``, the host without brackets.
 
     Raises:
-        SettingsError: not such an address.
+        SettingsError: the address is malformed.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
         raise SettingsError(f"listening_addr: {address!r} is not host:port, for example {GRPC_ADDRESS}")
     if int(match[2]) > 65535:
-        raise SettingsError(f"listening_addr: {address!r} names a port above 65535")
+        raise SettingsError(f"listening_addr: {address!r}: the port is above 65535")
     return match[1].strip("[]"), int(match[2])
 
 
 def overlap(one: str, other: str) -> bool:
-    """Say whether two addresses, ``host:port`` each, cannot be listened on at once: one is the other, or in it."""
+    """Return whether two addresses (``host:port``) conflict: one equals the other or includes it."""
     (one_host, one_port), (other_host, other_port) = split_address(one), split_address(other)
     if one_port != other_port:
         return False
@@ -76,7 +76,7 @@ def overlap(one: str, other: str) -> bool:
 
 
 def _hosts(name: str) -> tuple[str, ...]:
-    """Return what *name* stands for, as far as that is known without asking anybody."""
+    """Return the addresses of *name*, as far as they are known without a DNS query."""
     if name.lower() == "localhost":
         return "127.0.0.1", "::1"
     try:
@@ -86,26 +86,26 @@ def _hosts(name: str) -> tuple[str, ...]:
 
 
 def _is_in(host: str, every: str) -> bool:
-    """Say whether *every* is all addresses of the machine, *host* among them."""
+    """Return whether *every* is a wildcard address that includes *host*."""
     return every == "::" or (every == "0.0.0.0" and ":" not in host)  # noqa: S104 - nothing is opened here
 
 
 @dataclass(frozen=True, slots=True)
 class KeepaliveSettings:
     """
-    How long connections live. Durations in seconds.
+    Limits on the lifetime of connections, in seconds.
 
     Attributes:
-        max_connection_idle_s: a connection without requests is closed after this; None never.
-        max_connection_age_s: clients are asked to connect anew after this, which also makes them show their
-            certificate anew; None never.
-        max_connection_age_grace_s: what requests in hand get then; None is as long as they take.
-        ping_interval_s: gRPC asks a silent client whether it is still there.
-        ping_timeout_s: a client that has not answered by then is gone.
-        ping_interval_min_s: a gRPC client that asks more often is sent away.
+        max_connection_idle_s: a connection without requests is closed after this time; None means never.
+        max_connection_age_s: clients are asked to reconnect after this time, which also checks their certificates
+            again; None means never.
+        max_connection_age_grace_s: how long current requests may then take; None means no limit.
+        ping_interval_s: how often gRPC pings a silent client.
+        ping_timeout_s: a client that does not answer within this time is disconnected.
+        ping_interval_min_s: a gRPC client that pings more often is disconnected.
 
     Raises:
-        SettingsError: one is not positive.
+        SettingsError: a value is not positive.
     """
 
     max_connection_idle_s: float | None = None
@@ -126,32 +126,34 @@ class KeepaliveSettings:
 @dataclass(frozen=True, slots=True)
 class OtlpSettings:
     """
-    How an OTLP receiver behaves.
+    Settings of an OTLP receiver.
 
     Attributes:
-        listening_addr: host and port; port 0 takes a free one, which the running receiver tells.
-        max_request_bytes: the most a request may take on the wire.
-        max_decompressed_bytes: the most it may take once decompressed.
-        ack: `synced` confirms when the request is on the disk, `logged` when it is in the log (the death of the
-            process loses nothing, a power loss at most `wal.flush_interval`).
-        dedupe_window_s: a byte-identical request, and an OTAP batch that says the same, is confirmed again within this
-            time and not stored again; 0 is off.
-        dedupe_entries_max: requests that the window knows at once; more are told to come later (about 160 bytes each).
-        in_flight_bytes_max: the most that requests being handled may take together; more are told to come later.
-        receiving_bytes_max: the most that HTTP bodies may take together while they arrive.
-        requests_waiting_max: requests that may be handled or waiting.
+        listening_addr: host and port; port 0 selects a free one, which the running receiver reports.
+        max_request_bytes: the maximum size of a request on the wire.
+        max_decompressed_bytes: its maximum size after decompression.
+        ack: `synced` confirms a request when it is on disk, `logged` when it is in the log (the death of the process
+            loses nothing, a power loss at most `wal.flush_interval`).
+        dedupe_window_s: a byte-identical request, or an OTAP batch with the same content, that is repeated within
+            this time is confirmed but not stored again; 0 disables this.
+        dedupe_entries_max: the maximum number of requests in the window (about 160 bytes each); further clients must
+            retry later.
+        in_flight_bytes_max: the total size of requests being handled; further clients must retry later.
+        receiving_bytes_max: the total size of HTTP bodies while they arrive.
+        requests_waiting_max: the maximum number of requests that are handled or waiting.
         workers: threads that store requests; those that wait for the disk at the same time share one sync.
         body_timeout_s: how long a client may take to send a request.
-        head_timeout_s: how long a new client may take for its handshake, and for the head of its first request.
-        connections_max: connections that may be open at once; more are closed, on HTTP silent ones before new ones.
-        security: TLS, credentials.
-        keepalive: how long connections live.
-        otlp_handling: `pass_through` stores requests as they came, `convert_to_arrow` as OTAP tables.
-        capture_headers: request headers that are kept, as resource attributes ``http.request.header.<name>``.
-        share_port: other processes may listen on the same port; the kernel deals connections out among them.
+        head_timeout_s: how long a new client may take for its handshake and the head of its first request.
+        connections_max: the maximum number of open connections; when it is reached, HTTP closes silent connections
+            first, gRPC new ones.
+        security: TLS and credentials.
+        keepalive: limits on the lifetime of connections.
+        otlp_handling: `pass_through` stores requests unchanged, `convert_to_arrow` as OTAP tables.
+        capture_headers: request headers to store, as resource attributes ``http.request.header.<name>``.
+        share_port: other processes may listen on the same port; the kernel distributes connections among them.
 
     Raises:
-        SettingsError: out of range, or two settings contradict each other.
+        SettingsError: a value is out of range, or two values conflict.
     """
 
     listening_addr: str = GRPC_ADDRESS
@@ -181,25 +183,25 @@ class OtlpSettings:
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} must be at least 1")
         if self.max_decompressed_bytes < self.max_request_bytes:
-            raise SettingsError("max_decompressed_bytes must not be below max_request_bytes")
+            raise SettingsError("max_decompressed_bytes must not be less than max_request_bytes")
         if self.in_flight_bytes_max < self.max_decompressed_bytes:
-            raise SettingsError("in_flight_bytes_max must hold one request of max_decompressed_bytes")
+            raise SettingsError("in_flight_bytes_max must not be less than max_decompressed_bytes")
         if self.receiving_bytes_max < self.max_request_bytes:
-            raise SettingsError("receiving_bytes_max must hold one request of max_request_bytes")
+            raise SettingsError("receiving_bytes_max must not be less than max_request_bytes")
         if self.ack not in {"synced", "logged"}:
             raise SettingsError(f"ack: {self.ack!r} is not synced or logged")
         if self.otlp_handling not in {"pass_through", "convert_to_arrow"}:
             raise SettingsError(f"otlp_handling: {self.otlp_handling!r} is not pass_through or convert_to_arrow")
         if self.dedupe_window_s < 0 or self.body_timeout_s <= 0 or self.head_timeout_s <= 0:
-            raise SettingsError("dedupe_window_s must not be negative; body_timeout_s, head_timeout_s be positive")
+            raise SettingsError("dedupe_window_s must not be negative; body_timeout_s, head_timeout_s must be positive")
         _check_captured(self.capture_headers)
 
 
 def _check_captured(names: tuple[str, ...]) -> None:
     if len(names) > _CAPTURED_MAX:
-        raise SettingsError(f"capture_headers: {len(names)} names; the most is {_CAPTURED_MAX}")
+        raise SettingsError(f"capture_headers: {len(names)} names; the maximum is {_CAPTURED_MAX}")
     for name in names:
         if _HEADER_NAME.fullmatch(name) is None:
-            raise SettingsError(f"capture_headers: {name!r} is not the name of a header")
+            raise SettingsError(f"capture_headers: {name!r} is not a valid header name")
         if name.lower() in _NEVER_CAPTURED:
-            raise SettingsError(f"capture_headers: {name} carries credentials, which are not to be stored")
+            raise SettingsError(f"capture_headers: {name} has credentials, which must not be stored")

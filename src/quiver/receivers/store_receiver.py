@@ -1,10 +1,10 @@
 """
-A store that another program fills, as the source of a pipeline: its bundles read, stored here, and confirmed there.
+The store of another program as the source of a pipeline: its bundles are read, stored here, and confirmed there.
 
-The other program may have its store open, and goes on with it: this is a subscriber in another process, as a Spark
-query is. Confirmed is what is synced here, so nothing is lost between the two; what was stored and not yet confirmed
-when the process dies is stored again. What the other program has not sealed yet comes when it has; what it left in its
-log when it died, when it opens the store again.
+The other program may keep its store open: this receiver is a subscriber in another process, as a Spark query is. A
+bundle is confirmed only after it is synced here, so nothing is lost between the two stores. Bundles that were stored
+but not confirmed when the process dies are stored again. Bundles that the other program has not sealed yet arrive once
+it has; those that it left in its log when it died, once it opens the store again.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ __all__ = ["StoreReceiver", "StoreReceiverSettings"]
 @dataclass(frozen=True, slots=True)
 class StoreReceiverSettings:
     """
-    Which store a receiver reads, and as whom.
+    The store to read, and the subscriber.
 
     Attributes:
-        directory: of the store; another process may have it open.
-        subscriber: the name that its position there is kept under.
-        start: where it begins when it is new there.
-        poll_interval_s: seconds between two looks for new segments.
+        directory: the directory of the store; another process may have it open.
+        subscriber: the subscriber id, under which the position is stored there.
+        start: the first position of a new subscriber.
+        poll_interval_s: how often to poll for new segments.
     """
 
     directory: str
@@ -59,7 +59,7 @@ class StoreReceiverSettings:
 
     @property
     def listening_addr(self) -> str:
-        """Where it takes from, for people."""
+        """The source, for reports."""
         return f"store {self.directory}"
 
 
@@ -67,14 +67,14 @@ _RETRY_S = 1.0
 
 _BATCH_BUNDLES = 100
 _BATCH_BYTES = 4 * 1024 * 1024
-"""So much is confirmed at once, and comes again at most when the process dies or is stopped between the two stores."""
+"""The number of bundles per confirmation: the maximum to repeat if the process dies or stops before it."""
 
 _log = logging.getLogger("quiver.pipeline")
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What is being stored: up to where, what is left of it, and how much of the first span is stored already."""
+    """The current batch: its end, what remains of it, and how many bundles of the first span are stored."""
 
     end: Mapping[str, Any]
     spans: deque[Span]
@@ -84,14 +84,14 @@ class _Batch:
 
 class StoreReceiver:
     """
-    Reads one store into another, in a thread of its own.
+    Reads one store into another, in its own thread.
 
     Args:
-        store: where bundles go.
-        settings: which store they come from, as which subscriber.
+        store: the destination of bundles.
+        settings: the source and the subscriber.
         observer: counts bundles by outcome.
-        clock: for waiting.
-        fs: the file system that the other store is on.
+        clock: used to wait.
+        fs: the file system of the other store.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class StoreReceiver:
                 "startingOffsets": settings.start,
                 "maxBundlesPerTrigger": str(_BATCH_BUNDLES),
                 "maxBytesPerTrigger": str(_BATCH_BYTES),
-                # What is lost there is lost: to stop for it would lose more. It is said.
+                # These bundles are lost; stopping would lose more. Log it and continue.
                 "failOnDataLoss": "false",
             }
         )
@@ -130,22 +130,22 @@ class StoreReceiver:
         )  # fmt: skip
 
     def start(self) -> None:
-        """Begin to read. A store that does not exist yet is waited for."""
+        """Start to read. Waits for a store that does not exist yet."""
         self._worker.wake()
         self._worker.start()
 
     def stop(self, grace_s: float) -> None:
-        """End, in about *grace_s* seconds; confirm the batch at hand if there is room for the rest of it."""
+        """Stop, in about *grace_s* seconds. The current batch is confirmed if there is space for the rest of it."""
         self._worker.stop(grace_s)
         self._let_go()
 
     def take(self) -> int:
         """
-        Store the next bundles that are sealed there, and confirm them; return how many they were, 0 when there are
-        none. What the thread does again and again.
+        Store the next sealed bundles, and confirm them. Return their number, 0 if there are none. The thread repeats
+        this.
 
         Raises:
-            QuiverError, OSError: nothing more is confirmed; the next call goes on there.
+            QuiverError, OSError: nothing more was confirmed; the next call continues from there.
         """
         subscription = self._subscription
         if subscription is None:
@@ -160,11 +160,11 @@ class StoreReceiver:
             batch = self._batch = _Batch(end, deque(sorted(spans, key=lambda one: (one.path, one.start))))
         while batch.spans:
             if not self._store_span(batch.spans[0], batch):
-                return 0  # asked to stop while there was no room: the batch comes again
+                return 0  # stopped while the store was full: the batch will be read again
             batch.spans.popleft()
             batch.stored = 0
         self._store.sync()
-        subscription.commit(batch.end)  # and only this is tried again when the disk there is full
+        subscription.commit(batch.end)  # if the disk there is full, only this is retried
         self._position, self._batch = batch.end, None
         return batch.bundles
 
@@ -172,7 +172,7 @@ class StoreReceiver:
         roots = store_roots(self._fs, self._options.path)
         if None in roots:
             return self._subscribe_to(self._options, self._options.path)
-        later = replace(self._options, starting="earliest")  # a core that comes had nothing before
+        later = replace(self._options, starting="earliest")  # for new cores, which start empty
         return CoresSubscription(
             self._fs,
             self._options,
@@ -186,10 +186,7 @@ class StoreReceiver:
         return Subscription(self._fs, own, segments, parallelism=1, clock=self._clock, observer=self._observer)
 
     def _store_span(self, span: Span, batch: _Batch) -> bool:
-        """
-        Store what is not stored yet of some bundles of one segment; False when asked to stop before all of them
-        were.
-        """
+        """Store the remaining bundles of one span. Return False if the receiver was stopped before all were stored."""
         first = span.start + batch.stored
         try:
             reader = SegmentReader.open(self._fs, span.path)
@@ -229,7 +226,7 @@ class StoreReceiver:
 
     def _pass_over(self, where: str, reason: str, bundles: int) -> None:
         self._observer.count("quiver.receiver.bundles_total", bundles, outcome="lost")
-        _log.error("%s: %d bundles are passed over: %s", where, bundles, reason)
+        _log.error("%s: %d bundles are skipped: %s", where, bundles, reason)
 
     def _let_go(self) -> None:
         if self._subscription is not None:
@@ -240,12 +237,12 @@ class StoreReceiver:
         try:
             taken = self.take()
         except (QuiverError, OSError) as error:
-            # The store may come later, the disk may be freed: nothing is confirmed that is not stored.
+            # The store may appear later, or disk space may be freed: only stored bundles are confirmed.
             if not isinstance(error, OSError):
-                self._let_go()  # it may be another store the next time
+                self._let_go()  # the path may have another store next time
             if str(error) != self._reported:
                 self._reported = str(error)
-                _log.warning("%s is waited for: %s", self.settings.listening_addr, error)
+                _log.warning("waiting for %s: %s", self.settings.listening_addr, error)
             return max(_RETRY_S, self.settings.poll_interval_s)
         self._reported = ""
         return 0.0 if taken else None

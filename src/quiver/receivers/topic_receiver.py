@@ -1,8 +1,8 @@
 """
-A topic as the source of a pipeline: export requests read from it, stored, and confirmed to its subscription.
+A topic as the source of a pipeline: export requests are read from it, stored, and confirmed to its subscription.
 
-Confirmed is what is synced here, so nothing is lost between the two; what was stored and not yet confirmed when the
-process dies is stored again.
+A request is confirmed only after it is synced here, so nothing is lost in between. Requests that were stored but not
+confirmed when the process dies are stored again.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ __all__ = ["TopicReceiver", "TopicReceiverSettings"]
 @dataclass(frozen=True, slots=True)
 class TopicReceiverSettings:
     """
-    What a receiver reads, and as whom.
+    The topic to read, and the subscription.
 
     Attributes:
-        place: where the topics are.
+        place: the location of the topics.
         topic: ``namespace/topic``.
-        subscription: its name.
-        start: where a new subscription begins.
-        signal: what the payloads are whose message does not say it.
-        poll_interval_s: seconds between two looks at the end of the topic.
+        subscription: the name of the subscription.
+        start: the first position of a new subscription.
+        signal: the signal of payloads whose message does not specify it.
+        poll_interval_s: how often to poll the end of the topic.
     """
 
     place: TopicPlace
@@ -58,12 +58,12 @@ class TopicReceiverSettings:
 
     @property
     def directory(self) -> str:
-        """Of the topic."""
+        """The directory of the topic."""
         return f"{self.place.root}/{self.topic}"
 
     @property
     def listening_addr(self) -> str:
-        """Where it takes from, for people."""
+        """The source, for reports."""
         return f"topic {self.topic} of {self.place.root}"
 
 
@@ -76,13 +76,13 @@ _log = logging.getLogger("quiver.pipeline")
 
 class TopicReceiver:
     """
-    Reads one topic into one store, in a thread of its own.
+    Reads one topic into one store, in its own thread.
 
     Args:
-        store: where requests go.
-        settings: which topic, as which subscription.
+        store: the destination of requests.
+        settings: the topic and the subscription.
         observer: counts requests by signal and outcome.
-        clock: for waiting.
+        clock: used to wait.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class TopicReceiver:
     ) -> None:
         self.settings = settings
         self._store = store
-        # Synced before each confirmation of ours, not with each request.
+        # Synced before each confirmation, not with each request.
         self._intake = OtlpIntake(store, OtlpSettings(ack="logged"), observer=observer)
         self._observer = observer
         self._view = TopicView(settings.place, settings.topic)
@@ -103,22 +103,21 @@ class TopicReceiver:
         )  # fmt: skip
 
     def start(self) -> None:
-        """Begin to read. A topic that does not exist yet is waited for."""
+        """Start to read. Waits for a topic that does not exist yet."""
         self._worker.wake()
         self._worker.start()
 
     def stop(self, grace_s: float) -> None:
-        """Store and confirm what is at hand, and end, in about *grace_s* seconds."""
+        """Store and confirm the current messages, and stop, in about *grace_s* seconds."""
         self._worker.stop(grace_s)
         self._progress.release()
 
     def take(self) -> int:
         """
-        Store what the topic has now, and confirm it; return how many messages that were. What the thread does again and
-        again.
+        Store the available messages of the topic, and confirm them. Return their number. The thread repeats this.
 
         Raises:
-            QuiverError, OSError: nothing more is confirmed; the next call goes on there.
+            QuiverError, OSError: nothing more was confirmed; the next call continues from there.
         """
         tip = self._view.next_offset(durable=True)
         found = self._progress.position()
@@ -138,7 +137,7 @@ class TopicReceiver:
         return position - began
 
     def _messages(self, start: int, stop: int) -> Iterator[tuple[int, Message | None]]:
-        """Yield each message and the offset behind it; None for what is lost, which is said."""
+        """Yield each message with the offset after it; None for a lost message, which is logged."""
         for one in self._view.read(start, stop):
             if isinstance(one, LostRange):
                 _log.error("%s", one.error())
@@ -153,12 +152,12 @@ class TopicReceiver:
                     yield at + 1, message
 
     def _store_one(self, message: Message) -> bool:
-        """Store *message*, or pass over what can never be stored; False when asked to stop while there was no room."""
+        """Store *message*, or skip it if it can never be stored. Return False if stopped while the store was full."""
         signal = message.attributes.get(SIGNAL_ATTRIBUTE, self.settings.signal)
         if signal not in _SIGNALS:
             self._observer.count("quiver.receiver.requests_total", signal="unknown", outcome="invalid")
             _log.warning(
-                "%s: message %d does not say what it is, passed over", self.settings.listening_addr, message.offset
+                "%s: message %d does not specify its signal, skipped", self.settings.listening_addr, message.offset
             )
             return True
         while True:
@@ -167,7 +166,7 @@ class TopicReceiver:
                 return True
             if verdict.outcome in {"invalid", "too_large"}:
                 _log.warning(
-                    "%s: message %d passed over: %s", self.settings.listening_addr, message.offset, verdict.message
+                    "%s: message %d skipped: %s", self.settings.listening_addr, message.offset, verdict.message
                 )
                 return True
             if self._worker.pause(verdict.retry_after_s or _RETRY_S):
@@ -182,10 +181,10 @@ class TopicReceiver:
         try:
             self.take()
         except (QuiverError, OSError) as error:
-            # The topic may come later, the disk may be freed: nothing is confirmed that is not stored.
+            # The topic may appear later, or disk space may be freed: only stored messages are confirmed.
             if str(error) != self._reported:
                 self._reported = str(error)
-                _log.warning("%s is waited for: %s", self.settings.listening_addr, error)
+                _log.warning("waiting for %s: %s", self.settings.listening_addr, error)
             return max(_RETRY_S, self.settings.poll_interval_s)
         self._reported = ""
         return None

@@ -1,8 +1,8 @@
 """
-Zstandard from outside (RFC 8878), never inflated beyond a limit.
+Bounded decompression of Zstandard data (RFC 8878) from clients.
 
-Arrow's codec inflates. What it does not bound is read from the frames first: the window, which is memory that a frame
-of twenty bytes can ask for, and how much can come out of the blocks at all.
+Arrow's codec decompresses the data. The limits that it lacks are checked in the frame headers first: the window, which
+is memory that a frame of twenty bytes can request, and the total size of the blocks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["WINDOW_BYTES_MAX", "ZSTD_MAGIC", "FramesBound", "bound_frames", "inf
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 WINDOW_BYTES_MAX = 8 * 1024 * 1024
-"""What RFC 8878 asks every decoder to support, and RFC 9659 every HTTP sender to keep to."""
+"""The window that RFC 8878 requires of every decoder, and to which RFC 9659 limits HTTP senders."""
 
 _PIECES_MAX = 100_000
-"""More blocks and frames in one request are refused: empty ones cost time to walk, and bring nothing."""
+"""The maximum number of blocks and frames in a request: empty ones take time to process and contain nothing."""
 
 _SKIPPABLE = 0x184D2A50
-_EARLY = "zstd ends too early"
+_EARLY = "truncated zstd data"
 _MANY = f"more than {_PIECES_MAX} frames and blocks"
 _BLOCK_BYTES_MAX = 128 * 1024
 _CONTENT_SIZE_BYTES = (0, 2, 4, 8)
@@ -34,11 +34,11 @@ _DICTIONARY_BYTES = (0, 1, 2, 4)
 @dataclass(frozen=True, slots=True)
 class FramesBound:
     """
-    What inflating a run of frames can take.
+    Upper bounds for decompressing a sequence of frames.
 
     Attributes:
-        size_max: the most bytes that can come out.
-        window_max: the most bytes that the decoder holds beside them.
+        size_max: the maximum size of the result.
+        window_max: the maximum additional memory of the decoder.
     """
 
     size_max: int
@@ -47,9 +47,9 @@ class FramesBound:
 
 def bound_frames(data: bytes) -> FramesBound | Damage:
     """
-    Walk the frames of *data* without inflating anything; say how much can come out of them, or what is wrong.
+    Scan the frames of *data* without decompressing them. Return the upper bounds, or the damage.
 
-    A frame that needs a window above `WINDOW_BYTES_MAX` or a dictionary is damage: nobody agreed on either.
+    A frame that needs a window above `WINDOW_BYTES_MAX` or a dictionary counts as damage: neither was agreed on.
     """
     walk = _Walk(data)
     while walk.at < len(data):
@@ -62,7 +62,7 @@ def bound_frames(data: bytes) -> FramesBound | Damage:
 
 
 class _Walk:
-    """A walk over frames; each step returns None, or what is wrong at `at`."""
+    """A scan of frames; each step returns None, or the damage at `at`."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -97,13 +97,13 @@ class _Walk:
             return "a reserved bit is set in a zstd frame"
         if any(self.data[end - size_bytes - dictionary_bytes : end - size_bytes]):
             return "a zstd frame needs a dictionary"
-        if single:  # the content is the window
+        if single:  # the window is as large as the content
             window = int.from_bytes(self.data[end - size_bytes : end], "little") + (256 if size_bytes == 2 else 0)
         else:
             exponent, mantissa = divmod(self.data[self.at + 1], 8)
             window = (1 << 10 + exponent) // 8 * (8 + mantissa)
             if window > WINDOW_BYTES_MAX:
-                return f"a zstd frame needs a window of {window} bytes; the most is {WINDOW_BYTES_MAX}"
+                return f"a zstd frame needs a window of {window} bytes; the maximum is {WINDOW_BYTES_MAX}"
         self.window = max(self.window, window)
         self.at = end
         return None
@@ -119,7 +119,7 @@ class _Walk:
             header = int.from_bytes(self.data[self.at : self.at + 3], "little")
             last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
             if kind == 3 or size > _BLOCK_BYTES_MAX:
-                return "a zstd block of no known kind or size"
+                return "a zstd block has an unknown type or an invalid size"
             self.at += 3 + (1 if kind == 1 else size)
             self.size += _BLOCK_BYTES_MAX if kind == 2 else size
         self.at += checksum_bytes
@@ -128,19 +128,19 @@ class _Walk:
 
 def inflate_zstd(data: bytes, *, size_max: int) -> bytes | Damage | None:
     """
-    Return the zstd frames of *data*, inflated; None when that is more than *size_max* bytes.
+    Return the zstd frames of *data*, decompressed; None if they exceed *size_max* bytes.
 
-    At most *size_max* + 1 bytes and a window are ever held, whatever the data claims to be.
+    At most *size_max* + 1 bytes and a window are held in memory, whatever size the data declares.
     """
     bound = bound_frames(data)
     if isinstance(bound, Damage):
         return bound
     if bound.window_max > max(size_max, WINDOW_BYTES_MAX):
-        return None  # a frame that says itself that it holds more
+        return None  # the declared size is larger
     try:
         with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
-            # One byte more than there can be: only at the end is the checksum looked at. Not `read`: when that fails,
-            # pyarrow never frees what it had made room for.
+            # One byte more than possible, because the checksum is only verified at the end. Not `read`: if that
+            # fails, pyarrow never frees the memory that it allocated.
             inflated: bytes = stream.read_buffer(min(bound.size_max, size_max) + 1).to_pybytes()
     except (OSError, pa.ArrowException) as error:
         return Damage(0, f"not zstd: {error}")

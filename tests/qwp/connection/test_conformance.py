@@ -162,7 +162,7 @@ def test_c2_sizes(said, value):
         ("sf_max_bytes=2T;sf_max_total_bytes=8T;", "256 bytes to 1 TiB"),
         ("sf_max_bytes=255;", "256 bytes to 1 TiB"),
         ("auto_flush_interval=-5;", "at least 1"),
-        ("username=a:b;password=c;", "no colon"),
+        ("username=a:b;password=c;", "not contain a colon"),
     ],
 )
 def test_c1_values_that_no_sender_could_use_are_refused(keys, reason):
@@ -177,9 +177,9 @@ def test_c3_an_unknown_key_is_refused_with_the_nearest_one():
         conf("sf_max_byte=1;")
     with pytest.raises(SettingsError, match="unknown key Addr"):
         conf("Addr=x:1;")
-    with pytest.raises(SettingsError, match="twice"):
+    with pytest.raises(SettingsError, match="repeated"):
         conf("sf_dir=a;sf_dir=b;")
-    with pytest.raises(SettingsError, match="another name"):
+    with pytest.raises(SettingsError, match="alias"):
         conf("sf_max_bytes=1M;sf_max_segment_bytes=1M;")
 
 
@@ -222,7 +222,7 @@ def test_c8_without_a_directory_frames_stay_in_memory():
     assert conf().sf_dir is None
     assert conf().ring.bytes_max == 128 << 20
     assert conf("sf_dir=/x;").ring.bytes_max == 10 << 30
-    with pytest.raises(SettingsError, match="two of sf_max_bytes"):
+    with pytest.raises(SettingsError, match="2 \\* sf_max_bytes"):
         conf("sf_max_bytes=1M;sf_max_total_bytes=1M;")
 
 
@@ -912,7 +912,7 @@ def test_r9_the_first_connection():
     """off: one round and the end; on: until the time is over; async: at once, and rows wait in the slot."""
     with pytest.raises(SenderHaltedError, match="no server answered"):
         Sender.from_conf("ws::addr=127.0.0.1:1;")
-    with pytest.raises(SenderHaltedError, match="time for reconnecting"):
+    with pytest.raises(SenderHaltedError, match="reconnect time"):
         Sender.from_conf(f"ws::addr=127.0.0.1:1;initial_connect_retry=on;reconnect_max_duration_millis=20;{QUICK}")
     with QwpServer() as server:
         server.refuse = (503, {})
@@ -1149,7 +1149,7 @@ def test_b1_b2_a_full_slot_tells_why():
     keys = "sf_max_bytes=4096;sf_max_total_bytes=8192;sf_append_deadline_millis=20;auto_flush=off;"
     with QwpServer(lambda *_: None) as server:
         sender = Sender.from_conf(f"ws::addr={server.address};{keys}close_flush_timeout_millis=0;{QUICK}")
-        with pytest.raises(CapacityError, match="wire is publishing"):
+        with pytest.raises(CapacityError, match="the connection works"):
             for number in range(100):
                 sender.row("t", columns={"v": "x" * 500, "n": number})
                 sender.flush()

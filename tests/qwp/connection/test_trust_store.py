@@ -80,7 +80,7 @@ def test_a_wrong_password_and_every_damage_are_told():
     """The checksum covers all of it; with a good one lengths that lead outside are still damage."""
     answer = decode_java_keystore(memoryview(BY_KEYTOOL), "other")
     assert isinstance(answer, Damage)
-    assert "another password" in answer.reason
+    assert "password is wrong" in answer.reason
     for end in range(len(BY_KEYTOOL)):
         assert not isinstance(decode_java_keystore(memoryview(BY_KEYTOOL)[:end], PASSWORD), Frame)
     for at in range(len(BY_KEYTOOL)):
@@ -108,7 +108,7 @@ def test_a_server_is_believed_because_of_it(tmp_path):
         with Sender.from_conf(f"{keys}tls_roots_password={PASSWORD};") as sender:
             sender.row("t", columns={"v": 1})
             assert sender.wait_until_confirmed(sender.flush(), 20)
-        with pytest.raises(SettingsError, match="another password"):
+        with pytest.raises(SettingsError, match="password is wrong"):
             Sender.from_conf(f"{keys}tls_roots_password=wrong;")
         with pytest.raises(SettingsError, match="a trust store needs tls_roots_password"):
             Sender.from_conf(keys)
@@ -143,7 +143,7 @@ def test_what_is_no_trust_store_is_refused(tmp_path):
     """A PEM file has no password; a store without certificates trusts nobody."""
     pem = tmp_path / "roots.pem"
     pem.write_text("-----BEGIN CERTIFICATE-----\n")
-    with pytest.raises(SettingsError, match="a PEM file has no tls_roots_password"):
+    with pytest.raises(SettingsError, match="remove tls_roots_password for a PEM file"):
         trusted_certificates(str(pem), PASSWORD)
     empty = tmp_path / "empty.jks"
     empty.write_bytes(_store())
@@ -165,7 +165,7 @@ def test_roots_that_are_none_are_named(tmp_path, what):
     elif what == "directory":
         roots.mkdir()
     words = (
-        f"{re.escape(str(roots))} holds no certificates" if what == "text" else f"cannot read {re.escape(str(roots))}"
+        f"{re.escape(str(roots))} has no PEM certificates" if what == "text" else f"cannot read {re.escape(str(roots))}"
     )
     with pytest.raises(SettingsError, match=f"tls_roots: {words}"):
         Sender.from_conf(f"wss::addr=127.0.0.1:1;tls_roots={roots};")

@@ -468,7 +468,7 @@ def test_letters_that_are_too_large_go_in_pieces_or_stay(sf_dir):
     assert (done.taken, len(done.refused)) == (6, 1)
     (left,) = stored(sf_dir)
     assert left.letter.fsn == 9
-    assert "a row of" in left.letter.reason
+    assert "the row has" in left.letter.reason
 
 
 def test_letters_stay_when_there_is_no_server_or_it_ends_it(sf_dir):
@@ -519,7 +519,7 @@ def test_resend_says_what_became_of_them(sf_dir):
     """And exits with 1 when letters are left."""
     with QwpServer(refuse_odd) as server:
         conf = f"ws::addr={server.address};{QUICK}"
-        assert "1 letters taken, 0 refused again" in run(sf_dir, "resend", 0, "--conf", conf)
+        assert "1 dead letters accepted, 0 refused again" in run(sf_dir, "resend", 0, "--conf", conf)
         done = run(sf_dir, "resend", "--conf", conf, "--json", code=1)
         assert (done["taken"], [one["frame"] for one in done["refused"]], done["left"]) == (2, [1, 3, 5], 0)
     assert "refused: odd" not in run(sf_dir, "resend", "--conf", f"ws::addr=127.0.0.1:1;{QUICK}", code=1)
@@ -543,11 +543,11 @@ def test_export_writes_parquet(sf_dir):
     assert table["s"].to_pylist()[0] == "S0"
     assert set(table["dead_letter_reason"].to_pylist()) == {"no such column"}
     assert table["dead_letter"].to_pylist()[:2] == [stored(sf_dir)[0].id] * 2
-    assert "--force replaces it" in run(sf_dir, "export", "--to", out, code=2)
+    assert "use --force to overwrite it" in run(sf_dir, "export", "--to", out, code=2)
     run(sf_dir, "export", "--to", out, "--force")
     run(sf_dir, "export", "1", "--table", "u", "--to", out / "one.parquet")
     assert pq.read_table(out / "one.parquet")["v"].to_pylist() == [1, 11]
-    assert "name it with --table" in run(sf_dir, "export", "--to", out / "x.parquet", code=2)
+    assert "add --table NAME" in run(sf_dir, "export", "--to", out / "x.parquet", code=2)
     assert "--to DIRECTORY" in run(sf_dir, "export", code=2)
     assert "Not a directory" in run(sf_dir, "export", "--to", out / "t.parquet" / "x", code=2)
     assert len(stored(sf_dir)) == 7

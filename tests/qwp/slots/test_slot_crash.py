@@ -296,7 +296,7 @@ def test_what_is_no_segment_is_refused():
     with pytest.raises(CorruptionError, match="magic"):
         _open(fs)
     _write(fs, "sf-0000000000000000.sfa", _segment(0, 1)[:20])
-    with pytest.raises(CorruptionError, match="cut inside its header"):
+    with pytest.raises(CorruptionError, match="truncated inside its header"):
         _open(fs)
 
 
@@ -336,7 +336,7 @@ def test_the_cap_counts_whole_segments_and_trimming_makes_room():
 def test_a_frame_that_never_fits_is_refused_up_front():
     """Nothing is rotated for it."""
     slot = memory_slot(RingSettings(512, 1024, 0.0), clock=ManualClock(), observer=InMemoryObserver())
-    with pytest.raises(UsageError, match="room for 480"):
+    with pytest.raises(UsageError, match="space for 480"):
         slot.ring.append(bytes(481))
     with pytest.raises(UsageError):
         slot.ring.append(b"")

@@ -183,7 +183,7 @@ def test_a_disk_that_fails_halts_the_slot_and_loses_nothing():
     slot = _filled(_open(fs))
     slot.ring.acknowledge(12)
     fs.fail_on("rename")
-    with pytest.raises(StoreFailedError, match="shorter"):
+    with pytest.raises(StoreFailedError, match="shorten"):
         slot.ring.upkeep(force=True, provision=False)
     with pytest.raises(StoreFailedError):
         slot.ring.append(b"QWP1")

@@ -266,7 +266,7 @@ def test_a_few_bytes_never_become_gigabytes(store):
     with receiving(store) as receiver, client(receiver) as connection:
         refusal = send(connection, bytes(data))
     assert refusal.status == Status.PARSE_ERROR
-    assert "bytes; the most is" in refusal.text
+    assert "bytes; the limit is" in refusal.text
 
 
 @pytest.mark.parametrize("data", ["a text", b"x" * 2_000_000], ids=["text", "large"])

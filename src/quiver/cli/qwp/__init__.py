@@ -4,9 +4,8 @@
 =================  ===================================================================================================
 module             purpose
 =================  ===================================================================================================
-`commands.py`      the other logs
+`commands.py`      `quiver qwp list`, `inspect`, `drain`, `clear-failed` and `tail`
 `dead_letters.py`  `quiver qwp dead-letters SF_DIR SLOT list|show|resend|export|clear`
-`slots.py`         What the commands of `quiver qwp` share: slots by name, what is in one, and a word while no server
-                   answers
+`slots.py`         helpers that these commands share: finding slots, reports, messages while no server answers
 =================  ===================================================================================================
 """

@@ -1,4 +1,4 @@
-"""`quiver qwp list|inspect|drain|clear-failed|tail`: the slots of QWP senders. `dead_letters.py` has the rest."""
+"""`quiver qwp list|inspect|drain|clear-failed|tail`: commands for the slots of QWP senders."""
 
 from __future__ import annotations
 
@@ -19,24 +19,20 @@ if TYPE_CHECKING:
 
 __all__ = ["build_former_app", "build_qwp_app"]
 
-Root = Annotated[Path, typer.Argument(metavar="SF_DIR", help="What sf_dir says: the directory above the slots.")]
+Root = Annotated[Path, typer.Argument(metavar="SF_DIR", help="The sf_dir of the senders: the parent of the slots.")]
 Slot = Annotated[str, typer.Argument(metavar="SLOT", help="A sender_id.")]
-Slots = Annotated[list[str] | None, typer.Argument(metavar="SLOT", help="Sender ids; all when left out.")]
+Slots = Annotated[list[str] | None, typer.Argument(metavar="SLOT", help="Sender ids. Default: all.")]
 
 
 def build_qwp_app() -> typer.Typer:
     """Return the commands below `quiver qwp`."""
-    app = typer.Typer(
-        help="Look at the slots of QWP senders, and drain them.", no_args_is_help=True, add_completion=False
-    )
-    app.command("list", short_help="List slots: what waits, since when, for whom.")(list_slots)
-    app.command("inspect", short_help="Show a slot: segments, and tables that wait.")(inspect)
-    app.command("drain", short_help="Send what waits, and empty the slots.")(drain)
-    app.command("clear-failed", short_help="Let drainers try marked slots again.")(clear_failed)
-    app.command("tail", short_help="Print the newest rows, a line of JSON each.")(tail)
-    app.command("dead-letters", short_help="Frames that were given up: list, show, resend, export, clear.")(
-        dead_letters
-    )
+    app = typer.Typer(help="Inspect and drain the slots of QWP senders.", no_args_is_help=True, add_completion=False)
+    app.command("list", short_help="List slots: backlog, age and holder.")(list_slots)
+    app.command("inspect", short_help="Show a slot: segments, and unconfirmed rows by table.")(inspect)
+    app.command("drain", short_help="Send the unconfirmed frames of slots.")(drain)
+    app.command("clear-failed", short_help="Remove failure marks, so that drainers retry the slots.")(clear_failed)
+    app.command("tail", short_help="Print the newest rows as JSON lines.")(tail)
+    app.command("dead-letters", short_help="List, show, resend, export or remove dead letters.")(dead_letters)
     return app
 
 
@@ -60,12 +56,12 @@ def list_slots(
     as_json: JsonFlag = False,
 ) -> None:
     """
-    List the slots: what waits in them, since when, and who holds them. Safe beside senders.
+    List the slots with their backlog, its age, and their holder. Safe while senders run.
 
-    With --watch and --json each look is one line. Exits with 1 when a slot cannot be read.
+    With --watch and --json, each poll prints one line. Exits with 1 if a slot cannot be read.
     """
     every_s = check_watching(every, looks, is_watching=watching)
-    known: dict[str, Any] = {}  # a look reads only what has changed since the one before
+    known: dict[str, Any] = {}  # caches what has not changed since the previous poll
     if not watching:
         fine = _list(root, known, as_json=as_json, in_a_line=False)
     else:
@@ -111,7 +107,7 @@ def _list(root: Path, known: dict[str, Any], *, as_json: bool, in_a_line: bool) 
 
 
 def inspect(root: Root, slot: Slot, as_json: JsonFlag = False) -> None:
-    """Show a slot: its segments, and which tables wait in it. Exits with 1 when it cannot be read."""
+    """Show the segments of a slot and its unconfirmed rows by table. Exits with 1 if the slot cannot be read."""
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.slots.inspection import frames_of_slot, rows_by_table  # noqa: PLC0415
 
@@ -129,7 +125,7 @@ def inspect(root: Root, slot: Slot, as_json: JsonFlag = False) -> None:
         print_table(f"{root}/{name}", [{"": key, "value": value} for key, value in fields.items()])
         segments = [{"segment": Path(path).name, "frames": count} for path, count in one.segments.items()]
         print_table("segments", segments)
-        print_table("rows that wait", [{"table": table, "rows": rows} for table, rows in waiting.items()])
+        print_table("unconfirmed rows", [{"table": table, "rows": rows} for table, rows in waiting.items()])
     if one.problem is not None:
         raise typer.Exit(1)
 
@@ -138,21 +134,21 @@ def drain(
     root: Root,
     slots: Slots = None,
     conf: Annotated[
-        str | None, typer.Option("--conf", help="Where to: a connect string. QDB_CLIENT_CONF when left out.")
+        str | None, typer.Option("--conf", help="Connect string of the server. Default: QDB_CLIENT_CONF.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    Send what waits in slots, one after the other, and empty them. One that somebody holds is passed over.
+    Send the unconfirmed frames of slots, one slot after the other. Slots in use are skipped.
 
-    Marked slots are drained when they are named. Exits with 1 when one was not drained.
+    Slots marked as failed are drained only if they are named. Exits with 1 if a slot was not drained.
     """
     events = _drain(root, names_of_slots(root, slots), conf, named=bool(slots))
     if as_json:
         print_json([{"slot": one.sender_id, "outcome": one.kind, "reason": one.reason} for one in events])
     else:
         rows = [{"slot": one.sender_id, "outcome": one.kind, "reason": one.reason or None} for one in events]
-        print_table(f"slots of {root}", rows, empty="nothing waits")
+        print_table(f"slots of {root}", rows, empty="nothing to send")
     if any(one.kind != "drained" for one in events):
         raise typer.Exit(1)
 
@@ -184,7 +180,7 @@ def _drain(root: Path, names: list[str], conf: str | None, *, named: bool) -> li
 
 
 def clear_failed(root: Root, slots: Slots = None, as_json: JsonFlag = False) -> None:
-    """Take the mark from slots that nobody adopts any more. Their senders and drainers try again."""
+    """Remove the failure mark from slots, so that senders and drainers adopt them again."""
     from quiver.primitives.disk.atomic import remove_durably  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.qwp.format.names import FAILED_NAME  # noqa: PLC0415
@@ -197,16 +193,16 @@ def clear_failed(root: Root, slots: Slots = None, as_json: JsonFlag = False) -> 
     if as_json:
         print_json({"cleared": cleared})
     else:
-        typer.echo(f"cleared: {', '.join(cleared) or 'none was marked'}")
+        typer.echo(f"cleared: {', '.join(cleared) or 'none'}")
 
 
 def tail(
     root: Root,
     slot: Slot,
-    rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many of the newest rows.")] = 10,
-    table: Annotated[str | None, typer.Option("--table", help="Of this table only.")] = None,
+    rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="Number of rows.")] = 10,
+    table: Annotated[str | None, typer.Option("--table", help="Only rows of this table.")] = None,
 ) -> None:
-    """Print the newest rows of a slot, a line of JSON each: frame, table, and the row's values."""
+    """Print the newest rows of a slot as JSON lines: frame, table and values."""
     from collections import deque  # noqa: PLC0415 - keeps `--help` quick
 
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415

@@ -26,7 +26,7 @@ __all__ = ["dead_letters"]
 
 
 class Action(StrEnum):
-    """What to do with dead letters."""
+    """An operation on dead letters."""
 
     list = "list"
     show = "show"
@@ -36,29 +36,29 @@ class Action(StrEnum):
 
 
 def dead_letters(
-    root: Annotated[Path, typer.Argument(metavar="SF_DIR", help="What sf_dir says: the directory above the slots.")],
+    root: Annotated[Path, typer.Argument(metavar="SF_DIR", help="The sf_dir of the senders: the parent of the slots.")],
     slot: Annotated[str, typer.Argument(metavar="SLOT", help="A sender_id.")],
-    action: Annotated[Action, typer.Argument(help="What to do.")] = Action.list,
+    action: Annotated[Action, typer.Argument(help="The operation.")] = Action.list,
     letters: Annotated[
         list[str] | None,
-        typer.Argument(metavar="LETTER", help="Which ones, as listed: 12.1f3a9c20, or 12 for all of frame 12."),
+        typer.Argument(metavar="LETTER", help="Ids as listed: 12.1f3a9c20, or 12 for all of frame 12. Default: all."),
     ] = None,
-    table: Annotated[str | None, typer.Option("--table", help="Only letters with rows of this table.")] = None,
+    table: Annotated[str | None, typer.Option("--table", help="Only dead letters with rows of this table.")] = None,
     conf: Annotated[
-        str | None, typer.Option("--conf", help="Resend to: a connect string. QDB_CLIENT_CONF when left out.")
+        str | None, typer.Option("--conf", help="Connect string for resend. Default: QDB_CLIENT_CONF.")
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--to", help="Export to: a directory, or a .parquet file with --table.")
+        Path | None, typer.Option("--to", help="Target of export: a directory, or a .parquet file with --table.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
-    rows: Annotated[bool, typer.Option("--rows", help="List with the rows, as show does.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Include the rows in the list, as show does.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """
-    List, show, send again, export or remove what the server refused and the sender gave up.
+    List, show, resend, export or remove frames that the server refused and the sender dropped.
 
-    Works beside a sender that runs. A letter that is sent again is removed when the server has taken it. One that is
-    refused again stays, with the new reason. Exits with 1 when letters are damaged or were not taken.
+    Works while the sender runs. A resent dead letter is removed once the server has accepted it. If the server refuses
+    it again, it stays, with the new reason. Exits with 1 if dead letters are damaged or were not accepted.
     """
     (name,) = names_of_slots(root, [slot])
     directory = f"{root}/{name}"
@@ -154,7 +154,7 @@ def _clear(directory: str, found: _Found, *, is_all: bool, as_json: bool) -> Non
     if as_json:
         print_json({"removed": removed})
     else:
-        typer.echo(f"{removed:,} letters removed")
+        typer.echo(f"{removed:,} dead letters removed")
 
 
 def _resend(directory: str, letters: list[StoredLetter], conf: str | None, *, as_json: bool) -> None:
@@ -169,7 +169,7 @@ def _resend(directory: str, letters: list[StoredLetter], conf: str | None, *, as
         halted = None if done.halted is None else str(done.halted)
         print_json({"taken": done.taken, "refused": refused, "left": done.left, "halted": halted})
     else:
-        typer.echo(f"{done.taken:,} letters taken, {len(done.refused):,} refused again, {done.left:,} not sent")
+        typer.echo(f"{done.taken:,} dead letters accepted, {len(done.refused):,} refused again, {done.left:,} not sent")
         for one in done.refused:
             typer.echo(f"frame {one.fsn}: {one.reason}")
         if done.halted is not None:
@@ -183,7 +183,7 @@ def _resend(directory: str, letters: list[StoredLetter], conf: str | None, *, as
 
 @dataclass(slots=True)
 class _Group:
-    """Rows of one table whose columns have the same types where they have the same names."""
+    """Rows of one table. Columns with the same name have the same type."""
 
     fields: dict[str, pa.DataType]
     batches: list[pa.RecordBatch]
@@ -200,15 +200,15 @@ def _export(found: _Found, to: Path | None, table: str | None, *, force: bool, a
     from quiver.store.segment.cast import conform  # noqa: PLC0415
 
     if to is None:
-        raise UsageError("export where to? --to DIRECTORY, or --table NAME --to FILE.parquet")
+        raise UsageError("export needs a target: --to DIRECTORY, or --table NAME --to FILE.parquet")
     if to.suffix == ".parquet" and table is None:
-        raise UsageError(f"{to}: a file has the rows of one table; name it with --table, or name a directory")
+        raise UsageError(f"{to}: a file holds the rows of one table; add --table NAME, or pass a directory")
     files = dict(_files(to, _groups(found, table)))
     for path in files:
         if path.exists() and not force:
-            raise UsageError(f"{path} exists; --force replaces it")
+            raise UsageError(f"{path} exists; use --force to overwrite it")
         if to.suffix == ".parquet" and not path.parent.is_dir():
-            raise UsageError(f"{path.parent}: there is no such directory")
+            raise UsageError(f"{path.parent}: no such directory")
     if files and to.suffix != ".parquet":
         to.mkdir(parents=True, exist_ok=True)
     written = []
@@ -222,7 +222,7 @@ def _export(found: _Found, to: Path | None, table: str | None, *, force: bool, a
     for one in written:
         typer.echo(f"{one['path']}: {one['rows']:,} rows")
     if not written:
-        typer.echo("there is nothing to export")
+        typer.echo("nothing to export")
 
 
 def _files(to: Path, groups: dict[str, list[_Group]]) -> Iterator[tuple[Path, _Group]]:
@@ -233,7 +233,7 @@ def _files(to: Path, groups: dict[str, list[_Group]]) -> Iterator[tuple[Path, _G
 
 
 def _groups(found: _Found, wanted: str | None) -> dict[str, list[_Group]]:
-    """Return the rows of each table. Letters in which a column has another type are a group of their own."""
+    """Return the rows by table. Dead letters in which a column has a different type form their own group."""
     groups: dict[str, list[_Group]] = {}
     for one, tables in found:
         for table in tables:

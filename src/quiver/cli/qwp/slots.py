@@ -1,4 +1,4 @@
-"""What the commands of `quiver qwp` share: slots by name, what is in one, and a word while no server answers."""
+"""Helpers shared by the `quiver qwp` commands: finding slots, reports, and messages while no server answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SILENT_S = 5.0
 
 
 class NoServerReporter(InMemoryObserver):
-    """Says once in a while that no server answers: the time for reconnecting is minutes."""
+    """Reports periodically that no server answers, because reconnecting can take minutes."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__()
@@ -30,19 +30,19 @@ class NoServerReporter(InMemoryObserver):
         self._said_at = -math.inf
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:  # noqa: ARG002
-        """Tell the person in front of the terminal, or keep quiet."""
+        """Print a line to stderr if the last one is old enough."""
         now = self._clock.monotonic()
         if name == "qwp.no_server" and now - self._said_at >= _SILENT_S:
             self._said_at = now
-            typer.echo(f"quiver: {attributes['reason']}; {attributes['frames']} frames wait, trying again", err=True)
+            typer.echo(f"quiver: {attributes['reason']}; {attributes['frames']} frames are waiting, retrying", err=True)
 
 
 def names_of_slots(root: Path, wanted: list[str] | None) -> list[str]:
     """
-    Return the slots below *root* that are *wanted*; None: all of them.
+    Return the names in *wanted*, or all slots below *root* if it is None.
 
     Raises:
-        UsageError: one is not there.
+        UsageError: a slot does not exist.
     """
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.slots.inspection import slots_below  # noqa: PLC0415
@@ -50,12 +50,12 @@ def names_of_slots(root: Path, wanted: list[str] | None) -> list[str]:
     found = slots_below(REAL_FILES, str(root))
     for name in wanted or ():
         if name not in found:
-            raise UsageError(f"{root} has no slot {name}; there are: {', '.join(found) or 'none'}")
+            raise UsageError(f"{root} has no slot {name}; available: {', '.join(found) or 'none'}")
     return wanted or found
 
 
 def look(root: Path, name: str, known: dict[str, Any] | None = None) -> SlotReport:
-    """Return what is in the slot *name*. *known* is kept from one look to the next."""
+    """Return a report on the slot *name*. Pass the same *known* each time to reuse what has not changed."""
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
     from quiver.qwp.slots.inspection import look_at_slot  # noqa: PLC0415
 
@@ -63,19 +63,19 @@ def look(root: Path, name: str, known: dict[str, Any] | None = None) -> SlotRepo
 
 
 def age_s(one: SlotReport) -> float | None:
-    """Return for how long the oldest unconfirmed rows of a slot have waited; None when none wait."""
+    """Return the age of the oldest unconfirmed rows of a slot in seconds, or None if all are confirmed."""
     return None if one.oldest_us is None else max(0.0, SYSTEM_CLOCK.now_ns() / 1e9 - one.oldest_us / 1e6)
 
 
 def holder(one: SlotReport) -> str | None:
-    """Return the pid that last held the slot, and whether there still is such a process here."""
+    """Return the pid that last held the slot, marked if no such process exists on this machine."""
     if one.holder is None or not one.holder.isdecimal():
         return one.holder
-    return one.holder if Path(f"/proc/{one.holder}").exists() or not Path("/proc").exists() else f"{one.holder} (gone)"
+    return one.holder if Path(f"/proc/{one.holder}").exists() or not Path("/proc").exists() else f"{one.holder} (dead)"
 
 
 def slot_as_dict(one: SlotReport) -> dict[str, Any]:
-    """Return a report for programs."""
+    """Return a report in the form that `--json` prints."""
     return {
         "slot": one.sender_id,
         "backlog_frames": one.backlog,

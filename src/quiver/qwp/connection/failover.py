@@ -1,8 +1,8 @@
 """
-Which host next, and after which pause: the arithmetic of reconnecting. Nothing here sleeps or connects.
+Reconnect policy: the choice of the next host and of the pause before it. This module neither sleeps nor connects.
 
-Hosts are tried in rounds: each at most once in a round, the best state first, among equals in the order of the connect
-string. Between the hosts of a round there is no pause; between rounds there is one.
+Hosts are tried in rounds, each host at most once per round: the best state first, then in the order of the connect
+string. There is a pause between rounds, but not between the hosts of a round.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Backoff", "HostState", "HostTracker"]
 
 
 class HostState(IntEnum):
-    """What is thought of a host, the best first."""
+    """The assumed state of a host, best first."""
 
     HEALTHY = 0
     UNKNOWN = 1
@@ -27,22 +27,22 @@ class HostState(IntEnum):
 
 class HostTracker:
     """
-    The states of all hosts, and which of them this round has tried. Thread-safe; each loop that connects keeps for
-    itself to which host it was connected.
+    The states of all hosts, and which of them this round has tried. Thread-safe. Each loop that connects remembers its
+    own host.
 
     Attributes:
-        last_failure: in words, which host failed last and why; empty as long as none did. Set by the loops.
+        last_failure: a description of the last failure, with its host; empty if there was none. Set by the loops.
     """
 
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
         self._states = [HostState.UNKNOWN] * count
         self._attempted = [False] * count
-        self._latest: int | None = None  # the host that answered last, as long as it is healthy
+        self._latest: int | None = None  # the host that answered last, while it is healthy
         self.last_failure = ""
 
     def states(self) -> tuple[HostState, ...]:
-        """Return what is thought of each host."""
+        """Return the state of each host."""
         with self._lock:
             return tuple(self._states)
 
@@ -53,7 +53,7 @@ class HostTracker:
             return min(left, key=lambda index: (self._states[index], index)) if left else None
 
     def begin_round(self, *, forget: bool) -> None:
-        """Let every host be tried again. With *forget* nothing is thought of any but the one that answered last."""
+        """Start a round. With *forget*, reset the state of all hosts except the one that answered last."""
         with self._lock:
             self._attempted = [False] * len(self._attempted)
             if forget:
@@ -63,19 +63,19 @@ class HostTracker:
                 ]
 
     def record_success(self, index: int) -> None:
-        """The host answered."""
+        """Record that the host answered."""
         self._record(index, HostState.HEALTHY)
 
     def record_role_reject(self, index: int, *, transient: bool) -> None:
-        """The host takes no writes: for now, or because of its place in the cluster."""
+        """Record that the host does not accept writes, for now or because of its role in the cluster."""
         self._record(index, HostState.TRANSIENT_REJECT if transient else HostState.TOPOLOGY_REJECT)
 
     def record_transport_error(self, index: int) -> None:
-        """The host could not be reached, or did not speak the protocol."""
+        """Record that the host could not be reached, or did not speak the protocol."""
         self._record(index, HostState.TRANSPORT_ERROR)
 
     def record_mid_stream_failure(self, index: int) -> None:
-        """A connection broke. Whether the host was tried in this round stays as it is."""
+        """Record a broken connection. This does not change whether the host was tried in this round."""
         with self._lock:
             if self._states[index] is HostState.HEALTHY:
                 self._states[index] = HostState.TRANSPORT_ERROR
@@ -94,12 +94,12 @@ class Backoff:
     The pauses of one outage.
 
     Attributes:
-        first_s: the base of the first pause; it doubles from round to round.
-        cap_s: where it stops doubling. What chance adds may go beyond.
-        outage_s_max: the outage may last so long.
-        random: where chance comes from.
+        first_s: the base of the first pause; it doubles with each round.
+        cap_s: the maximum of the base. The random part may exceed it.
+        outage_s_max: the maximum duration of the outage.
+        random: the source of randomness.
         attempt: rounds so far.
-        since: when the outage began, on the caller's clock.
+        since: the start of the outage, on the caller's clock.
     """
 
     first_s: float
@@ -110,7 +110,7 @@ class Backoff:
     since: float = 0.0
 
     def base_s(self, attempt: int) -> float:
-        """Return the pause after so many rounds, before chance."""
+        """Return the pause after *attempt* rounds, without the random part."""
         base = min(self.first_s, self.cap_s)
         for _ in range(attempt):
             if base > self.cap_s / 2:
@@ -119,20 +119,20 @@ class Backoff:
         return base
 
     def start(self, now: float) -> None:
-        """Begin an outage: the first pause again, and all of the time."""
+        """Start an outage: reset the pause and the time limit."""
         self.attempt = 0
         self.since = now
 
     def remaining_s(self, now: float) -> float:
-        """Return how much of the outage's time is left."""
+        """Return the remaining time of the outage."""
         return self.outage_s_max - (now - self.since)
 
     def after_round(self, now: float, *, role_reject: bool) -> float | None:
         """
-        Return the pause before the next round; None when the time is over.
+        Return the pause before the next round, or None when the time is over.
 
-        Between b and 2b, so that a crowd of senders spreads. When the last host of the round said that it takes no
-        writes, the first pause and no doubling: it will, soon.
+        The pause is between b and 2b, so that many senders spread out. If the last host of the round reported that it
+        does not accept writes, the pause is the first one, not doubled: the host will soon accept writes.
         """
         remaining = self.remaining_s(now)
         if remaining <= 0:

@@ -1,5 +1,5 @@
 """
-Trust stores of Java in its own format (JKS): certificates, and a checksum that needs the password. Bytes only.
+Decoding of Java key stores (JKS): trusted certificates, and a checksum that needs the password. No I/O.
 
 ::
 
@@ -41,7 +41,7 @@ def decode_java_keystore(view: memoryview, password: str) -> Answer[list[bytes]]
     """
     Return the trusted certificates, in DER.
 
-    `Damage` for a wrong password, too: nothing tells it from a file that was changed.
+    A wrong password is also reported as `Damage`: it cannot be distinguished from a modified file.
     """
     if not JAVA_KEYSTORE_MAGIC.startswith(bytes(view[:4])):
         return Damage(0, "not a Java key store: the magic does not match")
@@ -54,7 +54,7 @@ def decode_java_keystore(view: memoryview, password: str) -> Answer[list[bytes]]
         return Damage(4, f"unsupported version {version} of a Java key store")
     said = hashlib.sha1(password.encode("utf-16-be") + _SALT + bytes(view[:end]), usedforsecurity=False)
     if not hmac.compare_digest(said.digest(), bytes(view[end:])):
-        return Damage(end, "the checksum does not match: another password, or the file was changed")
+        return Damage(end, "the checksum does not match: the password is wrong, or the file was modified")
     trusted: list[bytes] = []
     try:
         for _ in range(entries):
@@ -69,9 +69,9 @@ def decode_java_keystore(view: memoryview, password: str) -> Answer[list[bytes]]
                 for _ in range(cursor.take(_U32)[0]):
                     _certificate(cursor, version)
             else:
-                return Damage(start, f"an entry with tag {tag}")
+                return Damage(start, f"unknown entry tag {tag}")
     except ShortageError as shortage:
-        return Damage(shortage.offset, f"an entry ends {shortage.missing} bytes behind the entries")
+        return Damage(shortage.offset, f"the last entry is {shortage.missing} bytes too short")
     return Frame(trusted, len(view))
 
 

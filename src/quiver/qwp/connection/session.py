@@ -1,17 +1,17 @@
 """
-What a connection means, without one: bytes and times in, decisions out. No sockets, no clock, no threads.
+The protocol state of a sender: messages and times in, decisions out. No sockets, no clock, no threads.
 
 ::
 
     handshake headers → judge the answer → connected → sent, sent, sent …
                                                      ← OK: confirmed up to here
                                                      ← durable: these tables' transactions cannot be lost
-                                                     ← refused: drop, retry or halt, and always another connection
-                                                     ← closed: another connection, or the end
+                                                     ← refused: drop, retry or halt, and always reconnect
+                                                     ← closed: reconnect, or halt
 
-Frames have numbers in the slot (fsn); a connection counts messages from 0 as they are sent. Mostly a frame is a
-message; one that is larger than the server takes is several. What was given up while frames before it were not
-confirmed is left out when the rest is sent again, and counts as confirmed as soon as all before it are.
+Frames are numbered in the slot (fsn). A connection numbers messages from 0 in the order they are sent. Usually a frame
+is one message; a frame that is larger than the server accepts is sent as several. A frame that was dropped while
+earlier frames were unconfirmed is skipped when those are sent again, and counts as confirmed once they all are.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Category(Enum):
     """
     Why a frame was refused, or a connection ended.
 
-    ``TOO_LARGE`` is no answer of a server: a row is larger than the server said it takes, and was not sent.
+    ``TOO_LARGE`` is not an answer from a server: a row exceeds the limit that the server announced, and was not sent.
     """
 
     SCHEMA_MISMATCH = "SCHEMA_MISMATCH"
@@ -72,10 +72,10 @@ class Category(Enum):
 
 class Policy(Enum):
     """
-    What happens to a refused frame. Always on another connection: a server answers nothing behind a refusal.
+    The treatment of a refused frame. The sender always reconnects: a server does not answer anything after a refusal.
 
-    ``DROP`` gives it up, into the dead letters unless these are off, and goes on behind it. ``RETRY`` sends it again:
-    without end where the settings say so, and until it counts as poison where it is only the default. ``HALT`` stops
+    ``DROP`` drops it, into the dead letters unless these are off, and continues with the next frame. ``RETRY`` sends
+    it again: without limit if configured explicitly; as a default, until the frame counts as poison. ``HALT`` stops
     the sender; the frame stays.
     """
 
@@ -99,7 +99,7 @@ DEFAULT_POLICIES: Mapping[Category, Policy] = {
     Category.INTERNAL_ERROR: Policy.HALT,
     Category.SECURITY_ERROR: Policy.HALT,
     Category.WRITE_ERROR: Policy.DROP,
-    # Newer servers: this node does not take writes now, and a dictionary that a new connection starts afresh.
+    # Newer servers: this node does not accept writes now, and a dictionary that a new connection resets.
     Category.NOT_WRITABLE: Policy.RETRY,
     Category.DICTIONARY_GAP: Policy.RETRY,
     Category.TOO_LARGE: Policy.DROP,
@@ -112,7 +112,7 @@ _ORDERLY_CLOSES = frozenset({1000, 1001, 1006})
 
 
 def category_of(status: int) -> Category:
-    """Return what an error status means; one that nobody knows is UNKNOWN."""
+    """Return the category of an error status; UNKNOWN for an unknown status."""
     return _CATEGORIES.get(status, Category.UNKNOWN)
 
 
@@ -122,12 +122,12 @@ class SenderError:
     One refusal, or the end of all connections.
 
     Attributes:
-        category: why.
-        applied_policy: what was done.
-        status: the server's byte; -1 when no answer was behind it.
-        message: in words.
-        message_sequence: which message of the connection; -1 when none.
-        from_fsn, to_fsn: the frames that are concerned, both included.
+        category: the kind of error.
+        applied_policy: the action taken.
+        status: the server's status byte; -1 if the server did not answer.
+        message: a description.
+        message_sequence: the message of the connection; -1 if there is none.
+        from_fsn, to_fsn: the affected frames, both included.
     """
 
     category: Category
@@ -145,7 +145,7 @@ class SenderError:
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What the decisions depend on. `policies` are those that differ from the defaults."""
+    """The settings of the decisions. `policies` are those that differ from the defaults."""
 
     durable_ack: bool = False
     keepalive_s: float = 0.2
@@ -160,7 +160,7 @@ class SessionSettings:
         return self.policies.get(category) or DEFAULT_POLICIES[category]
 
     def retries_without_end(self, category: Category) -> bool:
-        """Say whether a frame refused as *category* is sent again for as long as it takes: the user asked for that."""
+        """Return whether a frame refused as *category* is retried without limit, as the user configured."""
         return category not in FORCED and self.policies.get(category) is Policy.RETRY
 
 
@@ -169,10 +169,7 @@ class SessionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """
-    The server speaks the protocol. `batch_bytes_max` is the largest message that it takes, 0 when
-    it does not say.
-    """
+    """The server speaks the protocol. `batch_bytes_max` is the maximum size of a message; 0 if it announced none."""
 
     durable_ack: bool
     batch_bytes_max: int
@@ -182,10 +179,10 @@ class Accepted:
 @dataclass(frozen=True, slots=True)
 class Refused:
     """
-    The server does not take this connection. `kind` says what to do about it:
+    The server does not accept this connection. `kind` determines the reaction:
 
-    ``auth``: give up. ``role`` and ``topology``: another host; this one will take writes soon, or not. ``durable``: no
-    server may be asked for what it cannot do: give up. ``transient``: another host, or later.
+    ``auth``: halt. ``role`` and ``topology``: try another host; this one will soon accept writes, or never will.
+    ``durable``: halt, because the server lacks a feature that was requested. ``transient``: try another host, or later.
     """
 
     kind: Literal["auth", "role", "topology", "durable", "transient"]
@@ -195,7 +192,7 @@ class Refused:
 def request_headers(
     *, durable_ack: bool, client_id: str | None, username: str | None, password: str | None, token: str | None
 ) -> list[tuple[str, str]]:
-    """Return the headers that the upgrade request carries besides those of WebSocket."""
+    """Return the headers of the upgrade request other than those of WebSocket."""
     headers = [("X-QWP-Max-Version", str(VERSION_MAX))]
     if client_id is not None:
         headers.append(("X-QWP-Client-Id", client_id))
@@ -210,21 +207,21 @@ def request_headers(
 
 
 def judge_answer(status: int, headers: Mapping[str, str], *, durable_ack: bool) -> Accepted | Refused:
-    """Say what the server's answer to the upgrade request means. *headers* are looked up by the names below."""
+    """Classify the server's answer to the upgrade request. *headers* are looked up by the names below."""
     if status in {401, 403}:
-        return Refused("auth", f"the server refuses the credentials (HTTP {status})")
+        return Refused("auth", f"the server rejected the credentials (HTTP {status})")
     role = headers.get("X-QuestDB-Role", "").strip()
     if status == 421 and role:
         kind: Literal["role", "topology"] = "role" if role.upper() == "PRIMARY_CATCHUP" else "topology"
-        return Refused(kind, f"the server takes no writes, its role is {role}")
+        return Refused(kind, f"the server does not accept writes; its role is {role}")
     if status != 101:
-        return Refused("transient", f"the server does not upgrade (HTTP {status})")
+        return Refused("transient", f"the server refused the upgrade (HTTP {status})")
     version = _number(headers.get("X-QWP-Version", "1"))
     if not 1 <= version <= VERSION_MAX:
         return Refused("transient", f"the server speaks version {headers.get('X-QWP-Version', '1')[:20]!r}, not 1")
     enabled = headers.get("X-QWP-Durable-Ack", "").strip().lower() == "enabled"
     if durable_ack and not enabled:
-        return Refused("durable", "the server does not confirm X-QWP-Durable-Ack; it cannot tell what is durable")
+        return Refused("durable", "the server did not confirm X-QWP-Durable-Ack, so it cannot report durability")
     return Accepted(durable_ack and enabled, _number(headers.get("X-QWP-Max-Batch-Size", "")), version)
 
 
@@ -233,7 +230,7 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else 0
 
 
-# ---- what is to be done
+# ---- actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +243,9 @@ class Confirm:
 @dataclass(frozen=True, slots=True)
 class Drop:
     """
-    Give up the frame `error.from_fsn`: keep it as a dead letter, tell the handler. A `Confirm` follows when it is due.
+    Drop the frame `error.from_fsn`: store it as a dead letter and notify the handler. A `Confirm` follows when due.
 
-    Where the frame was sent as several messages, only the one with this number among them.
+    If the frame was sent as several messages, drop only the message with this index.
     """
 
     error: SenderError
@@ -257,10 +254,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """
-    This connection is of no more use. `paced` asks for a pause first; `error` is what to tell the handler, if
-    anything.
-    """
+    """Close this connection. `paced` requests a pause first; `error` is for the handler, if there is one."""
 
     reason: str
     paced: bool = False
@@ -278,7 +272,7 @@ Action = Confirm | Drop | Reconnect | Halt
 
 
 class Session:
-    """The accounts of one sender over all of its connections."""
+    """The state of one sender across all of its connections."""
 
     def __init__(self, settings: SessionSettings, *, acked_fsn: int = -1) -> None:
         self._settings = settings
@@ -288,9 +282,9 @@ class Session:
         self._sent = 0
         self._confirmed = acked_fsn
         self._pending: deque[tuple[int, Mapping[str, int]]] = deque()  # (fsn, table → transaction), in order
-        self._applied_sequence = -1  # of the newest entry there
+        self._applied_sequence = -1  # of the newest entry in `_pending`
         self._watermarks: dict[str, int] = {}
-        self._dropped: list[int] = []  # given up, and something before them is not durable yet; in order
+        self._dropped: list[int] = []  # dropped, while an earlier frame is not durable yet; in order
         self._last_sent_at = 0.0
         self._has_progress = True
         self._fruitless = 0
@@ -299,7 +293,7 @@ class Session:
         self._first_strike_at = 0.0
 
     def connected(self, *, acked_fsn: int, durable_ack: bool, now: float) -> None:
-        """Start a connection: the next frame to send is the one behind *acked_fsn*, its number on the wire is 0."""
+        """Start a connection: the next frame to send follows *acked_fsn*, and its message number is 0."""
         self._fruitless = 0 if self._has_progress else self._fruitless + 1
         self._has_progress = False
         self._durable = durable_ack
@@ -315,7 +309,7 @@ class Session:
 
     @property
     def next_fsn(self) -> int:
-        """The frame to be sent next."""
+        """The frame to send next."""
         fsn = self._next_fsn
         for dropped in self._dropped:
             if dropped > fsn:
@@ -325,20 +319,20 @@ class Session:
 
     @property
     def fruitless(self) -> int:
-        """How many connections in a row, before this one, ended without anything confirmed."""
+        """How many consecutive connections before this one ended without a confirmation."""
         return self._fruitless
 
     @property
     def awaits_durability(self) -> bool:
-        """Say whether frames are applied and not yet durable."""
+        """Return whether frames are applied but not yet durable."""
         return bool(self._pending)
 
     def resumed(self) -> None:
-        """Begin to count failures anew: whoever resumes after a halt has mended something."""
+        """Reset the failure counters: a caller that resumes after a halt has fixed the cause."""
         self._strikes = 0
 
     def sent(self, now: float, messages: int = 1) -> None:
-        """Note that the frame `next_fsn` is on its way, as so many messages."""
+        """Record that the frame `next_fsn` was sent, as *messages* messages."""
         fsn = self.next_fsn
         if messages > 1 or not self._runs or self._place_of(self._sent) != (fsn, 0, 1):
             self._runs.append((self._sent, fsn, messages))
@@ -347,23 +341,23 @@ class Session:
         self._last_sent_at = now
 
     def given_up(self) -> list[Action]:
-        """Note that nothing of the frame `next_fsn` is sent; return what is to be done, in order."""
+        """Record that nothing of the frame `next_fsn` is sent. Return the actions to take, in order."""
         fsn = self.next_fsn
         self._next_fsn = fsn + 1
         return self._leave_out(fsn, follows_confirmed=self._confirmed >= fsn - 1)
 
     def pinged(self, now: float) -> None:
-        """Note that a ping is on its way."""
+        """Record that a ping was sent."""
         self._last_sent_at = now
 
     def ping_in_s(self, now: float) -> float | None:
-        """Return how long until a ping is due, 0 for now; None when none is needed."""
+        """Return the time until a ping is due, 0 for now, or None if none is needed."""
         if not self._durable or not self._pending or self._settings.keepalive_s <= 0:
             return None
         return max(0.0, self._last_sent_at + self._settings.keepalive_s - now)
 
     def receive(self, message: bytes | str, now: float, *, published_fsn: int) -> list[Action]:
-        """Take one message of the server; return what is to be done, in order."""
+        """Process one message from the server. Return the actions to take, in order."""
         if isinstance(message, str):
             return [Halt(self._violation("the server sent text", published_fsn))]
         answer = decode_response(memoryview(message))
@@ -378,9 +372,9 @@ class Session:
 
     def _place_of(self, sequence: int) -> tuple[int, int, int]:
         """
-        Return the frame of a message, its number among the messages of that frame, and how many these are.
+        Return the frame of a message, its index among the messages of that frame, and their number.
 
-        A run is one frame of several messages, or frames of one message each, one behind the other.
+        A run is one frame of several messages, or consecutive frames of one message each.
         """
         first, fsn, messages = self._runs[bisect.bisect_right(self._runs, sequence, key=lambda run: run[0]) - 1]
         if messages == 1 or sequence >= first + messages:
@@ -388,7 +382,7 @@ class Session:
         return fsn, sequence - first, messages
 
     def _complete_fsn(self, sequence: int) -> int:
-        """Return the newest frame of which all messages are among those up to *sequence*."""
+        """Return the newest frame of which all messages have numbers up to *sequence*."""
         fsn, number, messages = self._place_of(sequence)
         return fsn if number == messages - 1 else fsn - 1
 
@@ -403,14 +397,14 @@ class Session:
         return [Confirm(fsn)]
 
     def _applied(self, ok: Ok) -> list[Action]:
-        sequence = min(ok.sequence, self._sent - 1)  # a server cannot have applied what was not sent
+        sequence = min(ok.sequence, self._sent - 1)  # a server cannot have applied unsent messages
         if sequence < 0:
             return []
         fsn = self._complete_fsn(sequence)
         if not self._durable:
             return self._confirm(fsn)
         if sequence > self._applied_sequence:
-            # Also that of a part of a frame: the frame is durable with all of them.
+            # Includes the transactions of parts: the frame is durable once all of them are.
             self._applied_sequence = sequence
             self._pending.append((fsn, ok.tables))
         return self._drain()
@@ -453,11 +447,11 @@ class Session:
                     )
                 )
             ]
-        again = Reconnect(f"frame {fsn} was refused and given up")
+        again = Reconnect(f"frame {fsn} was refused and dropped")
         if messages > 1:
-            # The others are sent again without it: whether the server kept those before it is not known.
+            # The other messages are sent again without it: the server may have rolled back the earlier ones.
             return [Drop(error, number), *([] if self._durable else self._confirm(fsn - 1)), again]
-        # What is refused comes behind everything that was applied.
+        # A refusal comes after everything that was applied.
         follows_confirmed = not self._durable or self._confirmed >= fsn - 1
         return [Drop(error), *self._leave_out(fsn, follows_confirmed=follows_confirmed), again]
 
@@ -469,15 +463,15 @@ class Session:
         return []
 
     def closed(self, code: int, reason: str, now: float, *, published_fsn: int) -> Action:
-        """Say what the end of the connection means; *code* is 1006 when there was no word of it."""
+        """Decide how to react to the end of the connection; *code* is 1006 if there was no close frame."""
         if code in TERMINAL_CLOSES:
             return Halt(self._violation(f"ws-close[{code}]: {reason}", published_fsn))
         if code in _ORDERLY_CLOSES:
-            # At once, unless the connection before this one was closed as fruitlessly.
+            # Immediately, unless the previous connection was also closed without a confirmation.
             paced = not self._has_progress and self._fruitless > 0
             return Reconnect(f"the connection was closed ({code}) {reason}".rstrip(), paced=paced)
         text = f"the server closed the connection: ws-close[{code}]: {reason}"
-        if self._settings.retries_without_end(Category.INTERNAL_ERROR):  # it gave no better reason
+        if self._settings.retries_without_end(Category.INTERNAL_ERROR):  # the close code has no more specific category
             return Reconnect(text, paced=True)
         return self._struck(text, now, published_fsn)
 
@@ -486,7 +480,7 @@ class Session:
         return Halt(self._violation(reason, published_fsn))
 
     def not_let_in(self, reason: str, *, published_fsn: int) -> Halt:
-        """Return the end that wrong credentials mean."""
+        """Return the end for rejected credentials."""
         span = (self._confirmed + 1, published_fsn)
         return Halt(SenderError(Category.SECURITY_ERROR, Policy.HALT, -1, reason, -1, *span))
 
@@ -495,7 +489,7 @@ class Session:
         return SenderError(Category.PROTOCOL_VIOLATION, Policy.HALT, -1, message, -1, *span)
 
     def _struck(self, reason: str, now: float, published_fsn: int) -> Halt | Reconnect:
-        """Count a failure that a message of ours may have caused; too many without progress are final."""
+        """Count a failure that one of our messages may have caused. Too many without progress are final."""
         suspect = self._confirmed + 1
         if self._strikes == 0 or suspect != self._struck_fsn:
             self._strikes, self._struck_fsn, self._first_strike_at = 0, suspect, now

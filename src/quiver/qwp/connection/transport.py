@@ -1,7 +1,7 @@
 """
-One WebSocket connection to one server: the protocol is that of `websockets`, the socket is ours and never blocks.
+One WebSocket connection to one server. `websockets` implements the protocol; the socket is ours and never blocks.
 
-`WakeUp` ends a wait from another thread; without it a frame that was just appended would wait for the next answer.
+`WakeUp` ends a wait from another thread. Without it, a newly appended frame would wait for the next answer.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _RECEIVE_BYTES = 64 * 1024
 _ANSWER_BYTES_MAX = 16 << 20
 _NO_WORD = 1006
 _PING = b"qw"
-_apply_mask: Callable[[Buffer, bytes], bytes] = vars(websockets.frames)["apply_mask"]  # in C, where there is one
-_BINARY = 0x80 | Opcode.BINARY  # whole in one frame
+_apply_mask: Callable[[Buffer, bytes], bytes] = vars(websockets.frames)["apply_mask"]  # in C if available
+_BINARY = 0x80 | Opcode.BINARY  # a complete message in one frame
 _MASKED = 0x80
 _GATHERED_MAX = 64
 
-# A host that lost its power says no more, and an answer that never comes is no error by itself: without these the
-# frames would wait for it for ever. Pings of the protocol are only for those who wait for durability.
+# A host without power sends nothing, and a missing answer is not an error by itself: without these options frames
+# would wait forever. WebSocket pings are only sent while waiting for durability.
 _LIVENESS = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 
 class ConnectionLostError(QuiverError):
-    """The connection is over: `code` is 1006 when the server said nothing."""
+    """The connection is closed: `code` is 1006 if the server sent no close frame."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
@@ -58,7 +58,7 @@ class ConnectionLostError(QuiverError):
 
 
 class HandshakeError(QuiverError):
-    """There is no connection; `refused` says why, and what to do."""
+    """The connection was not established; `refused` has the reason and the reaction."""
 
     def __init__(self, refused: Refused) -> None:
         super().__init__(refused.reason)
@@ -66,7 +66,7 @@ class HandshakeError(QuiverError):
 
 
 class WakeUp:
-    """A pipe to oneself: `wake`, from any thread, ends the wait of the thread that watches it."""
+    """A self-pipe: `wake`, from any thread, ends the wait of the watching thread."""
 
     def __init__(self) -> None:
         self.reader, self._writer = socket.socketpair()
@@ -75,16 +75,16 @@ class WakeUp:
         self.asleep = False
 
     def wake(self) -> None:
-        """End the wait, if there is one."""
+        """End the current wait, if there is one."""
         if self.asleep:
             self.asleep = False
             try:
                 self._writer.send(b"\0")
             except OSError:
-                return  # full: it is awake already; or closed
+                return  # full, so a wake-up is pending; or closed
 
     def drain(self) -> None:
-        """Forget earlier calls of `wake`."""
+        """Discard earlier calls of `wake`."""
         try:
             while self.reader.recv(4096):
                 continue
@@ -92,30 +92,30 @@ class WakeUp:
             return
 
     def close(self) -> None:
-        """Give the pipe back."""
+        """Close the pipe."""
         self.reader.close()
         self._writer.close()
 
 
 def tls_context(*, verify: bool, roots: str | None, roots_password: str | None = None) -> ssl.SSLContext:
     """
-    Return the context of encrypted connections: the system's roots, those in the PEM file *roots*, or with a password
-    those in the trust store *roots*.
+    Return the context for TLS connections. It trusts the system's roots, those in the PEM file *roots*, or with a
+    password those in the trust store *roots*.
 
     Raises:
-        SettingsError: the trust store cannot be opened with this password, or the PEM file is none or not there.
+        SettingsError: the password does not open the trust store, or the PEM file is missing or invalid.
         OSError: the trust store cannot be read.
     """
     if roots is not None and roots_password is not None:
         context = ssl.create_default_context(cadata=trusted_certificates(roots, roots_password))
     else:
         if roots is not None:
-            pem_bytes("tls_roots", roots)  # OpenSSL would wait for a pipe
+            pem_bytes("tls_roots", roots)  # OpenSSL would block on a pipe
         try:
             context = ssl.create_default_context(cafile=roots)
-        except OSError as error:  # which does not say of which file
+        except OSError as error:  # it does not name the file
             raise SettingsError(
-                f"tls_roots: {roots} holds no certificates in PEM: {error} (a trust store needs tls_roots_password)"
+                f"tls_roots: {roots} has no PEM certificates: {error} (a trust store needs tls_roots_password)"
             ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not verify:
@@ -134,17 +134,17 @@ def open_connection(
     clock: Clock,
 ) -> tuple[Connection, Accepted]:
     """
-    Connect, encrypt, upgrade: all within *timeout*.
+    Connect, negotiate TLS, and upgrade, all within *timeout* seconds.
 
     Raises:
-        HandshakeError: the server answered, and not with what is needed.
-        OSError: it did not answer.
+        HandshakeError: the server answered, but did not accept the connection.
+        OSError: the server did not answer.
     """
     deadline = clock.monotonic() + timeout
     try:
         sock = socket.create_connection((address.host, address.port), timeout=timeout)
     except UnicodeError as error:
-        raise OSError(f"{address.host} is no name of a host: {error}") from error
+        raise OSError(f"{address.host} is not a valid host name: {error}") from error
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _watch(sock)
@@ -204,7 +204,7 @@ def _judge(protocol: ClientProtocol, *, durable_ack: bool) -> Accepted:
 
 
 class _Titles(dict[str, str]):
-    """Headers by name, whatever its case."""
+    """Headers by name, case-insensitive."""
 
     def get(self, key: str, default: Any = None) -> Any:
         return super().get(key.title(), default)
@@ -229,10 +229,10 @@ class Connection:
         Queue one binary message.
 
         Raises:
-            ConnectionLostError: the server has said goodbye.
+            ConnectionLostError: the server has closed the connection.
         """
         self._require_open()
-        # As the protocol would write it, less one copy of the message.
+        # As the protocol would encode it, with one copy less.
         self._collect()
         size = len(message)
         mask = secrets.token_bytes(4)
@@ -266,8 +266,8 @@ class Connection:
 
     def flush(self) -> None:
         """
-        Hand over as much as the socket takes now. One that takes nothing any more is told of by `receive`, behind what
-        the server said before it went: a refusal is the reason, and must not be lost for a broken pipe.
+        Send as much as the socket accepts now. `receive` reports a broken socket, after all messages of the server: a
+        refusal is the cause, and a broken pipe must not hide it.
         """
         try:
             while self._out and self._broken is None:
@@ -293,11 +293,11 @@ class Connection:
 
     def receive(self, wake: WakeUp, timeout: float | None) -> list[bytes | str]:
         """
-        Wait until the server says something, the socket takes more, *wake* is called, or *timeout* has passed; return
+        Wait until a message arrives, the socket is writable, *wake* is called, or *timeout* seconds have passed. Return
         the messages that have arrived.
 
         Raises:
-            ConnectionLostError: the connection is over, and every message before that was returned.
+            ConnectionLostError: the connection is closed, and every earlier message was returned.
         """
         pending = self._broken is not None or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0)
         if self._wake is not wake:
@@ -330,14 +330,14 @@ class Connection:
             raise ConnectionLostError(_NO_WORD, str(error)) from error
         if data is not None:
             if not data:
-                self._raise_close("the server is gone")
+                self._raise_close("the server closed the socket")
             self._protocol.receive_data(data)
         messages = [
             message for event in self._protocol.events_received() if (message := self._message(event)) is not None
         ]
         broken = self._protocol.parser_exc
         if not messages and isinstance(broken, WebSocketException) and self._protocol.close_rcvd is None:
-            raise ConnectionLostError(_NO_WORD, f"not WebSocket: {broken}") from broken
+            raise ConnectionLostError(_NO_WORD, f"invalid WebSocket data: {broken}") from broken
         return messages
 
     def _message(self, event: Any) -> bytes | str | None:
@@ -361,7 +361,7 @@ class Connection:
         raise ConnectionLostError(_NO_WORD, reason)
 
     def close(self, *, orderly: bool) -> None:
-        """Let go of the socket; *orderly* says goodbye first, as far as the socket takes it."""
+        """Close the socket. If *orderly*, send a close frame first, as far as the socket accepts it."""
         try:
             if orderly and self._protocol.state is State.OPEN:
                 self._protocol.send_close(1000)

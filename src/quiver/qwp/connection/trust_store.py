@@ -1,7 +1,7 @@
 """
-Roots behind a password: trust stores of Java, in its own format (JKS) or as PKCS#12, as QuestDB's clients take them.
+Trust stores with a password, Java's own format (JKS) or PKCS#12, as QuestDB's clients accept them.
 
-Without a password roots are PEM files, which `ssl` reads by itself.
+Without a password, roots are PEM files, which `ssl` reads itself.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DER_SEQUENCE = b"\x30"
 
 def trusted_certificates(path: str, password: str, *, fs: FileSystem = REAL_FILES) -> bytes:
     """
-    Return the certificates that the trust store *path* trusts, in DER, one behind the other.
+    Return the certificates that the trust store *path* trusts, in DER, concatenated.
 
     Raises:
-        SettingsError: it is no trust store, has no certificate, or another password; or it is a PKCS#12 file and the
-            package `cryptography`, which can read those, is not there.
-        OSError: it cannot be read.
+        SettingsError: the file is not a trust store, has no certificate, or has another password; or it is a PKCS#12
+            file and the package `cryptography`, which reads those, is not installed.
+        OSError: the file cannot be read.
     """
     data = fs.read_all(path, size_max=_BYTES_MAX)
     if data.startswith(JAVA_KEYSTORE_MAGIC):
@@ -37,7 +37,7 @@ def trusted_certificates(path: str, password: str, *, fs: FileSystem = REAL_FILE
         found = _pkcs12(path, data, password)
     else:
         raise SettingsError(
-            f"tls_roots: {path} is neither a Java key store nor a PKCS#12 file; a PEM file has no tls_roots_password"
+            f"tls_roots: {path} is neither a Java key store nor PKCS#12; remove tls_roots_password for a PEM file"
         )
     if not found:
         raise SettingsError(f"tls_roots: {path} has no trusted certificate")
@@ -54,13 +54,13 @@ def _java(path: str, data: bytes, password: str) -> list[bytes]:
 
 def _pkcs12(path: str, data: bytes, password: str) -> list[bytes]:
     try:
-        # Its certificates are encrypted, by one of several ciphers: not a thing to be written a second time.
+        # Its certificates are encrypted with one of several ciphers, so we use an existing implementation.
         pkcs12: Any = importlib.import_module("cryptography.hazmat.primitives.serialization.pkcs12")
         serialization: Any = importlib.import_module("cryptography.hazmat.primitives.serialization")
     except ImportError:
         raise SettingsError(
-            f"tls_roots: {path} is a PKCS#12 file, which the package `cryptography` reads: install it, or convert the "
-            "file to PEM and leave out tls_roots_password"
+            f"tls_roots: {path} is a PKCS#12 file, which needs the package `cryptography`: install it, or convert the "
+            "file to PEM and remove tls_roots_password"
         ) from None
     try:
         store = pkcs12.load_pkcs12(data, password.encode())

@@ -1,12 +1,12 @@
 """
-The thread that drains a slot: connect, send what is there, take answers, and connect again when that ends.
+The thread that drains a slot: connect, send frames, process answers, and reconnect when the connection ends.
 
 ::
 
     walk the hosts ─▶ connected ─▶ send · receive · trim ─▶ lost ─▶ walk the hosts …
-         └ out of time, not let in, refused for good ─▶ halted: the next call of the producer raises
+         └ time is over, credentials rejected, refused for good ─▶ halted: the next call of the producer raises
 
-The producer is not told of outages: it goes on appending until the slot is full.
+The producer does not notice outages: it can append until the slot is full.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _IDLE_S = 0.5
 
 @dataclass(slots=True)
 class Counters:
-    """What happened, since the sender was made."""
+    """Event counts since the sender was created."""
 
     reconnect_attempts: int = 0
     reconnects_succeeded: int = 0
@@ -77,21 +77,21 @@ class Counters:
 
 class WireLoop:
     """
-    Drains one slot, from a thread of its own (`start`) or in the caller's (`run`).
+    Drains one slot, in its own thread (`start`) or in the caller's (`run`).
 
     Args:
-        slot: held by the caller.
+        slot: open, and held by the caller.
         settings: of the sender.
-        tracker: what is known of the hosts; several loops may share it.
-        counters: are added to.
-        on_error: is given every error, from this loop's thread; must not wait.
-        clock, observer, random: as everywhere.
+        tracker: the states of the hosts; several loops may share it.
+        counters: incremented by this loop.
+        on_error: called with every error, from this loop's thread; must not block.
+        clock, observer, random: time, events and metrics, and randomness.
         until_drained: end when every frame is confirmed, instead of waiting for more.
-        gives_way: end where no host answers, too, instead of waiting until one does.
+        gives_way: also end if no host answers, instead of waiting until one does.
 
     Attributes:
-        halted: why the loop has ended for good; None while it has not.
-        batch_bytes_max: the largest message that the server takes, as it said last; 0 when it did not say.
+        halted: the final error; None while the loop may continue.
+        batch_bytes_max: the latest message limit that the server announced; 0 if there is none.
     """
 
     def __init__(
@@ -134,10 +134,10 @@ class WireLoop:
             self._tls = tls_context(
                 verify=settings.tls_verify, roots=settings.tls_roots, roots_password=settings.tls_roots_password
             )
-        self._previous: int | None = None  # the host of the connection that broke; never shared between loops
+        self._previous: int | None = None  # the host of the broken connection; never shared between loops
         self._connection: Connection | None = None
-        self._attempt_s: float | None = None  # since when this outage lasts
-        self._attempts = 0  # of it
+        self._attempt_s: float | None = None  # the start of this outage
+        self._attempts = 0  # in this outage
         self._reason = ""  # why the last attempt failed, or the last connection ended
         self._highest_sent = -1
         self._is_first = True
@@ -150,21 +150,21 @@ class WireLoop:
         self.halted: SenderError | None = None
         self.batch_bytes_max = 0
 
-    # ---- from other threads
+    # ---- called from other threads
 
     def start(self, name: str) -> None:
-        """Run in a thread of its own."""
+        """Run in a separate thread."""
         self._worker = Worker(
             name, self._work, every=0.0, on_death=self._fail, clock=self._clock, observer=self._observer
         )
         self._worker.start()
 
     def wake(self) -> None:
-        """Say that there is something to send. Costs nothing while the loop is busy."""
+        """Notify the loop that there is a frame to send. Cheap while the loop is busy."""
         self._wake_up.wake()
 
     def stop(self, timeout: float) -> None:
-        """End the loop; what is not confirmed stays in the slot. Waits at most *timeout* for the thread."""
+        """Stop the loop. Unconfirmed frames stay in the slot. Waits up to *timeout* seconds for the thread."""
         with self._pause:
             self._stopping = True
             self._pause.notify_all()
@@ -175,7 +175,7 @@ class WireLoop:
             self._worker.join(timeout)
 
     def stats(self) -> dict[str, Any]:
-        """Return figures of this moment about the slot."""
+        """Return current statistics of the slot."""
         ring = self._ring
         oldest_us = ring.oldest_us
         age_s = 0.0 if oldest_us is None else max(0.0, (self._clock.now_ns() // 1000 - oldest_us) / 1e6)
@@ -189,28 +189,28 @@ class WireLoop:
 
     @property
     def is_running(self) -> bool:
-        """Say whether the thread is alive."""
+        """Whether the thread is alive."""
         return self._worker is not None and self._worker.is_running
 
     def _why_full(self) -> str:
         since = self._attempt_s
         if since is None:
-            return "the wire is publishing, but the server confirms too slowly"
+            return "the connection works, but the server confirms too slowly"
         lasted = self._clock.monotonic() - since
-        return f"the wire is reconnecting: attempt {self._attempts}, the outage began {lasted:.1f} s ago"
+        return f"the sender is reconnecting: attempt {self._attempts}, the outage began {lasted:.1f} s ago"
 
     # ---- the loop
 
     def connect_first(self) -> None:
         """
-        Make the first connection in the caller's thread, as ``initial_connect_retry`` says; `halted` is set when there
-        is none. With ``async`` this is left to `run`.
+        Make the first connection in the caller's thread, as ``initial_connect_retry`` requires. Sets `halted` if there
+        is none. With ``async``, `run` connects instead.
         """
         if self._settings.initial_connect != "async":
             self._connect(only_one_round=self._settings.initial_connect == "off")
 
     def run(self) -> None:
-        """Drain the slot until `stop`, until it halts, or until it is drained when that was asked for."""
+        """Drain the slot until `stop` is called, it halts, or (with *until_drained*) every frame is confirmed."""
         try:
             while not self._stopping and self.halted is None and not self._is_drained():
                 if self._connection is None:
@@ -218,7 +218,7 @@ class WireLoop:
                     continue
                 self._pump(self._connection)
         except (StoreFailedError, OSError) as error:
-            # The disk: nothing that is read from it can be relied upon any more.
+            # A disk error: data read from the slot can no longer be trusted.
             span = (self._ring.acked_fsn + 1, self._ring.published_fsn)
             reason = f"the slot failed: {error}"
             self._halt(SenderError(Category.INTERNAL_ERROR, Policy.HALT, -1, reason, -1, *span))
@@ -233,16 +233,16 @@ class WireLoop:
         return FINISHED
 
     def _fail(self, died: WorkerDiedError) -> None:
-        """Halt the sender: otherwise its producer would wait for ever."""
+        """Halt the sender: otherwise its producer would wait forever."""
         span = (self._ring.acked_fsn + 1, self._ring.published_fsn)
-        reason = f"a fault of the sender: {died.__cause__}"
+        reason = f"an internal error of the sender: {died.__cause__}"
         self._halt(SenderError(Category.INTERNAL_ERROR, Policy.HALT, -1, reason, -1, *span))
 
     def _is_drained(self) -> bool:
         return self._until_drained and self._ring.acked_fsn >= self._ring.published_fsn
 
     def release(self) -> None:
-        """Give back what the loop holds beside the slot. After the thread has ended."""
+        """Release what the loop holds besides the slot. Call it after the thread has ended."""
         if not self.is_running:
             self._wake_up.close()
 
@@ -256,22 +256,22 @@ class WireLoop:
     # ---- connecting
 
     def _connect(self, *, only_one_round: bool) -> None:
-        """Walk the hosts until one answers, the time is over, or nobody may be asked any more."""
+        """Walk the hosts until one answers, the time is over, or no host may be tried any more."""
         now = self._clock.monotonic()
         self._backoff.start(now)
         self._attempt_s = now
         self._attempts = 0
         if self._previous is not None:
-            # Before any host is picked, or the broken one would be the healthiest of all.
+            # Before a host is picked: otherwise the broken one would look like the healthiest.
             self._tracker.record_mid_stream_failure(self._previous)
             self._previous = None
             if len(self._settings.addresses) == 1:
-                self._tracker.begin_round(forget=True)  # the blip of a connection to the only host costs no pause
+                self._tracker.begin_round(forget=True)  # reconnect to the only host without a pause
         role_reject = False
         while not self._stopping:
             index = self._tracker.pick_next()
             if index is None and self._gives_way:
-                # The round may have been that of others who share the tracker: one of its own is what counts.
+                # Other loops that share the tracker may have used up the round: this loop needs its own.
                 self._stopping = self._attempts >= len(self._settings.addresses)
                 self._tracker.begin_round(forget=True)
                 continue
@@ -307,8 +307,8 @@ class WireLoop:
         self._reason = self._tracker.last_failure = f"{self._settings.addresses[index]}: {reason}"
 
     def _why_not(self) -> str:
-        """Say why there is no connection. Where other loops have tried every host of this round, their reason."""
-        return self._reason or self._tracker.last_failure or "every server of this round was asked already"
+        """Return why there is no connection. If other loops tried every host of this round, return their reason."""
+        return self._reason or self._tracker.last_failure or "every server of this round was already tried"
 
     def _not_let_in(self, failure: HandshakeError) -> SenderError:
         published = self._ring.published_fsn
@@ -317,17 +317,17 @@ class WireLoop:
         return self._session.not_let_in(str(failure), published_fsn=published).error
 
     def _next_round(self, *, only_one_round: bool, role_reject: bool) -> bool:
-        """Pause between two rounds; False when there is no next one."""
+        """Pause between two rounds. Return False if there is no next one."""
         pause_s = None
         if not only_one_round:
             pause_s = self._backoff.after_round(self._clock.monotonic(), role_reject=role_reject)
         if pause_s is None:
-            reason = f"the time for reconnecting is over: {self._why_not()}"
+            reason = f"the reconnect time is over: {self._why_not()}"
             if only_one_round:
                 reason = f"no server answered: {self._why_not()}; initial_connect_retry=async keeps rows until one does"
             self._halt(self._session.gave_up(reason, published_fsn=self._ring.published_fsn).error)
             return False
-        # Rounds are seconds apart, all but the first few: said each time, or nobody knows why nothing leaves.
+        # After the first few, rounds are seconds apart: report each, so that users see why nothing is sent.
         self._observer.event(
             "qwp.no_server", level=logging.WARNING, reason=self._why_not(), frames=self._ring.backlog, pause_s=pause_s
         )
@@ -376,7 +376,7 @@ class WireLoop:
     # ---- connected
 
     def _pump(self, connection: Connection) -> None:
-        """Send what fits, then take what arrived; one turn."""
+        """Send as much as possible, then process the answers; one iteration."""
         try:
             more = self._send(connection)
             self._ring.upkeep(provision=not self._until_drained)
@@ -415,7 +415,7 @@ class WireLoop:
             connection.ping()
             session.pinged(now)
         connection.flush()
-        # From here on a producer that appends wakes this thread; whoever appended before is seen by the next line.
+        # From now on a producer that appends wakes this thread; the next line sees earlier appends.
         self._wake_up.asleep = True
         return session.next_fsn <= self._ring.published_fsn and connection.queued_bytes < _QUEUED_BYTES_MAX
 
@@ -431,10 +431,10 @@ class WireLoop:
         message = self._ring.read(fsn)
         if not self._slot.symbols or not message[MESSAGE_HEADER.size]:
             return message
-        # A newer client's: it counts on symbols of earlier frames, which this server may never have seen.
+        # A frame of a newer client refers to symbols of earlier frames, which this server may not have.
         delta = decode_symbol_delta(memoryview(message))
         if not isinstance(delta, Frame):
-            return message  # the server says what is wrong with it
+            return message  # the server reports the error
         reach = delta.value.start + len(delta.value.symbols)
         return with_all_symbols(bytes(message), self._slot.symbols, (delta.value.end, reach))
 
@@ -445,7 +445,7 @@ class WireLoop:
         return _IDLE_S if ping_s is None else min(ping_s, _IDLE_S)
 
     def _apply(self, actions: list[Action]) -> bool:
-        """Do what the session decided; False when this connection is over."""
+        """Execute the actions of the session. Return False if this connection is over."""
         for action in actions:
             if isinstance(action, Confirm):
                 self._ring.acknowledge(action.fsn)
@@ -480,7 +480,7 @@ class WireLoop:
         self._counters.frames_dropped += 1
         self._observer.count("quiver.qwp.frames_dropped_total")
         if self._settings.dead_letters:
-            # Kept before it counts as confirmed: a crash in between sends it again, and it is kept twice.
+            # Stored before it counts as confirmed: after a crash in between it is sent again, and stored twice.
             at_ns, status = self._clock.now_ns(), max(0, error.status)
             letter = DeadLetter(error.from_fsn, at_ns, status, error.message, message)
             self._counters.dead_letters_dropped += self._slot.keep_dead_letter(letter)
@@ -488,7 +488,7 @@ class WireLoop:
 
     def _reconnect(self, action: Reconnect) -> None:
         self._disconnect()
-        # Nothing is trimmed during an outage, and a producer must not wait for room that is there already.
+        # Nothing is trimmed during an outage, and a producer must not wait for space that could be free.
         self._ring.upkeep(force=True, provision=False)
         self._observer.event("qwp.reconnect", level=logging.WARNING, reason=action.reason)
         if self._previous is not None:
@@ -506,7 +506,7 @@ class WireLoop:
             self._connection = None
 
     def resume(self) -> None:
-        """Forget why it halted; `start` begins again, with the first frame that is not confirmed."""
+        """Clear the error. `start` continues with the first unconfirmed frame."""
         self.halted = None
         self._stopping = False
         self._previous = None

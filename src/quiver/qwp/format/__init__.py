@@ -1,14 +1,14 @@
 """
-The bytes of every file in a slot. No I/O.
+The formats of all files in a slot. No I/O.
 
 ===================  =======================================================================
 file                 purpose
 ===================  =======================================================================
-`names.py`           the names of a slot's files, made and parsed
-`segment.py`         segment header and frame envelope
-`watermark.py`       how far the server has confirmed
-`newer.py`           manifest, watermark and symbol file of newer clients, read only
-`dead_letters.py`    frames that a policy gave up
-`describe.py`        segments, watermarks and dead letters, told to a person
+`names.py`           file names: building and parsing
+`segment.py`         segment header and frame envelope (pure)
+`watermark.py`       the watermark: the highest confirmed frame (pure)
+`newer.py`           manifest, watermark and symbol file of newer clients, read only (pure)
+`dead_letters.py`    dropped frames (pure)
+`describe.py`        descriptions of these files (pure)
 ===================  =======================================================================
 """

@@ -1,21 +1,21 @@
 """
-Dead letters: frames that a policy gave up, kept for people. Bytes only.
+Dead letters: frames that a policy dropped, kept for operators. No I/O.
 
 ::
 
     file     0   4   magic      b"QDL1"
              4   u16 version    1
              6   u16 size       8: all bytes of this header
-    record   0   u32 crc32c     of all bytes of the record behind it
+    record   0   u32 crc32c     of all following bytes of the record
              4   u32 length     of what follows
              8   i64 frame      its sequence number in the slot
              16  i64 at         nanoseconds since the Unix epoch
-             24  u8 status      what the server answered, 0: it was not asked
+             24  u8 status      the server's answer, 0: it was not asked
              25  u8 zero
              26  u16 text       bytes of the server's reason
              28  reason, then the message as it was sent
 
-Records are only ever added behind one another. What is cut short or does not check at the end was never finished.
+Records are only ever appended. A truncated or invalid record at the end was never finished.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SEARCHED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One frame that was given up, when and why."""
+    """A dropped frame, with the time and the reason."""
 
     fsn: int
     at_ns: int
@@ -66,12 +66,12 @@ class DeadLetter:
 
 
 def encode_dead_letters_header() -> bytes:
-    """Return the 8 bytes at the beginning of the file."""
+    """Return the 8 bytes at the start of the file."""
     return DEAD_LETTERS_HEADER.pack(DEAD_LETTERS_MAGIC, _VERSION, DEAD_LETTERS_HEADER.size)
 
 
 def decode_dead_letters_header(view: memoryview) -> Answer[None]:
-    """Check the beginning of the file; records start at the answer's end."""
+    """Check the start of the file; records begin at the answer's end."""
     if not DEAD_LETTERS_MAGIC.startswith(bytes(view[:4])):
         return Damage(0, "not a file of dead letters: the magic does not match")
     if len(view) < DEAD_LETTERS_HEADER.size:
@@ -87,7 +87,7 @@ def decode_dead_letters_header(view: memoryview) -> Answer[None]:
 
 
 def encode_dead_letter(letter: DeadLetter) -> bytes:
-    """Return the bytes of one record; a reason of more than 64 KiB is cut."""
+    """Return the bytes of one record; a reason of more than 64 KiB is truncated."""
     reason = letter.reason.encode()[:0xFFFF].decode("utf-8", "ignore").encode()
     length = DEAD_LETTER.size - _LENGTH_END + len(reason) + len(letter.message)
     fields = DEAD_LETTER.pack(0, length, letter.fsn, letter.at_ns, letter.status, 0, len(reason))
@@ -102,7 +102,7 @@ def decode_dead_letter(view: memoryview, offset: int) -> Answer[DeadLetter]:
     crc, length, fsn, at_ns, status, reserved, reason_bytes = DEAD_LETTER.unpack_from(view, offset)
     fixed = DEAD_LETTER.size - _LENGTH_END
     if not fixed + reason_bytes <= length <= DEAD_LETTER_BYTES_MAX:
-        return Damage(offset + 4, f"a record of {length} bytes")
+        return Damage(offset + 4, f"invalid record length {length}")
     end = offset + _LENGTH_END + length
     if len(view) < end:
         return NeedMore(end - len(view))
@@ -117,7 +117,7 @@ def decode_dead_letter(view: memoryview, offset: int) -> Answer[DeadLetter]:
 
 def end_of_dead_letter(head: bytes, offset: int) -> int | None:
     """
-    Return where the record at *offset*, which begins with *head*, ends by its own account; None when it cannot be
+    Return the end of the record at *offset*, which begins with *head*, according to its length; None if it cannot be
     one.
     """
     if len(head) < DEAD_LETTER.size:
@@ -129,7 +129,7 @@ def end_of_dead_letter(head: bytes, offset: int) -> int | None:
 
 
 def find_dead_letter(view: memoryview, damaged: int) -> int | None:
-    """Return where the next record begins behind the *damaged* one; None when there is none."""
+    """Return the start of the next record after the *damaged* one, or None if there is none."""
     end = end_of_dead_letter(bytes(view[damaged : damaged + DEAD_LETTER.size]), damaged)
     if end is not None and isinstance(decode_dead_letter(view, end), Frame):
         return end
@@ -143,8 +143,8 @@ def find_dead_letter(view: memoryview, damaged: int) -> int | None:
 
 def _possible_records(view: memoryview, start: int, stop: int) -> list[int]:
     """
-    Return the offsets from *start* to *stop* at which length and reserved byte are possible: few, and quickly
-    found.
+    Return the offsets from *start* to *stop* at which length and reserved byte are valid. A fast filter: few offsets
+    remain.
     """
     reserved = np.frombuffer(view, np.uint8, offset=_RESERVED_AT)
     room = min(len(view) - start - _LENGTH_END, DEAD_LETTER_BYTES_MAX)

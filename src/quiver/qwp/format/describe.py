@@ -1,4 +1,4 @@
-"""What a file of a slot holds, for people. Bytes only."""
+"""Descriptions of the files of a slot. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["describe", "kind_of"]
 
 
 def describe(name: str, data: memoryview, *, rows_max: int) -> Description:
-    """Say what the bytes *data* of the file *name* hold; of each table at most *rows_max* rows."""
+    """Describe the content *data* of the file *name*, with at most *rows_max* rows of each table."""
     kind = kind_of(name)
     found = Description(name, kind, len(data))
     if kind == "qwp watermark":
@@ -53,7 +53,7 @@ def _describe_segment(to: Description, data: memoryview, rows_max: int) -> Descr
         for index, (start, end) in enumerate(scan.payloads[:rows_max])
     ]
     if scan.later is not None:
-        to.problems.append(Problem(scan.tail, f"bytes that are no frame, and a whole frame at {scan.later}"))
+        to.problems.append(Problem(scan.tail, f"invalid bytes, followed by an intact frame at {scan.later}"))
     elif scan.torn:
         to.problems.append(Problem(scan.tail, "a torn tail", "warning"))
     return to
@@ -67,7 +67,7 @@ def _describe_watermark(to: Description, data: memoryview) -> Description:
         return to
     to.version = 1
     if not any(data):
-        to.fields = {"confirmed": None}  # made, and nothing was confirmed yet
+        to.fields = {"confirmed": None}  # created, but nothing was confirmed yet
         return to
     confirmed = to.accept(decode_watermark(data))
     if confirmed is not None:

@@ -1,20 +1,20 @@
 r"""
-The names of a slot's files, made and parsed. A name that this code would not write is somebody else's file.
+The names of a slot's files: building and parsing. Any other name belongs to someone else.
 
 ::
 
     <sf_dir>/<sender_id>/
-    ├── .lock                     held by the one owner; what it says is for people
-    ├── .lock.pid                 who that is: "<pid>\n"
-    ├── .failed                   why nobody should adopt this slot any more
-    ├── .ack-watermark            how far the server has confirmed
-    ├── .dead-letters             frames that were given up; .dead-letters-1, -2, …: later ones
-    ├── .dead-letters.lock        held while these are changed
+    ├── .lock                     locked by the owner; its content is informational
+    ├── .lock.pid                 the owner: "<pid>\n"
+    ├── .failed                   why drainers ignore this slot
+    ├── .ack-watermark            the highest confirmed frame
+    ├── .dead-letters             dropped frames; .dead-letters-1, -2, …: later ones
+    ├── .dead-letters.lock        locked while these are changed
     ├── sf-<16 hex digits>.sfa    segments
     ├── sf-<…>.sfa.tmp            a shorter copy of a segment, not finished
     ├── sf-initial.sfa            the first segment of older clients
     ├── .symbol-dict              newer clients: symbols of delta frames
-    └── sf-manifest.bin           newer clients: which segments there are
+    └── sf-manifest.bin           newer clients: the list of segments
 """
 
 from __future__ import annotations
@@ -61,53 +61,50 @@ _SENDER_ID = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 
 
 def segment_name(generation: int) -> str:
-    """Return the name of the segment with that number in the order of creation, 0 to 2^64 - 1."""
+    """Return the name of the segment with the number *generation* (0 to 2^64 - 1) in the order of creation."""
     return f"sf-{generation:016x}{SEGMENT_SUFFIX}"
 
 
 def is_segment_name(name: str) -> bool:
-    """Say whether a recovery has to look at the file *name*. Other clients' names count, too."""
+    """Return whether recovery must read the file *name*. Includes the names of other clients."""
     return name.endswith(SEGMENT_SUFFIX)
 
 
 def shorter_name(segment: str) -> str:
-    """
-    Return under which name a shorter copy of *segment* (a name or a path) is written. No client takes it for a
-    segment.
-    """
+    """Return the name for a shorter copy of *segment* (a name or a path). No client takes it for a segment."""
     return segment + _UNFINISHED_SUFFIX
 
 
 def is_unfinished_name(name: str) -> bool:
-    """Say whether *name* is one of `shorter_name`. Whoever holds the slot may remove it."""
+    """Return whether *name* is from `shorter_name`. The holder of the slot may remove such a file."""
     return name.endswith(SEGMENT_SUFFIX + _UNFINISHED_SUFFIX)
 
 
 def generation_of(name: str) -> int | None:
-    """Return the number in a segment's *name*; None when it has none (``sf-initial.sfa``)."""
+    """Return the number in a segment's *name*, or None if it has none (``sf-initial.sfa``)."""
     match = _SEGMENT.fullmatch(name)
     return int(match[1], 16) if match else None
 
 
 def dead_letters_name(number: int) -> str:
-    """Return the name of the file of dead letters with that number, from 0, in the order of creation."""
+    """Return the name of the dead letters file *number*, from 0 in the order of creation."""
     return f"{DEAD_LETTERS_NAME}-{number}" if number else DEAD_LETTERS_NAME
 
 
 def number_of_dead_letters(name: str) -> int | None:
-    """Return the number of a file of dead letters; None when *name* is not that of one."""
+    """Return the number of a dead letters file, or None if *name* is not one."""
     match = _DEAD_LETTERS.fullmatch(name)
     return None if match is None else int(match[1] or 0)
 
 
 def is_sender_id(name: str) -> bool:
-    """Say whether a directory called *name* can be a slot; who looks for slots looks into no other."""
+    """Return whether a directory called *name* can be a slot. Searches for slots ignore all others."""
     return _SENDER_ID.fullmatch(name) is not None and set(name) != {"."}
 
 
 def check_sender_id(sender_id: str) -> None:
     """
-    Refuse a sender id that is no name of a directory everywhere.
+    Validate a sender id: it must be a portable directory name.
 
     Raises:
         SettingsError: it is empty, or has separators or other characters than ``A-Z a-z 0-9 _ - .``

@@ -1,5 +1,5 @@
 """
-Files that newer clients put beside their segments. Read, never written.
+Files that newer clients store next to their segments. They are read, never written.
 
 ::
 
@@ -10,14 +10,14 @@ Files that newer clients put beside their segments. Read, never written.
                24  i64 second      manifest: base of the newest segment
                32  zeros
                60  u32 crc32c      of the 60 bytes before
-    two of them, at 0 and at 4096 (in one middle version at 0 and 64); the higher sound generation counts
+    two of them, at 0 and at 4096 (in one middle version at 0 and 64); the valid one with the higher generation counts
 
     symbols    0   4  magic        b"SYD1"
                4   u8 version      1 or 2, then three zero bytes
     version 1  varint entries, varint bytes, entries (varint length, UTF-8), u32 crc32c of all of these; repeated
     version 2  varint length, UTF-8, u32 crc32c of both; repeated
 
-A symbol's id is its place. The symbols end where the file does or where a piece does not check: nothing was synced.
+A symbol's id is its index. The symbols end at the end of the file or at the first invalid piece: nothing was synced.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SYMBOLS_MAX = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class DualRecord:
-    """The record that counts."""
+    """The valid record with the highest generation."""
 
     generation: int
     first: int
@@ -60,7 +60,7 @@ class DualRecord:
 
 
 def decode_dual_record(view: memoryview, magic: bytes) -> Answer[DualRecord]:
-    """Decode the newest sound record of a manifest or of a newer watermark."""
+    """Decode the newest valid record of a manifest or of a newer watermark."""
     best: DualRecord | None = None
     newer: Damage | None = None
     for place in _PLACES:
@@ -75,7 +75,7 @@ def decode_dual_record(view: memoryview, magic: bytes) -> Answer[DualRecord]:
         return Frame(best, len(view))
     if len(view) < NEWER_RECORD.size:
         return NeedMore(NEWER_RECORD.size - len(view))
-    return Damage(0, "no sound record")
+    return Damage(0, "no valid record")
 
 
 def _decode_record(view: memoryview, place: int, magic: bytes) -> DualRecord | Damage | None:
@@ -91,7 +91,7 @@ def _decode_record(view: memoryview, place: int, magic: bytes) -> DualRecord | D
 
 
 def decode_symbol_file(view: memoryview) -> Answer[tuple[str, ...]]:
-    """Decode the symbols, as far as they check."""
+    """Decode the symbols up to the first invalid piece."""
     if not SYMBOLS_MAGIC.startswith(bytes(view[:4])):
         return Damage(0, "not a symbol file: the magic does not match")
     if len(view) < SYMBOL_FILE.size:

@@ -1,5 +1,5 @@
 """
-A segment: a header, frames without gaps, and zeros up to the length that was reserved. Bytes only.
+A segment: a header, consecutive frames, and zeros up to the reserved length. No I/O.
 
 ::
 
@@ -8,13 +8,13 @@ A segment: a header, frames without gaps, and zeros up to the length that was re
              5   u8 flags        0; 1 in slots of newer clients: a manifest belongs to it
              6   u16 zero
              8   u64 base        sequence number of the first frame, below 2^63
-             16  i64 created     microseconds since the Unix epoch; for people
+             16  i64 created     microseconds since the Unix epoch; informational
     frame    0   u32 crc32c      of the length and the payload
              4   i32 length      1 or more
              8   payload         one message
 
-Four zero bytes of length have a checksum that is not zero, so zeros never look like a frame: where the length is 0 the
-frames end. A frame that does not check is where writing stopped (a torn tail), unless whole frames follow it.
+The checksum of four zero bytes is not zero, so zeros never look like a frame: the frames end where the length is 0.
+An invalid frame marks where writing stopped (a torn tail), unless intact frames follow it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TORN_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What a segment says of itself."""
+    """The header of a segment."""
 
     base: int
     created_us: int
@@ -68,7 +68,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 
 def decode_segment_header(view: memoryview) -> Answer[SegmentHeader]:
-    """Decode the header that *view* starts with."""
+    """Decode the header at the start of *view*."""
     if not SEGMENT_MAGIC.startswith(bytes(view[:4])):
         return Damage(0, "not a segment: the magic does not match")
     if len(view) < SEGMENT_HEADER.size:
@@ -86,17 +86,17 @@ def decode_segment_header(view: memoryview) -> Answer[SegmentHeader]:
 
 
 def encode_frame_head(payload: Buffer) -> bytes:
-    """Return the 8 bytes that stand before *payload*."""
+    """Return the 8 bytes that precede *payload*."""
     length = _LENGTH.pack(memoryview(payload).nbytes)
     return FRAME_HEAD.pack(crc32c(payload, crc32c(length)), memoryview(payload).nbytes)
 
 
 def decode_frame(view: memoryview, offset: int) -> Answer[tuple[int, int]]:
     """
-    Check the frame at *offset*; the value is where its payload starts and ends.
+    Check the frame at *offset*; the value is the start and end of its payload.
 
-    `NeedMore` where the file ends inside it, `Damage` for a length that no frame has and for a wrong checksum. A length
-    of zero is `NeedMore`: nothing was written here yet.
+    `NeedMore` if the file ends inside the frame, `Damage` for an invalid length or a wrong checksum. A length of zero
+    is `NeedMore`: nothing was written here yet.
     """
     if len(view) - offset < FRAME_HEAD.size:
         return NeedMore(FRAME_HEAD.size - (len(view) - offset))
@@ -105,7 +105,7 @@ def decode_frame(view: memoryview, offset: int) -> Answer[tuple[int, int]]:
     if length == 0:
         return NeedMore(1)
     if length < 0:
-        return Damage(offset + 4, f"a frame of {length} bytes")
+        return Damage(offset + 4, f"invalid frame length {length}")
     if length > len(view) - start:
         return NeedMore(length - (len(view) - start))
     if crc32c(view[offset + 4 : start + length]) != crc:
@@ -116,14 +116,14 @@ def decode_frame(view: memoryview, offset: int) -> Answer[tuple[int, int]]:
 @dataclass(frozen=True, slots=True)
 class SegmentScan:
     """
-    What a walk through a segment found.
+    The result of scanning a segment.
 
     Attributes:
-        header: what stands at its beginning.
-        payloads: where each frame's payload starts and ends, in order.
-        tail: the offset behind the last whole frame.
-        torn: whether something was written behind it that is no frame.
-        later: the offset of a whole frame behind bytes that are none, or None: a hole in what was written.
+        header: the header of the segment.
+        payloads: the start and end of each frame's payload, in order.
+        tail: the offset after the last intact frame before any damage.
+        torn: whether invalid bytes follow the tail.
+        later: the offset of an intact frame after invalid bytes, or None: a hole in the written data.
     """
 
     header: SegmentHeader
@@ -134,7 +134,7 @@ class SegmentScan:
 
 
 def scan_segment(view: memoryview, *, end: int | None = None) -> Answer[SegmentScan]:
-    """Walk all of the segment *view*, up to *end* where the caller knows that no frame lies behind it."""
+    """Scan the segment *view*, up to *end* if the caller knows that no frame is after it."""
     view = view if end is None else view[:end]
     answer = decode_segment_header(view)
     if not isinstance(answer, Frame):
@@ -154,12 +154,12 @@ def scan_segment(view: memoryview, *, end: int | None = None) -> Answer[SegmentS
 
 
 def frames_behind(view: memoryview, offset: int) -> list[tuple[int, int]]:
-    """Return where the payload of each whole frame behind *offset* starts and ends, whatever lies between them."""
+    """Return the start and end of the payload of each intact frame after *offset*, skipping any other bytes."""
     return [frame.value for frame in _frames_behind(view, offset)]
 
 
 def _frames_behind(view: memoryview, offset: int) -> Iterator[Frame[tuple[int, int]]]:
-    # Every payload begins with the magic of a message; so do those that a torn write left behind whole.
+    # Every payload starts with the magic of a message; so do intact frames after a torn write.
     data = bytes(view[offset:])
     at = data.find(b"QWP1", 1 + FRAME_HEAD.size)
     while at >= 0:

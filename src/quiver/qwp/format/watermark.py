@@ -1,5 +1,5 @@
 """
-The watermark: the highest sequence number that the server has confirmed. Bytes only.
+The watermark: the highest sequence number that the server has confirmed. No I/O.
 
 ::
 
@@ -7,8 +7,8 @@ The watermark: the highest sequence number that the server has confirmed. Bytes 
     4   u32 zero
     8   i64 confirmed
 
-It is written in place, the number first and the magic last and only once, and never synced: whoever reads it checks it
-against the frames that are there. 16 zero bytes are a file in which nothing was written yet.
+It is written in place, the number first and the magic last and only once, and is never synced. A reader must compare it
+with the existing frames. 16 zero bytes mean that nothing was written yet.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ WATERMARK_FSN_OFFSET = 8
 
 
 def encode_watermark(confirmed: int) -> bytes:
-    """Return the 16 bytes that say *confirmed*."""
+    """Return the 16 bytes of a watermark with the number *confirmed*."""
     return WATERMARK.pack(WATERMARK_MAGIC, 0, confirmed)
 
 
 def decode_watermark(view: memoryview) -> Answer[int]:
-    """Decode the number. Anything but a whole, sound watermark means that there is none; `Damage` says why."""
+    """Decode the number. Anything but a complete, valid watermark counts as missing; `Damage` has the reason."""
     if len(view) < WATERMARK.size:
         return NeedMore(WATERMARK.size - len(view))
     magic, reserved, confirmed = WATERMARK.unpack_from(view)

@@ -1,4 +1,4 @@
-"""When frames were appended, remembered to about a second, in bounded memory. With a backlog of hours it is coarser."""
+"""The append times of frames, to about a second and in bounded memory. A backlog of hours makes them less precise."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MARKS_MAX = 4096
 
 class AppendTimes:
     """
-    Frame numbers with the time of their append. Not thread-safe.
+    Frame numbers with the times of their appends. Not thread-safe.
 
     Args:
-        known: of frames that were there before: (number, microseconds since the epoch), in order.
+        known: frames that already exist: (number, microseconds since the epoch), in order.
     """
 
     def __init__(self, known: Iterable[tuple[int, int]] = ()) -> None:
@@ -25,8 +25,8 @@ class AppendTimes:
 
     def add(self, fsn: int, now_us: int, *, is_oldest: bool) -> None:
         """
-        Note that the frame *fsn* is appended now. One that no unconfirmed frame is before (*is_oldest*) is noted
-        exactly, others about once a second or less often.
+        Record that the frame *fsn* is appended now. The time of the oldest unconfirmed frame (*is_oldest*) is exact;
+        others are recorded about once a second or less often.
         """
         if self._marks and not is_oldest and 0 <= now_us - self._marks[-1][1] < self._apart_us:
             return
@@ -36,12 +36,12 @@ class AppendTimes:
             self._apart_us *= 2
 
     def time_of(self, fsn: int) -> int | None:
-        """Return when the frame *fsn* was appended, or a moment before; None when that is not known."""
+        """Return when the frame *fsn* was appended, or slightly earlier; None if unknown."""
         at = bisect.bisect_right(self._marks, fsn, key=lambda mark: mark[0])
         return self._marks[at - 1][1] if at else None
 
     def forget(self, fsn: int) -> None:
-        """Forget what is not needed to tell when frames from *fsn* on were appended."""
+        """Forget the times that frames from *fsn* on do not need."""
         at = bisect.bisect_right(self._marks, fsn, key=lambda mark: mark[0])
         if at > 1:
             del self._marks[: at - 1]

@@ -1,17 +1,18 @@
 """
-The dead letters of a slot on disk: appended by its sender, read and removed by people beside it.
+The dead letters of a slot on disk: appended by its sender, read and removed by operators while it runs.
 
 ::
 
     .dead-letters      the first file
     .dead-letters-1    … -2, -3: the next ones; only the newest is appended to
-    .dead-letters.lock held for each change, by the sender and by commands
+    .dead-letters.lock held during each change, by the sender and by commands
 
-A letter is durable before its frame counts as confirmed. Appending takes the same time however many letters there are.
-All files together are bounded: the oldest one is removed for the newest letter, and its letters are counted.
+A dead letter is durable before its frame counts as confirmed. The cost of an append does not depend on the number of
+dead letters. The total size is bounded: the oldest file is removed to make space for a new letter, and the removed
+letters are counted.
 
-A crash leaves at most an unfinished record at the end of a file. Nothing is written behind it or over it: the next
-letter begins a new file.
+A crash leaves at most an unfinished record at the end of a file. Nothing is appended to or written over it: the next
+letter starts a new file.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ __all__ = [
 ]
 
 DEAD_LETTERS_BYTES_MAX = 256 << 20
-"""What the dead letters of a slot may take together, unless it is set otherwise."""
+"""The default limit on the total size of the dead letters of a slot."""
 _HEADER_BYTES = DEAD_LETTERS_HEADER.size
 _FILES = 8
 _SHARE_BYTES_MAX = 128 << 20
-"""A file is read as a whole; with a larger bound there are more of them."""
+"""Files are read completely; a larger limit means more files, not larger ones."""
 _FILE_BYTES_MAX = 1 << 32
 _LOCK_WAIT_S = 5.0
 _LOCK_POLL_S = 0.01
@@ -67,7 +68,7 @@ _LOCK_POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
-    """A dead letter, and what it is called: the number of its frame, and a checksum that tells it from others."""
+    """A dead letter and its id: the number of its frame, and a checksum that distinguishes letters of one frame."""
 
     id: str
     letter: DeadLetter
@@ -75,7 +76,7 @@ class StoredLetter:
 
 @dataclass(frozen=True, slots=True)
 class LettersDamage:
-    """Bytes of a file that are no letter, although letters follow; or a file that cannot be read at all."""
+    """Bytes that are not a letter although letters follow, or a file that cannot be read."""
 
     path: str
     offset: int
@@ -87,13 +88,13 @@ class LettersDamage:
 
 class DeadLetterFiles:
     """
-    Where a sender keeps what it gives up. For one thread.
+    Stores the frames that a sender drops. For one thread.
 
     Args:
         fs: the disk.
         directory: of the slot.
-        bytes_max: of all files together; None removes nothing.
-        clock, observer: as everywhere.
+        bytes_max: the limit on the total size; None means no limit.
+        clock, observer: time, and the receiver of events and metrics.
     """
 
     def __init__(
@@ -106,24 +107,24 @@ class DeadLetterFiles:
         self._share = min(max(1, share), _SHARE_BYTES_MAX)
         self._clock = clock
         self._observer = observer
-        self._file: File | None = None  # the one that is appended to, `_end` bytes long
+        self._file: File | None = None  # open for appending, `_end` bytes long
         self._inode = -1
         self._end = 0
-        self._sizes: dict[int, int] | None = None  # number of each file → bytes; None: to be looked up
-        self._has_failed = False  # the newest file is not appended to any more
+        self._sizes: dict[int, int] | None = None  # number of each file → bytes; None: unknown
+        self._has_failed = False  # whether appending to the newest file failed
 
     def keep(self, letter: DeadLetter) -> int:
         """
-        Keep a frame that is about to be given up, durably on return. Returns how many letters were dropped for that:
-        those of the oldest file, or this one when it is larger than all files may be.
+        Store a frame that is about to be dropped; it is durable on return. Returns how many letters were removed for
+        it: those of the oldest file, or this one if it exceeds the limit by itself.
 
         Raises:
-            OSError: it could not be kept.
+            OSError: the letter could not be stored.
         """
         record = encode_dead_letter(letter)
         need = len(record) + _HEADER_BYTES
         if need > self._bytes_max:
-            self._report(1, f"a letter of {need} bytes; all of them may take {self._bytes_max}")
+            self._report(1, f"the letter has {need} bytes; the limit for all of them is {self._bytes_max}")
             return 1
         with _locked(self._fs, self._directory, self._clock) as is_held:
             sizes = self._look(may_append=is_held)
@@ -142,7 +143,7 @@ class DeadLetterFiles:
             return dropped
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -152,8 +153,8 @@ class DeadLetterFiles:
 
     def _look(self, *, may_append: bool) -> dict[int, int]:
         """
-        Return the files by number, and open the newest one, unless all of that is known and nobody
-        has changed it.
+        Return the sizes of the files by number, and open the newest one. Does nothing if the state is known and no
+        other process has changed it.
         """
         if self._sizes is not None and self._file is not None and may_append:
             with contextlib.suppress(FileNotFoundError):
@@ -174,11 +175,11 @@ class DeadLetterFiles:
         file = self._fs.open_write(path)
         size = file.size()
         end = _end_of(memoryview(file.pread(size, 0)))
-        if end != size:  # cut short by a crash, or damaged: the next letter has a file of its own
+        if end != size:  # truncated by a crash, or damaged: the next letter gets a new file
             file.close()
             return
         try:
-            # What is seen after a crash, the name too, may not be durable yet.
+            # After a crash, bytes and names that are visible may not be durable yet.
             file.sync_data()
             self._fs.sync_dir(self._directory)
         except OSError:
@@ -200,7 +201,7 @@ class DeadLetterFiles:
             file.pwrite(record, self._end)
             file.sync_data()
         except OSError:
-            # Part of the record may be there, and after a sync that failed nobody knows what is durable.
+            # Part of the record may be on disk, and after a failed sync it is unknown what is durable.
             self.close()
             self._has_failed = True
             raise
@@ -208,10 +209,10 @@ class DeadLetterFiles:
 
     def _make_room(self, sizes: dict[int, int], newest: int, need: int) -> int:
         """
-        Remove the oldest files until *need* more bytes fit; return how many letters were in them.
+        Remove the oldest files until *need* more bytes fit. Return the number of removed letters.
 
-        A file that is half of everything or more stays: it is from a time without a bound, and holds too much to be
-        removed for one letter.
+        A file that takes half of the limit or more stays: it was written without a limit, and has too many letters to
+        be removed for a single one.
         """
         dropped = 0
         while (total := sum(sizes.values()) + need) > self._bytes_max:
@@ -222,7 +223,7 @@ class DeadLetterFiles:
             remove_durably(self._fs, [self._path(oldest)])
             del sizes[oldest]
         if dropped:
-            self._report(dropped, f"dead letters take {self._bytes_max} bytes, the oldest were removed for a new one")
+            self._report(dropped, f"dead letters take {self._bytes_max} bytes; the oldest were removed for a new one")
         return dropped
 
     def _report(self, letters: int, reason: str) -> None:
@@ -234,7 +235,7 @@ class DeadLetterFiles:
 
 @contextmanager
 def _locked(fs: FileSystem, directory: str, clock: Clock) -> Iterator[bool]:
-    """Hold the lock of the dead letters; False when somebody else held it all the time."""
+    """Hold the lock of the dead letters. Yields False if another process held it for the entire wait."""
     deadline = clock.monotonic() + _LOCK_WAIT_S
     pause = threading.Condition()
     lock = fs.try_lock(f"{directory}/{DEAD_LETTERS_LOCK_NAME}", note="dead letters")
@@ -255,7 +256,7 @@ def _numbers(fs: FileSystem, directory: str) -> list[int]:
 
 
 def _end_of(data: memoryview) -> int:
-    """Return the end of the last record that can be read from the beginning on."""
+    """Return the end of the last record that can be read from the start of the file."""
     header = decode_dead_letters_header(data)
     if not isinstance(header, Frame):
         return 0
@@ -266,10 +267,7 @@ def _end_of(data: memoryview) -> int:
 
 
 def _records(data: memoryview, path: str) -> Iterator[tuple[int, int, DeadLetter] | LettersDamage]:
-    """
-    Yield where each record begins and ends, and its letter; what stands between them, when letters follow, as
-    damage.
-    """
+    """Yield the start, end and letter of each record. Unreadable bytes before a letter are yielded as damage."""
     header = decode_dead_letters_header(data)
     if not isinstance(header, Frame):
         yield LettersDamage(path, 0, getattr(header, "reason", "cut short"))
@@ -283,7 +281,7 @@ def _records(data: memoryview, path: str) -> Iterator[tuple[int, int, DeadLetter
             continue
         after = find_dead_letter(data, at)
         if after is None:
-            return  # never finished, as far as anybody can tell
+            return  # presumably never finished
         yield LettersDamage(path, at, getattr(answer, "reason", "a record that ends inside of another one"))
         at = after
 
@@ -298,10 +296,10 @@ def _read(fs: FileSystem, path: str) -> memoryview:
 
 def dead_letters_of(fs: FileSystem, directory: str) -> Iterator[StoredLetter | LettersDamage]:
     """
-    Yield the frames of a slot that were given up, oldest first, and what of them is damaged. May run beside a sender.
+    Yield the dropped frames of a slot, oldest first, and what is damaged. Safe while a sender runs.
 
     Raises:
-        OSError: a file cannot be read. That there is none is no error.
+        OSError: a file cannot be read. A missing file is not an error.
     """
     for number in _numbers(fs, directory):
         path = f"{directory}/{dead_letters_name(number)}"
@@ -315,17 +313,17 @@ def dead_letters_of(fs: FileSystem, directory: str) -> Iterator[StoredLetter | L
 
 def read_dead_letters(fs: FileSystem, directory: str) -> list[DeadLetter]:
     """
-    Return the frames of a slot that were given up, oldest first; what is damaged is left out.
+    Return the dropped frames of a slot, oldest first, without damaged ones.
 
     Raises:
-        OSError: a file cannot be read. That there is none is no error.
+        OSError: a file cannot be read. A missing file is not an error.
     """
     return [one.letter for one in dead_letters_of(fs, directory) if isinstance(one, StoredLetter)]
 
 
 def count_dead_letters(fs: FileSystem, directory: str) -> int:
     """
-    Return how many letters a slot has, without reading them.
+    Return the number of dead letters of a slot, without reading them.
 
     Raises:
         OSError: a file cannot be read.
@@ -345,7 +343,7 @@ def _count(fs: FileSystem, path: str) -> int:
             at, count = end, count + 1
     finally:
         file.close()
-    if at < size:  # cut short or damaged: only reading tells
+    if at < size:  # truncated or damaged: the records must be read
         count = sum(not isinstance(one, LettersDamage) for one in _records(_read(fs, path), path))
     return count
 
@@ -354,18 +352,18 @@ def remove_dead_letters(
     fs: FileSystem, directory: str, ids: Collection[str] | None = None, *, clock: Clock = SYSTEM_CLOCK
 ) -> int:
     """
-    Remove letters by their ids, or with None every file of them, damaged bytes included; return how many were removed.
+    Remove letters by their ids, or with None all files, including damaged bytes. Return the number of removed letters.
 
-    Durable on return. A crash in between leaves a file as it was, or without its letters. May run beside a sender.
+    Durable on return. A crash leaves each file either unchanged or without the letters. Safe while a sender runs.
 
     Raises:
-        TransientError: somebody else changed the letters all the time.
-        OSError: the disk refused; some letters may be gone.
+        TransientError: another process was changing the letters for the entire wait.
+        OSError: a disk error; some letters may have been removed.
     """
     removed = 0
     with _locked(fs, directory, clock) as is_held:
         if not is_held:
-            raise TransientError(f"{directory}: the dead letters are being changed by another process; try again")
+            raise TransientError(f"{directory}: another process is changing the dead letters; try again")
         for number in _numbers(fs, directory):
             path = f"{directory}/{dead_letters_name(number)}"
             data = _read(fs, path)

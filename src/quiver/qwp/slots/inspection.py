@@ -1,10 +1,10 @@
 """
-What lies in slots, for people. Reads only; safe beside a sender.
+Read-only reports on slots. Safe while a sender runs.
 
-A sender goes on while a slot is read: it adds frames, removes segments from the oldest on, and replaces one by a
-shorter one. So the newest segment is read first: what the sender does meanwhile makes the older ones only more
-complete, and one that is gone was confirmed. What is no frame may be one that is just being written: it is a problem
-only when it stays.
+A sender continues while a slot is read: it appends frames, removes segments from the oldest on, and replaces a segment
+by a shorter one. So the newest segment is read first: concurrent changes then only complete the older ones, and a
+segment that disappears was confirmed. Bytes that are not a frame may be a write in progress: they are a problem only if
+they persist.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ _SYMBOLS_BYTES_MAX = 512 << 20
 @dataclass(slots=True)
 class SlotReport:
     """
-    One slot. Frames are counted by number; `confirmed` is -1 when nothing is.
+    One slot. Frames are identified by number; `confirmed` is -1 if none are.
 
     Attributes:
         sender_id: its name.
-        segments: path → frames in it.
-        size_bytes: of the segments on disk, what is reserved included.
-        first_fsn: number of the oldest frame that is there.
-        next_fsn: number behind the newest.
-        confirmed: the last number that the server has confirmed, as the watermark says.
-        backlog_bytes: of the messages that are not confirmed.
-        oldest_us: when the oldest segment with unconfirmed frames was made, microseconds since the epoch.
-        holder: the pid that last held it; it may have let go.
-        is_held: whether somebody holds it at this moment; None where the system does not tell.
-        failed: why nobody adopts it; None when somebody may.
-        dead_letters: messages that were given up.
-        problem: why it cannot be read, or not all of it; None when it can.
-        damaged_copies: files that were kept because they were damaged, by path.
+        segments: path → number of frames.
+        size_bytes: the size of the segments on disk, including reserved space.
+        first_fsn: the number of the oldest frame.
+        next_fsn: the number after the newest.
+        confirmed: the last number that the server has confirmed, from the watermark.
+        backlog_bytes: the size of the unconfirmed messages.
+        oldest_us: when the oldest segment with unconfirmed frames was created, microseconds since the epoch.
+        holder: the pid of the last holder; it may have released the slot.
+        is_held: whether a process holds the slot now; None where the system does not report it.
+        failed: why drainers ignore it; None if they do not.
+        dead_letters: the number of dead letters.
+        problem: why it cannot be read, or not completely; None if it can.
+        damaged_copies: copies of damaged files, by path.
     """
 
     sender_id: str
@@ -91,7 +91,7 @@ class SlotReport:
 
     @property
     def backlog(self) -> int:
-        """How many frames are not confirmed."""
+        """The number of unconfirmed frames."""
         return max(0, self.next_fsn - max(self.first_fsn, self.confirmed + 1))
 
 
@@ -133,11 +133,11 @@ def look_at_slot(
     fs: FileSystem, sf_dir: str, sender_id: str, known: dict[str, KnownSegment] | None = None
 ) -> SlotReport:
     """
-    Say what is in the slot *sender_id*. What cannot be read is said, not raised. With *known*, which is kept from one
-    look to the next, segments that have not changed are not read again.
+    Return a report on the slot *sender_id*. Damage is reported, not raised. Pass the same *known* each time to avoid
+    reading unchanged segments again.
 
     Raises:
-        OSError: the disk refused.
+        OSError: a disk error.
     """
     try:
         report = _look_once(fs, sf_dir, sender_id, known)
@@ -150,7 +150,7 @@ def look_at_slot(
     except OSError as error:
         if error.errno != errno.EFBIG:
             raise
-        return SlotReport(sender_id, problem=f"{error.filename}: {error.strerror}, which no such file is")
+        return SlotReport(sender_id, problem=f"{error.filename}: {error.strerror}; expected a regular file")
     return report
 
 
@@ -215,7 +215,7 @@ def _unconfirmed(one: Scanned, confirmed: int) -> tuple[tuple[int, int], ...]:
 def _gap(kept: list[Scanned]) -> str | None:
     for before, after in itertools.pairwise(kept):
         if before.next_fsn != after.base:
-            return f"{after.path}: begins with frame {after.base}, and the one before ends with {before.next_fsn - 1}"
+            return f"{after.path}: starts with frame {after.base}, but the previous one ends with {before.next_fsn - 1}"
     return None
 
 
@@ -223,19 +223,19 @@ def _hole(found: list[Scanned]) -> str | None:
     for one in found:
         if one.scan is not None and one.scan.later is not None:
             return (
-                f"{one.path}: damaged at offset {one.scan.tail}: bytes that are no frame, and whole frames from offset "
-                f"{one.scan.later} on; a sender that opens the slot keeps a copy and sends what is whole"
+                f"{one.path}: damaged at offset {one.scan.tail}: invalid bytes, and intact frames from offset "
+                f"{one.scan.later} on; a sender that opens the slot keeps a copy and sends the intact frames"
             )
     return None
 
 
 def frames_of_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> Iterator[FrameReport]:
     """
-    Yield every message of the slot in order, those that are confirmed included.
+    Yield every message of the slot in order, including confirmed ones.
 
     Raises:
         CorruptionError: a segment cannot be read.
-        OSError: the disk refused.
+        OSError: a disk error.
     """
     directory = f"{sf_dir}/{sender_id}"
     dictionary = SymbolDictionary()
@@ -254,7 +254,7 @@ def frames_of_slot(fs: FileSystem, sf_dir: str, sender_id: str) -> Iterator[Fram
             view = memoryview(file.pread(file.size(), 0))
         finally:
             file.close()
-        # Once more: it may have become a shorter one, whose frames are elsewhere.
+        # Again: a shorter segment, with other frame offsets, may have replaced it.
         scan = scan_segment(view)
         if not isinstance(scan, Frame):
             continue
@@ -270,7 +270,7 @@ def _frame(fsn: int, message: memoryview, dictionary: SymbolDictionary) -> Frame
 
 
 def rows_by_table(frames: Iterator[FrameReport]) -> dict[str, int]:
-    """Return how many rows of each table *frames* hold."""
+    """Return the number of rows of each table in *frames*."""
     counts: Counter[str] = Counter()
     for frame in frames:
         for table in frame.tables:
@@ -280,8 +280,8 @@ def rows_by_table(frames: Iterator[FrameReport]) -> dict[str, int]:
 
 def rows_of(table: Table) -> list[dict[str, Any]]:
     """
-    Return the rows of *table* as people write them: UUIDs, addresses and geohashes as texts, bytes in hexadecimal
-    digits, arrays as nested lists.
+    Return the rows of *table* in human-readable form: UUIDs, addresses and geohashes as text, bytes in hexadecimal,
+    arrays as nested lists.
     """
     batch = table.to_arrow()
     columns = {
@@ -302,7 +302,7 @@ def _written(field: Any, value: Any) -> Any:
 
 
 def _geohash(value: int, bits: int) -> str:
-    """Return what the server shows: a letter for five bits where that comes out even, digits of 0 and 1 otherwise."""
+    """Return the notation of the server: a letter for every five bits if possible, otherwise binary digits."""
     if bits % 5:
         return f"{value:0{bits}b}"
     return "".join(_BASE32[value >> shift & 31] for shift in range(bits - 5, -1, -5))

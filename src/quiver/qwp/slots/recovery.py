@@ -1,15 +1,15 @@
 """
-What a slot's directory holds when it is opened: the frames that survived, in order, and how far they were confirmed.
+Recovery of a slot when it is opened: find the surviving frames, in order, and how far they were confirmed.
 
-In this order, and each step may be crashed and run again:
+The steps run in this order. A crash in any of them is safe, because each can run again:
 
-1. read every segment; refuse what a newer version wrote, before anything is touched
-2. drop what is empty: spares, and files whose making was interrupted; also copies that were not finished
-3. drop what is confirmed: a crash may have kept the file of a trimmed segment, and not that of the next one
+1. read every segment; refuse files of a newer version before anything is changed
+2. remove empty files: spares, segments whose creation was interrupted, and unfinished copies
+3. remove confirmed segments: a crash may have kept the file of a trimmed segment, but not that of the next one
 4. refuse a gap
-5. cut the tail of the newest segment; when whole frames lie behind what is no frame, keep a copy, and the frames
-6. take over what a newer client left: symbols stay, its manifest and its other watermark go
-7. make durable what was found: it may have been visible only
+5. truncate the tail of the newest segment; if intact frames follow invalid bytes, keep a copy and these frames
+6. import the state of a newer client: its symbols stay, its manifest and its own watermark are removed
+7. sync everything that was found: it may have been visible but not durable
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _MODE = 0o644
 @dataclass(frozen=True, slots=True)
 class Scanned:
     """
-    One segment file as it was found. `scan` is None for one in which nothing was ever written; `refers_back` says that
-    one of its frames needs symbols of earlier ones, as only newer clients write them; `is_headless` that the header is
-    gone and something else is there.
+    One segment file as found. `scan` is None if nothing was ever written to it. `refers_back` means that one of its
+    frames needs symbols of earlier ones, which only newer clients write. `is_headless` means that the header is
+    missing, but other data is there.
     """
 
     path: str
@@ -75,7 +75,7 @@ class Scanned:
 
     @property
     def count(self) -> int:
-        """Whole frames in it."""
+        """The number of intact frames."""
         return len(self.scan.payloads) if self.scan is not None else 0
 
     @property
@@ -85,26 +85,26 @@ class Scanned:
 
     @property
     def is_used(self) -> bool:
-        """Say whether a frame was ever written to it, whole or not."""
+        """Whether a frame was ever written to it, completely or not."""
         return self.scan is not None and (self.count > 0 or self.scan.torn or self.scan.later is not None)
 
     @property
     def has_hole(self) -> bool:
-        """Say whether whole frames lie behind bytes that are none."""
+        """Whether intact frames follow invalid bytes."""
         return self.scan is not None and self.scan.later is not None
 
     @property
     def next_fsn(self) -> int:
-        """The sequence number behind its last frame."""
+        """The sequence number after its last frame."""
         return self.base + self.count
 
 
 @dataclass(slots=True)
 class RecoveredSlot:
     """
-    What was found, opened for writing: `segments` in order, none of them empty.
+    The recovered state, open for writing: `segments` in order, none of them empty.
 
-    `symbols` are those that a newer client's frames refer to without bringing them; empty in a slot of ours.
+    `symbols` are those that frames of a newer client refer to without containing them; empty in a slot of ours.
     """
 
     segments: list[Segment]
@@ -117,12 +117,12 @@ class RecoveredSlot:
 
 def scan_slot(fs: FileSystem, directory: str) -> list[Scanned]:
     """
-    Read every segment in *directory*, touching nothing; in the order of their names.
+    Read every segment in *directory* without changing anything, in the order of their names.
 
     Raises:
-        UnsupportedFormatError: a segment of another version, or with unknown flags.
-        CorruptionError: a file that is no segment.
-        OSError: one cannot be read.
+        UnsupportedFormatError: a segment has another version or unknown flags.
+        CorruptionError: a file is not a segment.
+        OSError: a file cannot be read.
     """
     found = []
     for name in fs.list_dir(directory):
@@ -134,18 +134,18 @@ def scan_slot(fs: FileSystem, directory: str) -> list[Scanned]:
 
 def scan_file(fs: FileSystem, path: str) -> Scanned:
     """
-    Read the segment at *path*, touching nothing.
+    Read the segment at *path* without changing it.
 
     Raises:
-        UnsupportedFormatError: a segment of another version, or with unknown flags.
-        CorruptionError: it is no segment.
-        OSError: it cannot be read.
+        UnsupportedFormatError: the segment has another version or unknown flags.
+        CorruptionError: the file is not a segment.
+        OSError: the file cannot be read.
     """
     file = fs.open_read(path)
     try:
         size = file.size()
         if size > _SEGMENT_BYTES_MAX:
-            raise CorruptionError(path, 0, f"{size} bytes: no segment is larger than {_SEGMENT_BYTES_MAX}")
+            raise CorruptionError(path, 0, f"{size} bytes: the maximum size of a segment is {_SEGMENT_BYTES_MAX}")
         view = memoryview(file.pread(size, 0))
     finally:
         file.close()
@@ -154,11 +154,11 @@ def scan_file(fs: FileSystem, path: str) -> Scanned:
         refers_back = any(_refers_back(view[start:end]) for start, end in answer.value.payloads)
         return Scanned(path, size, answer.value, refers_back)
     if is_zero(view[: SEGMENT_HEADER.size]):
-        # Made, and the crash came before its header; or a power loss took the header and left frames behind it, which
-        # have no numbers without it. That needs a segment that was not synced (durability `memory`).
+        # The crash came before the header was written. Or a power loss removed the header but not the frames after
+        # it, which have no numbers without it. That requires an unsynced segment (durability `memory`).
         return Scanned(path, size, None, is_headless=not is_zero(view))
     if isinstance(answer, NeedMore):
-        raise CorruptionError(path, len(view), f"cut inside its header: {answer.missing} bytes are missing")
+        raise CorruptionError(path, len(view), f"truncated inside its header: {answer.missing} bytes are missing")
     if "unsupported" in answer.reason:
         raise UnsupportedFormatError(path, answer.offset, f"{answer.reason}; use the client that wrote it")
     raise CorruptionError(path, answer.offset, answer.reason)
@@ -166,12 +166,12 @@ def scan_file(fs: FileSystem, path: str) -> Scanned:
 
 def recover_slot(fs: FileSystem, directory: str, *, observer: Observer) -> RecoveredSlot:
     """
-    Bring the slot *directory*, whose lock is held, into the state that a writer needs. See the module for the steps.
+    Bring the slot *directory*, whose lock is held, into the state that a writer needs. The module lists the steps.
 
     Raises:
-        UnsupportedFormatError: something a newer version wrote. Nothing was touched.
-        CorruptionError: a gap between two segments, or symbols that are gone. Nothing was deleted.
-        OSError: the disk refused.
+        UnsupportedFormatError: a newer version wrote a file. Nothing was changed.
+        CorruptionError: frames or symbols are missing. Nothing was deleted.
+        OSError: a disk error.
     """
     found = scan_slot(fs, directory)
     head = _manifest_head(fs, directory)
@@ -180,11 +180,11 @@ def recover_slot(fs: FileSystem, directory: str, *, observer: Observer) -> Recov
     filled = sorted((one for one in found if one.is_used), key=lambda one: one.base)
     while filled and not filled[-1].count and not filled[-1].has_hole:
         filled.pop()  # torn at its first frame, and nothing follows
-    # Without any frame the spares still tell how far numbers were given out.
+    # Without any frame, the spares still show which numbers were used.
     next_fsn = filled[-1].next_fsn if filled else max((one.base for one in found), default=0)
     if watermark >= next_fsn:
-        watermark = -1  # higher than any frame that was ever written: not the watermark of these frames
-    # How far a segment reached is what the next one says: behind damage its own frames cannot be counted.
+        watermark = -1  # higher than any frame ever written, so it does not belong to these frames
+    # The next segment's base determines how far a segment reached: frames after damage cannot be counted.
     done = max(watermark + 1, head)
     kept = [one for one, after in itertools.pairwise(filled) if after.base > done] + filled[-1:]
     for before, after in itertools.pairwise(kept):
@@ -193,7 +193,7 @@ def recover_slot(fs: FileSystem, directory: str, *, observer: Observer) -> Recov
                 after.path,
                 8,
                 f"frames {before.next_fsn} to {after.base - 1} are missing between {before.path} and this segment; "
-                "move the files of one side elsewhere to go on without them",
+                "move the files on one side of the gap elsewhere to continue without them",
             )
     symbols = _symbols_of(fs, directory, kept)
     kept_paths = {one.path for one in kept}
@@ -222,11 +222,11 @@ def _manifest_head(fs: FileSystem, directory: str) -> int:
         return answer.value.first
     if isinstance(answer, Damage) and "unsupported" in answer.reason:
         raise UnsupportedFormatError(path, answer.offset, f"{answer.reason}; use the client that wrote it")
-    return 0  # what it would say can be seen from the segments
+    return 0  # the segments contain the same information
 
 
 def read_watermark(fs: FileSystem, directory: str) -> int:
-    """Return the last number that is confirmed, as the watermark in *directory* says; -1 when it says none."""
+    """Return the last confirmed number from the watermark in *directory*, or -1 if there is none."""
     try:
         data = memoryview(fs.read_all(f"{directory}/{WATERMARK_NAME}", size_max=_SMALL_FILE_BYTES_MAX))
     except FileNotFoundError:
@@ -239,17 +239,14 @@ def read_watermark(fs: FileSystem, directory: str) -> int:
 
 
 def _refers_back(message: memoryview) -> bool:
-    # Behind the header stands the first symbol's id: one byte, zero, in every frame that is complete in itself.
+    # The id of the first symbol follows the header: one zero byte in every self-contained frame.
     return len(message) > MESSAGE_HEADER.size and bool(
         message[:4] == MESSAGE_MAGIC and message[5] & Flags.DELTA_SYMBOLS and message[MESSAGE_HEADER.size]
     )
 
 
 def _symbols_of(fs: FileSystem, directory: str, kept: Sequence[Scanned]) -> Sequence[str]:
-    """
-    Return the symbols that frames refer to without bringing them, from the side file and from the frames
-    themselves.
-    """
+    """Return the symbols that frames refer to without containing them, from the side file and the frames."""
     if not any(one.refers_back for one in kept):
         return ()
     dictionary = SymbolDictionary()
@@ -261,9 +258,9 @@ def _symbols_of(fs: FileSystem, directory: str, kept: Sequence[Scanned]) -> Sequ
     for one in kept:
         for offset, delta in _deltas(fs, one):
             if delta.start > len(dictionary.entries):
-                reason = f"a frame needs symbol {delta.start - 1}, and {SYMBOLS_NAME} does not have it"
+                reason = f"a frame needs symbol {delta.start - 1}, which {SYMBOLS_NAME} does not have"
                 raise CorruptionError(one.path, offset, reason)
-            # Only what goes beyond: frames of ours, which come last, count from 0 and mean nothing to the others.
+            # Only new ids: our own frames, which come last, count from 0 and are self-contained.
             dictionary.entries.extend(delta.symbols[len(dictionary.entries) - delta.start :])
     return dictionary.entries
 
@@ -293,10 +290,10 @@ def _keep_copy(fs: FileSystem, directory: str, one: Scanned, observer: Observer)
 
 def _cut_tail(fs: FileSystem, directory: str, newest: Scanned, observer: Observer) -> int:
     """
-    Zero what stands behind the last whole frame of the newest segment; return how many bytes of it were not.
+    Zero everything after the last intact frame of the newest segment. Return how many of these bytes were not zero.
 
-    Whole frames behind a hole are moved to its beginning: they were appended, and nobody has confirmed them. How many
-    are missing before them nothing tells, so they get the numbers that come next.
+    Intact frames after a hole are moved to the start of the hole: they were appended and are unconfirmed. The number
+    of missing frames before them is unknown, so they get the next numbers.
     """
     scan = newest.scan
     if scan is None or (not scan.torn and scan.later is None):
@@ -319,10 +316,7 @@ def _cut_tail(fs: FileSystem, directory: str, newest: Scanned, observer: Observe
 
 
 def _without_hole(fs: FileSystem, newest: Scanned, tail: int) -> bytes | None:
-    """
-    Return the segment with its later frames behind the others; None when one of them needs symbols that may be
-    lost.
-    """
+    """Return the segment with the hole removed, or None if a later frame needs symbols that may be lost."""
     file = fs.open_read(newest.path)
     try:
         view = memoryview(file.pread(newest.size_bytes, 0))
@@ -336,8 +330,8 @@ def _without_hole(fs: FileSystem, newest: Scanned, tail: int) -> bytes | None:
 
 
 def _take_over(fs: FileSystem, directory: str, kept: Sequence[Scanned]) -> None:
-    # The flag says that only the manifest tells which segments count. They are written down here: all that are kept. A
-    # crash in between leaves a manifest whose first segment is still right, because nothing was removed before it.
+    # The flag means that the manifest lists the valid segments. Write a manifest with all kept segments. After a crash
+    # in between, the old manifest's first segment is still right, because nothing was removed before it.
     for one in kept:
         if one.scan is not None and one.scan.header.flags & MANIFEST_FLAG:
             file = fs.open_write(one.path)
@@ -357,7 +351,7 @@ def _take_over(fs: FileSystem, directory: str, kept: Sequence[Scanned]) -> None:
 
 def _open(fs: FileSystem, one: Scanned) -> Segment:
     if one.scan is None:
-        raise CorruptionError(one.path, 0, "a segment without a header")
+        raise CorruptionError(one.path, 0, "the segment has no header")
     file = fs.open_write(one.path)
     try:
         file.sync_data()

@@ -1,12 +1,12 @@
 """
-Dead letters, sent again because a person asked for it.
+Resending of dead letters at an operator's request.
 
 ::
 
-    letters ─▶ a ring in memory ─▶ server ─▶ taken: the letter is removed
-                                         └─▶ refused again: it becomes a new letter, with the reason of today
+    letters ─▶ a ring in memory ─▶ server ─▶ accepted: the letter is removed
+                                         └─▶ refused again: it becomes a new letter, with the new reason
 
-A letter is removed only after the server has confirmed it, so a crash sends it once more.
+A letter is removed only after the server has confirmed it, so a crash causes it to be sent again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Resent", "resend"]
 
 _BATCH_BYTES = 32 << 20
 _FRAME_BYTES = 64
-"""What a frame takes in a segment beside its message, and more than that."""
+"""An upper bound of the overhead of a frame in a segment."""
 _REFUSALS = (
     Category.SCHEMA_MISMATCH, Category.PARSE_ERROR, Category.INTERNAL_ERROR, Category.SECURITY_ERROR,
     Category.WRITE_ERROR,
@@ -43,10 +43,7 @@ _REFUSALS = (
 
 @dataclass(slots=True)
 class Resent:
-    """
-    What became of letters: how many the server took, those that were refused again, and why the others were not
-    sent.
-    """
+    """The result: how many letters the server accepted, those refused again, and why the others were not sent."""
 
     taken: int = 0
     refused: list[DeadLetter] = field(default_factory=list)
@@ -56,12 +53,12 @@ class Resent:
 
 @dataclass(slots=True)
 class _Collector(MemorySlot):
-    """A slot in memory that collects what is refused."""
+    """A slot in memory that collects refused messages."""
 
     refused: list[DeadLetter] = field(default_factory=list)
 
     def keep_dead_letter(self, letter: DeadLetter) -> int:
-        """Collect a letter. Returns that none was dropped."""
+        """Collect a letter. Returns 0: no letter was removed."""
         self.refused.append(letter)
         return 0
 
@@ -76,20 +73,20 @@ def resend(
     observer: Observer | None = None,
 ) -> Resent:
     """
-    Send *letters* of the slot *directory* to the server of *settings*, and remove those that it takes.
+    Send *letters* of the slot *directory* to the server of *settings*, and remove those that it accepts.
 
-    A refusal does not end it, whatever the error policies say, and removes no other letter, whatever the bound on their
-    size. May run beside the slot's sender.
+    Refusals do not stop it and remove no other letter, regardless of the error policies and the size limit.
+    Safe while the slot's sender runs.
 
     Raises:
-        TransientError: somebody else changed the letters all the time.
-        OSError: the disk refused. Letters that were taken may still be there.
+        TransientError: another process was changing the letters for the entire wait.
+        OSError: a disk error. Accepted letters may not have been removed.
     """
     observer = InMemoryObserver() if observer is None else observer
     settings = replace(
         settings, policies=dict.fromkeys(_REFUSALS, Policy.DROP), dead_letters=True, initial_connect="async"
     )
-    # Without a bound: what is refused again takes the place of a letter, and must not cost another one.
+    # Without a limit: a letter that is refused again replaces itself, and must not displace another one.
     files = DeadLetterFiles(fs, directory, None, clock=clock, observer=observer)
     result = Resent(left=len(letters))
     try:
@@ -97,7 +94,7 @@ def resend(
             refused, confirmed, halted = _send(settings, [one.letter.message for one in batch], clock, observer)
             again = [replace(one, fsn=batch[one.fsn].letter.fsn) for one in refused]
             for letter in again:
-                files.keep(letter)  # before the old one is removed: a crash in between keeps it twice
+                files.keep(letter)  # before the old one is removed: a crash in between leaves it twice
             done = batch[:confirmed]
             remove_dead_letters(fs, directory, {one.id for one in done}, clock=clock)
             result.refused += again
@@ -127,13 +124,13 @@ def _batches(letters: Sequence[StoredLetter]) -> Iterator[list[StoredLetter]]:
 def _send(
     settings: SenderSettings, messages: list[bytes], clock: Clock, observer: Observer
 ) -> tuple[list[DeadLetter], int, SenderError | None]:
-    """Return what of *messages* was refused, by their numbers, how many are done with, and why that are not all."""
+    """Return the refusals by message number, how many messages are settled, and why not all are."""
     segment_bytes = _FRAME_BYTES * (len(messages) + 1) + sum(map(len, messages))
     ring = Ring(RingSettings(segment_bytes, 2 * segment_bytes, 0.0), MemorySegments(), clock=clock, observer=observer)
     slot = _Collector(ring)
     try:
         for message in messages:
-            ring.append(committing(message))  # alone: the group that it was part of is long over
+            ring.append(committing(message))  # individually: the rest of its group was committed long ago
         loop = WireLoop(
             slot,
             settings,

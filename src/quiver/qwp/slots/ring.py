@@ -1,5 +1,5 @@
 """
-The ring: frames in the order of their sequence numbers, from the oldest that is not confirmed to the newest.
+The ring: frames in the order of their sequence numbers, from the oldest unconfirmed one to the newest.
 
 ::
 
@@ -7,10 +7,10 @@ The ring: frames in the order of their sequence numbers, from the oldest that is
             └ confirmed ┘      └ appended here ┘ └ next
 
 One thread appends, another reads and confirms; they share two numbers, `published_fsn` and `acked_fsn`. The appending
-thread never waits for the wire, only for room: for the other one to confirm and trim.
+thread never waits for the network, only for space: until the other thread has confirmed and trimmed frames.
 
-A failed sync or write makes the ring refuse everything until it is opened again. A full disk does not: then nothing of
-the frame was kept.
+After a failed sync or write, the ring refuses every operation until it is opened again. After a full disk it does not:
+then nothing of the frame was stored.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ _SHORTEN_AFTER_S = 1.0
 @dataclass(frozen=True, slots=True)
 class RingSettings:
     """
-    How large, and how durable.
+    Size and durability.
 
     Attributes:
-        segment_bytes: of one segment file.
-        bytes_max: of all segments together, the active one and the spare included.
-        append_deadline_s: how long an append waits for room.
-        durability: what an append (`append`) or a flush (`flush`) has made durable on return; `memory`: nothing.
+        segment_bytes: the size of a segment file.
+        bytes_max: the total size of all segments, including the active one and the spare.
+        append_deadline_s: how long an append waits for space.
+        durability: when frames are durable: on return from an append (`append`), from a flush (`flush`), or never
+            guaranteed (`memory`).
     """
 
     segment_bytes: int
@@ -60,7 +61,7 @@ class RingSettings:
 
     @property
     def payload_bytes_max(self) -> int:
-        """The largest frame that fits into a segment."""
+        """The maximum size of a frame in a segment."""
         return self.segment_bytes - SEGMENT_HEADER.size - FRAME_HEAD.size
 
 
@@ -69,16 +70,16 @@ class Ring:
     The frames of one slot.
 
     Args:
-        settings: how large, and how durable.
-        storage: where segments are made and removed.
+        settings: size and durability.
+        storage: creates and removes segments.
         clock: measures deadlines and stamps segments.
-        observer: is told what happens.
-        segments: what was recovered, in order; the last one is appended to.
+        observer: receives events and metrics.
+        segments: the recovered segments, in order; the last one is appended to.
         next_fsn: the number of the next frame.
-        confirmed: the highest number that the server confirmed, -1 for none.
+        confirmed: the highest confirmed number; -1 if there is none.
         next_generation: the number in the next segment's name.
         watermark: the open watermark file, or None.
-        why_full: says in words why frames leave slowly; used in errors.
+        why_full: explains why frames are confirmed slowly; used in errors.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Ring:
         self._storage = storage
         self._clock = clock
         self._observer = observer
-        self._changed = threading.Condition()  # guards everything below but the bytes behind the tail
+        self._changed = threading.Condition()  # guards everything below except the bytes after the tail
         self._appending = threading.Lock()  # one writer at a time
         self._segments = segments or []
         self._spare: Segment | None = None
@@ -118,48 +119,48 @@ class Ring:
         self._times = AppendTimes((segment.base, segment.header.created_us) for segment in self._segments)
         self._long_since: tuple[Segment, float] | None = None  # the oldest segment, mostly confirmed, and since when
 
-    # ---- what is known
+    # ---- state
 
     @property
     def published_fsn(self) -> int:
-        """The number of the newest frame, -1 when there never was one."""
+        """The number of the newest frame; -1 if there never was one."""
         return self._published
 
     @property
     def acked_fsn(self) -> int:
-        """The highest number that the server has confirmed, -1 for none."""
+        """The highest confirmed number; -1 if there is none."""
         return self._acked
 
     @property
     def is_drained(self) -> bool:
-        """Say whether everything is confirmed, and nothing failed."""
+        """Whether everything is confirmed, and nothing failed."""
         return self._failed is None and self._acked >= self._published
 
     @property
     def backlog(self) -> int:
-        """Frames that are not confirmed."""
+        """The number of unconfirmed frames."""
         with self._changed:
             return self._published - self._acked
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes of the frames that are not confirmed."""
+        """The size of the unconfirmed frames in bytes."""
         with self._changed:
             return sum(segment.payload_bytes_from(self._acked + 1) for segment in self._segments)
 
     @property
     def oldest_us(self) -> int | None:
         """
-        When the oldest frame that is not confirmed was appended, microseconds since the epoch; None when there is none.
+        When the oldest unconfirmed frame was appended, microseconds since the epoch; None if all are confirmed.
 
-        Of a frame that an earlier process appended, when its segment was made.
+        For a frame of an earlier process it is the creation time of its segment.
         """
         with self._changed:
             return None if self._acked >= self._published else self._times.time_of(self._acked + 1)
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all segments together, the spare included."""
+        """The total size of all segments, including the spare."""
         with self._changed:
             return self._allocated()
 
@@ -167,21 +168,22 @@ class Ring:
         spare = self._spare.size_bytes if self._spare is not None else 0
         return spare + sum(segment.size_bytes for segment in self._segments)
 
-    # ---- the producer's side
+    # ---- called by the producer
 
     def append(self, payload: Buffer) -> int:
         """
-        Add a frame; return its number. It survives the death of the process; with durability `append`, of the power.
+        Add a frame. Return its number. It survives the death of the process and, with durability `append`, a power
+        loss.
 
         Raises:
-            CapacityError: there was no room within the deadline, or the disk is full. Nothing was kept.
-            UsageError: the frame is larger than a segment, or empty.
+            CapacityError: no space became free within the deadline, or the disk is full. Nothing was stored.
+            UsageError: the frame is empty, or larger than a segment.
             StoreFailedError: a write or sync failed, now or earlier.
             StoreClosedError: the ring was closed.
         """
         size = memoryview(payload).nbytes
         if not 0 < size <= self.settings.payload_bytes_max:
-            raise UsageError(f"a frame of {size} bytes; a segment has room for {self.settings.payload_bytes_max}")
+            raise UsageError(f"the frame has {size} bytes; a segment has space for {self.settings.payload_bytes_max}")
         head = encode_frame_head(payload)
         with self._appending:
             segment = self._with_room(size)
@@ -201,17 +203,17 @@ class Ring:
 
     def sync(self) -> None:
         """
-        Make every frame that was appended durable.
+        Make every appended frame durable.
 
         Raises:
             UsageError: the durability is `memory`: full segments were never synced.
-            StoreFailedError: that failed, now or earlier.
+            StoreFailedError: a sync failed, now or earlier.
             StoreClosedError: the ring was closed.
         """
         with self._appending:
             self._require_usable()
             if self.settings.durability == "memory":
-                raise UsageError("with the durability `memory` nothing is made durable")
+                raise UsageError("the durability `memory` cannot make frames durable; use `flush` or `append`")
             with self._changed:
                 segments = self._segments[-1:]
             for segment in segments:
@@ -237,13 +239,13 @@ class Ring:
             self._failed = self._failed or reason
             self._changed.notify_all()
         self._observer.event("qwp.slot_failed", level=logging.ERROR, reason=reason)
-        return StoreFailedError(f"{reason}; close, open again")
+        return StoreFailedError(f"{reason}; close and open again")
 
     def _require_usable(self) -> None:
         if self._closed:
             raise StoreClosedError("the slot was closed")
         if self._failed is not None:
-            raise StoreFailedError(f"{self._failed}; close, open again")
+            raise StoreFailedError(f"{self._failed}; close and open again")
 
     def _with_room(self, payload_bytes: int) -> Segment:
         with self._changed:
@@ -252,7 +254,7 @@ class Ring:
             if active is not None and active.has_room(payload_bytes):
                 return active
         if active is not None and self.settings.durability != "memory":
-            # Once the next segment has frames nobody looks back: what is sealed must be durable by then.
+            # Recovery only checks the newest segment's tail: the sealed one must be durable before the next has frames.
             self._sync(active)
         fresh = self._take_spare()
         try:
@@ -307,23 +309,20 @@ class Ring:
             return self._storage.create(generation, header, self.settings.segment_bytes)
         except OSError as error:
             if passes(error):
-                raise CapacityError(f"{what_is_short(error)}: no room for another segment") from error
-            raise self._fail(f"a segment could not be made: {error}") from error
+                raise CapacityError(f"{what_is_short(error)}: no space for another segment") from error
+            raise self._fail(f"cannot create a segment: {error}") from error
 
-    # ---- the other side
+    # ---- called by the sending thread
 
     def wait_for_frame(self, fsn: int, timeout: float) -> bool:
-        """
-        Wait until the frame *fsn* is there, the ring is closed, or *timeout* has passed; say
-        whether it is there.
-        """
+        """Wait up to *timeout* seconds until the frame *fsn* exists or the ring is closed. Return whether it exists."""
         with self._changed:
             if self._published < fsn and not self._closed:
                 self._clock.wait(self._changed, timeout)
             return self._published >= fsn
 
     def wait_until_confirmed(self, fsn: int, timeout: float) -> bool:
-        """Wait until *fsn* is confirmed, or *timeout* has passed; say whether it is."""
+        """Wait up to *timeout* seconds until *fsn* is confirmed. Return whether it is."""
         deadline = self._clock.monotonic() + timeout
         with self._changed:
             while self._acked < fsn and self._failed is None and not self._closed:
@@ -334,30 +333,30 @@ class Ring:
             return self._acked >= fsn
 
     def wake(self) -> None:
-        """End every wait, so that whoever waits looks again."""
+        """Wake all waiting threads, so that they check their conditions again."""
         with self._changed:
             self._changed.notify_all()
 
     def read(self, fsn: int) -> Buffer:
         """
-        Return the payload of the frame *fsn*: published, not yet trimmed. For the confirming thread only; valid until
-        its next `upkeep`.
+        Return the payload of the frame *fsn*, which must be published and not yet trimmed. Only for the confirming
+        thread; valid until its next `upkeep`.
 
         Raises:
             UsageError: there is no such frame.
-            OSError: the disk refused.
+            OSError: a disk error.
         """
         with self._changed:
             index = bisect.bisect_right(self._segments, fsn, key=lambda one: one.base) - 1
             if index < 0 or fsn > self._published:
-                raise UsageError(f"there is no frame {fsn}")
+                raise UsageError(f"frame {fsn} does not exist")
             segment = self._segments[index]
         return segment.read(fsn)
 
     def acknowledge(self, fsn: int) -> bool:
         """
-        Note that everything up to *fsn* is confirmed; say whether that is news. Higher than the newest frame counts as
-        the newest.
+        Record that everything up to *fsn* is confirmed. Return whether that is new. A number above the newest frame
+        counts as the newest.
 
         Raises:
             StoreFailedError: the watermark could not be written.
@@ -376,26 +375,26 @@ class Ring:
         if self._watermark is None or self._acked < 0:
             return
         try:
-            # The number before the magic: a crash in between leaves a file that says nothing, not one that says 0.
+            # The number before the magic: a crash in between leaves an invalid file, not one that contains 0.
             self._watermark.pwrite(self._acked.to_bytes(8, "little", signed=True), WATERMARK_FSN_OFFSET)
             if not self._watermark_stamped:
                 self._watermark.pwrite(WATERMARK_MAGIC, 0)
                 self._watermark_stamped = True
         except OSError as error:
-            # A full disk costs a repetition after the next start, no more: the next confirmation writes it.
+            # A full disk only causes frames to be sent again after a restart: the next confirmation retries the write.
             if not is_full_disk(error):
                 raise self._fail(f"{self._watermark.path}: write failed: {error}") from error
 
     def upkeep(self, *, force: bool = False, provision: bool = True) -> None:
         """
-        Trim what is confirmed, and make the next segment before it is needed. On disk at most ten times a second,
-        except when somebody waits for room or with *force*. *provision* is off where nothing will be appended.
+        Trim confirmed frames, and create the next segment before it is needed. On disk at most ten times a second,
+        unless a producer waits for space or *force* is set. *provision* is off if nothing will be appended.
 
-        The oldest segment is made shorter when half of it or more is confirmed and has been for a second; with *force*
-        at once: it will not be trimmed soon.
+        If half of the oldest segment or more has been confirmed for a second, it is replaced by a shorter one; with
+        *force* immediately, because it will not be trimmed soon.
 
         Raises:
-            StoreFailedError: the disk refused.
+            StoreFailedError: a disk error.
         """
         now = self._clock.monotonic()
         with self._changed:
@@ -403,8 +402,8 @@ class Ring:
                 return
             rested = self._watermark is None or now - self._trimmed_at >= _TRIM_INTERVAL_S
             due = force or self._waiting > 0 or rested
-            # Who waits for room does not write to the newest: it may go, too, or one that is larger than all that may
-            # be allocated (smaller settings than in an earlier life) would never make room.
+            # A producer that waits for space is not writing to the newest segment, so that may be removed, too.
+            # Otherwise a segment larger than the limit (settings were reduced) would never free space.
             full = self._segments if self._waiting else self._segments[:-1]
             gone = [one for one in full if one.next_fsn - 1 <= self._acked] if due else []
         if gone:
@@ -418,16 +417,16 @@ class Ring:
     def _trim(self, gone: list[Segment]) -> None:
         try:
             if self._watermark is not None:
-                # First what says that they are confirmed. A power loss may keep one of the files and not the next: the
-                # one that is back is known to be leftover then, and no gap.
+                # The watermark first. A power loss may restore one file but not the next: recovery then knows that
+                # the restored one is confirmed, and does not report a gap.
                 self._watermark.sync_data()
             with self._changed:
                 del self._segments[: len(gone)]
             self._storage.remove(gone)
         except OSError as error:
-            # Their names are gone then, and only the directory is not synced: after a power loss they are leftover.
+            # The names are removed, and only the directory is not synced: a power loss may restore the files.
             if not is_out_of_descriptors(error):
-                raise self._fail(f"segments could not be removed: {error}") from error
+                raise self._fail(f"cannot remove segments: {error}") from error
         with self._changed:
             self._changed.notify_all()
         self._observer.count("quiver.qwp.segments_trimmed_total", len(gone))
@@ -450,10 +449,10 @@ class Ring:
             shorter = self._storage.shorten(oldest, first)
         except OSError as error:
             if passes(error):
-                return  # it needs room for what it keeps; the segment goes as a whole, later
-            raise self._fail(f"{oldest.path}: could not be made shorter: {error}") from error
+                return  # the copy needs space; the complete segment will be removed later
+            raise self._fail(f"{oldest.path}: cannot shorten the segment: {error}") from error
         with self._changed:
-            # A ring that was closed meanwhile has let go of its segments, this one among them.
+            # A ring that was closed meanwhile has released its segments, including this one.
             if self._segments[:1] == [oldest]:
                 self._segments[0] = shorter
             else:
@@ -471,7 +470,7 @@ class Ring:
                 and self._allocated() + self.settings.segment_bytes <= self.settings.bytes_max
             )
         if not wanted or not self._appending.acquire(blocking=False):
-            return  # the producer is at it
+            return  # the producer is creating it
         try:
             if self._spare is None:
                 spare = self._create()
@@ -482,16 +481,16 @@ class Ring:
         finally:
             self._appending.release()
 
-    # ---- the end
+    # ---- closing
 
     def close(self, *, remove_all: bool = False) -> None:
         """
-        Let go of every file. With *remove_all* and everything confirmed, nothing is left of the segments.
+        Close all files. With *remove_all*, and if everything is confirmed, remove all segments.
 
-        Idempotent. What was appended is made durable first, unless the durability is `memory`.
+        Idempotent. Appended frames are made durable first, unless the durability is `memory`.
 
         Raises:
-            StoreFailedError: that failed.
+            StoreFailedError: the sync or the removal failed.
         """
         if self._closed:
             return
@@ -515,9 +514,9 @@ class Ring:
                     self._watermark.sync_data()
                 self._storage.remove(segments)
         except OSError as error:
-            # Their names are gone then, and only the directory is not synced: after a power loss they are leftover.
+            # The names are removed, and only the directory is not synced: a power loss may restore the files.
             if not is_out_of_descriptors(error):
-                raise self._fail(f"segments could not be removed: {error}") from error
+                raise self._fail(f"cannot remove segments: {error}") from error
         finally:
             for segment in segments:
                 segment.file.close()

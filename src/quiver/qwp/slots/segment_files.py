@@ -1,8 +1,8 @@
 """
-One segment of a ring, on disk or in memory: frames are added at its tail and read by their number.
+One segment of a ring, on disk or in memory: frames are appended at its tail and read by number.
 
-Where a frame starts is kept in memory, so reading one is one call. The blocks of a file are reserved when it is made: a
-full disk is an error then, and never one later.
+The offsets of frames are kept in memory, so that reading a frame takes one call. The blocks of a file are reserved when
+it is created: a full disk is an error then, never later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SPARES_MAX = 2
 
 
 class _Memory:
-    """A file that is gone with the process. Only what a segment calls."""
+    """A file in memory, with only the methods that a segment uses."""
 
     def __init__(self, path: str, data: bytearray) -> None:
         self.path = path
@@ -64,13 +64,13 @@ class _SegmentFile(Protocol):
 
 class Segment:
     """
-    Frames `base` … `base + count - 1`. One thread appends; others may read what was published.
+    Frames `base` … `base + count - 1`. One thread appends; others may read published frames.
 
     Args:
-        file: open for writing; it is closed with the segment.
-        size_bytes: of the file.
-        header: what stands at its beginning.
-        payloads: where the payload of each frame starts and ends.
+        file: open for writing; closed with the segment.
+        size_bytes: the size of the file.
+        header: the header of the file.
+        payloads: the start and end of each frame's payload.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class Segment:
         self.file = file
         self.size_bytes = size_bytes
         self.header = header
-        self.ends = [SEGMENT_HEADER.size, *(end for _, end in payloads)]  # of each frame; the header's first
+        self.ends = [SEGMENT_HEADER.size, *(end for _, end in payloads)]  # of the header, then of each frame
         self.unsynced = not payloads
 
     @property
     def path(self) -> str:
-        """Of the file."""
+        """The path of the file."""
         return self.file.path
 
     @property
@@ -98,29 +98,29 @@ class Segment:
 
     @property
     def count(self) -> int:
-        """Frames that are in it."""
+        """The number of frames."""
         return len(self.ends) - 1
 
     @property
     def next_fsn(self) -> int:
-        """The sequence number behind the last frame."""
+        """The sequence number after the last frame."""
         return self.header.base + len(self.ends) - 1
 
     @property
     def tail(self) -> int:
-        """The offset behind the last frame."""
+        """The offset after the last frame."""
         return self.ends[-1]
 
     def has_room(self, payload_bytes: int) -> bool:
-        """Say whether a frame with so many bytes of payload still fits."""
+        """Return whether a frame with *payload_bytes* bytes of payload still fits."""
         return self.ends[-1] + FRAME_HEAD.size + payload_bytes <= self.size_bytes
 
     def write(self, head: bytes, payload: Buffer, payload_bytes: int) -> int:
         """
-        Write a frame at the tail and return its end; it is there for readers only when `publish` has been called.
+        Write a frame at the tail. Return its end. Readers see it only after `publish`.
 
         Raises:
-            OSError: some of it may have been written.
+            OSError: a part may have been written.
         """
         tail = self.ends[-1]
         self.unsynced = True
@@ -134,16 +134,16 @@ class Segment:
 
     def erase(self, payload_bytes: int) -> None:
         """
-        Write zeros over a frame that was not finished, so that nothing of it is ever taken for one.
+        Zero an unfinished frame, so that no part of it is ever taken for a frame.
 
         Raises:
-            OSError: the zeros were refused, too.
+            OSError: the zeros could not be written either.
         """
         zero_fill(self.file, self.ends[-1], FRAME_HEAD.size + payload_bytes)  # type: ignore[arg-type]
 
     def rebase(self, base: int) -> None:
         """
-        Give an empty segment another first sequence number.
+        Change the first sequence number of an empty segment.
 
         Raises:
             OSError: the header could not be written.
@@ -155,17 +155,17 @@ class Segment:
 
     def read(self, fsn: int) -> Buffer:
         """
-        Return the payload of the frame *fsn*, which is in it; in memory, valid until the segment is removed.
+        Return the payload of the frame *fsn* of this segment. In memory, it is valid until the segment is removed.
 
         Raises:
-            OSError: the disk refused.
+            OSError: a disk error.
         """
         index = fsn - self.header.base
         start = self.ends[index] + FRAME_HEAD.size
         return self.file.pread(self.ends[index + 1] - start, start)
 
     def payload_bytes_from(self, first: int) -> int:
-        """Return the bytes of the payloads of its frames from *first* on."""
+        """Return the size of the payloads from the frame *first* on."""
         index = max(0, first - self.header.base)
         if index >= self.count:
             return 0
@@ -173,8 +173,8 @@ class Segment:
 
     def bytes_saved(self, first: int) -> int:
         """
-        Return by how much it is shorter without the frames before *first*, and without room for further ones; 0 when
-        *first* is none of its frames.
+        Return how many bytes the segment saves without the frames before *first* and without space for new ones; 0 if
+        *first* is not one of its frames.
         """
         index = first - self.header.base
         if not 0 < index < self.count:
@@ -182,7 +182,7 @@ class Segment:
         return self.size_bytes - SEGMENT_HEADER.size - (self.tail - self.ends[index])
 
     def without(self, first: int, file: _SegmentFile) -> Segment:
-        """Return what *file* is after `copy_from` put the frames from *first* on into it."""
+        """Return *file* as a segment, after `copy_from` wrote the frames from *first* on into it."""
         cut = self.ends[first - self.header.base] - SEGMENT_HEADER.size
         ends = self.ends[first - self.header.base :]
         kept = [(start + FRAME_HEAD.size - cut, end - cut) for start, end in itertools.pairwise(ends)]
@@ -192,10 +192,10 @@ class Segment:
 
     def copy_from(self, first: int, file: _SegmentFile) -> None:
         """
-        Write a segment with the frames from *first* on into *file*. They are copied as they are, unread.
+        Write a segment with the frames from *first* on into *file*. The frames are copied without being decoded.
 
         Raises:
-            OSError: the disk refused; some of it may be there.
+            OSError: a disk error; a part may have been written.
         """
         file.pwrite(encode_segment_header(SegmentHeader(first, self.header.created_us)), 0)
         start = self.ends[first - self.header.base]
@@ -208,7 +208,7 @@ class Segment:
         Make its frames durable.
 
         Raises:
-            OSError: nothing may be assumed about them any more.
+            OSError: the durability of the frames is unknown.
         """
         if self.unsynced:
             self.unsynced = False
@@ -216,38 +216,38 @@ class Segment:
 
 
 class SegmentStorage(Protocol):
-    """Where segments are made and removed: a directory, or memory."""
+    """Creates and removes segments: in a directory, or in memory."""
 
     def create(self, generation: int, header: SegmentHeader, size_bytes: int) -> Segment:
-        """Make an empty segment with all of its blocks; nothing is left of it when that fails."""
+        """Create an empty segment with all blocks reserved. If this fails, nothing is left of it."""
 
     def remove(self, segments: Sequence[Segment]) -> None:
-        """Remove *segments*, in their order, durably on return."""
+        """Remove *segments*, in order; durable on return."""
 
     def shorten(self, segment: Segment, first: int) -> Segment:
         """
-        Return a segment with the frames of *segment* from *first* on, in its place; the old one is closed.
+        Replace *segment* by one with its frames from *first* on, and return it. The old one is closed.
 
-        Whoever reads the directory sees the old one or the new one, whole.
+        A concurrent reader of the directory sees either the old or the new segment, complete.
         """
 
 
 class MemorySegments:
-    """Segments that are gone with the process. Memory of a few that were removed is kept for the next."""
+    """Segments in memory. The memory of a few removed segments is reused."""
 
     def __init__(self) -> None:
         self._spares: deque[bytearray] = deque(maxlen=_SPARES_MAX)
 
     def create(self, generation: int, header: SegmentHeader, size_bytes: int) -> Segment:
-        """Make an empty segment."""
-        # What it held before is never read: only what was appended is.
+        """Create an empty segment."""
+        # Old content of the memory is harmless: only appended bytes are ever read.
         data = self._spares.pop() if self._spares else bytearray()
         if len(data) != size_bytes:
             data = bytearray(size_bytes)
         return Segment(_Memory(segment_name(generation), data), size_bytes, header)
 
     def remove(self, segments: Sequence[Segment]) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         for segment in segments:
             if isinstance(segment.file, _Memory):
                 self._spares.append(segment.file.data)
@@ -262,7 +262,7 @@ class MemorySegments:
 
 
 class DiskSegments:
-    """Segments in the directory of a slot. Without *durable* a new one is not synced, as nothing in it will be."""
+    """Segments in the directory of a slot. Without *durable*, new segments are not synced: their frames never are."""
 
     def __init__(self, fs: FileSystem, directory: str, *, durable: bool) -> None:
         self._fs = fs
@@ -271,11 +271,10 @@ class DiskSegments:
 
     def create(self, generation: int, header: SegmentHeader, size_bytes: int) -> Segment:
         """
-        Make an empty segment with all of its blocks reserved; its name and header are durable on return, if that was
-        asked for.
+        Create an empty segment with all blocks reserved. With *durable*, its name and header are durable on return.
 
         Raises:
-            OSError: there is no room, or the disk refused; the file is gone again.
+            OSError: the disk is full, or a disk error occurred; the file was removed again.
         """
         path = f"{self._directory}/{segment_name(generation)}"
         file: File = self._fs.create(path, mode=_READ_ONLY)
@@ -283,7 +282,7 @@ class DiskSegments:
             reserve_blocks(file, 0, size_bytes, on_unsupported="zeros")
             file.pwrite(encode_segment_header(header), 0)
             if self._durable:
-                # A name without a header would look like a file that was never used: first the bytes, then the name.
+                # First the bytes, then the name: a name without a header would look like an unused file.
                 file.sync_data()
                 self._fs.sync_dir(self._directory)
         except OSError:
@@ -296,10 +295,10 @@ class DiskSegments:
 
     def remove(self, segments: Sequence[Segment]) -> None:
         """
-        Unlink the files, in their order, durably on return.
+        Remove the files, in order; durable on return.
 
         Raises:
-            OSError: some may be gone.
+            OSError: some may have been removed.
         """
         for segment in segments:
             segment.file.close()
@@ -309,13 +308,13 @@ class DiskSegments:
 
     def shorten(self, segment: Segment, first: int) -> Segment:
         """
-        Replace the file of *segment* by one with its frames from *first* on, durably on return.
+        Replace the file of *segment* by one with its frames from *first* on; durable on return.
 
-        A copy beside it is written, synced and renamed over it. Not a hole in the file: whoever scans the slot would
-        take its zeros for the end of the frames, and not every client asks the watermark where to begin.
+        A copy is written next to it, synced, and renamed over it. Punching a hole would not do: a scan of the slot
+        would take its zeros for the end of the frames, and not every client reads the watermark to find the start.
 
         Raises:
-            OSError: there is no room for the copy, which is gone again, or the disk refused. The segment is as it was.
+            OSError: no space for the copy, which was removed again, or a disk error. The segment is unchanged.
         """
         temporary = shorter_name(segment.path)
         size_bytes = segment.size_bytes - segment.bytes_saved(first)
@@ -331,7 +330,7 @@ class DiskSegments:
             with contextlib.suppress(OSError):
                 self._fs.remove(temporary)
             raise
-        segment.file.close()  # not every system replaces a file that is open
+        segment.file.close()  # some systems cannot replace an open file
         try:
             self._fs.rename(temporary, segment.path)
         except OSError:

@@ -3,7 +3,7 @@ A slot: the directory of one sender, held by one process, with its ring.
 
 ::
 
-    lock → holder's pid → recovery → watermark → ring        and back: drained files go, the lock stays to the last
+    lock → holder's pid → recovery → watermark → ring        closing: remove drained files, release the lock last
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ _SMALL_FILE_BYTES_MAX = 1 << 20
 
 @dataclass(slots=True)
 class MemorySlot:
-    """A ring that is gone with the process."""
+    """A ring in memory."""
 
     ring: Ring
     symbols: Sequence[str] = ()
     directory: str | None = None
 
     def keep_dead_letter(self, letter: DeadLetter) -> int:  # noqa: ARG002
-        """Keep nothing, because there is no directory. Returns that one letter was dropped."""
+        """Discard the letter, because there is no directory. Returns that one letter was dropped."""
         return 1
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.ring.close()
 
 
@@ -72,12 +72,12 @@ def memory_slot(settings: RingSettings, *, clock: Clock, observer: Observer) -> 
 
 class Slot:
     """
-    An open slot. Made by `open_slot`.
+    An open slot. Created by `open_slot`.
 
     Attributes:
-        directory: where it lies.
+        directory: its path.
         ring: its frames.
-        symbols: what the frames of a newer client refer to; empty in a slot of ours.
+        symbols: symbols that frames of a newer client refer to; empty in a slot of ours.
     """
 
     def __init__(
@@ -98,27 +98,28 @@ class Slot:
 
     def keep_dead_letter(self, letter: DeadLetter) -> int:
         """
-        Keep a frame that is about to be given up, durably on return. Returns how many letters were dropped for it.
+        Store a frame that is about to be dropped; it is durable on return. Returns how many letters were removed for
+        it.
 
         Raises:
-            OSError: it could not be kept.
+            OSError: the letter could not be stored.
         """
         return self._letters.keep(letter)
 
     def close(self) -> None:
         """
-        Let go: of everything when everything is confirmed, otherwise only of the lock and the descriptors. Idempotent.
+        Close the slot: remove all files if everything is confirmed, otherwise only release the lock. Idempotent.
 
         Raises:
-            StoreFailedError: what was appended could not be made durable, or confirmed files could not be removed.
-            OSError: the same, of the small files.
+            StoreFailedError: appended frames could not be made durable, or confirmed files could not be removed.
+            OSError: the same, for the small files.
         """
         self._letters.close()
         try:
             self.ring.close(remove_all=True)
             if self.ring.is_drained:
                 names = (SYMBOLS_NAME, WATERMARK_NAME)
-                # The watermark last: without segments it says nothing, and the next start sees that.
+                # The watermark last: without segments it has no meaning, and the next start ignores it.
                 remove_durably(self._fs, [f"{self.directory}/{name}" for name in names])
         finally:
             self._lock.release()
@@ -136,19 +137,19 @@ def open_slot(
     dead_letters_bytes_max: int = DEAD_LETTERS_BYTES_MAX,
 ) -> Slot:
     """
-    Create or recover the slot *sender_id* below *sf_dir* and hold it. One that *is_adopted* from another sender and
-    cannot be recovered is marked, so that nobody tries again.
+    Create or recover the slot *sender_id* below *sf_dir*, and lock it. If the slot *is_adopted* from another sender
+    and cannot be recovered, it is marked, so that drainers do not retry it.
 
     Raises:
-        SettingsError: *sender_id* is no name of a directory.
-        DirectoryInUseError: another process holds it; the message says which.
-        UnsupportedFormatError: it has files of a newer version. Nothing was touched.
-        CorruptionError: frames are missing in it. Nothing was deleted.
-        OSError: the disk refused.
+        SettingsError: *sender_id* is not a valid directory name.
+        DirectoryInUseError: another process holds the slot; the message names it.
+        UnsupportedFormatError: a newer version wrote a file. Nothing was changed.
+        CorruptionError: frames are missing. Nothing was deleted.
+        OSError: a disk error.
     """
     check_sender_id(sender_id)
     if settings.bytes_max < 2 * settings.segment_bytes:
-        raise SettingsError("sf_max_total_bytes must hold two segments of sf_max_bytes")
+        raise SettingsError("sf_max_total_bytes must be at least 2 * sf_max_bytes")
     directory = f"{sf_dir.rstrip('/')}/{sender_id}"
     fs.make_dirs(directory, mode=0o755)
     lock = fs.try_lock(f"{directory}/{LOCK_NAME}", note="qwp sender")
@@ -171,7 +172,7 @@ def open_slot(
         )
     except CorruptionError as error:
         if is_adopted and not isinstance(error, UnsupportedFormatError):
-            # While the lock is held, so that no other drainer begins with it in between.
+            # While the lock is held, so that no other drainer starts on it in between.
             mark_failed(fs, directory, str(error))
         lock.release()
         raise
@@ -191,7 +192,7 @@ def _write_pid(fs: FileSystem, directory: str) -> None:
 
 
 def _open_watermark(fs: FileSystem, directory: str, confirmed: int) -> File:
-    # Written anew when it does not say what was found: an old life's number would one day be taken for this life's.
+    # Rewritten if it differs from the recovered number: later, an old number could match frames of this life.
     path = f"{directory}/{WATERMARK_NAME}"
     expected = encode_watermark(confirmed) if confirmed >= 0 else bytes(WATERMARK.size)
     try:
@@ -204,7 +205,7 @@ def _open_watermark(fs: FileSystem, directory: str, confirmed: int) -> File:
 
 
 def holder_of_slot(fs: FileSystem, directory: str) -> str | None:
-    """Return the pid that the last holder of a slot wrote, or None. It may have let go since."""
+    """Return the pid of the last holder of a slot, or None. The process may have released the slot since."""
     try:
         note = fs.read_all(f"{directory}/{PID_NAME}", size_max=_SMALL_FILE_BYTES_MAX)
     except OSError:
@@ -214,19 +215,19 @@ def holder_of_slot(fs: FileSystem, directory: str) -> str | None:
 
 def mark_failed(fs: FileSystem, directory: str, reason: str) -> None:
     """
-    Say that nobody should adopt the slot any more until a person has looked. Durable on return.
+    Mark the slot, so that drainers ignore it until an operator intervenes. Durable on return.
 
     Raises:
-        OSError: the disk refused.
+        OSError: a disk error.
     """
     replace_file(fs, f"{directory}/{FAILED_NAME}", (reason + "\n").encode(), mode=0o644)
 
 
 def find_orphans(fs: FileSystem, sf_dir: str, own_id: str) -> list[str]:
     """
-    Return the slots below *sf_dir*, by name, that have segments, are not *own_id*, and were not marked as failed.
+    Return the names of the slots below *sf_dir* that have segments, are not *own_id*, and are not marked as failed.
 
-    Whether somebody holds one is not asked: that would race with those who take it.
+    Locks are not checked: that would race with other processes that take them.
 
     Raises:
         OSError: the directory cannot be read.

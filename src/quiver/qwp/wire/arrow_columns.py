@@ -1,5 +1,5 @@
 """
-Columns of a message from Arrow arrays, by kernels: no Python value is made, except one for each symbol that occurs.
+Columns of a message from Arrow arrays, with kernels: no Python values are created, except one for each distinct symbol.
 
 =============================================  =================================================
 Arrow                                          QWP
@@ -17,8 +17,8 @@ uuid, binary of 16 bytes                       UUID
 lists of floats or integers, also of lists     DOUBLE_ARRAY, LONG_ARRAY
 =============================================  =================================================
 
-A field that says in its metadata what it is (`quiver.qwp.wire.decoded.TYPE_KEY`) is that, so what was read can be
-written as it came.
+A field whose metadata has a type (`quiver.qwp.wire.decoded.TYPE_KEY`) gets that type, so that a decoded table can be
+encoded unchanged.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _WHOLE: dict[ColumnType, Any] = {
     ColumnType.BOOLEAN: types.is_boolean, ColumnType.UUID: types.is_fixed_size_binary,
     ColumnType.LONG256: types.is_fixed_size_binary,
 }  # fmt: skip
-"""Types whose values nothing else is converted to."""
+"""Types that must match exactly: other values are not converted to them."""
 Array = np.ndarray[Any, Any]
 
 
@@ -81,11 +81,11 @@ def columns_of_batch(batch: Any, *, symbols: Collection[str] = (), at: str | Non
     """
     Return the columns of the record batch *batch*: symbols first, then the others, the designated timestamp last.
 
-    *symbols* names text columns to be sent as symbols, *at* the column that is the designated timestamp. A column of
-    Arrow's type `null` has no type to be sent with and is left out: over there it is null, too.
+    *symbols* names text columns to send as symbols. *at* names the column with the designated timestamp. A column of
+    Arrow's type `null` has no QWP type and is omitted: the server treats it as null as well.
 
     Raises:
-        UsageError: a type has no counterpart, a value does not fit, or no column is left.
+        UsageError: a type is not supported, a value does not fit, or no column is left.
     """
     first: list[ColumnData] = []
     others: list[ColumnData] = []
@@ -100,7 +100,7 @@ def columns_of_batch(batch: Any, *, symbols: Collection[str] = (), at: str | Non
             raise UsageError(f"column {field.name}: {error}") from error
         (last if is_at else first if column.type is ColumnType.SYMBOL else others).append(column)
     if not (first or others or last):
-        raise UsageError("every column is of the type null, so there is nothing to send; cast one first")
+        raise UsageError("every column has the type null, so there is nothing to send; cast one first")
     return first + others + last
 
 
@@ -110,8 +110,8 @@ def _designated(field: Any, array: Any) -> ColumnData:
     if types.is_timestamp(array.type) or types.is_date(array.type):
         return _fixed("", ColumnType.TIMESTAMP, array)
     if types.is_int64(array.type):
-        return _fixed("", ColumnType.TIMESTAMP_NANOS, array)  # as in rows: a number is in nanoseconds
-    raise UsageError(f"column {field.name}: {array.type} is no time, so it cannot be the designated timestamp")
+        return _fixed("", ColumnType.TIMESTAMP_NANOS, array)  # as in rows: an integer is in nanoseconds
+    raise UsageError(f"column {field.name}: {array.type} is not a time, so it cannot be the designated timestamp")
 
 
 def _kind_of(field: Any, array: Any, *, as_symbol: bool) -> ColumnType | None:
@@ -136,7 +136,7 @@ def _column(field: Any, array: Any, *, as_symbol: bool) -> ColumnData:
     if kind in _FIXED:
         return _fixed(field.name, kind, array)
     if kind is not None and kind in _WHOLE and not _WHOLE[kind](array.type):
-        raise UsageError(f"column {field.name}: {array.type}, and its metadata say that it is {kind.name}")
+        raise UsageError(f"column {field.name}: {array.type}, but its metadata has the type {kind.name}")
     if kind is ColumnType.BOOLEAN:
         nulls = _nulls(array)
         return boolean_column(field.name, array.drop_null().to_numpy(zero_copy_only=False), nulls)
@@ -155,7 +155,7 @@ def _column(field: Any, array: Any, *, as_symbol: bool) -> ColumnData:
         or (types.is_fixed_size_list(array.type))
     ):
         return _arrays(field.name, array)
-    raise UsageError(f"column {field.name}: {array.type} has no counterpart in QWP; cast it first")
+    raise UsageError(f"column {field.name}: QWP has no type for {array.type}; cast it first")
 
 
 def _nulls(array: Any) -> Array | None:
@@ -181,7 +181,7 @@ def _fixed(name: str, kind: ColumnType, array: Any) -> ColumnData:
 
 
 def _plain(array: Any) -> Array:
-    # A view of the array's own memory, whatever lies in it, also NaN and values that numpy has no type for.
+    # A view of the array's own memory with any content, including NaN and types that numpy does not have.
     dtype = np.dtype(array.type.to_pandas_dtype())
     start = array.offset * dtype.itemsize
     data = array.buffers()[1]
@@ -219,7 +219,7 @@ def _symbols(name: str, array: Any) -> ColumnData:
     numbers = _plain(array.indices.drop_null())
     order = _by_first_row(numbers, len(array.dictionary))
     values = array.dictionary.take(pa.array(order)).cast(pa.string())
-    if len(values.unique()) < len(values):  # a dictionary may say the same twice
+    if len(values.unique()) < len(values):  # a dictionary may have duplicates
         again = pa.DictionaryArray.from_arrays(pa.array(numbers), array.dictionary).cast(pa.string())
         encoded = again.dictionary_encode()
         return symbol_column(name, encoded.dictionary.to_pylist(), _plain(encoded.indices), nulls)
@@ -227,9 +227,9 @@ def _symbols(name: str, array: Any) -> ColumnData:
 
 
 def _by_first_row(numbers: Array, count: int) -> Array:
-    """Return those of *count* numbers that occur, in the order of their first row."""
+    """Return the distinct values of *numbers*, all below *count*, in the order of their first row."""
     if 4 * count < len(numbers):
-        # Where a few repeat, the first rows have them all; then the others need not be looked through.
+        # With few distinct values, the first rows usually have them all; then the others need no search.
         order, first = np.unique(numbers[: 4 * count], return_index=True)
         if len(order) == count:
             return order[np.argsort(first)]
@@ -257,7 +257,7 @@ def _words(name: str, kind: ColumnType, array: Any) -> ColumnData:
     data = np.frombuffer(array.buffers()[1], np.uint8, count=len(array) * width, offset=array.offset * width)
     rows = data.reshape(len(array), width)
     if kind is ColumnType.UUID:
-        rows = rows[:, ::-1]  # people write the highest byte first
+        rows = rows[:, ::-1]  # the usual notation has the highest byte first
     return fixed_column(name, kind, np.ascontiguousarray(rows).view(f"V{width}").reshape(-1), nulls)
 
 
@@ -267,17 +267,17 @@ def _arrays(name: str, array: Any) -> ColumnData:
     if types.is_struct(array.type) and [one.name for one in array.type] == [
         "shape",
         "values",
-    ]:  # as `decoded` writes them: values, and the shape beside them
+    ]:  # as `decoded` writes them: values and shape
         values_type = array.type.field("values").type.value_type
         rows = [np.array(one["values"]).reshape(one["shape"]) for one in present.to_pylist()]
     else:
         values_type = array.type
         while not types.is_primitive(values_type):
             if not hasattr(values_type, "value_type"):
-                raise UsageError(f"column {name}: {array.type} has no counterpart in QWP")
+                raise UsageError(f"column {name}: QWP has no type for {array.type}")
             values_type = values_type.value_type
         if not (types.is_integer(values_type) or types.is_floating(values_type)):
-            raise UsageError(f"column {name}: {array.type} has no counterpart in QWP; arrays hold floats or integers")
+            raise UsageError(f"column {name}: QWP has no type for {array.type}; arrays hold floats or integers")
         dtype = np.int64 if types.is_integer(values_type) else np.float64
         rows = [_nested(name, one, dtype) for one in present.to_pylist()]
     kind = ColumnType.LONG_ARRAY if types.is_integer(values_type) else ColumnType.DOUBLE_ARRAY
@@ -288,4 +288,4 @@ def _nested(name: str, values: list[Any], dtype: Any) -> Array:
     try:
         return np.array(values, dtype)
     except (ValueError, TypeError):
-        raise UsageError(f"column {name}: an array with rows of different lengths, or with nulls") from None
+        raise UsageError(f"column {name}: an array has nulls, or rows of different lengths") from None

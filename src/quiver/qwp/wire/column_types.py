@@ -1,9 +1,9 @@
 """
-The column types of QWP, their codes, and how wide a value is.
+The column types of QWP, their codes and widths.
 
-A column's values may be missing in two ways. Either a bitmap says which rows are null and only the others follow
-(`1` means null), or every row has a value and one of them, the *sentinel*, stands for null. Readers take both for every
-type; `SENTINELS` says what this writer, like the clients of 2026, puts in place of a null.
+Nulls have two encodings. Either a bitmap marks null rows and only the other values follow (`1` means null), or every
+row has a value, and one special value, the *sentinel*, means null. Readers accept both for every type. `SENTINELS` has
+what this writer, like the clients of 2026, writes for a null.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["DECIMAL_BYTES", "FIXED_BYTES", "SENTINELS", "TIMESTAMPS", "ColumnTyp
 
 
 class ColumnType(IntEnum):
-    """The byte behind a column's name. 0x08 was once a string type and is refused."""
+    """The type byte after a column's name. 0x08 was once a string type and is refused."""
 
     BOOLEAN = 0x01
     BYTE = 0x02
@@ -47,15 +47,15 @@ FIXED_BYTES = MappingProxyType({
     ColumnType.DOUBLE: 8, ColumnType.TIMESTAMP: 8, ColumnType.DATE: 8, ColumnType.UUID: 16, ColumnType.LONG256: 32,
     ColumnType.TIMESTAMP_NANOS: 8, ColumnType.CHAR: 2, ColumnType.IPV4: 4,
 })  # fmt: skip
-"""Bytes of one value, for the types whose values are simply laid side by side."""
+"""The size of a value, for types with adjacent values of fixed size."""
 
 DECIMAL_BYTES = MappingProxyType({
     ColumnType.DECIMAL64: 8, ColumnType.DECIMAL128: 16, ColumnType.DECIMAL256: 32,
 })  # fmt: skip
-"""Bytes of one unscaled decimal."""
+"""The size of an unscaled decimal."""
 
 TIMESTAMPS = frozenset({ColumnType.TIMESTAMP, ColumnType.TIMESTAMP_NANOS})
-"""Those that may be compressed, and that a designated timestamp may have."""
+"""The types that may be compressed, and that a designated timestamp may have."""
 
 SENTINELS = MappingProxyType({
     ColumnType.BOOLEAN: b"\0",
@@ -67,4 +67,4 @@ SENTINELS = MappingProxyType({
     ColumnType.DOUBLE: b"\0\0\0\0\0\0\xf8\x7f",
     ColumnType.CHAR: b"\0\0",
 })  # fmt: skip
-"""Type → the value that is written for a null. Types that are not here get a bitmap."""
+"""Type → the value that is written for a null. Other types use a bitmap."""

@@ -1,5 +1,5 @@
 """
-One column of a message, ready to be written: a name, a type, and the bytes of its values.
+One column of a message, ready to be encoded: a name, a type, and the bytes of its values.
 
 ::
 
@@ -7,8 +7,8 @@ One column of a message, ready to be written: a name, a type, and the bytes of i
                      1: ceil(rows / 8) bytes follow, lowest bit first, 1 = null; then only the other rows' values
     values           by type
 
-The makers below take numpy arrays. *nulls* is a boolean array, true where a row has no value, or None.
-Where nulls are given, *values* holds those of the other rows only, for every type.
+The functions below take numpy arrays. *nulls* is a boolean array, true for rows without a value, or None.
+With nulls, *values* has only the values of the other rows, for every type.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _TEXT_BYTES_MAX = (1 << 32) - 1
 @dataclass(frozen=True, slots=True)
 class SymbolData:
     """
-    The symbols of one column: each once, in the order of their first row, and for every row that has one its number.
+    The symbols of one column: each once, in the order of their first row, and the index of each non-null row's symbol.
 
-    With *order* the numbers are others: that of the first symbol is ``order[0]``.
+    With *order* the indexes are mapped: the first symbol has the index ``order[0]``.
     """
 
     values: Sequence[str]
@@ -58,7 +58,7 @@ class SymbolData:
 
 @dataclass(frozen=True, slots=True)
 class ColumnData:
-    """A column to be written. `parts` are its bytes; those of symbols end with ids that only the message can give."""
+    """A column to encode. `parts` are its bytes; symbols end with ids that only the message can assign."""
 
     name: str
     type: ColumnType
@@ -68,7 +68,7 @@ class ColumnData:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values, about: a symbol counts three."""
+        """The approximate size of the values in bytes; a symbol counts as three."""
         known = sum(memoryview(part).nbytes for part in self.parts)
         return known + (3 * len(self.symbols.indices) if self.symbols else 0)
 
@@ -91,9 +91,9 @@ def _with_sentinels(kind: ColumnType, values: Array, nulls: Array) -> Array:
 
 
 def fixed_column(name: str, kind: ColumnType, values: Array, nulls: Array | None = None) -> ColumnData:
-    """Return a column of values of one width; *values* has that item size, little-endian."""
+    """Return a column of fixed-width values; *values* has that item size, little-endian."""
     if values.dtype.itemsize != FIXED_BYTES[kind]:
-        raise UsageError(f"{kind.name} has {FIXED_BYTES[kind]} bytes a value, not {values.dtype.itemsize}")
+        raise UsageError(f"{kind.name} has {FIXED_BYTES[kind]} bytes per value, not {values.dtype.itemsize}")
     rows = len(values) if nulls is None else len(nulls)
     if nulls is not None and kind in SENTINELS:
         values, nulls = _with_sentinels(kind, values, nulls), None
@@ -103,7 +103,7 @@ def fixed_column(name: str, kind: ColumnType, values: Array, nulls: Array | None
 
 
 def boolean_column(name: str, values: Array, nulls: Array | None = None) -> ColumnData:
-    """Return a column of bits. A null is written as false."""
+    """Return a column of bits. A null is encoded as false."""
     if nulls is not None:
         values = _with_sentinels(ColumnType.BOOLEAN, values, nulls)
     return ColumnData(
@@ -116,7 +116,7 @@ def bytes_column(name: str, kind: ColumnType, offsets: Array, data: Buffer, null
     Return a column of VARCHAR or BINARY: value *i* is ``data[offsets[i]:offsets[i + 1]]``, and the first offset is 0.
 
     Raises:
-        UsageError: the values have more bytes than an offset can say.
+        UsageError: the total size of the values exceeds the range of an offset.
     """
     if len(offsets) and int(offsets[-1]) > _TEXT_BYTES_MAX:
         raise UsageError(f"column {name}: {int(offsets[-1])} bytes do not fit into one message")
@@ -125,7 +125,7 @@ def bytes_column(name: str, kind: ColumnType, offsets: Array, data: Buffer, null
 
 
 def decimal_column(name: str, kind: ColumnType, scale: int, unscaled: Array, nulls: Array | None = None) -> ColumnData:
-    """Return a column of decimals. *unscaled* are their bytes: two's complement, little-endian, one row each."""
+    """Return a column of decimals. *unscaled* has their bytes: two's complement, little-endian, one row each."""
     if not 0 <= scale <= 76:
         raise UsageError(f"column {name}: a decimal has a scale of 0 to 76, not {scale}")
     width = DECIMAL_BYTES[kind]
@@ -139,7 +139,7 @@ def geohash_column(name: str, precision: int, values: Array, nulls: Array | None
         raise UsageError(f"column {name}: a geohash has 1 to 60 bits, not {precision}")
     rows = len(values) if nulls is None else len(nulls)
     if nulls is None and precision % 8 == 0:
-        # With whole bytes the highest geohash looks like the sentinel: say that none is null.
+        # With whole bytes the highest geohash equals the sentinel, so write a bitmap without nulls.
         nulls = np.zeros(rows, bool)
     wide = np.ascontiguousarray(values.astype("<u8")).view(np.uint8).reshape(-1, 8)
     data = np.ascontiguousarray(wide[:, : (precision + 7) // 8]).tobytes()
@@ -174,8 +174,8 @@ def symbol_column(
 
 def symbol_ids(symbols: SymbolData, ids: dict[str, int]) -> tuple[bytes, int]:
     """
-    Return the ids of the rows' symbols, and the highest of them (-1 for none). Symbols that are not in *ids* (symbol →
-    id) yet are added.
+    Return the ids of the rows' symbols, and the highest of them (-1 if there is none). New symbols are added to *ids*
+    (symbol → id).
     """
     numbers = np.fromiter(
         (ids.setdefault(value, len(ids)) for value in symbols.values), np.int64, count=len(symbols.values)
@@ -187,6 +187,6 @@ def symbol_ids(symbols: SymbolData, ids: dict[str, int]) -> tuple[bytes, int]:
         ordered = np.zeros(int(symbols.order.max()) + 1, np.int64)
         ordered[symbols.order] = numbers
         numbers = ordered
-    if highest < 0x80:  # a byte each, mostly
+    if highest < 0x80:  # usually one byte each
         return numbers.astype(np.uint8).take(symbols.indices).tobytes(), highest
     return encode_varints(numbers[symbols.indices]), highest

@@ -1,8 +1,8 @@
 """
-Tables that were read from a message, as Python values and as Arrow.
+Decoded tables, as Python values and as Arrow.
 
-Arrow columns carry in their field's metadata what Arrow has no type for (`TYPE_KEY`, `SCALE_KEY`), so that a table that
-was read can be written again as it came. Null is what a server takes for null: the bitmap's, and the sentinels.
+The field metadata of Arrow columns has what Arrow has no type for (`TYPE_KEY`, `SCALE_KEY`), so that a decoded table
+can be encoded unchanged. Null follows the server's rule: the bitmap, and the sentinels.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from quiver.qwp.wire.column_types import DECIMAL_BYTES, SENTINELS, ColumnType
 __all__ = ["DESIGNATED_NAME", "SCALE_KEY", "TABLE_KEY", "TYPE_KEY", "Column", "Table", "fits_decimal"]
 
 TYPE_KEY = b"qwp.type"
-"""Field metadata: the column's type by name."""
+"""Field metadata: the name of the column's type."""
 SCALE_KEY = b"qwp.bits"
-"""Field metadata: the bits of a geohash."""
+"""Field metadata: the number of bits of a geohash."""
 TABLE_KEY = QWP_TABLE_KEY
-"""Schema metadata: the table's name."""
+"""Schema metadata: the name of the table."""
 DESIGNATED_NAME = "timestamp"
-"""What the designated timestamp, which has no name on the wire, is called where it needs one."""
+"""The name of the designated timestamp, which has none on the wire, where it needs one."""
 
 _NUMPY = {
     ColumnType.BYTE: "<i1", ColumnType.SHORT: "<i2", ColumnType.INT: "<i4", ColumnType.LONG: "<i8",
@@ -57,12 +57,12 @@ class Column:
     Attributes:
         name: empty for the designated timestamp.
         type: as on the wire.
-        rows: how many, nulls included.
-        nulls: true where the bitmap says null; None without a bitmap.
-        present: the values of the other rows, in the shape that their type has on the wire: numpy arrays of integers,
-            booleans or ids, arrays of bytes with a row for each value, offsets and bytes of texts, lists of arrays.
-        symbols: what the ids of symbols stand for.
-        scale: of decimals; the bits of geohashes.
+        rows: the number of rows, including nulls.
+        nulls: true where the bitmap marks a null; None without a bitmap.
+        present: the values of the other rows, in the representation of their type on the wire: numpy arrays of
+            integers, booleans or ids, byte arrays with one row per value, offsets and bytes of texts, lists of arrays.
+        symbols: the symbols by id.
+        scale: the scale of decimals, or the number of bits of geohashes.
     """
 
     name: str
@@ -74,16 +74,13 @@ class Column:
     scale: int = 0
 
     def numbers(self) -> Array:
-        """Return the present values of a number type as a numpy array."""
+        """Return the non-null values of a numeric type as a numpy array."""
         if self.present.dtype != np.uint8 or self.present.ndim == 1:
-            return self.present  # booleans, ids, and timestamps that were compressed
+            return self.present  # booleans, ids, and decompressed timestamps
         return np.ascontiguousarray(self.present).view(_NUMPY[self.type]).reshape(-1)
 
     def values(self) -> list[Any]:
-        """
-        Return a Python value a row, None for a null of the bitmap; a sentinel is the value that it
-        is on the wire.
-        """
+        """Return one Python value per row, None where the bitmap marks a null. Sentinels are returned unchanged."""
         present = self._present_values()
         if self.nulls is None:
             return present
@@ -111,7 +108,7 @@ class Column:
         return [int.from_bytes(row, "little") for row in rows]
 
     def to_arrow(self) -> tuple[Any, Any]:
-        """Return the column as an Arrow array, and the field that describes it."""
+        """Return the column as an Arrow array, with its field."""
         array = self._arrow()
         metadata = {TYPE_KEY: self.type.name.encode()}
         if self.type is ColumnType.GEOHASH:
@@ -121,7 +118,7 @@ class Column:
     def _arrow(self) -> Any:
         kind = self.type
         if kind is ColumnType.SYMBOL:
-            # Only the symbols that occur: a connection's dictionary may hold two million.
+            # Only the symbols in use: a connection's dictionary may have two million.
             used, indices = np.unique(self.present, return_inverse=True)
             symbols = pa.array([self.symbols[number] for number in used.tolist()], pa.string())
             return pa.DictionaryArray.from_arrays(self._spread(indices.astype(np.int32), pa.int32()), symbols)
@@ -134,7 +131,7 @@ class Column:
         if kind in DECIMAL_BYTES:
             return self._spread_bytes(_DECIMALS[kind](self.scale), self.present)
         if kind is ColumnType.UUID:
-            return self._spread_bytes(pa.binary(16), self.present[:, ::-1])  # in the order in which people write it
+            return self._spread_bytes(pa.binary(16), self.present[:, ::-1])  # in the usual notation's order
         if kind is ColumnType.LONG256:
             return self._spread_bytes(pa.binary(32), self.present)
         if kind is ColumnType.GEOHASH:
@@ -195,7 +192,7 @@ class Column:
         return pa.Array.from_buffers(kind, self.rows, buffers)
 
     def _arrow_arrays(self) -> Any:
-        # Rows may differ in shape, also in dimensions: values in row-major order, and the shape beside them.
+        # Rows may differ in shape, even in dimensions: store the values in row-major order, with their shape.
         values = pa.float64() if self.type is ColumnType.DOUBLE_ARRAY else pa.int64()
         kind = pa.struct([("shape", pa.list_(pa.int32())), ("values", pa.list_(values))])
         rows = [None if one is None else {"shape": one.shape, "values": one.reshape(-1)} for one in self.values()]
@@ -204,8 +201,8 @@ class Column:
 
 def fits_decimal(kind: ColumnType, unscaled: Array, scale: int) -> bool:
     """
-    Say whether each row of *unscaled* has no more digits than the type: 18, 38 or 76. More would
-    break its readers.
+    Return whether each row of *unscaled* fits into the digits of its type: 18, 38 or 76. Readers of the type cannot
+    handle more.
     """
     try:
         arrow = _DECIMALS[kind](scale)
@@ -221,14 +218,14 @@ def _decimal(unscaled: int, scale: int) -> Decimal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Rows of one table, as one message brought them."""
+    """Rows of one table from one message."""
 
     name: str
     rows: int
     columns: tuple[Column, ...]
 
     def to_arrow(self) -> Any:
-        """Return the rows as a record batch. The designated timestamp is named so unless a column has that name."""
+        """Return the rows as a record batch. The designated timestamp gets its default name unless a column has it."""
         arrays = []
         fields = []
         taken = {column.name.lower() for column in self.columns}

@@ -1,8 +1,8 @@
 """
-A message, read: whatever any client of this protocol writes, either dialect, nulls both ways, compressed or not.
+Decoding of messages from any client of this protocol: both dialects, both encodings of nulls, compressed or not.
 
-Nothing is believed before it is checked: every count is held against the bytes that are left, every offset against the
-one before it, every symbol against the dictionary. A message that is refused leaves the dictionary as it was.
+All input is validated: every count is compared with the remaining bytes, every offset with the previous one, every
+symbol with the dictionary. A refused message does not change the dictionary.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TYPES = {int(kind): kind for kind in ColumnType}
 
 
 class _UnreadableError(ShortageError):
-    """Like a shortage, but with a reason of its own. Never leaves this module."""
+    """A shortage with its own reason. Never leaves this module."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(offset, 1)
@@ -60,22 +60,22 @@ class _UnreadableError(ShortageError):
 
 @dataclass(slots=True)
 class SymbolDictionary:
-    """What a connection has been told of symbols: id → symbol, without gaps."""
+    """The symbols of a connection: id → symbol, without gaps."""
 
     entries: list[str] = field(default_factory=list)
 
     def accept(self, start: int, symbols: Sequence[str]) -> None:
-        """Add *symbols* from id *start* on. Ids that are there already may be told again, also differently."""
+        """Add *symbols* from id *start* on. Existing ids may be sent again, even with other symbols."""
         if start == len(self.entries):
             self.entries.extend(symbols)
             return
-        # Another list: what was decoded before goes on meaning what it meant.
+        # A new list: earlier decoded tables keep their symbols.
         self.entries = [*self.entries[:start], *symbols, *self.entries[start + len(symbols) :]]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `symbols` are those it brought, from id `symbols_start` on."""
+    """One message. `symbols` are those it contains, from id `symbols_start` on."""
 
     flags: int
     tables: tuple[Table, ...]
@@ -85,13 +85,13 @@ class Message:
 
     @property
     def is_self_sufficient(self) -> bool:
-        """Say whether the message brought every symbol that it uses."""
+        """Whether the message contains every symbol that it uses."""
         return self.symbols_start == 0
 
 
 def decode_message(view: memoryview, dictionary: SymbolDictionary | None = None) -> Answer[Message]:
     """
-    Decode the message that *view* starts with. Its symbols are added to *dictionary* when all of it is sound.
+    Decode the message at the start of *view*. Its symbols are added to *dictionary* if the entire message is valid.
 
     Without a dictionary the message must be self-sufficient.
     """
@@ -106,7 +106,7 @@ def decode_message(view: memoryview, dictionary: SymbolDictionary | None = None)
         try:
             message = _decode_payload(payload, flags, table_count, known.entries, dialect)
         except (ShortageError, VarintError) as error:
-            # Nothing in the message tells the dialects apart. What was first is what is told when neither fits.
+            # The message does not identify its dialect. If neither fits, report the first error.
             first = first or Damage(error.offset, getattr(error, "reason", "the message ends inside a field"))
             continue
         if message.symbols:
@@ -117,7 +117,7 @@ def decode_message(view: memoryview, dictionary: SymbolDictionary | None = None)
 
 @dataclass(frozen=True, slots=True)
 class SymbolDelta:
-    """The dictionary part of a message: symbols from id `start` on, and the offset behind them."""
+    """The dictionary part of a message: symbols from id `start` on, and the offset after them."""
 
     start: int
     symbols: tuple[str, ...]
@@ -148,7 +148,7 @@ def _decode_header(view: memoryview) -> Answer[tuple[int, int]]:
     if flags & ~_KNOWN_FLAGS:
         return Damage(5, f"unknown flags {flags & ~_KNOWN_FLAGS:#04x}")
     if payload_bytes > MESSAGE_BYTES_MAX:
-        return Damage(8, f"{payload_bytes} bytes of payload; {MESSAGE_BYTES_MAX} are allowed")
+        return Damage(8, f"the payload has {payload_bytes} bytes; the maximum is {MESSAGE_BYTES_MAX}")
     end = MESSAGE_HEADER.size + payload_bytes
     if len(view) < end:
         return NeedMore(end - len(view))
@@ -168,7 +168,7 @@ def _decode_payload(view: memoryview, flags: int, table_count: int, known: Seque
     if len(tables) < table_count:
         raise ShortageError(cursor.offset, 1)
     if cursor.remaining:
-        raise _UnreadableError(cursor.offset, f"{cursor.remaining} bytes behind the last table")
+        raise _UnreadableError(cursor.offset, f"{cursor.remaining} bytes after the last table")
     return Message(flags, tables, start, brought, dialect)
 
 
@@ -176,7 +176,7 @@ def _take_count(cursor: Cursor, what: str, most: int) -> int:
     start = cursor.offset
     count = take_varint(cursor)
     if count > most:
-        raise _UnreadableError(start, f"{count} {what}; {most} are allowed")
+        raise _UnreadableError(start, f"{count} {what}; the maximum is {most}")
     return count
 
 
@@ -186,7 +186,7 @@ def _take_text(cursor: Cursor, what: str, bytes_max: int) -> str:
     try:
         return str(cursor.view(size), "utf-8")
     except UnicodeDecodeError:
-        raise _UnreadableError(start, f"a {what} that is not UTF-8") from None
+        raise _UnreadableError(start, f"the {what} is not UTF-8") from None
 
 
 def _take_symbols(cursor: Cursor, known: int) -> tuple[int, tuple[str, ...]]:
@@ -199,7 +199,7 @@ def _take_symbols(cursor: Cursor, known: int) -> tuple[int, tuple[str, ...]]:
 
 
 def _is_text(offsets: np.ndarray[Any, Any], data: memoryview) -> bool:
-    # Whole, and cut nowhere inside a character: then every piece is UTF-8, too.
+    # Valid as one text, and no offset splits a character: then every value is UTF-8, too.
     try:
         str(data, "utf-8")
     except UnicodeDecodeError:
@@ -209,7 +209,7 @@ def _is_text(offsets: np.ndarray[Any, Any], data: memoryview) -> bool:
 
 
 class _TableReader:
-    """What the columns of one message have in common while they are read."""
+    """The state that all columns of a message share during decoding."""
 
     def __init__(self, cursor: Cursor, flags: int, symbols: Sequence[str], dialect: Dialect) -> None:
         self._cursor = cursor
@@ -222,13 +222,13 @@ class _TableReader:
         start = cursor.offset
         name = _take_text(cursor, "table name", NAME_BYTES_MAX)
         if not name:
-            raise _UnreadableError(start, "a table without a name")
+            raise _UnreadableError(start, "a table has no name")
         rows = _take_count(cursor, "rows", ROWS_MAX)
         columns = _take_count(cursor, "columns", COLUMNS_MAX)
         if self._schema_mode:
             at = cursor.offset
             if cursor.take(_BYTE)[0]:
-                raise _UnreadableError(at, "a reference to a schema of another message")
+                raise _UnreadableError(at, "the table refers to a schema of another message")
             take_varint(cursor)
         definitions = [self._take_definition() for _ in range(columns)]
         return Table(name, rows, tuple(self._take_column(*one, rows) for one in definitions))
@@ -240,7 +240,7 @@ class _TableReader:
         if code not in _TYPES:
             raise _UnreadableError(at, f"unknown column type {code:#04x}")
         if not name and _TYPES[code] not in TIMESTAMPS:
-            raise _UnreadableError(at, f"a designated timestamp of type {_TYPES[code].name}")
+            raise _UnreadableError(at, f"the designated timestamp has the type {_TYPES[code].name}")
         return name, _TYPES[code]
 
     def _take_column(self, name: str, kind: ColumnType, rows: int) -> Column:
@@ -257,12 +257,12 @@ class _TableReader:
         if kind in DECIMAL_BYTES:
             scale = cursor.take(_BYTE)[0]
             if scale > 76:
-                raise _UnreadableError(cursor.offset - 1, f"a decimal's scale of {scale}")
+                raise _UnreadableError(cursor.offset - 1, f"invalid decimal scale {scale}")
         elif kind is ColumnType.GEOHASH:
             at = cursor.offset
             scale = take_varint(cursor)
             if not 1 <= scale <= 60:
-                raise _UnreadableError(at, f"a geohash of {scale} bits")
+                raise _UnreadableError(at, f"invalid geohash size of {scale} bits")
         return Column(name, kind, rows, nulls, self._take_values(kind, present, scale), scale=scale)
 
     def _take_symbol_ids(self, present: int) -> np.ndarray[Any, Any]:
@@ -287,7 +287,7 @@ class _TableReader:
             at = cursor.offset
             encoding = cursor.take(_BYTE)[0]
             if encoding > 1:
-                raise _UnreadableError(at, f"unknown encoding {encoding} of timestamps")
+                raise _UnreadableError(at, f"unknown timestamp encoding {encoding}")
             if encoding:
                 return take_gorilla(cursor, present)
         if kind in {ColumnType.VARCHAR, ColumnType.BINARY}:
@@ -305,10 +305,10 @@ class _TableReader:
         at = cursor.offset
         offsets = np.frombuffer(cursor.view((present + 1) * 4), "<u4")
         if offsets[0] or (np.diff(offsets.astype(np.int64)) < 0).any():
-            raise _UnreadableError(at, "offsets of texts that do not grow from 0")
+            raise _UnreadableError(at, "the offsets of texts do not increase from 0")
         data = cursor.view(int(offsets[-1]))
         if kind is ColumnType.VARCHAR and not _is_text(offsets, data):
-            raise _UnreadableError(at, "a text that is not UTF-8")
+            raise _UnreadableError(at, "a text is not UTF-8")
         return offsets, data
 
     def _take_decimals(self, kind: ColumnType, present: int, scale: int) -> np.ndarray[Any, Any]:
@@ -316,7 +316,7 @@ class _TableReader:
         width = DECIMAL_BYTES[kind]
         data = np.frombuffer(self._cursor.view(present * width), np.uint8).reshape(present, width)
         if not fits_decimal(kind, data, scale):
-            raise _UnreadableError(at, f"a {kind.name} with more digits than it has")
+            raise _UnreadableError(at, f"a {kind.name} has too many digits")
         return data
 
     def _take_array(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -324,16 +324,16 @@ class _TableReader:
         at = cursor.offset
         dimensions = cursor.take(_BYTE)[0]
         if not 1 <= dimensions <= _DIMENSIONS_MAX:
-            raise _UnreadableError(at, f"an array of {dimensions} dimensions")
+            raise _UnreadableError(at, f"an array has {dimensions} dimensions")
         shape = np.frombuffer(cursor.view(4 * dimensions), "<i4").tolist()
         size = 1
         for length in shape:
             size *= length
             if length < 0 or size * dtype.itemsize > cursor.remaining:
-                raise _UnreadableError(at, f"an array of shape {shape}")
+                raise _UnreadableError(at, f"invalid array shape {shape}")
         values = np.frombuffer(cursor.view(size * dtype.itemsize), dtype)
         try:
             return values.reshape(shape)
         except ValueError:
-            # It holds nothing, so no byte is missing; its other dimensions are beyond what an array may have.
-            raise _UnreadableError(at, f"an array of shape {shape}") from None
+            # It is empty, so no byte is missing; but its other dimensions exceed the limits of an array.
+            raise _UnreadableError(at, f"invalid array shape {shape}") from None

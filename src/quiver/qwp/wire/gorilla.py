@@ -1,5 +1,5 @@
 """
-Timestamps as the second difference of their neighbours, in as few bits as it needs. Read here, never written.
+Decoding of timestamps that are compressed as second differences, in as few bits as possible. There is no encoder.
 
 ::
 
@@ -29,7 +29,7 @@ _WIDTHS = (7, 9, 12, 32)
 
 
 class _Bits:
-    """The bits of what is left, and how many were taken."""
+    """The remaining bits, and the number of bits taken."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -58,7 +58,7 @@ def _difference(bits: _Bits) -> int:
 
 def take_gorilla(cursor: Cursor, count: int) -> np.ndarray[Any, Any]:
     """
-    Return *count* timestamps and move behind them.
+    Return *count* timestamps, and move the cursor after them.
 
     Raises:
         ShortageError: the bytes end before the last of them.
@@ -76,5 +76,5 @@ def take_gorilla(cursor: Cursor, count: int) -> np.ndarray[Any, Any]:
             step += _difference(bits)
             values.append(values[-1] + step)
         cursor.skip((bits.taken + 7) // 8)
-    # Like the clients, which add in 64 bits and let it wrap.
+    # As the clients do: add in 64 bits with wrap-around.
     return np.array([value & 0xFFFFFFFFFFFFFFFF for value in values], np.uint64).view(np.int64)

@@ -1,5 +1,5 @@
 """
-A message: tables of rows, written so that any server understands it alone.
+Encoding of messages: tables of rows, in a form that any server understands without context.
 
 ::
 
@@ -7,18 +7,18 @@ A message: tables of rows, written so that any server understands it alone.
     4   u8 version     1
     5   u8 flags       0x08: a symbol dictionary follows
     6   u16 tables
-    8   u32 payload    bytes behind this header
+    8   u32 payload    bytes after this header
     12  varint dictionary start (0), varint symbols, each varint length and UTF-8
         per table: varint length and name, varint rows, varint columns,
                    per column: varint length and name (empty: the designated timestamp), u8 type
                    then the columns' values, in the same order
 
-Symbols get their ids here, from 0, in the order in which they are met: table by table, column by column. A message
-carries every symbol up to the highest id that it uses, so it can be sent to any server at any time. Where messages
-share their ids (`SymbolIds`), no id ever means something else in a later one; clients that keep a dictionary beside the
-slot need that to send it. Past a limit each message counts afresh, and carries what it uses and no more.
+Symbols get ids from 0 in the order of their first use: table by table, column by column. A message contains every
+symbol up to the highest id that it uses, so it can be sent to any server at any time. When messages share their ids
+(`SymbolIds`), an id never changes its meaning in a later one; clients that store a dictionary next to the slot need
+that to send it. Above a limit, each message assigns its own ids and contains only the symbols that it uses.
 
-The older dialect has ``u8 0, varint schema id`` between a table's counts and its columns. The version does not tell.
+The older dialect has ``u8 0, varint schema id`` between a table's counts and its columns. The version is the same.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ NAME_BYTES_MAX = 127
 SYMBOL_BYTES_MAX = 1 << 20
 SCHEMAS_MAX = 65_535
 BATCH_BYTES_DEFAULT = 2_097_138
-"""The largest message that a server takes by default."""
+"""The default limit of servers on the size of a message."""
 _SHARED_SYMBOLS_MAX = 1_000
 _SHARED_BYTES_MAX = 16 * 1024
 
 Dialect = Literal["inline", "schema"]
-"""`inline` is what servers speak since June 2026; `schema` is the dialect of the beta."""
+"""`inline` is the dialect of servers since June 2026; `schema` is the dialect of the beta."""
 
 
 class Flags:
-    """Bits of the header's flags."""
+    """The flag bits in the header."""
 
     DEFER_COMMIT = 0x01
     DURABLE_POLL = 0x02
@@ -85,7 +85,7 @@ class Flags:
 
 @dataclass(frozen=True, slots=True)
 class TableData:
-    """Rows of one table, to be written. Every column has `rows` of them."""
+    """Rows of one table to encode. Every column has `rows` values."""
 
     name: str
     rows: int
@@ -100,18 +100,18 @@ def _text(text: str) -> bytes:
 def _checked_name(what: str, name: str) -> bytes:
     data = name.encode()
     if len(data) > NAME_BYTES_MAX:
-        raise UsageError(f"{what} {name!r} has {len(data)} bytes; {NAME_BYTES_MAX} are allowed")
+        raise UsageError(f"{what} {name!r} has {len(data)} bytes; the maximum is {NAME_BYTES_MAX}")
     return encode_varint(len(data)) + data
 
 
 def _encode_table(table: TableData, ids: dict[str, int], schemas: dict[bytes, int] | None, parts: list[Buffer]) -> int:
-    """Add the table to *parts*; return the highest symbol id that it uses, -1 for none."""
+    """Add the table to *parts*. Return the highest symbol id that it uses, or -1 if there is none."""
     if not table.name:
         raise UsageError("a table needs a name")
     if not 0 <= table.rows <= ROWS_MAX:
-        raise UsageError(f"table {table.name}: a message holds at most {ROWS_MAX} rows of a table, not {table.rows}")
+        raise UsageError(f"table {table.name}: a message has at most {ROWS_MAX} rows of a table, not {table.rows}")
     if len(table.columns) > COLUMNS_MAX:
-        raise UsageError(f"table {table.name}: at most {COLUMNS_MAX} columns, not {len(table.columns)}")
+        raise UsageError(f"table {table.name}: a table has at most {COLUMNS_MAX} columns, not {len(table.columns)}")
     definitions = bytearray()
     for column in table.columns:
         if column.rows != table.rows:
@@ -134,16 +134,16 @@ def _encode_table(table: TableData, ids: dict[str, int], schemas: dict[bytes, in
 
 
 class SymbolIds:
-    """Symbol → id, shared by the messages of a sender until it has grown too large to be carried by each of them."""
+    """Symbol → id, shared by the messages of a sender until it is too large to be part of each of them."""
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
         self._nbytes = 0
         self._encoded = bytearray()
-        self._ends = [0]  # in `_encoded`, behind so many symbols
+        self._ends = [0]  # offsets in `_encoded`, by number of symbols
 
     def of_message(self) -> dict[str, int]:
-        """Return the ids to begin a message with: the shared ones, or none."""
+        """Return the initial ids of a message: the shared ones, or none."""
         if len(self._ids) > _SHARED_SYMBOLS_MAX or self._nbytes > _SHARED_BYTES_MAX:
             return {}
         return self._ids
@@ -153,7 +153,7 @@ class SymbolIds:
         Return the dictionary part of a message with the first *count* of *ids*.
 
         Raises:
-            UsageError: one of them is too long.
+            UsageError: a symbol is too long.
         """
         if ids is not self._ids:
             return _encode_symbols(0, list(itertools.islice(ids, count)))
@@ -164,8 +164,8 @@ class SymbolIds:
 
     def keep(self, ids: dict[str, int], known: int, *, is_sent: bool) -> None:
         """
-        Note what a message added to *ids*, which had *known* of them before, or forget it when
-        there is no message.
+        Record the symbols that a message added to *ids*, which had *known* before, or discard them if no message was
+        made.
         """
         if ids is not self._ids:
             return
@@ -181,11 +181,11 @@ class SymbolIds:
 
 class MessageBuffer:
     """
-    Where messages are put together, one after the other: memory that is kept from one to the next.
+    A reusable buffer for the encoding of messages.
 
     Args:
-        size_bytes: what it takes to begin with.
-        bytes_max: it doubles up to this many; a message that is larger gets memory of its own.
+        size_bytes: the initial size.
+        bytes_max: the buffer doubles up to this size; a larger message gets its own memory.
     """
 
     def __init__(self, size_bytes: int, bytes_max: int) -> None:
@@ -194,17 +194,17 @@ class MessageBuffer:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes now."""
+        """The current size."""
         return len(self._data)
 
     def join(self, parts: Sequence[Buffer]) -> Buffer:
-        """Return *parts*, one behind the other; valid until the next call."""
+        """Return *parts* concatenated; valid until the next call."""
         pieces = [memoryview(part).cast("B") for part in parts]
         size = sum(map(len, pieces))
         if size > self._bytes_max:
             return b"".join(parts)
         if size > len(self._data):
-            # A new one: somebody may still hold a view of the old one, which then cannot grow.
+            # A new one: the old one may still have exported views, and then cannot be resized.
             self._data = bytearray(min(self._bytes_max, max(size, 2 * len(self._data))))
         view = memoryview(self._data)
         at = 0
@@ -223,13 +223,13 @@ def encode_message(
     into: MessageBuffer | None = None,
 ) -> Buffer:
     """
-    Return the message that holds *tables*, header included. *shared* ids are used and added to.
+    Return a message that contains *tables*, including its header. *shared* ids are used and extended.
 
-    *schemas_max* bounds the schemas of a message, which only the dialect `schema` numbers. With *into* the message lies
-    there, and is valid until the next one is encoded into it.
+    *schemas_max* limits the schemas of a message, which only the dialect `schema` numbers. With *into*, the message is
+    stored there, and is valid until the next one is encoded into it.
 
     Raises:
-        UsageError: a name, a count, a symbol or the schemas are beyond what a message can say.
+        UsageError: a name, a count, a symbol or the number of schemas exceeds the limits of a message.
     """
     symbols = SymbolIds() if shared is None else shared
     ids = symbols.of_message()
@@ -247,18 +247,18 @@ def _encode_parts(
     tables: Sequence[TableData], dialect: Dialect, shared: SymbolIds, ids: dict[str, int], schemas_max: int
 ) -> list[Buffer]:
     if len(tables) > TABLES_MAX:
-        raise UsageError(f"a message holds at most {TABLES_MAX} tables, not {len(tables)}")
+        raise UsageError(f"a message has at most {TABLES_MAX} tables, not {len(tables)}")
     schemas: dict[bytes, int] | None = {} if dialect == "schema" else None
     body: list[Buffer] = []
     highest = -1
     for table in tables:
         highest = max(highest, _encode_table(table, ids, schemas, body))
     if schemas is not None and len(schemas) > schemas_max:
-        raise UsageError(f"a message with {len(schemas)} schemas; max_schemas_per_connection allows {schemas_max}")
+        raise UsageError(f"the message has {len(schemas)} schemas; max_schemas_per_connection allows {schemas_max}")
     symbols = shared.encode(ids, highest + 1)
     payload_bytes = len(symbols) + sum(memoryview(part).nbytes for part in body)
     if payload_bytes > 0xFFFFFFFF:
-        raise UsageError(f"a message holds at most 4 GiB, not {payload_bytes} bytes")
+        raise UsageError(f"a message has at most 4 GiB, not {payload_bytes} bytes")
     header = MESSAGE_HEADER.pack(MESSAGE_MAGIC, MESSAGE_VERSION, Flags.DELTA_SYMBOLS, len(tables), payload_bytes)
     return [header, symbols, *body]
 
@@ -270,15 +270,15 @@ def _encode_symbols(start: int, symbols: Sequence[str]) -> bytes:
 def _encode_symbol(symbol: str) -> bytes:
     data = symbol.encode()
     if len(data) > SYMBOL_BYTES_MAX:
-        raise UsageError(f"a symbol of {len(data)} bytes; {SYMBOL_BYTES_MAX} are allowed")
+        raise UsageError(f"a symbol has {len(data)} bytes; the maximum is {SYMBOL_BYTES_MAX}")
     return encode_varint(len(data)) + data
 
 
 def with_all_symbols(message: bytes, symbols: Sequence[str], delta: tuple[int, int]) -> bytes:
     """
-    Return *message* with all of *symbols* in place of those that it brings, so that it can be sent alone.
+    Return *message* with all of *symbols* instead of its own, so that it can be sent without context.
 
-    *delta* is where its own dictionary part ends, and up to which id its symbols reach. Ids stay what they are.
+    *delta* is the end of its own dictionary part, and the id after its last symbol. Ids do not change.
     """
     end, reach = delta
     magic, version, flags, tables, _ = MESSAGE_HEADER.unpack_from(message)
@@ -288,7 +288,7 @@ def with_all_symbols(message: bytes, symbols: Sequence[str], delta: tuple[int, i
 
 
 def is_complete(data: Buffer) -> bool:
-    """Say whether *data* is one whole message by its header: magic, version, and as many bytes as it says."""
+    """Return whether *data* is one complete message according to its header: magic, version and length."""
     view = memoryview(data)
     if len(view) < MESSAGE_HEADER.size:
         return False

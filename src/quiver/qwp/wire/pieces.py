@@ -1,8 +1,8 @@
 """
-A message that is larger than a server takes, cut into smaller ones with the same rows in the same order.
+Splitting of a message that is larger than a server accepts, into smaller ones with the same rows in the same order.
 
-Columns keep their order and their types, nulls stay as they were written: by a bitmap, or by the value that stands for
-null. Each piece brings the symbols that it uses, so it can be sent alone. Compressed timestamps become plain ones.
+Columns keep their order, types and encoding of nulls (a bitmap or sentinels). Each piece contains the symbols that it
+uses, so it can be sent without context. Compressed timestamps are decompressed.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a message, itself a message. One that is larger than was asked for is a single row."""
+    """A part of a message, itself a message. A piece above the size limit is a single row."""
 
     message: bytes
     rows: int
 
 
 def split_message(view: memoryview, bytes_max: int) -> Answer[list[Piece]]:
-    """Return the rows of the message *view*, which is self-sufficient, in messages of at most *bytes_max* bytes."""
+    """Split the message *view*, which is self-sufficient, into messages of at most *bytes_max* bytes."""
     answer = decode_message(view)
     if not isinstance(answer, Frame):
         return answer
     message = answer.value
     ranges = [(table, 0, table.rows) for table in message.tables if table.rows and table.columns]
-    # One without rows commits those before it, whatever symbols it brought.
+    # A message without rows is still sent, without its symbols: it commits the previous ones.
     pieces = list(_split(message, ranges, bytes_max)) or [Piece(bytes(encode_message([])), 0)]
     return Frame(pieces, answer.end)
 
 
 def as_group(pieces: Sequence[bytes], original: Buffer) -> list[bytes]:
     """
-    Return *pieces* of the message *original* so that a server shows all their rows at once: only the last one commits,
-    unless the original did not either.
+    Return *pieces* of the message *original* so that a server makes all their rows visible together: only the last one
+    commits, unless the original did not either.
     """
     deferred = memoryview(original)[_FLAGS_OFFSET] & Flags.DEFER_COMMIT
     found = [bytearray(piece) for piece in pieces]
@@ -62,7 +62,7 @@ def as_group(pieces: Sequence[bytes], original: Buffer) -> list[bytes]:
 
 
 def committing(message: Buffer) -> bytes:
-    """Return *message* so that it defers nothing."""
+    """Return *message* without the flag that defers the commit."""
     data = bytearray(message)
     data[_FLAGS_OFFSET] &= ~Flags.DEFER_COMMIT
     return bytes(data)
@@ -96,9 +96,9 @@ def _table(table: Table, start: int, stop: int) -> TableData:
 
 
 def _column(column: Column, start: int, stop: int) -> ColumnData:
-    """Return the rows from *start* to *stop* of a column, to be written."""
+    """Return the rows from *start* to *stop* of a column, ready to encode."""
     nulls: Array | None = None
-    first, last = start, stop  # of the values that are there
+    first, last = start, stop  # of the non-null values
     header = b"\0"
     if column.nulls is not None:
         nulls = column.nulls[start:stop]

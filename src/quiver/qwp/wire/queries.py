@@ -1,15 +1,15 @@
 """
-As much of the protocol for queries as a server needs that answers none: say who it is, and refuse each query.
+The part of the query protocol for a server that answers no queries: identify itself, and refuse each query.
 
 ::
 
-    the first of all    header, then u8 0x18, u8 role, u64 epoch, u32 capabilities, i64 nanoseconds since 1970,
+    first message       header, then u8 0x18, u8 role, u64 epoch, u32 capabilities, i64 nanoseconds since 1970,
                         u16 length and name of the cluster, u16 length and name of the node
-    a query failed      header, then u8 0x13, i64 request, u8 status, u16 length, text
-    a query             header or none, then u8 0x10, i64 request, then what it asks
-    cancel, go on       header or none, then u8 0x14 or 0x15, i64 request, and more
+    query failed        header, then u8 0x13, i64 request, u8 status, u16 length, text
+    query               header or none, then u8 0x10, i64 request, then its content
+    cancel, continue    header or none, then u8 0x14 or 0x15, i64 request, and more
 
-Clients that pool connections for writing and for queries open both kinds before they send a row.
+Clients that pool connections for writes and queries open both kinds before they send a row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STANDALONE = 0
 
 
 def encode_server_info(now_ns: int, node: str) -> bytes:
-    """Return the first message to a client that queries: a single server, called *node*."""
+    """Return the first message to a query client: it describes a single server, called *node*."""
     name = node.encode()
     return _message(
         _INFO.pack(_SERVER_INFO, _STANDALONE, 0, 0, now_ns) + _LENGTH.pack(0) + _LENGTH.pack(len(name)) + name
@@ -39,19 +39,19 @@ def encode_server_info(now_ns: int, node: str) -> bytes:
 
 
 def encode_query_error(request: int, status: int, text: str) -> bytes:
-    """Return the answer that ends the query *request*; a text that is too long is cut between two characters."""
+    """Return the answer that ends the query *request*; a long text is truncated between two characters."""
     data = text.encode()[:ERROR_TEXT_BYTES_MAX].decode("utf-8", "ignore").encode()
     return _message(_ERROR.pack(_QUERY_ERROR, request, status, len(data)) + data)
 
 
 def decode_query(view: memoryview) -> Answer[int | None]:
-    """Return the number of the query that *view* asks for; None: it asks for nothing."""
+    """Return the request number of the query *view*, or None if it is not a query."""
     start = MESSAGE_HEADER.size if view[:4] == MESSAGE_MAGIC else 0
     if len(view) - start < _REQUEST.size:
         return NeedMore(_REQUEST.size - (len(view) - start))
     kind, request = _REQUEST.unpack_from(view, start)
     if kind not in {_QUERY, _CANCEL, _CREDIT}:
-        return Damage(start, f"a message of the unknown kind {kind:#04x}")
+        return Damage(start, f"unknown kind of message {kind:#04x}")
     return Frame(request if kind == _QUERY else None, len(view))
 
 

@@ -1,5 +1,5 @@
 """
-What the server answers, a message each.
+The server's answers, one per message.
 
 ::
 
@@ -7,8 +7,8 @@ What the server answers, a message each.
     DURABLE_ACK    u8 0x02,               u16 tables, per table: u16 length, name, i64 seqTxn
     error          u8 status, i64 sequence, u16 length (at most 1024), text
 
-A sequence counts the messages of a connection from 0. An OK is for all messages up to it; a durable acknowledgement has
-no sequence and is for all transactions of each table up to its own.
+A sequence counts the messages of a connection from 0. An OK covers all messages up to it. A durable acknowledgement has
+no sequence: it covers all transactions of each table up to the given one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COUNT = struct.Struct("<H")
 
 
 class Status(IntEnum):
-    """The first byte of an answer, as far as this client knows them."""
+    """The first byte of an answer, as far as this client knows."""
 
     OK = 0x00
     DURABLE_ACK = 0x02
@@ -58,7 +58,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ok:
-    """All messages up to `sequence` are applied. `tables`: name → the transaction that holds the newest of them."""
+    """All messages up to `sequence` are applied. `tables`: name → the transaction of the newest of them."""
 
     sequence: int
     tables: Mapping[str, int] = field(default_factory=dict)
@@ -67,9 +67,9 @@ class Ok:
 @dataclass(frozen=True, slots=True)
 class DurableAck:
     """
-    Each table's transactions up to the given one cannot be lost any more.
+    Each table's transactions up to the given one are durable.
 
-    `is_local` tells those that are only on the server's own disk, which newer servers say separately.
+    `is_local` marks those that are durable only on the server's own disk, which newer servers report separately.
     """
 
     tables: Mapping[str, int]
@@ -78,7 +78,7 @@ class DurableAck:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The message `sequence` was refused, and the server answers nothing that follows it on this connection."""
+    """The message `sequence` was refused. The server ignores everything that follows on this connection."""
 
     status: int
     sequence: int
@@ -89,18 +89,18 @@ Response = Ok | DurableAck | Refusal
 
 
 def decode_response(view: memoryview) -> Answer[Response]:
-    """Decode one answer: all of *view*. A text, a name without letters and bytes left over are damage."""
+    """Decode one answer: all of *view*. A text message, an empty name or extra bytes are damage."""
     cursor = Cursor(view)
     try:
         response = _take_response(cursor)
     except ShortageError as shortage:
         return Damage(shortage.offset, "the answer ends inside a field")
     except UnicodeDecodeError:
-        return Damage(cursor.offset, "a text that is not UTF-8")
+        return Damage(cursor.offset, "a text is not UTF-8")
     if isinstance(response, Damage):
         return response
     if cursor.remaining:
-        return Damage(cursor.offset, f"{cursor.remaining} bytes behind the answer")
+        return Damage(cursor.offset, f"{cursor.remaining} bytes after the answer")
     return Frame(response, cursor.offset)
 
 
@@ -117,7 +117,7 @@ def _take_response(cursor: Cursor) -> Response | Damage:
         return tables if isinstance(tables, Damage) else Ok(sequence, tables)
     size = cursor.take(_COUNT)[0]
     if size > ERROR_TEXT_BYTES_MAX:
-        return Damage(cursor.offset, f"a text of {size} bytes; {ERROR_TEXT_BYTES_MAX} are allowed")
+        return Damage(cursor.offset, f"the text has {size} bytes; the maximum is {ERROR_TEXT_BYTES_MAX}")
     return Refusal(status, sequence, str(cursor.view(size), "utf-8"))
 
 
@@ -127,7 +127,7 @@ def _take_tables(cursor: Cursor) -> dict[str, int] | Damage:
         at = cursor.offset
         name = str(cursor.view(cursor.take(_COUNT)[0]), "utf-8")
         if not name:
-            return Damage(at, "a table without a name")
+            return Damage(at, "a table has no name")
         transaction = cursor.take(_SEQUENCE)[0]
         tables[name] = max(transaction, tables.get(name, transaction))
     return tables
@@ -153,6 +153,6 @@ def encode_durable_ack(ack: DurableAck) -> bytes:
 
 
 def encode_refusal(refusal: Refusal) -> bytes:
-    """Return the bytes of an error answer; a text that is too long is cut between two characters."""
+    """Return the bytes of an error answer; a long text is truncated between two characters."""
     text = refusal.text.encode()[:ERROR_TEXT_BYTES_MAX].decode("utf-8", "ignore").encode()
     return _STATUS.pack(refusal.status) + _SEQUENCE.pack(refusal.sequence) + _COUNT.pack(len(text)) + text

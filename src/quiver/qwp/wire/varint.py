@@ -1,7 +1,7 @@
 """
-Lengths, counts and ids as unsigned LEB128: seven bits a byte, the lowest first, at most ten bytes.
+Lengths, counts and ids as unsigned LEB128: seven bits per byte, the lowest first, at most ten bytes.
 
-300 is ``AC 02``; 16384 is ``80 80 01``. The tenth byte holds one bit. Many at once go through numpy.
+300 is ``AC 02``; 16384 is ``80 80 01``. The tenth byte has one bit. Arrays of integers are processed with numpy.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ _ONE_BYTE = tuple(bytes([value]) for value in range(0x80))
 
 
 class VarintError(UsageError):
-    """
-    No further byte can make a 64-bit number of these; `offset` is where it began. Decoders turn it into their
-    damage.
-    """
+    """The bytes cannot form a 64-bit integer; `offset` is their start. Decoders convert this error to `Damage`."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -47,7 +44,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_varints(values: np.ndarray[Any, Any]) -> bytes:
-    """Return the bytes of all *values* (unsigned, below 2^35), one behind the other."""
+    """Return the concatenated bytes of all *values* (unsigned, below 2^35)."""
     largest = int(values.max(initial=0))
     if largest < 0x80:
         return values.astype(np.uint8).tobytes()
@@ -66,7 +63,7 @@ def encode_varints(values: np.ndarray[Any, Any]) -> bytes:
 
 def take_varint(cursor: Cursor) -> int:
     """
-    Return the number at the cursor and move behind it.
+    Return the integer at the cursor, and move the cursor after it.
 
     Raises:
         ShortageError: the bytes end inside it.
@@ -81,12 +78,12 @@ def take_varint(cursor: Cursor) -> int:
             if value >> 64:
                 break
             return value
-    raise VarintError(start, "a number has more than 64 bits")
+    raise VarintError(start, "an integer has more than 64 bits")
 
 
 def take_varints(cursor: Cursor, count: int) -> np.ndarray[Any, Any]:
     """
-    Return *count* numbers, each of at most five bytes, and move behind them.
+    Return *count* integers of at most five bytes each, and move the cursor after them.
 
     Raises:
         ShortageError: the bytes end before the last of them.

@@ -455,7 +455,7 @@ class QwpClient:
         size_max = self._intake.settings.tables_bytes_max
         if size > size_max:
             progress.outcome, progress.status = "refused", Status.PARSE_ERROR
-            progress.message = f"the tables of the message take {size} bytes; the most is {size_max}"
+            progress.message = f"the tables of the message take {size} bytes; the limit is {size_max}"
             return False
         fresh = message.symbols[max(known - message.symbols_start, 0) :]
         grown = sum(len(symbol) + _SYMBOL_OVERHEAD_BYTES for symbol in fresh)
