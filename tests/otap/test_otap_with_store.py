@@ -94,7 +94,7 @@ def test_a_pipeline_file_names_both_ends():
     ("old", "new", "reason"),
     [
         ("max_streams: 7", "max_streams: 0", "max_streams"),
-        ("128MiB", "1MiB", "max_dictionary_bytes must hold the dictionaries of one stream"),
+        ("128MiB", "1MiB", "max_dictionary_bytes must be large enough for the dictionaries of one stream"),
         ('listening_addr: "127.0.0.1:4317"', 'protocols: {http: {listening_addr: "127.0.0.1:1"}}', "over gRPC only"),
         ("grpc_endpoint", "http_endpoint", "over gRPC only"),
         ("payload_compression: none", "payload_compression: lz4", "'lz4' is not available"),

@@ -211,7 +211,7 @@ class Sender(SenderFigures):
         Raises:
             UsageError: a name or value cannot be sent. The row was not buffered. Or the flush failed for some rows: the
                 message has their number; they were dropped, and all others were published.
-            CapacityError: there is no space for earlier rows, so this one was not buffered.
+            CapacityError: no space for earlier rows, so this one was not buffered.
             SenderHaltedError, StoreFailedError, StoreClosedError: see there.
         """
         with self._guard:
@@ -315,7 +315,7 @@ class Sender(SenderFigures):
 
         Raises:
             UsageError: some rows cannot be sent. They were dropped; all others were published.
-            CapacityError: there is no space. The rows stay buffered; flush again.
+            CapacityError: no space became free. The rows stay buffered; flush again.
             SenderHaltedError, StoreFailedError, StoreClosedError: see there.
         """
         with self._guard:

@@ -84,7 +84,7 @@ class SenderFigures:
 
     @property
     def total_dead_letters_dropped(self) -> int:
-        """The number of dead letters not kept: the limit was reached, or there is no ``sf_dir``."""
+        """The number of dead letters not kept: the limit was reached, or ``sf_dir`` is not set."""
         return self._counters.dead_letters_dropped
 
     @property

@@ -22,7 +22,7 @@ def inflate(data: bytes, *, size_max: int) -> bytes | Damage | None:
     """
     Return the gzip members of *data*, decompressed; None if they exceed *size_max* bytes.
 
-    At most *size_max* + 1 bytes are held in memory, whatever size the data declares.
+    At most *size_max* + 1 bytes are held in memory, regardless of the size that the data declares.
     """
     parts: list[bytes] = []
     room = size_max + 1

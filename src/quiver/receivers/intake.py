@@ -154,7 +154,7 @@ class OtlpIntake:
 
     @property
     def window(self) -> Window | None:
-        """The recently stored requests; None if there is no dedupe window."""
+        """The recently stored requests; None without a dedupe window."""
         return self._window
 
     def accept(

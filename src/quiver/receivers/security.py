@@ -81,7 +81,7 @@ class AuthSettings:
         user_file: a file with more users, one ``name:password`` per line.
 
     Raises:
-        SettingsError: there is no credential, or one that no request could send.
+        SettingsError: no credential is set, or one that no request could send.
     """
 
     tokens: tuple[str, ...] = field(default=(), repr=False)

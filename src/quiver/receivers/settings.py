@@ -204,4 +204,4 @@ def _check_captured(names: tuple[str, ...]) -> None:
         if _HEADER_NAME.fullmatch(name) is None:
             raise SettingsError(f"capture_headers: {name!r} is not a valid header name")
         if name.lower() in _NEVER_CAPTURED:
-            raise SettingsError(f"capture_headers: {name} has credentials, which must not be stored")
+            raise SettingsError(f"capture_headers: {name} carries credentials, which must not be stored")

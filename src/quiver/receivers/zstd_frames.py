@@ -130,7 +130,7 @@ def inflate_zstd(data: bytes, *, size_max: int) -> bytes | Damage | None:
     """
     Return the zstd frames of *data*, decompressed; None if they exceed *size_max* bytes.
 
-    At most *size_max* + 1 bytes and a window are held in memory, whatever size the data declares.
+    At most *size_max* + 1 bytes and a window are held in memory, regardless of the declared size.
     """
     bound = bound_frames(data)
     if isinstance(bound, Damage):

@@ -173,7 +173,7 @@ def test_a_key_that_stands_twice_in_an_object_is_damage():
     data = b'{"resourceLogs": [{"scopeLogs": [{"logRecords": []}], "scopeLogs": []}]}'
     answer = request_from_json(data, "logs")
     assert isinstance(answer, Damage)
-    assert answer.reason.endswith("'scopeLogs' stands twice in an object")
+    assert answer.reason.endswith("'scopeLogs' is repeated in an object")
 
 
 @pytest.mark.parametrize("piece", [b"{},", b"[],", b'{"scopeLogs":[]},'])

@@ -317,7 +317,7 @@ class WireLoop:
         return self._session.not_let_in(str(failure), published_fsn=published).error
 
     def _next_round(self, *, only_one_round: bool, role_reject: bool) -> bool:
-        """Pause between two rounds. Return False if there is no next one."""
+        """Pause between two rounds. Return False after the last one."""
         pause_s = None
         if not only_one_round:
             pause_s = self._backoff.after_round(self._clock.monotonic(), role_reject=role_reject)

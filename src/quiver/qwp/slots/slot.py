@@ -57,7 +57,7 @@ class MemorySlot:
     directory: str | None = None
 
     def keep_dead_letter(self, letter: DeadLetter) -> int:  # noqa: ARG002
-        """Discard the letter, because there is no directory. Returns that one letter was dropped."""
+        """Discard the letter, because a slot in memory has no directory. Returns that one letter was dropped."""
         return 1
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 """
-Decoding of timestamps that are compressed as second differences, in as few bits as possible. There is no encoder.
+Decoding of timestamps that are compressed as second differences, in as few bits as possible. Encoding is not supported.
 
 ::
 

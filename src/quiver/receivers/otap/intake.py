@@ -1,8 +1,8 @@
 """
-What the OTAP receiver does with the messages of its streams: decode, check, store as tables, answer.
+The handling of OTAP messages: decode, check, store as tables, answer.
 
-Every stream has a decoder of its own; what all of them hold together is bounded here. Tables are kept with plain ids,
-and say so. A batch is confirmed only after the store has made it as safe as `ack` says.
+Every stream has its own decoder; their total memory is limited here. Tables are stored with plain ids, and are marked
+so. A batch is confirmed only after the store has made it as safe as `ack` requires.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from quiver.receivers.otap.settings import OtapSettings
 __all__ = ["OtapIntake", "OtapStream", "Taken"]
 
 _GRACE_OF_LIMIT = 2
-"""A stream is ended in peace at this part of the dictionaries it may have; at the whole it would be refused."""
+"""A stream is ended regularly at this fraction of its dictionary limit; at the limit it would be refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
     """
-    What became of a message.
+    The result of a message.
 
     Attributes:
-        status: what the client is told; None when the message does not even say which batch it is.
-        stored: it may be told only after a sync.
-        last: nothing more can, or should, be read from this stream.
-        why: why it is the last, for people.
+        status: the answer to the client; None if the message does not even identify its batch.
+        stored: whether the answer must wait for a sync.
+        last: whether the stream must end after this message.
+        why: the reason to end the stream, for humans.
     """
 
     status: BatchStatus | None
@@ -56,15 +56,15 @@ class Taken:
 
 class OtapIntake:
     """
-    Takes the batches of all streams for one store. Thread-safe.
+    Handles the batches of all streams for one store. Thread-safe.
 
     Args:
-        store: where tables go.
-        settings: limits.
-        clock: handed to the budget.
+        store: the destination of tables.
+        settings: the limits.
+        clock: passed to the memory budget.
         observer: counts batches by signal and outcome.
-        window: what was stored a short while ago, and is confirmed again without being stored again.
-        capture_headers: names of the headers of a stream that are kept on each resource of its batches.
+        window: recently stored batches, which are confirmed again without being stored again.
+        capture_headers: the names of stream headers to store on each resource of the batches.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class OtapIntake:
         self._settings = settings
         self._observer = observer
         self._budget = ByteBudget("OTAP tables being stored", settings.tables_bytes_max, clock=clock)
-        # Inflated bytes may be many times what came in: one message at a time may grow so.
+        # Decompressed bytes may be many times larger than the message: only one message at a time may use that much.
         self._opening = threading.Lock()
         self._limits = StreamLimits(
             message_bytes_max=settings.message_bytes_max,
@@ -95,10 +95,10 @@ class OtapIntake:
 
     def open(self, signal: str, headers: Iterable[tuple[str, str | bytes]] = ()) -> OtapStream:
         """
-        Return the state of a new stream that came with *headers*; whoever has it calls its `close`.
+        Return the state of a new stream with *headers*. The caller must call its `close`.
 
         Raises:
-            UsageError: no such signal.
+            UsageError: the signal is unknown.
         """
         stream = OtapStream(self, signal, StreamDecoder(signal, self._limits), tuple(headers) if self._captured else ())
         with self._lock:
@@ -107,20 +107,17 @@ class OtapIntake:
 
     @property
     def streams(self) -> int:
-        """How many streams are open."""
+        """The number of open streams."""
         with self._lock:
             return len(self._dictionaries)
 
     def close(self, stream: OtapStream) -> None:
-        """Forget a stream and its dictionaries."""
+        """Release a stream and its dictionaries."""
         with self._lock:
             self._dictionaries.pop(stream, None)
 
     def take(self, stream: OtapStream, message: bytes) -> Taken:
-        """
-        Decode the next message of *stream* and store its tables, not yet synced. Raises nothing for what it is
-        like.
-        """
+        """Decode the next message of *stream* and store its tables, without a sync. Never raises for its content."""
         taken, outcome = self._take(stream, message)
         self._observer.count("quiver.receiver.batches_total", signal=stream.signal, outcome=outcome)
         return taken
@@ -133,7 +130,7 @@ class OtapIntake:
                 return Taken(None, last=True, why=opened.reason), "invalid"
             batch = decoder.try_decode(opened)
             if isinstance(batch, Damage):
-                # What a later message means depends on this one: the stream ends, after everything has its answer.
+                # Later messages depend on this one: the stream ends after all earlier batches have been answered.
                 status = None
                 if decoder.batch_id is not None:
                     status = BatchStatus(decoder.batch_id, StatusCode.INVALID_ARGUMENT, batch.reason)
@@ -164,11 +161,11 @@ class OtapIntake:
             return message
         inflated = inflate(message, size_max=size_max)
         if inflated is None:
-            return Damage(0, f"the message is too large: the limit is {size_max} bytes once decompressed")
+            return Damage(0, f"the message is too large: the limit is {size_max} bytes after decompression")
         return inflated
 
     def _once(self, bundle: Bundle, digest: bytes | None) -> tuple[StatusCode, str, str]:
-        """Keep a batch unless it is kept already: a client whose stream broke sends it again on another."""
+        """Store a batch unless it is already stored: a client whose stream broke sends it again on another one."""
         window = self._window
         if window is None or digest is None:
             return self._keep(bundle)[:3]
@@ -188,7 +185,7 @@ class OtapIntake:
         return code, text, outcome
 
     def _keep(self, bundle: Bundle) -> tuple[StatusCode, str, str, Any]:
-        """Store a batch; return the answer to it, and what the store gave for it."""
+        """Store a batch. Return the answer, and the store's receipt."""
         size = bundle.nbytes
         try:
             self._budget.reserve(size)
@@ -201,23 +198,23 @@ class OtapIntake:
         except InvalidBundleError as invalid:
             return StatusCode.INVALID_ARGUMENT, str(invalid), "invalid", None
         except (QuiverError, OSError) as error:
-            # Failed or closed: nothing of it is known to be kept, so the client must keep it.
+            # The store failed or is closed: the batch may not be stored, so the client must keep it.
             return StatusCode.UNAVAILABLE, str(error), "unavailable", None
         finally:
             self._budget.release(size)
         return StatusCode.OK, "", "stored", receipt
 
     def _outgrown(self, stream: OtapStream) -> str:
-        """Return why the stream should end for the sake of its dictionaries; empty when it need not."""
+        """Return why the stream should end because of its dictionaries; empty if it need not."""
         own = stream.decoder.dictionary_bytes
         with self._lock:
             if stream in self._dictionaries:
                 self._dictionaries[stream] = own
             total, streams = sum(self._dictionaries.values()), len(self._dictionaries)
         if own * _GRACE_OF_LIMIT > self._limits.dictionaries_bytes_max:
-            return f"the dictionaries of the stream take {own} bytes; open another"
+            return f"the dictionaries of the stream have {own} bytes; open another"
         if total > self._settings.dictionaries_bytes_max and own * streams >= total:
-            return f"the dictionaries of all streams take {total} bytes; open another"
+            return f"the dictionaries of all streams have {total} bytes; open another"
         return ""
 
 
@@ -225,8 +222,8 @@ def _with_headers(
     tables: Mapping[int, pa.RecordBatch], stream: OtapStream, names: tuple[str, ...]
 ) -> Mapping[int, pa.RecordBatch] | Damage:
     """
-    Return *tables* with those of the stream's headers that *names* asks for on each resource, by way of a request:
-    so they say exactly what an OTLP request with these headers would.
+    Return *tables* with the stream's *headers* in *names* on each resource. Converts them to a request and back, so
+    that the result equals that of an OTLP request with these headers.
     """
     restored = request_of_tables(tables, stream.signal)
     if isinstance(restored, Damage):
@@ -238,12 +235,12 @@ def _with_headers(
     if isinstance(converted, Damage):
         return converted
     if len(converted.tables) > 1:
-        return Damage(0, "with the captured headers the batch is more than one set of tables")
+        return Damage(0, "with the captured headers, the batch exceeds one set of tables")
     return converted.tables[0] if converted.tables else {}
 
 
 class OtapStream:
-    """One stream: its decoder, and what it counts against. Not for use by several threads at once."""
+    """One stream: its decoder and its share of the limits. Not thread-safe."""
 
     def __init__(
         self, intake: OtapIntake, signal: str, decoder: StreamDecoder, headers: tuple[tuple[str, str | bytes], ...] = ()
@@ -254,9 +251,9 @@ class OtapStream:
         self._intake = intake
 
     def take(self, message: bytes) -> Taken:
-        """Take the next message; see `OtapIntake.take`."""
+        """Handle the next message; see `OtapIntake.take`."""
         return self._intake.take(self, message)
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """End the stream. Idempotent."""
         self._intake.close(self)

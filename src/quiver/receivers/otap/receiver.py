@@ -1,10 +1,10 @@
 """
-OTAP over gRPC: the three bidirectional streams, beside the unary OTLP services on the same port.
+OTAP over gRPC: three bidirectional streams, next to the unary OTLP services on the same port.
 
-Every batch gets one status: OK when it is as safe as `ack` says, UNAVAILABLE when it may be sent again (the store is
-full, failed or closing), INVALID_ARGUMENT when it never may; nothing else, since clients drop a batch for every other
-code. A message that does not decode leaves the stream without meaning: it gets its status, those before it get
-theirs, and the stream ends. Clients then open another and send what was not answered.
+Every batch gets one status: OK once it is as safe as `ack` requires, UNAVAILABLE if the client may retry (the store is
+full, failed or closing), INVALID_ARGUMENT if it must not. No other status is used, because clients drop a batch for any
+other code. After a message that cannot be decoded, the rest of the stream has no meaning: this message and the earlier
+ones get their statuses, and the stream ends. Clients then open another one and resend unanswered batches.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from quiver.receivers.settings import OtlpSettings
 
 __all__ = ["OtapGrpcReceiver"]
 
-_BUSY = Verdict("unavailable", "as many streams as there may be are open, or the receiver is stopping", 1.0)
+_BUSY = Verdict("unavailable", "the maximum number of streams is open, or the receiver is stopping", 1.0)
 _MESSAGE_CHARS_MAX = 500
 
 
 class OtapGrpcReceiver(OtlpGrpcReceiver):
     """
-    Listens for OTAP streams and OTLP requests on one port, and feeds one store. A context manager.
+    Listens for OTAP streams and OTLP requests on one port, for one store. A context manager.
 
     Args:
-        store: where tables and requests go.
-        settings: where to listen, sizes, ack, security: as for OTLP.
+        store: the destination of tables and requests.
+        settings: address, sizes, acknowledgement and security, as for OTLP.
         otap: limits of streams.
-        clock: handed to the intakes.
-        observer: handed to the intakes; told when a stream ends for another reason than the client's.
-        intake: share another receiver's intake of OTLP requests.
+        clock: passed to the intakes.
+        observer: passed to the intakes; receives an event if a stream ends for a reason other than the client's.
+        intake: another receiver's intake of OTLP requests, to share.
         problems: as for OTLP.
 
     Raises:
@@ -73,8 +73,8 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         self._batches = OtapIntake(
             store, self.otap, self._observer, clock=clock, window=self.intake.window, capture_headers=captured
         )
-        # One message at a time is decoded, as the memory it may need demands: always by the same thread, which then has
-        # the memory of the one before at hand.
+        # Only one message at a time is decoded, because of its memory, and always by the same thread, which can then
+        # reuse the memory of the previous one.
         self._taking = ThreadPoolExecutor(1, thread_name_prefix="quiver-otap-taking")
         self._streaming = Places(self.otap.streams_max)
         self._closing: asyncio.Event | None = None
@@ -82,7 +82,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         self._syncing: asyncio.Task[None] | None = None
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Refuse what is new at once, and give what is being handled *grace_s* seconds. Idempotent."""
+        """Refuse new requests immediately, and give current ones *grace_s* seconds. Idempotent."""
         super().stop(grace_s)
         self._taking.shutdown(wait=True)
 
@@ -125,15 +125,15 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
             if taken is not None and taken.last:
                 self._observer.event("quiver.receiver.stream_ended", signal=signal, why=taken.why)
                 if taken.status is None:
-                    # Nobody can be told which batch it was; ended with OK the client would wonder why.
+                    # The batch is unknown, so no status can be sent; an OK at the end would confuse the client.
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, taken.why[:_MESSAGE_CHARS_MAX])
 
         return serve
 
     async def _serve(self, stream: OtapStream, context: Any, place: Place) -> Taken | None:
-        """Answer a stream until it ends; return what became of its last message."""
+        """Answer a stream until it ends. Return the result of its last message."""
         answers: set[asyncio.Task[None]] = set()
-        one_writer = asyncio.Lock()  # gRPC fails a write that begins while another is on its way
+        one_writer = asyncio.Lock()  # gRPC fails concurrent writes
         loop = asyncio.get_running_loop()
         taken: Taken | None = None
         try:
@@ -147,7 +147,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
                 answers.add(asyncio.create_task(self._answer(taken, context, one_writer)))
             await self._fewer_than(1, answers)
         except TimeoutError:
-            # It sends, and does not read: held open it would keep its dictionaries for ever.
+            # The client sends but does not read: an open stream would keep its dictionaries forever.
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the statuses of the stream are not read")
         finally:
             for answer in answers:
@@ -155,7 +155,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
         return taken
 
     async def _fewer_than(self, count: int, answers: set[asyncio.Task[None]]) -> None:
-        """Wait until fewer than *count* batches wait for their status; done ones leave *answers*."""
+        """Wait until fewer than *count* batches have no status; finished ones are removed from *answers*."""
         async with asyncio.timeout(self.otap.stream_idle_s):
             while len(answers) >= count:
                 done, _ = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
@@ -165,8 +165,8 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
 
     async def _next(self, context: Any, place: Place) -> bytes | None:
         """
-        Return the next message; None at the end of the stream, after too long without one, when another stream needs
-        the place, or when we are closing.
+        Return the next message. Returns None at the end of the stream, after an idle time-out, when another stream
+        takes the place, and when the receiver is closing.
         """
         closing = self._closing
         if closing is None or closing.is_set():
@@ -198,11 +198,11 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
                 status = BatchStatus(status.batch_id, StatusCode.UNAVAILABLE, failure)
         text = status.message[:_MESSAGE_CHARS_MAX]
         async with one_writer:
-            with contextlib.suppress(aio.BaseError):  # the client is gone, and will send the batch again
+            with contextlib.suppress(aio.BaseError):  # the client disconnected, and will send the batch again
                 await context.write(encode_status(BatchStatus(status.batch_id, status.code, text)))
 
     async def _synced(self) -> str:
-        """Return when everything stored so far is on the disk, or why it is not; all streams share the syncs."""
+        """Wait until everything stored so far is on disk. Return the error, or "". All streams share the syncs."""
         waiter: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._unsynced.append(waiter)
         if self._syncing is None or self._syncing.done():

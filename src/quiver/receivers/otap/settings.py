@@ -14,21 +14,21 @@ __all__ = ["OtapSettings"]
 @dataclass(frozen=True, slots=True)
 class OtapSettings:
     """
-    How OTAP streams are received, beside what holds for every request on the port.
+    Settings of OTAP streams, in addition to those of all requests on the port.
 
     Attributes:
-        streams_max: streams open at once; more are told to come later.
-        batches_in_flight_max: batches of a stream that wait for their status; then nothing more of it is read.
-        stream_idle_s: a stream without a batch for so long is ended; the client opens another when it needs one.
-        dictionaries_bytes_max: what the dictionaries of all streams take together. Over it, the streams that hold
-            more than their share are ended, and begin anew with small ones.
-        tables_bytes_max: what decoded batches that are being stored take together; more are told to come later.
-        message_bytes_max: a batch on the wire, and once decompressed as a whole.
-        inflated_bytes_max: what the tables of a batch take.
-        stream_dictionaries_bytes_max: what the dictionaries of one stream take.
+        streams_max: the maximum number of open streams; further clients must retry later.
+        batches_in_flight_max: the maximum number of unanswered batches of a stream, after which reading pauses.
+        stream_idle_s: a stream without a batch for this time is ended; the client opens another one when needed.
+        dictionaries_bytes_max: the total size of the dictionaries of all streams. When it is exceeded, streams above
+            their share are ended, and start again with small ones.
+        tables_bytes_max: the total size of decoded batches that are being stored; further clients must retry later.
+        message_bytes_max: the size of a batch, on the wire and after decompression.
+        inflated_bytes_max: the size of the tables of a batch.
+        stream_dictionaries_bytes_max: the size of the dictionaries of one stream.
 
     Raises:
-        SettingsError: out of range, or two settings contradict each other.
+        SettingsError: a value is out of range, or two values conflict.
     """
 
     streams_max: int = 256
@@ -47,6 +47,6 @@ class OtapSettings:
         if self.stream_idle_s <= 0:
             raise SettingsError("stream_idle must be positive")
         if self.dictionaries_bytes_max < self.stream_dictionaries_bytes_max:
-            raise SettingsError("max_dictionary_bytes must hold the dictionaries of one stream")
+            raise SettingsError("max_dictionary_bytes must be large enough for the dictionaries of one stream")
         if self.tables_bytes_max < self.inflated_bytes_max:
-            raise SettingsError("max_table_bytes must hold one decoded batch")
+            raise SettingsError("max_table_bytes must be large enough for one decoded batch")

@@ -1,9 +1,9 @@
 """
 OTLP over gRPC: the three export services, bytes in and bytes out.
 
-A full buffer answers UNAVAILABLE with RetryInfo, a failed or closed store the same with a longer delay, bytes that
-are no request INVALID_ARGUMENT, credentials that are not known UNAUTHENTICATED, and a request over the limits
-RESOURCE_EXHAUSTED without RetryInfo, which by the OTLP specification is final.
+A full buffer answers UNAVAILABLE with RetryInfo; a failed or closed store does the same with a longer delay. Invalid
+requests get INVALID_ARGUMENT, unknown credentials UNAUTHENTICATED. A request over the limits gets RESOURCE_EXHAUSTED
+without RetryInfo, which is final by the OTLP specification.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SERVICES = {
     "traces": "opentelemetry.proto.collector.trace.v1.TraceService",
     "metrics": "opentelemetry.proto.collector.metrics.v1.MetricsService",
 }
-"""Signal → the service whose `Export` takes it."""
+"""Signal → the service whose `Export` receives it."""
 
 _CODES = {
     "invalid": grpc.StatusCode.INVALID_ARGUMENT,
@@ -45,21 +45,21 @@ _CODES = {
 }
 
 CONNECTION_SHARE = 4
-"""One connection gets at most this fraction of the calls: a quarter. A client that has more to send waits by itself."""
+"""The maximum share of calls of one connection: a quarter. A client with more to send waits on its side."""
 _IDENTITY_AND_GZIP = 1 << 0 | 1 << 2
 _BUSY = Verdict("unavailable", "busy or shutting down", 1.0)
 
 
 def server_options(settings: OtlpSettings) -> list[tuple[str, int]]:
-    """Return the options of a gRPC server with these limits."""
+    """Return the gRPC server options for these limits."""
     keepalive = settings.keepalive
     options = [
         ("grpc.max_receive_message_length", settings.max_request_bytes),
         ("grpc.max_concurrent_streams", max(1, settings.requests_waiting_max // CONNECTION_SHARE)),
         ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_AND_GZIP),
-        # Two processes on one port would each get half of the requests; that must be meant.
+        # Two processes on one port would each get half of the requests; that must be intended.
         ("grpc.so_reuseport", int(settings.share_port)),
-        # Requests arrive as they are on the wire, so that they are inflated here, within bounds.
+        # Deliver requests compressed, so that they are decompressed here, within limits.
         ("grpc.per_message_decompression", 0),
         ("grpc.max_allowed_incoming_connections", settings.connections_max),
         ("grpc.server_handshake_timeout_ms", _ms(settings.head_timeout_s)),
@@ -80,26 +80,26 @@ def _ms(seconds: float) -> int:
 
 
 async def refuse_call(context: Any, verdict: Verdict) -> None:
-    """End a call with what *verdict* says, and when to come again."""
+    """End a call with the status and retry delay of *verdict*."""
     code = _CODES[verdict.outcome]
     status = encode_status(code.value[0], verdict.message, retry_after_s=verdict.retry_after_s)
     metadata: tuple[tuple[str, bytes], ...] = (("grpc-status-details-bin", status),)
     if verdict.retry_after_s is not None:
-        # Where the Python SDK's exporter looks for it.
+        # The Python SDK's exporter reads it from here.
         metadata += (("google.rpc.retryinfo-bin", encode_retry_info(verdict.retry_after_s)),)
     await context.abort(code, verdict.message, metadata)
 
 
 class OtlpGrpcReceiver(PortReceiver):
     """
-    Listens for OTLP/gRPC and feeds one store. A context manager: started inside, stopped on leaving.
+    Listens for OTLP/gRPC, for one store. A context manager: started inside, stopped on leaving.
 
     Args:
-        store: where requests go.
-        settings: where to listen, sizes, ack, window, security.
-        clock: handed to the intake.
-        observer: handed to the intake; told when the port is open to others, and who was not let in.
-        intake: share another receiver's intake, and so its window, instead of making one.
+        store: the destination of requests.
+        settings: address, sizes, acknowledgement, window and security.
+        clock: passed to the intake.
+        observer: passed to the intake; receives events about an exposed port and about rejected clients.
+        intake: another receiver's intake, to share it and its window.
         problems: returns why the receiver is not ready; the health service reports SERVING while there are none.
 
     Raises:
@@ -125,7 +125,7 @@ class OtlpGrpcReceiver(PortReceiver):
         self._server: Any = None
         self._problems = problems
         self._health: HealthService | None = None
-        self._handling = 0  # requests that wait for the pool or are in it; the loop's own
+        self._handling = 0  # requests that wait for the pool or are in it; only used in the loop
         self._reading = Places(self.settings.requests_waiting_max)
 
     # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
@@ -142,7 +142,7 @@ class OtlpGrpcReceiver(PortReceiver):
             else:
                 port = server.add_secure_port(address, self._credentials)
         except RuntimeError:
-            # gRPC says that it failed, and keeps the reason to itself.
+            # gRPC reports the failure without its reason.
             try_to_bind(address)
             raise
         await server.start()
@@ -153,11 +153,11 @@ class OtlpGrpcReceiver(PortReceiver):
         return list(SERVICES.values())
 
     def _handlers(self) -> list[Any]:
-        """Return what answers calls; a receiver of more protocols on this port adds its own."""
+        """Return the handlers of calls; a receiver of more protocols on this port adds its own."""
         return [
             grpc.method_handlers_generic_handler(
-                # On the wire one message is a stream of one. Declared so, nothing of it is read before this
-                # receiver asks, which it does after it has looked at the credentials, and not for ever.
+                # On the wire, one message is a stream of one. Declared as a stream, it is not read before this
+                # receiver has checked the credentials, and the wait for it is limited.
                 service,
                 {"Export": grpc.stream_unary_rpc_method_handler(self._exporter(signal))},
             )
@@ -194,7 +194,7 @@ class OtlpGrpcReceiver(PortReceiver):
         )
 
     async def _read(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
-        """Return the call's one message; a call without, or too slow, is ended."""
+        """Return the call's one message. A call without a message, or a slow one, is ended."""
         data = b""
         with self._reading.take(network_of(address_of_peer(context.peer()))) as place:
             if place is None:
@@ -205,7 +205,7 @@ class OtlpGrpcReceiver(PortReceiver):
                     with place.waiting(timer):
                         data = await anext(aiter(messages))
             except StopAsyncIteration:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "there is no request in the call")
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
             except TimeoutError:
                 if place.is_evicted:
                     await refuse_call(context, _BUSY)
@@ -221,11 +221,11 @@ class OtlpGrpcReceiver(PortReceiver):
             headers=tuple(context.invocation_metadata()) if self.settings.capture_headers else (),
         )
         accepted = asyncio.get_running_loop().run_in_executor(self.pool, accept)
-        # A client that calls, cancels and calls again would fill the queue of the pool: what is in it counts on.
+        # Requests of cancelled calls still count: otherwise they could fill the pool's queue.
         self._handling += 1
         accepted.add_done_callback(self._handled)
         verdict = await asyncio.shield(accepted)
         if not verdict.confirmed:
             await refuse_call(context, verdict)
-        # Empty is an Export…ServiceResponse without partial success: all of it was taken.
+        # Empty means an Export…ServiceResponse without partial success: everything was accepted.
         return encode_partial_success(verdict.warning) if verdict.warning else b""

@@ -1,6 +1,6 @@
 """
-A listening socket in front of a server, which bounds what the server does not: how many connections there are, how
-long a TLS handshake may take, how long the head of a request, and how long nothing may be said.
+A listening socket with limits that the server lacks: on the number of connections, and on the time for a TLS
+handshake, for the head of a request, and without any data.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["ConnectionLimits", "HttpListener", "HttpServer"]
 _BACKLOG = 128
 _NO_SUCH_FAMILY = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 _ACCEPT_PAUSE_S = 0.5
-"""How long nobody is let in when the process has no more file descriptors."""
+"""How long no connections are accepted when the process has no more file descriptors."""
 
 
 class ConnectionLimits:
-    """The bounds of a listener: numbers of connections, and times in seconds; *age_s* None is as long as they like."""
+    """The limits of a listener: numbers of connections, and times in seconds; *age_s* None means no limit."""
 
     __slots__ = ("age_s", "connections_max", "head_timeout_s", "idle_timeout_s")
 
@@ -39,26 +39,26 @@ class ConnectionLimits:
 
 
 class HttpServer(Protocol):
-    """What a listener stands in front of: `aiohttp.web.Server`, or what looks like it."""
+    """The server for the connections: `aiohttp.web.Server`, or an object with the same interface."""
 
     def __call__(self) -> Any:
         """Return the asyncio protocol of a new connection."""
 
     @property
     def connections(self) -> Iterable[Any]:
-        """The protocols that are through with their handshake and open."""
+        """The open protocols that have completed their handshake."""
 
 
 class HttpListener:
     """
-    Accepts connections for *server*. Everything happens in the running event loop.
+    Accepts connections for *server*. Runs entirely in the current event loop.
 
     Args:
-        server: what makes a protocol for each connection, and knows all of them.
-        limits: the bounds.
+        server: creates a protocol for each connection, and knows all of them.
+        limits: the limits.
         context: TLS, or None.
-        refused: called for each connection that was one too many, the new one or a silent one in its place.
-        share_port: others may listen on the same port.
+        refused: called for each connection above the limit: the new one, or a silent one that it replaces.
+        share_port: other processes may listen on the same port.
     """
 
     def __init__(
@@ -78,32 +78,32 @@ class HttpListener:
         self._born: dict[Any, float] = {}  # when each protocol had its first request
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._greeting: dict[socket.socket, Any] = {}  # in their handshake → their protocol, once there is one
-        self._came: dict[Any, tuple[str, float]] = {}  # from which network each protocol came, and when
-        self._dropped: set[Any] = set()  # aborted, and perhaps not yet gone
-        self._busy: set[Any] = set()  # protocols with a request in hand; one at a time on each
+        self._greeting: dict[socket.socket, Any] = {}  # during the handshake → their protocol, once there is one
+        self._came: dict[Any, tuple[str, float]] = {}  # the network of each protocol, and when it connected
+        self._dropped: set[Any] = set()  # aborted, and perhaps not closed yet
+        self._busy: set[Any] = set()  # protocols with a current request; each has at most one
         self._silent_since: dict[Any, float] = {}
         self._spoke: set[Any] = set()
         self._released: set[Any] = set()
 
     async def listen(self, host: str, port: int) -> int:
         """
-        Bind all addresses of *host* and accept from now on. Returns the port.
+        Bind all addresses of *host* and accept connections from now on. Returns the port.
 
         Raises:
-            OSError: the address is taken, not ours, or unknown.
+            OSError: the address is taken, unknown, or not on this machine.
         """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         refused: OSError | None = None
         for family, kind, protocol, _, address in dict.fromkeys(found):
             try:
-                # Port 0 is one free port, the same for all addresses.
+                # Port 0 selects one free port for all addresses.
                 bound = _bound(family, kind, protocol, (address[0], port, *address[2:]), share_port=self._share_port)
             except OSError as error:
                 if error.errno not in _NO_SUCH_FAMILY:
                     raise
-                refused = error  # `localhost` may name an IPv6 address where there is no IPv6
+                refused = error  # `localhost` may have an IPv6 address on a system without IPv6
                 continue
             self._sockets.append(bound)
             port = bound.getsockname()[1]
@@ -115,7 +115,7 @@ class HttpListener:
         return port
 
     async def close(self) -> None:
-        """Accept no more. Connections that are open stay so; those in their handshake do not. Idempotent."""
+        """Stop accepting. Open connections stay open; those in their handshake do not. Idempotent."""
         for bound in self._sockets:
             asyncio.get_running_loop().remove_reader(bound)
             bound.close()
@@ -124,20 +124,20 @@ class HttpListener:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # A task that was cancelled before its first step never saw its connection.
+        # A task that was cancelled before its first step has not taken over its connection.
         for connection in self._greeting:
             connection.close()
         self._greeting.clear()
 
     def is_old(self, request: Any) -> bool:
-        """Say whether the connection of *request* is as old as one may get: its client is to make a new one."""
+        """Return whether the connection of *request* has reached its maximum age: its client must reconnect."""
         now = asyncio.get_running_loop().time()
         born = self._born.setdefault(request.protocol, now)
         return self._limits.age_s is not None and now - born >= self._limits.age_s
 
     @contextlib.contextmanager
     def handling(self, request: Any) -> Iterator[None]:
-        """A request is being handled inside; its connection is not silent."""
+        """Mark the connection of *request* as busy inside: it is not silent."""
         protocol = request.protocol
         self._busy.add(protocol)
         try:
@@ -148,7 +148,7 @@ class HttpListener:
             self._silent_since[protocol] = asyncio.get_running_loop().time()
 
     def release(self, protocol: Any) -> None:
-        """Let a connection that speaks another protocol from now on look after itself."""
+        """Stop managing a connection that speaks another protocol from now on."""
         self._released.add(protocol)
 
     # ── accepting ────────────────────────────────────────────────────────────────────────────────────
@@ -159,7 +159,7 @@ class HttpListener:
         task.add_done_callback(self._tasks.discard)
 
     def _accept(self, bound: socket.socket) -> None:
-        # Called by the selector, not awaited: a result that waits for a task is lost when the task is cancelled.
+        # Called by the selector, not awaited: a cancelled task would lose its result.
         crowd = _Crowd(self._silent)
         for _ in range(_BACKLOG):
             try:
@@ -169,7 +169,7 @@ class HttpListener:
             except ConnectionError:
                 continue
             except OSError:
-                # No file descriptor left: they come back when others have gone.
+                # No file descriptor is left: wait until other connections close.
                 asyncio.get_running_loop().remove_reader(bound)
                 asyncio.get_running_loop().call_later(_ACCEPT_PAUSE_S, self._resume, bound)
                 return
@@ -191,12 +191,12 @@ class HttpListener:
             asyncio.get_running_loop().add_reader(bound, self._accept, bound)
 
     def _open(self) -> int:
-        """Return how many connections there are; the server knows those that are through with their handshake."""
+        """Return the number of connections; the server knows those that have completed their handshake."""
         known = set(self._server.connections)
         return len(known - self._dropped) + sum(protocol not in known for protocol in self._greeting.values())
 
     def _silent(self) -> list[tuple[str, float, Any]]:
-        """Return the open connections that nothing is expected of: from which network, since when, and which."""
+        """Return the idle connections: network, idle since, and protocol."""
         now = asyncio.get_running_loop().time()
         found = []
         for protocol in set(self._server.connections) - self._busy - self._released - self._dropped:
@@ -220,7 +220,7 @@ class HttpListener:
                 ssl_shutdown_timeout=None if self._context is None else 1.0,
             )
         except (OSError, ssl.SSLError, TimeoutError):
-            connection.close()  # not a handshake, or not in time
+            connection.close()  # the handshake is invalid, or too slow
         finally:
             del self._greeting[connection]
 
@@ -249,10 +249,10 @@ class HttpListener:
 
 class _Crowd:
     """
-    The silent connections while all places are taken, and which of them leaves for a new one.
+    The silent connections while all places are taken, and the choice of the one that a new connection replaces.
 
-    That is the one that has been silent for the longest time, of the address that has the most of them. So an address
-    cannot keep others out. An address takes from itself only what has been silent for a while.
+    That is the one that has been silent the longest, of the address that has the most of them. So an address cannot
+    keep others out. An address only replaces its own connections if they have been silent for a while.
 
     Args:
         silent: returns them: network, since when, and the protocol.
@@ -264,11 +264,11 @@ class _Crowd:
         self._counts: Counter[str] = Counter()
 
     def leaving(self, network: str) -> Any:
-        """Return the connection that leaves for one from *network*; None when none does."""
+        """Return the connection that one from *network* replaces, or None."""
         if self._silent is None:
             found = self._look()
             self._counts = Counter(one[0] for one in found)
-            # The next to leave is the last one.
+            # The next one to close is the last one.
             self._silent = sorted(found, key=lambda one: (self._counts[one[0]], -one[1]))
         if not self._silent:
             return None

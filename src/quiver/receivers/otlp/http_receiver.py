@@ -1,9 +1,9 @@
 """
-OTLP over HTTP: protobuf or JSON bodies, plain, gzip or zstd, on a thread and event loop of its own.
+OTLP over HTTP: protobuf or JSON bodies, plain, gzip or zstd, in a separate thread and event loop.
 
-A full buffer and a failed or closed store answer 503 with Retry-After, bytes that are no request 400, credentials
-that are not known 401, a request over the limits 413, another content type or encoding 415. Bodies of errors are
-`google.rpc.Status`, in the request's own language.
+A full, failed or closed store answers 503 with Retry-After. Invalid requests get 400, unknown credentials 401, a
+request over the limits 413, an unknown content type or encoding 415. Bodies of errors are `google.rpc.Status`, in the
+format of the request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 
 PATHS = {"/v1/logs": "logs", "/v1/traces": "traces", "/v1/metrics": "metrics"}
-"""Path → the signal that is posted there."""
+"""Path → the signal of its requests."""
 
 _HTTP_STATUS = {"invalid": 400, "too_large": 413, "full": 503, "unavailable": 503}
 _RPC_CODES = {400: 3, 401: 16, 408: 4, 413: 8, 415: 3, 503: 14}
@@ -48,15 +48,15 @@ _BROKEN_OFF = (ConnectionError, web.RequestPayloadError, PayloadEncodingError)
 _BUSY_RETRY_S = 1.0
 _ARRIVING = "OTLP requests that are arriving"
 _BODY_PATIENCE_S = 10.0
-"""How long the first bytes of a body may take. Each further byte earns time, until the request's timeout."""
+"""How long the first bytes of a body may take. Each further byte adds time, up to the request's time-out."""
 _BODY_BYTES_PER_S_MIN = 1024.0
-"""A body that arrives more slowly than this, after the first seconds, is given up."""
+"""The minimum rate of a body after the first seconds."""
 _SHUTDOWN_S = 0.5
-"""What connections get to close themselves, after the requests had their grace."""
+"""How long connections may take to close, after the grace period of their requests."""
 
 
 class _NotTheirs(logging.Filter):
-    """Keeps what clients sent out of the log: a head that does not parse is their affair, and may hold credentials."""
+    """Keeps client data out of the log: an invalid head is the client's error, and may have credentials."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -68,7 +68,7 @@ _log.addFilter(_NotTheirs())
 
 
 class _Body:
-    """How many bytes of a request have arrived."""
+    """The number of bytes of a request that have arrived."""
 
     __slots__ = ("size",)
 
@@ -77,7 +77,7 @@ class _Body:
 
 
 class _Reply:
-    """Answers to one request, in its language, compressed if it asked for that."""
+    """Answers to one request, in its format, compressed if it accepts that."""
 
     def __init__(self, request: web.Request) -> None:
         self._json = request.content_type == JSON
@@ -85,7 +85,7 @@ class _Reply:
 
     def refusal(self, status: int, message: str, *, retry_after_s: float | None = None) -> web.Response:
         code = _RPC_CODES[status]
-        # It may repeat a header, and bytes of one that are no UTF-8 are lone surrogates here.
+        # It may repeat a header, in which invalid UTF-8 appears as lone surrogates.
         message = message.encode("utf-8", "replace").decode()
         told = json.dumps({"code": code, "message": message}).encode() if self._json else encode_status(code, message)
         response = self._response(status, told)
@@ -117,7 +117,7 @@ def _zstd(body: bytes) -> bytes:
 
 
 def _best_encoding(accepted: str) -> str:
-    """Return gzip or zstd where an `Accept-Encoding` header names it and does not rule it out; otherwise nothing."""
+    """Return gzip or zstd if an `Accept-Encoding` header accepts it; otherwise the empty string."""
     for item in accepted.lower().split(","):
         name, _, weight = item.partition(";")
         if name.strip() in {"gzip", "zstd"} and weight.replace(" ", "").rstrip("0.") != "q=":
@@ -127,14 +127,14 @@ def _best_encoding(accepted: str) -> str:
 
 class OtlpHttpReceiver(PortReceiver):
     """
-    Listens for OTLP/HTTP and feeds one store. A context manager: started inside, stopped on leaving.
+    Listens for OTLP/HTTP, for one store. A context manager: started inside, stopped on leaving.
 
     Args:
-        store: where requests go.
-        settings: where to listen (127.0.0.1:4318 unless told otherwise), sizes, ack, window, security.
-        clock: handed to the intake.
-        observer: handed to the intake; told when the port is open to others, and who was not let in.
-        intake: share another receiver's intake, and so its window, instead of making one.
+        store: the destination of requests.
+        settings: address (default 127.0.0.1:4318), sizes, acknowledgement, window and security.
+        clock: passed to the intake.
+        observer: passed to the intake; receives events about an exposed port and about rejected clients.
+        intake: another receiver's intake, to share it and its window.
 
     Raises:
         StoreFailedError: the store could not be synced after the dedupe window was rebuilt.
@@ -157,10 +157,10 @@ class OtlpHttpReceiver(PortReceiver):
         self._context = None if tls is None else server_context(tls, self._observer)
         self._runner: web.AppRunner | None = None
         self._listener: HttpListener | None = None
-        self._in_hand = 0  # requests between their head and their answer; the loop's own
-        self._handling = 0  # of these, those whose body is there
+        self._in_hand = 0  # requests between their head and their answer; only used in the loop
+        self._handling = 0  # of these, those whose body has arrived
         self._reading = Places(self.settings.requests_waiting_max)
-        self._receiving_bytes = 0  # of the bodies of requests in hand; the loop's own
+        self._receiving_bytes = 0  # of the bodies of current requests; only used in the loop
         self._idle: asyncio.Event | None = None
 
     # ── the loop's thread ────────────────────────────────────────────────────────────────────────────
@@ -176,7 +176,7 @@ class OtlpHttpReceiver(PortReceiver):
             access_log=None,
             handle_signals=False,
             logger=_log,
-            auto_decompress=False,  # inflated in a worker, within bounds
+            auto_decompress=False,  # decompressed in a worker, within limits
             shutdown_timeout=_SHUTDOWN_S,
         )
         await runner.setup()
@@ -262,7 +262,7 @@ class OtlpHttpReceiver(PortReceiver):
         except CapacityError as crowded:
             return _closing(reply.refusal(503, str(crowded), retry_after_s=crowded.retry_after_s))
         except _BROKEN_OFF as error:
-            return _closing(reply.refusal(400, f"the request broke off: {error}"))
+            return _closing(reply.refusal(400, f"the request ended early: {error}"))
         if data is None:
             return _closing(reply.verdict(self.intake.too_large(request.content_length)))
         accept = partial(
@@ -283,13 +283,13 @@ class OtlpHttpReceiver(PortReceiver):
 
     async def _read(self, request: web.Request, body: _Body) -> bytes | None:
         """
-        Return the body as it is on the wire; None, having read no more than the limit, when it is larger.
+        Return the body as it is on the wire, or None if it exceeds the limit; no more than the limit is read.
 
-        A body takes a place once its first bytes are here. It must arrive at a minimum rate, and within the timeout.
+        A body takes a place once its first bytes arrive. It must arrive at a minimum rate, and within the time-out.
 
         Raises:
-            CapacityError: all bodies that are arriving take too much together, or there is no place for one more.
-            TimeoutError: it is too slow.
+            CapacityError: all arriving bodies together exceed the limit, or there is no place for one more.
+            TimeoutError: the body is too slow.
         """
         if request.content_length is not None and request.content_length > self.settings.max_request_bytes:
             return None
@@ -315,7 +315,7 @@ class OtlpHttpReceiver(PortReceiver):
         return min(self.settings.body_timeout_s, _BODY_PATIENCE_S)
 
     def _extend(self, place: Place, timer: asyncio.Timeout, began: float, body: _Body) -> None:
-        """Give a body the time that its bytes so far have earned."""
+        """Extend the time of a body according to the bytes received so far."""
         if not place.is_evicted:
             earned_s = self._patience_s + body.size / _BODY_BYTES_PER_S_MIN
             timer.reschedule(began + min(self.settings.body_timeout_s, earned_s))
@@ -340,6 +340,6 @@ class OtlpHttpReceiver(PortReceiver):
 
 
 def _closing(response: web.Response) -> web.Response:
-    """Close the connection behind the answer: what is left of the body is not read."""
+    """Close the connection after the answer: the rest of the body is not read."""
     response.force_close()
     return response

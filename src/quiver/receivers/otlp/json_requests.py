@@ -1,8 +1,8 @@
 """
-OTLP in JSON → OTLP in protobuf, by the rules of the OTLP specification: ids are hexadecimal, enums numbers, 64-bit
-integers text or numbers, keys in lowerCamelCase, unknown keys ignored.
+Conversion of OTLP/JSON to protobuf, by the rules of the OTLP specification: ids are hexadecimal, enums are numbers,
+64-bit integers are text or numbers, keys are in lowerCamelCase, unknown keys are ignored.
 
-What is stored is the protobuf, so that nothing behind a receiver has to know JSON.
+The store contains the protobuf, so that only receivers need to support JSON.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ __all__ = ["request_from_json"]
 
 _CONTAINERS_MAX = 200_000
 """
-Objects and lists in one request, counted by their brackets. In three bytes each one takes a hundred times as much in
-memory, and some microseconds; a batch of 8,192 records with ten attributes has about so many.
+The maximum number of objects and lists in one request, counted by their brackets. Each takes three bytes on the wire,
+a hundred times as much in memory, and some microseconds. A batch of 8,192 records with ten attributes has about as
+many.
 """
 
-_HEX = re.compile(r"[0-9a-fA-F]*")  # of pairs it would keep a note of each, sixty bytes for two
+_HEX = re.compile(r"[0-9a-fA-F]*")  # a pattern of pairs would store each match, sixty bytes for two
 _BASE64 = re.compile(r"[0-9A-Za-z+/_-]*={0,2}")
-"""Both alphabets, padded or not, as protobuf's JSON takes them. Python's own decoder passes over what is neither."""
+"""Both alphabets, padded or not, as protobuf's JSON accepts them. Python's decoder ignores invalid characters."""
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-"""What Python takes as well, numerals of other scripts and underscores between digits, nobody else reads so."""
+"""Extensions of Python that no other parser accepts: digits of other scripts, and underscores between digits."""
 _NO_NUMBER = re.compile(r"[+-]?[a-zA-Z]+")
 _INTEGERS = frozenset({Field.CPPTYPE_INT32, Field.CPPTYPE_INT64, Field.CPPTYPE_UINT32, Field.CPPTYPE_UINT64})
 _FLOATS = frozenset({Field.CPPTYPE_DOUBLE, Field.CPPTYPE_FLOAT})
@@ -47,10 +48,10 @@ _IDS = frozenset({"trace_id", "span_id", "parent_span_id"})
 
 def request_from_json(data: bytes, signal: str) -> bytes | Damage:
     """
-    Return an export request that is written in JSON as protobuf, or what is wrong with it.
+    Return an export request in JSON as protobuf, or the damage.
 
     Raises:
-        UsageError: no such signal.
+        UsageError: the signal is unknown.
     """
     kind = SHAPES[view_name(signal)].request
     name = kind.DESCRIPTOR.name
@@ -79,26 +80,26 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object, in which no key may stand twice: of its values only the last one would be left."""
+    """Return an object. Rejects a repeated key: only its last value would remain."""
     made = dict(pairs)
     if len(made) < len(pairs):
         (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"{key[:100]!r} stands twice in an object")
+        raise ValueError(f"{key[:100]!r} is repeated in an object")
     return made
 
 
 class _Rounded(float):
-    """A number with a fraction that a float has no room for: an integer to Python, and to nobody else."""
+    """A number with a fraction that a float cannot represent: Python alone takes it for an integer."""
 
 
 def _as_written(text: str) -> float:
-    """Return a number as a float; as an integer where it is one and no float is equal to it."""
+    """Return a number as a float; as an integer if it is one and no float is equal to it."""
     value = float(text)
     if not value.is_integer():
         return value
     try:
         exact = Decimal(text)
-    except DecimalException:  # an exponent of twenty digits, and yet no infinity: it is zero, or nearly
+    except DecimalException:  # an exponent of twenty digits without overflow: the value is zero, or nearly
         return _Rounded(value)
     if exact == value:
         return value
@@ -106,14 +107,14 @@ def _as_written(text: str) -> float:
 
 
 def _brief(error: Exception) -> str:
-    return "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
 
 
 @cache
 def _to_see(kind: Any) -> Mapping[str, Any]:
     """
-    Return the fields of a message that protobuf's own JSON would not take as OTLP means them, or that lead to such,
-    by their keys: in lowerCamelCase, and as protobuf names them.
+    Return the fields of a message that protobuf's JSON parser does not read as OTLP defines them, or that contain such
+    fields, by their keys: in lowerCamelCase, and with their protobuf names.
     """
     passed = {Field.TYPE_STRING, Field.TYPE_BOOL}
     fields = [field for field in kind.fields if field.type not in passed]
@@ -122,8 +123,8 @@ def _to_see(kind: Any) -> Mapping[str, Any]:
 
 def _prepare(top: dict[str, Any], kind: Any) -> str | None:
     """
-    Rewrite ids and integers where they stand, as protobuf's own JSON wants them; return what is wrong with the first
-    value that protobuf's would take for another one. What stands under unknown keys is not looked at.
+    Rewrite ids and integers in place for protobuf's JSON parser. Return the first error that the parser would not
+    detect. Values of unknown keys are not checked.
     """
     waiting: list[tuple[dict[str, Any], Any]] = [(top, kind)]
     while waiting:
@@ -153,7 +154,7 @@ def _prepare(top: dict[str, Any], kind: Any) -> str | None:
 
 
 def _bad_value(value: Any, field: Any) -> str:
-    """Return what is wrong with a number, an enum or bytes; empty when nothing is that protobuf's own JSON passes."""
+    """Return the error in a number, an enum or bytes that protobuf's JSON parser accepts; empty if there is none."""
     if field.type == Field.TYPE_ENUM:
         return "" if _names_a_number(value, field.enum_type) else f"is not a number of {field.enum_type.name}"
     if field.cpp_type in _INTEGERS:
@@ -168,7 +169,7 @@ def _bad_value(value: Any, field: Any) -> str:
 
 
 def _rewritten(value: Any, field: Any) -> Any:
-    """Return a text of which nothing is wrong as protobuf's own JSON wants it, and anything else as it is."""
+    """Return a valid text in the form that protobuf's JSON parser expects, and other values unchanged."""
     if not isinstance(value, str):
         return value
     if field.name in _IDS:
@@ -179,7 +180,7 @@ def _rewritten(value: Any, field: Any) -> Any:
 
 
 def _is_integer(value: Any) -> bool:
-    """Say whether a value is one for an integer; how large it may be is asked later."""
+    """Return whether a value is valid for an integer; its range is checked later."""
     if isinstance(value, str):
         if _INTEGER.fullmatch(value):
             return True
@@ -188,7 +189,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_float(value: Any) -> bool:
-    """Say whether a value is a number, or names what is none, and does not become infinite for being too large."""
+    """Return whether a value is a number or a name of NaN or infinity, and does not overflow."""
     if isinstance(value, str):
         if _NUMBER.fullmatch(value):
             return math.isfinite(float(value))
@@ -198,8 +199,8 @@ def _is_float(value: Any) -> bool:
 
 def _names_a_number(value: Any, kind: Any) -> bool:
     """
-    Say whether an enum may be written so: a number, as OTLP demands, or what senders write who leave it to
-    protobuf.
+    Return whether a value is valid for an enum: a number, as OTLP requires, or a form that clients with protobuf's own
+    JSON encoder send.
     """
     if isinstance(value, str):
         return value in kind.values_by_name or _INTEGER.fullmatch(value) is not None

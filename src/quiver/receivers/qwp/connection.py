@@ -1,8 +1,8 @@
 """
-One connection of the QWP receiver: the WebSocket protocol is that of `websockets`, the bytes come from the event loop.
+One connection of the QWP receiver. `websockets` implements the protocol; the bytes come from the event loop.
 
-Messages wait in order; a worker takes what has come, so that one sync confirms many. What the loop's thread does never
-waits for the disk.
+Messages wait in order. A worker takes all that have arrived, so that one sync confirms many. The event loop never waits
+for the disk.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ __all__ = ["QUERY_PATH", "WRITE_PATHS", "Host", "QwpConnection"]
 WRITE_PATHS = frozenset({"/write/v4", "/api/v4/write"})
 QUERY_PATH = "/read/v1"
 _NODE = "quiver"
-_NO_QUERIES = "this is a receiver of Quiver: it stores rows and answers no queries; read the store instead"
+_NO_QUERIES = "this is a Quiver receiver: it stores rows and answers no queries; read the store instead"
 _log = logging.getLogger("quiver.receiver.qwp")
-_log.setLevel(logging.ERROR)  # what strangers send is counted, not told
+_log.setLevel(logging.ERROR)  # invalid data from clients is counted, not logged
 _TURN_MESSAGES_MAX = 64
 _NORMAL, _GOING_AWAY, _PROTOCOL_ERROR, _UNSUPPORTED, _TRY_LATER = 1000, 1001, 1002, 1003, 1013
 _CLOSING_S = 5.0
-"""How long a client may take to say goodbye, too."""
+"""Also how long a client may take to close."""
 _PROOF_PING_S = 0.1
 _REFUSED_S = 10.0
-"""How long a client that was refused may keep its connection, on which nothing is read any more."""
+"""How long a refused client may keep its connection, on which nothing more is read."""
 
 
 class Host(Protocol):
-    """What a connection needs of the receiver."""
+    """The part of the receiver that a connection needs."""
 
     intake: QwpIntake
     settings: QwpSettings
@@ -61,45 +61,45 @@ class Host(Protocol):
     receiving_bytes: int
 
     def let_in(self, authorization: list[str]) -> bool:
-        """Say whether these headers show a credential."""
+        """Return whether these headers have a known credential."""
 
     @property
     def challenge(self) -> str:
-        """What `WWW-Authenticate` says."""
+        """The value of `WWW-Authenticate`."""
 
     @property
     def is_stopping(self) -> bool:
-        """Whether nobody is let in any more."""
+        """Whether new clients are refused."""
 
     def opened(self, connection: QwpConnection) -> None:
-        """The handshake is done."""
+        """Handle a completed handshake."""
 
     def joined(self, connection: QwpConnection) -> None:
-        """The connection exists."""
+        """Handle a new connection."""
 
     def left(self, connection: QwpConnection) -> None:
-        """The connection is gone."""
+        """Handle a closed connection."""
 
     def ask(self, numbers: frozenset[int]) -> None:
-        """Ping the connections *numbers*, unless they have been pinged for this just now."""
+        """Ping the connections *numbers*, unless they were just pinged for this."""
 
 
 class QwpConnection(asyncio.Protocol):
-    """A connection. Everything but `QwpClient` happens in the event loop."""
+    """A connection. Everything except `QwpClient` runs in the event loop."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._settings = host.settings
         self.transport: asyncio.Transport | None = None
         self._websocket = ServerProtocol(max_size=host.settings.max_request_bytes, logger=_log)
-        self._client: QwpClient | None = None  # once it is let in
+        self._client: QwpClient | None = None  # once it is accepted
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._partial_bytes = 0
         self._partial_since: float | None = None
         self._work: asyncio.Task[None] | None = None
-        self._sequence = -1  # of the last message that was told to be stored
-        self._tables: dict[str, int] = {}  # stored, and not told yet
+        self._sequence = -1  # of the last message whose storage was confirmed
+        self._tables: dict[str, int] = {}  # stored, and not yet confirmed
         self._undurable: dict[str, int] = {}
         self._undurable_since: float | None = None
         self._told_durable = -1
@@ -111,20 +111,20 @@ class QwpConnection(asyncio.Protocol):
         now = asyncio.get_running_loop().time()
         self._born = self._heard = self._message_at = now
         self._asked_at: float | None = None
-        self._proof_asked_at: float | None = None  # another connection waits to hear whether this one is alive
+        self._proof_asked_at: float | None = None  # when another connection asked whether this one is alive
         self._proof_pinged_at = 0.0
         self._said_goodbye = False
 
     # ── asyncio's side ───────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is there, TLS included."""
+        """Handle the open socket, including TLS."""
         if isinstance(transport, asyncio.Transport):
             self.transport = transport
         self._host.joined(self)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Handle received bytes."""
         self._heard = asyncio.get_running_loop().time()
         self._asked_at = None
         self._websocket.receive_data(data)
@@ -132,33 +132,33 @@ class QwpConnection(asyncio.Protocol):
         self._count_partial(len(self._websocket.reader.buffer))
 
     def eof_received(self) -> bool:
-        """The client sends nothing more."""
+        """Handle the end of the client's data."""
         self._said_goodbye = True
         self._websocket.receive_eof()
         self._react()
         return False
 
     def pause_writing(self) -> None:
-        """The client does not read what it is told: nothing more of it is read."""
+        """Stop reading: the client does not read its answers."""
         self._is_deaf = True
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Resume reading: the client reads again."""
         self._is_deaf = False
         if not self._is_backlogged and self.transport is not None:
             self._resume(self.transport)
 
     @property
     def _is_backlogged(self) -> bool:
-        # Whoever is asked whether it is alive must be heard.
+        # A connection that is asked for a sign of life must be read.
         return self._waiting_bytes > self._settings.max_request_bytes and self._proof_asked_at is None
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """
-        It is over. What came in full is stored all the same, unless the client comes back with it;
-        nobody is told.
+        Handle the end of the connection. Complete messages are stored nevertheless, without an answer, unless the
+        client reconnects and sends them again.
         """
         self._broken = True
         self._said_goodbye = self._said_goodbye and not self._partial_bytes and self._refused_at is None
@@ -186,9 +186,9 @@ class QwpConnection(asyncio.Protocol):
             elif isinstance(event, Frame):
                 self._frame(event)
         if websocket.close_rcvd is not None:
-            self._said_goodbye = True  # whatever becomes of the socket, which many close without waiting for an answer
+            self._said_goodbye = True  # even if the socket fails: many clients close it without waiting for an answer
             if websocket.close_rcvd_then_sent is False and self._client is not None:
-                self._client.knows_all()  # it answers our goodbye, and has heard what came before
+                self._client.knows_all()  # it answers our close frame, so it has received everything before that
         self._write()
 
     def _write(self) -> None:
@@ -198,13 +198,13 @@ class QwpConnection(asyncio.Protocol):
         pieces = self._websocket.data_to_send()
         if transport is None or transport.is_closing():
             return
-        # In one piece: who answers the ping in front of a confirmation has the confirmation, too.
+        # In one write: a client that answers the ping before a confirmation has the confirmation, too.
         data = b"".join(pieces)
         if data:
             transport.write(data)
         if pieces and not pieces[-1]:
             if transport.can_write_eof():
-                # Not closed yet: bytes that nobody read would take back what was just written.
+                # Not closed yet: unread bytes would cause a reset, which discards what was just written.
                 transport.write_eof()
             else:
                 transport.close()
@@ -219,9 +219,9 @@ class QwpConnection(asyncio.Protocol):
             response.headers["WWW-Authenticate"] = host.challenge
             host.intake.observer.count("quiver.receiver.unauthorized_total", protocol="qwp")
         elif path not in {*WRITE_PATHS, QUERY_PATH}:
-            response = websocket.reject(HTTPStatus.NOT_FOUND, f"QWP is spoken at {' and '.join(sorted(WRITE_PATHS))}\n")
+            response = websocket.reject(HTTPStatus.NOT_FOUND, f"QWP paths are {' and '.join(sorted(WRITE_PATHS))}\n")
         elif host.is_stopping or not host.intake.is_available:
-            response = websocket.reject(HTTPStatus.SERVICE_UNAVAILABLE, "the store takes nothing now\n")
+            response = websocket.reject(HTTPStatus.SERVICE_UNAVAILABLE, "the store is not available\n")
             response.headers["Retry-After"] = "5"
         else:
             response = websocket.accept(request)
@@ -250,7 +250,7 @@ class QwpConnection(asyncio.Protocol):
         if frame.opcode is Opcode.TEXT:
             self._fail(_UNSUPPORTED, "messages are binary")
         elif frame.opcode is Opcode.CONT or (frame.opcode is Opcode.BINARY and not frame.fin):
-            self._fail(_PROTOCOL_ERROR, "a message is one frame")
+            self._fail(_PROTOCOL_ERROR, "a message must be one frame")
         elif frame.opcode is Opcode.BINARY and self._client is None:
             self._refuse_query(bytes(frame.data))
         elif frame.opcode is Opcode.BINARY:
@@ -272,10 +272,7 @@ class QwpConnection(asyncio.Protocol):
         self._go_on()
 
     def _refuse_query(self, data: bytes) -> None:
-        """
-        Answer a message on a connection for queries. Clients that pool both kinds of connection send no row without
-        it.
-        """
+        """Answer a query connection. Clients that pool both kinds of connection send no rows without it."""
         self._message_at = self._heard
         answer = decode_query(memoryview(data))
         if not isinstance(answer, Decoded):
@@ -284,7 +281,7 @@ class QwpConnection(asyncio.Protocol):
             self._websocket.send_binary(encode_query_error(answer.value, Status.PARSE_ERROR, _NO_QUERIES))
 
     def _count_partial(self, size: int) -> None:
-        """Count what has come of a message that is not whole yet."""
+        """Count the received bytes of an incomplete message."""
         self._host.receiving_bytes += size - self._partial_bytes
         self._partial_bytes = size
         if not size:
@@ -292,7 +289,7 @@ class QwpConnection(asyncio.Protocol):
         elif self._partial_since is None:
             self._partial_since = self._heard
         if self._host.receiving_bytes > self._settings.receiving_bytes_max:
-            self._fail(_TRY_LATER, "all messages that are arriving take too much together")
+            self._fail(_TRY_LATER, "all arriving messages together exceed the limit")
 
     def _fail(self, code: int, reason: str) -> None:
         if self._websocket.state is OPEN:
@@ -323,7 +320,7 @@ class QwpConnection(asyncio.Protocol):
             for _ in range(progress.taken):
                 self._forget(self._waiting.popleft())
             if self._broken and progress.outcome == "full":
-                return  # nobody waits for it, and it will be sent again
+                return  # the connection is closed, and the client will send it again
             self._tell(progress)
             if progress.outcome == "unproven":
                 self._host.ask(progress.asked)
@@ -386,7 +383,7 @@ class QwpConnection(asyncio.Protocol):
         return self._client
 
     def prove(self, now: float) -> None:
-        """Ping the client, because another connection may be its next one."""
+        """Ping the client, because another connection may be its successor."""
         if self._websocket.state is not OPEN or self._client is None or self.transport is None:
             return
         if self._proof_asked_at is None:
@@ -404,7 +401,7 @@ class QwpConnection(asyncio.Protocol):
             return
         self._proof_asked_at = None
         if self._heard > asked_at:
-            client.is_alive()  # it answers no pings, and says something all the same
+            client.is_alive()  # it does not answer pings, but sends data
         elif self.transport is not None:
             self._fail(_GOING_AWAY, "no answer to a ping")
             self.transport.abort()
@@ -421,14 +418,11 @@ class QwpConnection(asyncio.Protocol):
 
     @property
     def durable_since(self) -> float | None:
-        """
-        Since when, in the loop's time, the client has waited for a durable acknowledgement; None
-        when it does not.
-        """
+        """Since when, in the loop's time, the client has waited for a durable acknowledgement, or None."""
         return self._undurable_since
 
     def made_durable(self, through: int) -> None:
-        """Tell the client what cannot be lost any more."""
+        """Report to the client what has become durable."""
         covered = {table for table, newest in self._undurable.items() if newest <= through}
         if self._websocket.state is not OPEN or not (covered or (self._undurable and through > self._told_durable)):
             return
@@ -443,7 +437,7 @@ class QwpConnection(asyncio.Protocol):
         self._write()
 
     def tick(self, now: float) -> None:
-        """Look at the time: end what is too slow, too old or gone; ask the silent."""
+        """Run the timers: close slow, old or dead connections, and ping silent ones."""
         settings, keepalive = self._settings, self._settings.keepalive
         if self._websocket.state is not OPEN:
             self._closing_since = self._closing_since or now
@@ -461,7 +455,7 @@ class QwpConnection(asyncio.Protocol):
         elif idle is not None and quiet and now - self._message_at > idle:
             self.leave(_GOING_AWAY, "idle")
         elif age is not None and now - self._born > age and (quiet or (grace and now - self._born > age + grace)):
-            self.leave(_GOING_AWAY, "as old as a connection may get")
+            self.leave(_GOING_AWAY, "the connection has reached its maximum age")
         elif self._asked_at is not None and now - self._asked_at > keepalive.ping_timeout_s:
             self._fail(_GOING_AWAY, "no answer to a ping")
             if self.transport is not None:
@@ -472,7 +466,7 @@ class QwpConnection(asyncio.Protocol):
             self._write()
 
     def leave(self, code: int = _GOING_AWAY, reason: str = "shutting down") -> None:
-        """Say goodbye."""
+        """Close the connection with a close frame."""
         if self._websocket.state is OPEN:
             self._websocket.send_close(code, reason)
             self._write()
@@ -480,16 +474,16 @@ class QwpConnection(asyncio.Protocol):
             self.transport.abort()
 
     def drop(self) -> None:
-        """Close the socket once everything written is sent."""
+        """Close the socket after everything is written."""
         if self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:
-        """Close the socket now."""
+        """Close the socket immediately."""
         if self.transport is not None:
             self.transport.abort()
 
     @property
     def work(self) -> asyncio.Task[None] | None:
-        """What is being stored."""
+        """The task that is storing messages."""
         return self._work

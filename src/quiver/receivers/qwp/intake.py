@@ -1,8 +1,8 @@
 """
-What the QWP receiver does with messages: decode, recognise, store a bundle a table, say how far the client may forget.
+The handling of QWP messages: decode, deduplicate, store one bundle per table, and compute what the client may forget.
 
-A message that cannot be stored now is kept decoded, with what of it is stored already, and tried again: the client
-hears nothing and goes on holding it. Whatever is confirmed has been synced where `ack` says so.
+A message that cannot be stored now is kept in decoded form, with its progress, and retried: the client gets no answer
+and keeps its copy. Confirmed messages have been synced if `ack` requires it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["Progress", "QwpClient", "QwpIntake", "QwpStore"]
 _UNAVAILABLE_RETRY_S = 5.0
 _SYMBOL_OVERHEAD_BYTES = 64
 _ARRAY_BYTES = 48
-"""What an array of no elements takes, roughly."""
+"""The approximate size of an empty array."""
 _PING = struct.Struct("<Q")
 _PINGS_MAX = 1024
 _PROOF_WAIT_S = 0.02
@@ -47,7 +47,7 @@ _ENDED = "the connection has ended"
 
 
 class QwpStore(IntakeStore, Protocol):
-    """What the receiver needs of a store; `quiver.Store` has it."""
+    """The part of a store that the receiver needs; `quiver.Store` implements it."""
 
     path: str
 
@@ -57,10 +57,10 @@ class QwpStore(IntakeStore, Protocol):
 
     @property
     def settings(self) -> Any:
-        """Those of the store."""
+        """The settings of the store."""
 
     def stats(self) -> dict[str, Any]:
-        """Return figures of this moment; `cold` is about the object tier."""
+        """Return current statistics; `cold` is about the object tier."""
 
     def flush(self) -> None:
         """Seal everything ingested so far."""
@@ -69,17 +69,17 @@ class QwpStore(IntakeStore, Protocol):
 @dataclass(slots=True)
 class Progress:
     """
-    How far a connection's messages got.
+    The progress of a connection's messages.
 
     Attributes:
-        taken: how many of the messages that were handed over are done with; the next one is to be handed over again.
-        done: how many messages of the connection are done with, so the number of the next one.
-        confirmed: how many messages of the connection the client may be told are stored; a group counts as a whole.
-        tables: table → the highest number under which it was stored, of the messages done with.
-        outcome: `going` to be continued at once; `full` after *retry_after_s*; `refused` with *status*: nothing that
-            follows is read; `unavailable`, `crowded` and `replaced` (the client has come back on another connection)
-            end this one. `unproven` after *retry_after_s*, when the connections *asked* have been pinged.
-        message: for people.
+        taken: how many of the given messages are settled; the next one must be given again.
+        done: how many messages of the connection are settled, which is the number of the next one.
+        confirmed: how many messages of the connection may be confirmed as stored; a group counts as one.
+        tables: table → its highest sequence number among the settled messages.
+        outcome: `going`: continue immediately. `full`: retry after *retry_after_s*. `refused` with *status*: nothing
+            more is read. `unavailable`, `crowded` and `replaced` (the client has reconnected): close the connection.
+            `unproven`: retry after *retry_after_s*, once the connections *asked* have been pinged.
+        message: a description for humans.
     """
 
     taken: int = 0
@@ -96,8 +96,8 @@ class Progress:
 @dataclass(slots=True)
 class _Opened:
     """
-    A decoded message of *nbytes*, and how many of its tables are stored; *digest* is that of the next one, once
-    known.
+    A decoded message of *nbytes*, and how many of its tables are stored; *digest* is that of the next table, once
+    computed.
     """
 
     flags: int
@@ -113,16 +113,16 @@ class _EndedError(Exception):
 
 class QwpIntake:
     """
-    Takes the messages of all connections for one store. Thread-safe.
+    Handles the messages of all connections for one store. Thread-safe.
 
     Args:
-        store: where tables go.
-        settings: sizes, ack and window.
+        store: the destination of tables.
+        settings: sizes, acknowledgement and window.
         clock: measures the window, and since when the store has been unavailable.
         observer: counts messages by outcome, and rows.
 
     Raises:
-        SettingsError: durable acknowledgements are to wait for an object tier, and the store has none.
+        SettingsError: durable acknowledgements should wait for an object tier, but the store has none.
         StoreFailedError: the store could not be synced after the window was rebuilt.
     """
 
@@ -139,12 +139,12 @@ class QwpIntake:
         self.observer = InMemoryObserver() if observer is None else observer
         self.clock = clock
         self._lock = threading.Lock()
-        # Decoded tables may be many times what came in: one message at a time may grow so.
+        # Decoded tables may be many times larger than the message: only one message at a time may use that much.
         self.opening = threading.Lock()
         self._dictionary_bytes = 0
         self._failed_at: float | None = None
         self._sealed = -1
-        self._sealed_at_s = -math.inf  # for a client that waited
+        self._sealed_at_s = -math.inf  # the last seal for a waiting client
         self._durable = -1
         self._newest = -1
         if settings.durable == "tier" and store.settings.cold_objects is None:
@@ -165,14 +165,11 @@ class QwpIntake:
             if unread:
                 self.observer.count("quiver.receiver.dedupe_unread_total", unread)
             if settings.ack == "synced":
-                # What the last process logged may still be in the page cache only, and will be confirmed again.
+                # Entries of the last process may only be in the page cache, and will be confirmed again.
                 store.sync()
 
     def close(self) -> None:
-        """
-        Write down what clients may send again to the next process. Idempotent; after the last
-        connection has ended.
-        """
+        """Save what clients may send again. Idempotent. Call it after the last connection has ended."""
         replay, self.replay = self.replay, None
         if replay is not None:
             next_sequence = 0
@@ -182,27 +179,27 @@ class QwpIntake:
 
     @property
     def is_available(self) -> bool:
-        """Whether new connections make sense: the store has not failed just now."""
+        """Whether to accept new connections: the store has not failed recently."""
         failed_at = self._failed_at
         return failed_at is None or self.clock.monotonic() - failed_at >= _UNAVAILABLE_RETRY_S
 
     def open(self, sender: bytes = b"") -> QwpClient:
-        """Return the state of a new connection of *sender* (`sender_key`); its user calls its `close`."""
+        """Return the state of a new connection of *sender* (`sender_key`). The caller must call its `close`."""
         return QwpClient(self, sender)
 
     @property
     def durable_before(self) -> int:
-        """What `durable_through` returned last."""
+        """The last result of `durable_through`."""
         return self._durable
 
     def durable_through(self, *, seal: bool) -> int:
         """
-        Return the number up to which every stored table is as durable as `durable` asks. With *seal* the open segment
-        is sealed, at most once in `durable_wait_s`: the object tier may be long in coming.
+        Return the number up to which every stored table is as durable as `durable` requires. With *seal* the open
+        segment is sealed, at most once in `durable_wait_s`, because the object tier may take long.
 
         Raises:
             QuiverError: the store could not seal.
-            OSError: the disk failed.
+            OSError: a disk error.
         """
         now = self.clock.monotonic()
         with self._lock:
@@ -214,42 +211,42 @@ class QwpIntake:
         found = [one.sequence_last for one in self.store.catalog.segments() if one.sequence_last is not None]
         self._sealed = through = max([self._sealed, *found])
         if self.settings.durable == "tier":
-            # Asked after the segments: one that was sealed in between has higher numbers.
+            # Read after the segments: a segment that was sealed in between has higher numbers.
             waiting = self.store.stats()["cold"]["waiting_sequence"]
             through = through if waiting is None else min(through, waiting - 1)
         self._durable = max(self._durable, through)
         return self._durable
 
     def stored(self, sequence: int) -> None:
-        """Take note of the number of a table that was stored just now."""
+        """Record the number of a table that was stored now."""
         self.awaited(sequence)
         self._failed_at = None
 
     def awaited(self, sequence: int) -> None:
-        """Take note of a number that a client may wait for, whenever its table was stored."""
+        """Record a number that a client may wait for, whenever its table was stored."""
         with self._lock:
             self._newest = max(self._newest, sequence)
 
     def failed(self) -> None:
-        """Take note that the store took nothing."""
+        """Record that the store failed to ingest."""
         self._failed_at = self.clock.monotonic()
 
     def grow(self, size: int) -> bool:
-        """Count *size* more bytes of symbols; False when all connections have too many together."""
+        """Count *size* more bytes of symbols. Return False if all connections together exceed the limit."""
         with self._lock:
             self._dictionary_bytes += size
             return self._dictionary_bytes <= self.settings.dictionaries_bytes_max
 
 
 class QwpClient:
-    """One connection: its symbols, where it is, and what it may have sent before. Used by one thread at a time."""
+    """One connection: its symbols, its progress, and its earlier tables. Used by one thread at a time."""
 
     def __init__(self, intake: QwpIntake, sender: bytes) -> None:
         self._intake = intake
         self._dictionary = SymbolDictionary()
         self._dictionary_bytes = 0
         self._waiting: _Opened | None = None
-        self._guard = threading.Lock()  # of the next two
+        self._guard = threading.Lock()  # guards the next two
         self._is_taking = False
         self._is_closed = False
         self._replay = intake.replay
@@ -257,22 +254,23 @@ class QwpClient:
         self._replaying = self._life is not None
         self._done = 0
         self._confirmed = 0
-        self._tables_confirmed = 0  # of the life's: those of messages that are confirmed
+        self._tables_confirmed = 0  # of this life: the tables of confirmed messages
         self._sequence = -1  # the highest among them
-        self._undurable: deque[tuple[int, int]] = deque()  # (tables, highest sequence), told and not durable yet
-        self._pings: deque[tuple[int, float, int]] = deque()  # (number, when, tables that it may forget)
+        self._undurable: deque[tuple[int, int]] = deque()  # (tables, highest sequence), confirmed but not durable yet
+        self._pings: deque[tuple[int, float, int]] = deque()  # (number, when, tables that the client may forget)
         self._ping_number = 0
 
     @property
     def number(self) -> int | None:
-        """What `Progress.asked` calls the connection; None where nothing is recognised."""
+        """The identity of the connection in `Progress.asked`; None without a dedupe window."""
         return None if self._life is None else self._life.number
 
     def close(self, *, in_order: bool = False) -> None:
         """
-        End it. With *in_order* the client said goodbye, and everything that it sent was handled. Idempotent.
+        End the connection. *in_order* means that the client sent a close frame and everything it sent was handled.
+        Idempotent.
 
-        While another thread is in `take`, that ends first, after the table at hand: what is stored must be noted.
+        If another thread is in `take`, waits until it has finished the current table: stored tables must be recorded.
         """
         with self._guard:
             was_closed, self._is_closed = self._is_closed, True
@@ -287,17 +285,14 @@ class QwpClient:
             self._replay.close(self._life, in_order=in_order)
 
     def silence(self) -> None:
-        """
-        Note that nothing more is told to the client, though it may have brought what is not stored
-        yet. Idempotent.
-        """
+        """Record that the client gets no more answers, although messages may still be stored. Idempotent."""
         if self._replay is not None and self._life is not None:
             self._replay.end(self._life)
 
     # ── what the client knows ────────────────────────────────────────────────────────────────────────
 
     def told(self, *, durable: bool = False) -> None:
-        """Note that the client is about to be told how far it got. With *durable* it goes on keeping its rows."""
+        """Record that a confirmation is about to be sent. With *durable*, the client keeps its rows for now."""
         life = self._life
         if life is not None:
             life.confirmed = self._tables_confirmed
@@ -307,17 +302,14 @@ class QwpClient:
                 life.told = self._tables_confirmed
 
     def told_durable(self, through: int) -> None:
-        """Note that the client is about to be told that everything stored up to the number *through* is durable."""
+        """Record that the durability of everything up to the number *through* is about to be confirmed."""
         while self._undurable and self._undurable[0][1] <= through:
             count, _ = self._undurable.popleft()
             if self._life is not None:
                 self._life.told = count
 
     def ping(self) -> bytes | None:
-        """
-        Return what a ping is to say, which is sent right before the client is told something; None: too many are not
-        answered.
-        """
+        """Return the payload of a ping to send right before a confirmation; None if too many pings are unanswered."""
         if self._life is None or len(self._pings) >= _PINGS_MAX:
             return None
         self._ping_number += 1
@@ -325,19 +317,19 @@ class QwpClient:
         return _PING.pack(self._ping_number)
 
     def pong(self, said: bytes) -> None:
-        """Note that the client has answered the ping that said *said*, and with it all before it."""
+        """Record the client's answer to the ping with the payload *said*, and with it to all earlier ones."""
         number = _PING.unpack(said)[0] if len(said) == _PING.size else 0
         while self._life is not None and self._pings and self._pings[0][0] <= number:
             _, at, told = self._pings.popleft()
             self._life.alive_at, self._life.known = at, told
 
     def is_alive(self) -> None:
-        """Note that the client is there at this moment, as far as anybody can tell."""
+        """Record that the client is alive now, as far as is known."""
         if self._life is not None:
             self._life.alive_at = self._intake.clock.monotonic()
 
     def knows_all(self) -> None:
-        """Note that the client has heard everything that it was told."""
+        """Record that the client has received all confirmations."""
         if self._life is not None:
             self._life.known = self._life.told
 
@@ -345,8 +337,8 @@ class QwpClient:
 
     def take(self, messages: Sequence[bytes]) -> Progress:
         """
-        Store *messages*, the next ones of the connection, in order, as far as possible. Never raises for what they or
-        the store are like.
+        Store *messages*, the next ones of the connection, in order, as far as possible. Never raises for their content
+        or for the state of the store.
         """
         with self._guard:
             if self._is_closed:
@@ -404,7 +396,7 @@ class QwpClient:
         except _EndedError:
             progress.outcome, progress.message = "unavailable", _ENDED
         except ReplacedError:
-            progress.outcome, progress.message = "replaced", "the client has come back on another connection"
+            progress.outcome, progress.message = "replaced", "the client has reconnected"
         except InvalidBundleError as invalid:
             progress.outcome, progress.message, progress.status = "refused", str(invalid), Status.SCHEMA_MISMATCH
         except (QuiverError, OSError) as error:
@@ -419,7 +411,7 @@ class QwpClient:
         observer.count("quiver.receiver.messages_total", protocol="qwp", outcome=outcome)
 
     def _fail(self, progress: Progress, error: BaseException) -> None:
-        # Failed or closed: nothing of it is known to be kept, so the client must keep it.
+        # The store failed or is closed: the message may not be stored, so the client must keep it.
         self._intake.failed()
         progress.outcome, progress.message = "unavailable", str(error)
 
@@ -443,7 +435,7 @@ class QwpClient:
             message = answer.value
             if answer.end != len(data):
                 progress.outcome, progress.status = "refused", Status.PARSE_ERROR
-                progress.message = f"{len(data) - answer.end} bytes behind the message"
+                progress.message = f"{len(data) - answer.end} bytes after the message"
                 return None
             if not self._has_room(message, known, progress):
                 return None
@@ -461,7 +453,7 @@ class QwpClient:
         grown = sum(len(symbol) + _SYMBOL_OVERHEAD_BYTES for symbol in fresh)
         self._dictionary_bytes += grown
         if not self._intake.grow(grown):
-            progress.outcome, progress.message = "crowded", "the symbols of all connections take too much"
+            progress.outcome, progress.message = "crowded", "the symbols of all connections together exceed the limit"
             return False
         return True
 
@@ -491,7 +483,7 @@ class QwpClient:
                 self._intake.awaited(known)
                 self._intake.observer.count("quiver.receiver.repeated_tables_total", protocol="qwp")
                 return known
-            # What a client sends again comes first: a table that cannot be a repetition ends it.
+            # A client repeats tables first: a table that cannot be a repetition ends the search.
             self._replaying = not stamped
         replay.begin(life, digest)
         stored: Stored | None = None
@@ -514,8 +506,8 @@ def _with_rows(message: Message) -> Iterator[Table]:
 
 def _arrow_bytes(table: Table) -> int:
     """
-    Return about what the table will take in memory: a row of nulls takes a bit on the wire, and a
-    whole value here.
+    Return the approximate size of the table in memory: a row of nulls takes a bit on the wire, but a complete value
+    here.
     """
     size = 0
     for column in table.columns:

@@ -1,8 +1,8 @@
 """
 The tables that QWP clients may send again, in an SQLite file: it outlives the process and may be larger than memory.
 
-Losing the file, or its end, repeats rows and loses none. So nothing waits for the disk here: a commit survives the
-death of the process; a loss of power takes the newest ones at worst.
+If the file or its end is lost, rows are repeated, but none are lost. So nothing waits for the disk here: a commit
+survives the death of the process, and a power loss removes at most the newest ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 __all__ = ["LEDGER_NAME", "Found", "ReplayLedger", "Stored"]
 
 LEDGER_NAME = "quiver.qwp-replay"
-"""In the directory of a store. SQLite puts ``-wal`` beside it."""
+"""In the directory of a store. SQLite stores ``-wal`` next to it."""
 
 _VERSION = 1
 _FILES_MAX = 8
@@ -38,9 +38,9 @@ _SCHEMA = (
     "INSERT OR IGNORE INTO facts VALUES (1, -1)",
     f"PRAGMA user_version = {_VERSION}",
 )
-# Former connections of the same sender come first, the newest of them. What was confirmed on one is found again only
-# where its rows say when they happened. Of other senders' connections only what was never confirmed is found: no copy
-# is ever confirmed to two senders.
+# Earlier connections of the same sender come first, starting with the newest. A confirmed table of such a connection
+# matches only if its rows have timestamps. Of other senders' connections, only unconfirmed tables match: no copy is
+# ever confirmed to two senders.
 _REPEATED = """
     SELECT t.life, t.position, t.sequence, t.bytes, l.sender = :sender FROM tables t JOIN lives l USING (life)
     WHERE t.digest = :digest AND t.life < :life AND l.ended_ns >= :since
@@ -58,10 +58,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """
-    A stored table: what it is known by, its number in the store, its bytes, whether its rows say when they
-    happened.
-    """
+    """A stored table: its digest, its sequence number in the store, its size, and whether its rows have timestamps."""
 
     digest: bytes
     sequence: int
@@ -71,7 +68,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A stored table that a connection repeats: its place in the ledger, its number in the store, and whose it was."""
+    """The stored table that a connection repeats: its place in the ledger, its sequence number, and its owner."""
 
     life: int
     position: int
@@ -82,13 +79,13 @@ class Found:
 
 class ReplayLedger:
     """
-    Tables by connection ("life") and position. Not thread-safe: its user holds a lock.
+    Tables by connection ("life") and position. Not thread-safe: the caller holds a lock.
 
     Args:
-        path: of the file, made when missing; None keeps everything in memory. One that cannot be read is set aside.
-            Where another receiver of the same store has it, the next name is taken.
-        entries_max: beyond this many tables the oldest are forgotten.
-        observer: is told when the file was set aside or cannot be written.
+        path: the path of the file, created if missing; None keeps everything in memory. An unreadable file is
+            quarantined. If another receiver of the same store has it open, the next name is used.
+        entries_max: the maximum number of tables; the oldest are forgotten.
+        observer: receives an event if the file was quarantined or cannot be written.
     """
 
     def __init__(self, path: str | None, *, entries_max: int, observer: Observer) -> None:
@@ -126,7 +123,7 @@ class ReplayLedger:
         self._observer.event(event, level=logging.ERROR, path=path, reason=str(error))
 
     def _run(self, work: Callable[[sqlite3.Connection], Answer], otherwise: Answer) -> Answer:
-        """Return what *work* returns; *otherwise* where the file cannot be read or written, which may repeat rows."""
+        """Return the result of *work*; *otherwise* if the file cannot be read or written, which may repeat rows."""
         try:
             if not self._database.in_transaction:
                 self._database.execute("BEGIN")
@@ -141,7 +138,7 @@ class ReplayLedger:
             return otherwise
 
     def commit(self) -> None:
-        """Make everything that was written survive the death of the process."""
+        """Make all changes survive the death of the process."""
 
         def commit(database: sqlite3.Connection) -> None:
             database.execute("COMMIT")
@@ -160,10 +157,10 @@ class ReplayLedger:
 
     def recover(self, *, next_sequence: int, now_ns: int) -> tuple[int, int]:
         """
-        Take over what an earlier process left: its connections are over, and what their clients know is not known.
+        Import the state of an earlier process: its connections are over, and what their clients know is unknown.
 
-        Tables from *next_sequence* on are forgotten, because the store lost them. Returns the highest number of a
-        connection, and the highest sequence number that the ledger has heard of, -1 for none.
+        Tables from *next_sequence* on are removed, because the store lost them. Returns the highest number of a
+        connection, and the highest sequence number that the ledger has seen (-1 if there is none).
         """
 
         def recover(database: sqlite3.Connection) -> tuple[int, int]:
@@ -172,7 +169,7 @@ class ReplayLedger:
                 "UPDATE lives SET confirmed = ?1, told = ?1, ended_ns = ?2 WHERE ended_ns IS NULL",
                 (_EVERYTHING, now_ns),
             )
-            # The wall clock was set back since: they would be known for as long as it takes to come that far again.
+            # The wall clock was set back since: otherwise they would be known until the clock has caught up.
             database.execute("UPDATE lives SET ended_ns = ?1 WHERE ended_ns > ?1", (now_ns,))
             database.execute("UPDATE lives SET alive_at = -1")  # another process, another clock
             database.execute(_DROP_EMPTY)
@@ -183,16 +180,16 @@ class ReplayLedger:
         return self._run(recover, (0, -1))
 
     def hear_of(self, sequence: int) -> None:
-        """Note that tables up to *sequence* need not be looked for in the log."""
+        """Record that tables up to *sequence* need not be searched for in the log."""
         self._run(lambda database: database.execute("UPDATE facts SET sequence = max(sequence, ?)", (sequence,)), None)
 
     def open_life(self, life: int, sender: bytes) -> None:
-        """Begin the connection *life* of *sender*."""
+        """Record the start of the connection *life* of *sender*."""
         row = (life, sender, _EVERYTHING, _EVERYTHING, -1.0)
         self._run(lambda database: database.execute("INSERT INTO lives VALUES (?, ?, ?, ?, ?, NULL)", row), None)
 
     def end_life(self, life: int, *, confirmed: int, told: int, alive_at: float, ended_ns: int) -> None:
-        """Note that nothing more is told on *life*. Whoever repeats what it brought may be recognised from now on."""
+        """Record that *life* gets no more answers. From now on its tables may be recognized as repeated."""
         row = (confirmed, told, alive_at, ended_ns, life)
         self._run(
             lambda database: database.execute(
@@ -200,7 +197,7 @@ class ReplayLedger:
             ),
             None,
         )
-        # Without a time of its own a row that was confirmed is never taken for a repetition.
+        # A confirmed row without a timestamp is never treated as a repetition.
         self._forget("life = ? AND position < ? AND NOT stamped", life, told)
 
     def drop_life(self, life: int) -> None:
@@ -216,7 +213,7 @@ class ReplayLedger:
     # ---- tables
 
     def add(self, life: int, position: int, stored: Stored) -> None:
-        """Note that the table at *position* of a connection is stored."""
+        """Record that the table at *position* of a connection is stored."""
         row = (life, position, stored.digest, stored.sequence, stored.nbytes, stored.is_stamped)
 
         def add(database: sqlite3.Connection) -> None:
@@ -229,7 +226,7 @@ class ReplayLedger:
             self._evict()
 
     def add_unclaimed(self, life: int, tables: Iterable[Stored], *, ended_ns: int) -> None:
-        """Note tables of which nobody knows who brought them, as those of a connection that is over."""
+        """Record tables of an unknown sender, as those of a closed connection."""
         self.open_life(life, b"")
         self.end_life(life, confirmed=0, told=0, alive_at=-1.0, ended_ns=ended_ns)
         for position, stored in enumerate(tables):
@@ -238,7 +235,7 @@ class ReplayLedger:
     def find_repeated(
         self, life: int, digest: bytes, *, sender: bytes, opened_at: float, since_ns: int
     ) -> Found | None:
-        """Return the table that *life*, a connection of *sender*, repeats; None: it is new."""
+        """Return the table that *life*, a connection of *sender*, repeats, or None if it is new."""
         asked = {"life": life, "digest": digest, "sender": sender, "opened_at": opened_at, "since": since_ns}
         row = self._run(lambda database: database.execute(_REPEATED, asked).fetchone(), None)
         if row is None:
@@ -247,15 +244,12 @@ class ReplayLedger:
         return Found(former, position, sequence, nbytes, bool(is_same_sender))
 
     def has(self, life: int, digest: bytes) -> bool:
-        """Say whether *life* brought this table."""
+        """Return whether *life* sent this table."""
         query = "SELECT 1 FROM tables WHERE digest = ? AND life = ?"
         return self._run(lambda database: database.execute(query, (digest, life)).fetchone(), None) is not None
 
     def claim(self, found: Found) -> None:
-        """
-        Take a table from the connection that brought it. A sender that repeats one knows that those before it are
-        stored.
-        """
+        """Take a table from its connection. A sender that repeats a table knows that the previous ones are stored."""
         if found.is_same_sender:
             self.forget(found.life, found.position + 1)
         else:
@@ -266,7 +260,7 @@ class ReplayLedger:
         self._forget("life = ? AND position < ?", life, position)
 
     def _forget(self, which: str, *values: int) -> None:
-        statement = f"DELETE FROM tables WHERE {which}"  # noqa: S608 - of this module's own making
+        statement = f"DELETE FROM tables WHERE {which}"  # noqa: S608 - *which* comes from this module only
         self._count -= self._run(lambda database: database.execute(statement, values).rowcount, 0)
 
     def _evict(self) -> None:
@@ -278,12 +272,12 @@ class ReplayLedger:
 def _connect(path: str) -> sqlite3.Connection:
     if path != ":memory:":
         with contextlib.suppress(FileExistsError):
-            REAL_FILES.create(path).close()  # readable by nobody else, like everything in a store
+            REAL_FILES.create(path).close()  # not readable by other users, like everything in a store
         if not Path(path).is_file():
             raise OSError(f"{path} is not a regular file")
     database = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     try:
-        # One process has a store. Without shared memory two receivers of it cannot take each other's file.
+        # A store belongs to one process. Without shared memory, two of its receivers cannot open the same file.
         database.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
         database.execute("PRAGMA journal_mode = WAL").fetchall()
         database.execute("PRAGMA synchronous = NORMAL").fetchall()
@@ -301,7 +295,7 @@ def _connect(path: str) -> sqlite3.Connection:
 def _check_version(database: sqlite3.Connection) -> None:
     version = database.execute("PRAGMA user_version").fetchone()[0]
     if version not in {0, _VERSION}:
-        raise sqlite3.DatabaseError(f"version {version} of the file; this program knows {_VERSION}")
+        raise sqlite3.DatabaseError(f"version {version} of the file; this release supports {_VERSION}")
 
 
 def _set_aside(path: str) -> None:

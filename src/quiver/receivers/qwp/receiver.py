@@ -1,5 +1,5 @@
 """
-QWP: clients of QuestDB send their tables here, and unmodified.
+The QWP receiver: unmodified QuestDB clients send their tables to it.
 
 ::
 
@@ -30,22 +30,22 @@ __all__ = ["QwpReceiver", "QwpSettings"]
 _TICK_S = 0.1
 _HANDSHAKE_IDLE_S = 3600.0
 _GOODBYE_S = 1.0
-"""How long a stopped receiver waits for clients to take what was written to them."""
+"""How long a stopped receiver waits for clients to read their last answers."""
 
 
 class QwpReceiver(PortReceiver):
     """
-    Listens for QWP and feeds one store. A context manager: started inside, stopped on leaving.
+    Listens for QWP, for one store. A context manager: started inside, stopped on leaving.
 
     Args:
-        store: where tables go.
-        settings: where to listen (127.0.0.1:9000 unless told otherwise), sizes, ack, window, security.
-        clock: handed to the intake.
-        observer: handed to the intake; told when the port is open to others, and who was not let in.
+        store: the destination of tables.
+        settings: address (default 127.0.0.1:9000), sizes, acknowledgement, window and security.
+        clock: passed to the intake.
+        observer: passed to the intake; receives events about an exposed port and about rejected clients.
 
     Raises:
         StoreFailedError: the store could not be synced after the window was rebuilt.
-        SettingsError: certificates or credentials cannot be read; the store has no object tier to wait for.
+        SettingsError: certificates or credentials cannot be read, or the store lacks the required object tier.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class QwpReceiver(PortReceiver):
         self.settings = QwpSettings() if settings is None else settings
         self.intake = QwpIntake(store, self.settings, clock=clock, observer=observer)
         super().__init__("qwp", self.settings, self.intake.observer)
-        self.receiving_bytes = 0  # of messages that arrive or wait; the loop's own
+        self.receiving_bytes = 0  # of messages that are arriving or waiting; only used in the loop
         tls = self.settings.security.tls
         self._context = None if tls is None else server_context(tls, self._observer)
         self._listener: HttpListener | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._connections: set[QwpConnection] = set()
-        self._closing: asyncio.Event | None = None  # set when the last connection is gone
+        self._closing: asyncio.Event | None = None  # set when the last connection has closed
 
     # ── what the listener and the connections need ───────────────────────────────────────────────────
 
@@ -75,42 +75,42 @@ class QwpReceiver(PortReceiver):
 
     @property
     def connections(self) -> Iterable[QwpConnection]:
-        """The connections that are there."""
+        """The open connections."""
         return self._connections
 
     @property
     def challenge(self) -> str:
-        """What `WWW-Authenticate` says."""
+        """The value of `WWW-Authenticate`."""
         return "" if self._authenticator is None else self._authenticator.challenge
 
     def let_in(self, authorization: list[str]) -> bool:
-        """Say whether these headers show a credential."""
+        """Return whether these headers have a known credential."""
         return self._authenticator is None or self._authenticator.check(authorization)
 
     def joined(self, connection: QwpConnection) -> None:
-        """The connection exists."""
+        """Handle a new connection."""
         self._connections.add(connection)
 
     def opened(self, connection: QwpConnection) -> None:
-        """The handshake is done."""
+        """Handle a completed handshake."""
         if self._listener is not None:
             self._listener.release(connection)
 
     def left(self, connection: QwpConnection) -> None:
-        """The connection is gone."""
+        """Handle a closed connection."""
         self._connections.discard(connection)
         if self._closing is not None and not self._connections:
             self._closing.set()
 
     def ask(self, numbers: frozenset[int]) -> None:
-        """Ping the connections *numbers*, unless they have been pinged for this just now."""
+        """Ping the connections *numbers*, unless they were just pinged for this."""
         now = asyncio.get_running_loop().time()
         for one in list(self._connections):
             if one.client is not None and one.client.number in numbers:
                 one.prove(now)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Refuse what is new at once, and give what is being handled *grace_s* seconds. Idempotent."""
+        """Refuse new requests immediately, and give current ones *grace_s* seconds. Idempotent."""
         super().stop(grace_s)
         self.intake.close()
 
@@ -143,7 +143,7 @@ class QwpReceiver(PortReceiver):
             await asyncio.wait(working, timeout=grace_s)
         for one in connections:
             one.leave()
-        # The goodbye is on its way; whoever does not hear it finds the connection gone.
+        # The close frames were sent; a client that does not receive one finds the connection closed.
         await asyncio.sleep(0)
         for one in connections:
             one.drop()
@@ -174,4 +174,4 @@ class QwpReceiver(PortReceiver):
         try:
             return self.intake.durable_through(seal=seal)
         except (QuiverError, OSError):
-            return self.intake.durable_before  # the next tick tries again; whoever waits goes on waiting
+            return self.intake.durable_before  # the next tick retries; clients continue to wait

@@ -1,19 +1,19 @@
 """
-What a client sends again on its next connection, told from what another client says, too.
+Detection of tables that a client sends again on its next connection, as opposed to equal tables of another client.
 
-A message has no number that outlives its connection, and a client has no name. What is certain is this. A client sends
-again what it does not know to be stored: first, in the old order, unchanged. And it has one connection at a time. So a
-table is a repetition only of a table that a connection brought which is over, and
+A message has no number that outlives its connection, and a client has no name. Two facts are certain. A client resends
+what it does not know to be stored: first, in the old order, unchanged. And it has one connection at a time. So a table
+can only repeat a table from a connection that is over, and either
 
-- that nobody was told is stored: then it does not matter who sends it, because no copy is confirmed twice; or
-- that a connection of the same sender (`sender_key`) brought which broke before the client was known to have been told
-  everything. Rows without a time of their own are excepted: two heartbeats may say the same.
+- its storage was never confirmed: then the sender does not matter, because no copy is confirmed twice; or
+- its connection belonged to the same sender (`sender_key`) and broke before the client was known to have received all
+  confirmations. This excludes rows without timestamps: two heartbeats may be equal.
 
-A connection that ends in order, after its client answered a ping that went out together with the last confirmation,
-leaves nothing to be sent again. It is forgotten.
+If a connection is closed in order, after its client answered a ping that was sent with the last confirmation, nothing
+can be resent. Such a connection is forgotten.
 
-A connection that broke is not always seen to. So where two connections of the same sender bring the same table, the
-older one is pinged first (`UnprovenError`): an answer proves two clients, the end of the connection proves one.
+A broken connection is not always detected. So if two connections of the same sender send the same table, the older one
+is pinged first (`UnprovenError`): an answer proves two clients, the end of the connection proves one.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = ["Life", "ReplacedError", "ReplayIndex", "UnprovenError", "is_stamped"
 _DIGEST_BYTES = 16
 _DESIGNATED_KEY = b"qwp.designated"
 _KNOWN_BYTES = 64 << 20
-"""A client forgets what it knows to be stored by segments of a few MiB; after a power loss some of them may be back."""
+"""A client deletes confirmed rows in segments of a few MiB; a power loss may restore some of them."""
 _TRIM_BYTES = 1 << 20
 _EXPIRE_S = 60.0
 
 
 def table_digest(batch: pa.RecordBatch) -> bytes:
-    """Return what a table is known by: 128 bits of BLAKE3 over its name, its columns and its rows."""
+    """Return the identity of a table: 128 bits of BLAKE3 over its name, its columns and its rows."""
     digest = blake3()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -54,7 +54,7 @@ def table_digest(batch: pa.RecordBatch) -> bytes:
 
 
 def is_stamped(batch: pa.RecordBatch) -> bool:
-    """Say whether every row has its designated timestamp from the client."""
+    """Return whether the client set the designated timestamp of every row."""
     for index, column in enumerate(batch.schema):
         if (column.metadata or {}).get(_DESIGNATED_KEY) == b"true":
             return batch.column(index).null_count == 0
@@ -62,7 +62,7 @@ def is_stamped(batch: pa.RecordBatch) -> bool:
 
 
 def sender_key(client_id: str | None, host: str, authorization: Sequence[str]) -> bytes:
-    """Return what a sender is taken for: its client id, or the host that it connects from; and its credentials."""
+    """Return the identity of a sender: its client id, or the host that it connects from; and its credentials."""
     parts = [f"id:{client_id}" if client_id else f"host:{host}", *authorization]
     digest = blake3()
     for part in parts:
@@ -71,10 +71,7 @@ def sender_key(client_id: str | None, host: str, authorization: Sequence[str]) -
 
 
 class UnprovenError(Exception):
-    """
-    The table is a repetition if these connections are over and are not if they are alive: ping them, then ask
-    again.
-    """
+    """The table is repeated if these connections are over, and new if they are alive: ping them, then retry."""
 
     def __init__(self, lives: frozenset[int]) -> None:
         super().__init__("another connection of the same sender brought the same")
@@ -82,26 +79,26 @@ class UnprovenError(Exception):
 
 
 class ReplacedError(Exception):
-    """What this connection brought is stored by a later one of the same client."""
+    """The tables of this connection are stored by a later one of the same client."""
 
 
 class Life:
     """
-    One connection, from its handshake to the last table of it that is stored.
+    One connection, from its handshake until its last table is stored.
 
-    What the client was told and has answered is set by the thread that talks to it, and only ever grows.
+    The thread that talks to the client records confirmations and their receipt; these counters only grow.
 
     Attributes:
-        number: higher than those of connections that were opened before.
+        number: higher than those of earlier connections.
         sender: see `sender_key`.
-        opened_at: on the clock's monotonic side.
-        alive_at: the client has answered a ping that was sent then.
-        count: tables stored so far.
+        opened_at: the monotonic time of its start.
+        alive_at: the time of the last ping that the client has answered.
+        count: the number of tables stored so far.
         nbytes: their size.
-        confirmed: how many of them the client was told are stored.
-        told: how many of them it was told it may forget: fewer, where it waits for durability.
-        known: how many of them it is known to have been told that it may forget.
-        is_over: nothing more is told on the connection, though what it brought may still be stored.
+        confirmed: how many of them were confirmed to the client as stored.
+        told: how many of them the client was told to forget: fewer, if it waits for durability.
+        known: how many of them the client has verifiably been told to forget.
+        is_over: whether the connection gets no more answers, though its tables may still be stored.
     """
 
     __slots__ = (
@@ -122,22 +119,22 @@ class Life:
         self.is_over = False
         self.is_replaced = False
         self.storing: bytes | None = None
-        self.marks: list[tuple[int, int]] = []  # (tables, bytes of them): where the oldest can be cut off
+        self.marks: list[tuple[int, int]] = []  # (tables, their bytes): where the oldest can be removed
 
 
 class ReplayIndex:
     """
-    Every table that some client may send again. Thread-safe.
+    All tables that some client may send again. Thread-safe.
 
-    `open`, `end` and `close` only take note, so that they never wait for the file.
+    `open`, `end` and `close` only queue changes, so that they never wait for the file.
 
     Args:
-        path: of the file that outlives the process; None keeps everything in memory.
-        bytes_max: of each connection's tables so many bytes are remembered: as much as its client can send again.
-        entries_max: of all connections together at most so many tables are remembered.
-        window_s: how long a connection is remembered after its end; None: as long as there is room.
-        clock: orders handshakes and pings, measures the window.
-        observer: is told what becomes of the file.
+        path: the path of the file that outlives the process; None keeps everything in memory.
+        bytes_max: the size of the remembered tables per connection: as much as its client can send again.
+        entries_max: the maximum number of remembered tables of all connections together.
+        window_s: how long a connection is remembered after its end; None means as long as there is space.
+        clock: orders handshakes and pings, and measures the window.
+        observer: receives events about the file.
     """
 
     def __init__(
@@ -158,7 +155,7 @@ class ReplayIndex:
         self._ledger = ReplayLedger(path, entries_max=entries_max, observer=observer)
         self._news: deque[Callable[[], None]] = deque()
         self._lives: dict[int, Life] = {}
-        self._opened_at: dict[bytes, float] = {}  # sender → when the last connection of it was opened
+        self._opened_at: dict[bytes, float] = {}  # sender → the start of its latest connection
         self._numbers = itertools.count(1)
         self._expired_at = clock.monotonic()
 
@@ -169,10 +166,10 @@ class ReplayIndex:
 
     def recover(self, entries: Iterable[Any], slot: int, *, next_sequence: int) -> int:
         """
-        Take over what earlier processes knew, and what they did not come to write down: stamped tables in *slot* of the
-        log's *entries* that the ledger has not heard of.
+        Import the state of earlier processes, and tables that they did not record: stamped tables in *slot* of the
+        log's *entries* that are unknown to the ledger.
 
-        Returns how many entries could not be read.
+        Returns the number of unreadable entries.
         """
         unread = 0
         found = []
@@ -192,28 +189,28 @@ class ReplayIndex:
         return unread
 
     def commit(self) -> None:
-        """Make what was stored known to the next process, too. To be called before anything of it is told."""
+        """Save changes for the next process. Call it before any of them is confirmed."""
         with self._changed:
             self._settle()
             self._ledger.commit()
 
     def shut(self, *, next_sequence: int) -> None:
-        """Close the file. Idempotent. *next_sequence*: no table below it was stored without being noted here."""
+        """Close the file. Idempotent. All stored tables below *next_sequence* have been recorded here."""
         with self._changed:
             self._settle()
             self._ledger.hear_of(next_sequence - 1)
             self._ledger.close()
 
-    # ---- a connection
+    # ---- connections
 
     def open(self, sender: bytes) -> Life:
-        """Begin a connection."""
+        """Start a connection."""
         life = Life(next(self._numbers), sender, self._clock.monotonic())
         self._news.append(lambda: self._opened(life))
         return life
 
     def end(self, life: Life) -> None:
-        """Nothing more is told on the connection, though what it brought may still be stored. Again is fine."""
+        """Record that the connection gets no more answers, though its tables may still be stored. Idempotent."""
         if not life.is_over:
             life.is_over = True
             now_ns = self._time.now_ns()
@@ -221,23 +218,23 @@ class ReplayIndex:
 
     def close(self, life: Life, *, in_order: bool) -> None:
         """
-        Nothing more of the connection is stored. With *in_order* the client said goodbye, and nothing it sent is
-        left.
+        Record that no more tables of the connection are stored. *in_order* means that the client closed it, and
+        everything it sent was handled.
         """
         self.end(life)
         self._news.append(lambda: self._closed(life, in_order=in_order))
 
-    # ---- a table
+    # ---- tables
 
     def recognise(self, life: Life, digest: bytes, *, stamped: bool) -> int | None:
         """
-        Return the number of the stored table that the next one of *life* repeats: it counts as that of *life* from now
-        on. None: it is new.
+        Return the number of the stored table that the next one of *life* repeats: from now on it belongs to *life*.
+        Returns None for a new table.
 
-        Waits while a connection that is over has it stored.
+        Waits while a closed connection is still storing it.
 
         Raises:
-            UnprovenError: it depends on whether other connections are over.
+            UnprovenError: the answer depends on whether other connections are over.
         """
         with self._changed:
             while True:
@@ -263,11 +260,11 @@ class ReplayIndex:
 
     def begin(self, life: Life, digest: bytes) -> None:
         """
-        Say that the next table of *life* is being stored; the caller must call `finish`, whatever happens.
+        Record that the next table of *life* is being stored. The caller must call `finish` in every case.
 
         Raises:
-            ReplacedError: it is not to be stored. The client has come back on another connection, and sends it there.
-            UnprovenError: it depends on whether this connection is over.
+            ReplacedError: it must not be stored. The client has reconnected, and resends it there.
+            UnprovenError: the answer depends on whether this connection is over.
         """
         with self._changed:
             self._settle()
@@ -282,7 +279,7 @@ class ReplayIndex:
             life.storing = digest
 
     def finish(self, life: Life, stored: Stored | None) -> None:
-        """End what `begin` began; None: the table is not stored."""
+        """End what `begin` started; None: the table is not stored."""
         with self._changed:
             life.storing = None
             if stored is not None:
@@ -331,7 +328,7 @@ class ReplayIndex:
             self._trim(life)
 
     def _trim(self, life: Life) -> None:
-        """Forget what the client cannot send again."""
+        """Forget tables that the client cannot send again."""
         marks = life.marks
         known = bisect.bisect_right(marks, (life.known, life.nbytes))
         known_bytes = marks[known - 1][1] if known else 0
@@ -343,7 +340,7 @@ class ReplayIndex:
 
 
 def _may_be_former(one: Life, life: Life, *, even_over: bool = False) -> bool:
-    """Say whether *one* may be an earlier connection of the client that has *life*, and still counts as open."""
+    """Return whether *one* may be an earlier connection of the client of *life*, and still counts as open."""
     return (
         one.number < life.number
         and one.sender == life.sender

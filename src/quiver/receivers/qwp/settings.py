@@ -14,7 +14,7 @@ from quiver.settings import MIB
 __all__ = ["QWP_ADDRESS", "Durable", "QwpSettings"]
 
 Durable = Literal["sealed", "tier"]
-"""What a durable acknowledgement waits for."""
+"""The condition for a durable acknowledgement."""
 
 QWP_ADDRESS = "127.0.0.1:9000"
 
@@ -22,34 +22,35 @@ QWP_ADDRESS = "127.0.0.1:9000"
 @dataclass(frozen=True, slots=True)
 class QwpSettings:
     """
-    How a QWP receiver behaves.
+    Settings of a QWP receiver.
 
     Attributes:
-        listening_addr: host and port; port 0 takes a free one, which the running receiver tells.
-        max_request_bytes: the most a message may take; clients are told so in the handshake.
-        tables_bytes_max: the most that the tables of one message may take in memory.
-        ack: `synced` answers OK when the rows are on the disk, `logged` when they are in the log.
-        dedupe_window_s: rows that a client sends again on its next connection are confirmed and not stored again, when
-            it connects within this time after its former connection ended; None: however late. 0 is off.
-        dedupe_bytes_max: of each connection so many bytes of rows are remembered for that. Not less than what a client
-            keeps (`sf_max_total_bytes`).
-        dedupe_entries_max: tables of all connections together that are remembered; the oldest are forgotten first.
-        receiving_bytes_max: the most that messages of all connections may take together while they arrive and wait.
-        dictionaries_bytes_max: the most that the symbols of all connections may take together.
-        workers: threads that store tables; a connection takes at most one at a time.
+        listening_addr: host and port; port 0 selects a free one, which the running receiver reports.
+        max_request_bytes: the maximum size of a message, announced to clients in the handshake.
+        tables_bytes_max: the maximum size of the tables of one message in memory.
+        ack: `synced` answers OK when the rows are on disk, `logged` when they are in the log.
+        dedupe_window_s: rows that a client resends on its next connection are confirmed but not stored again, if it
+            reconnects within this time after the end of its previous connection; None means any time; 0 disables this.
+        dedupe_bytes_max: the size of the rows remembered for that per connection. It must not be less than the
+            client's buffer (`sf_max_total_bytes`).
+        dedupe_entries_max: the maximum number of remembered tables of all connections; the oldest are forgotten first.
+        receiving_bytes_max: the total size of messages that are arriving or waiting, of all connections.
+        dictionaries_bytes_max: the total size of the symbols of all connections.
+        workers: threads that store tables; a connection uses at most one at a time.
         body_timeout_s: how long a client may take to send a message.
         head_timeout_s: how long a new client may take for its handshake.
-        durable: a durable acknowledgement says that rows are in a sealed segment (`sealed`), or that the object tier
-            has it, verified, or every subscriber has finished with it (`tier`).
-        durable_wait_s: a client that asked for durable acknowledgements waits at most so long before the open segment
-            is sealed for it.
-        connections_max: connections that may be open at once; then one that has not asked yet leaves for a new one.
-        security: TLS, credentials.
-        keepalive: how long connections live, and when silent ones are asked whether they are still there.
+        durable: when rows count as durable: once they are in a sealed segment (`sealed`), or once the object tier has
+            it, verified, or every subscriber has finished with it (`tier`).
+        durable_wait_s: how long a client that asked for durable acknowledgements waits before the open segment is
+            sealed for it.
+        connections_max: the maximum number of open connections; when it is reached, a new one replaces one that has
+            not sent its handshake yet.
+        security: TLS and credentials.
+        keepalive: limits on the lifetime of connections, and when silent clients are pinged.
         share_port: other processes may listen on the same port.
 
     Raises:
-        SettingsError: out of range, or two settings contradict each other.
+        SettingsError: a value is out of range, or two values conflict.
     """
 
     listening_addr: str = QWP_ADDRESS
@@ -82,9 +83,9 @@ class QwpSettings:
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} must be at least 1")
         if self.tables_bytes_max < self.max_request_bytes:
-            raise SettingsError("tables_bytes_max must not be below max_request_bytes")
+            raise SettingsError("tables_bytes_max must not be less than max_request_bytes")
         if self.receiving_bytes_max < self.max_request_bytes:
-            raise SettingsError("receiving_bytes_max must hold one message of max_request_bytes")
+            raise SettingsError("receiving_bytes_max must not be less than max_request_bytes")
         if self.ack not in {"synced", "logged"}:
             raise SettingsError(f"ack: {self.ack!r} is not synced or logged")
         if self.durable not in get_args(Durable):
