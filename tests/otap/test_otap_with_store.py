@@ -95,8 +95,8 @@ def test_a_pipeline_file_names_both_ends():
     [
         ("max_streams: 7", "max_streams: 0", "max_streams"),
         ("128MiB", "1MiB", "max_dictionary_bytes must be large enough for the dictionaries of one stream"),
-        ('listening_addr: "127.0.0.1:4317"', 'protocols: {http: {listening_addr: "127.0.0.1:1"}}', "over gRPC only"),
-        ("grpc_endpoint", "http_endpoint", "over gRPC only"),
+        ('listening_addr: "127.0.0.1:4317"', 'protocols: {http: {listening_addr: "127.0.0.1:1"}}', "OTAP needs gRPC"),
+        ("grpc_endpoint", "http_endpoint", "OTAP needs gRPC"),
         ("payload_compression: none", "payload_compression: lz4", "'lz4' is not available"),
         ("timeout: 3s", "stream_lifetime: 0", "stream_lifetime must be above 0"),
     ],
