@@ -62,7 +62,7 @@ def test_every_category_is_there_with_its_policy():
     """And with the key that changes it."""
     words = {"dropped": Policy.DROP, "halt": Policy.HALT, "sent": Policy.RETRY}
     told = {names(category)[0]: (words[policy.split()[0].strip(",")], names(key)) for _, category, policy, key in
-            rows("Frames that are refused")}  # fmt: skip
+            rows("Refused frames")}  # fmt: skip
     assert set(told) == {category.value for category in Category}
     for category in Category:
         policy, keys = told[category.value]
