@@ -35,8 +35,8 @@ from quiver.receivers.settings import OtlpSettings
 from quiver.receivers.store_receiver import StoreReceiver
 from quiver.receivers.topic_receiver import TopicReceiver
 from quiver.spark.exporters.delivery import BundleDelivery
-from quiver.spark.exporters.retry_queue import HeldExports
-from quiver.spark.processors.bad_bundle_filter import PoisonSieve
+from quiver.spark.exporters.retry_queue import RetryQueue
+from quiver.spark.processors.bad_bundle_filter import BadBundleFilter
 from quiver.topics import TopicStore
 from quiver.topics.cold.tier import ObjectColdTier
 from quiver.topics.staged_import import StagedImport
@@ -386,9 +386,9 @@ def test_the_thread_of_a_delivery_by_spark(tmp_path, monkeypatch, deaths):
 
 
 def test_the_thread_of_what_an_exporter_by_spark_holds(monkeypatch, deaths):
-    monkeypatch.setattr(HeldExports, "drain", fail)
-    with PoisonSieve(lambda *_: None, "out", RetryPolicy(on_exhausted="drop"), observer=deaths.observer) as sieve:
-        sieve._held._worker.start()
-        deaths.await_one("quiver-held")
+    monkeypatch.setattr(RetryQueue, "drain", fail)
+    with BadBundleFilter(lambda *_: None, "out", RetryPolicy(on_exhausted="drop"), observer=deaths.observer) as sieve:
+        sieve._queue._worker.start()
+        deaths.await_one("quiver-retries")
         with pytest.raises(StoreFailedError, match=UNFORESEEN):
             sieve(None, 0)

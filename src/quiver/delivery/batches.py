@@ -19,15 +19,15 @@ import threading
 from collections.abc import Callable, Iterable
 
 from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
-from quiver.delivery.policy import Delivered, Outcome, Retry, outcome_of_error
+from quiver.delivery.policy import Delivered, Outcome, outcome_of_error
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import BundleUnavailableError, CorruptionError, DeliveryHaltedError, InvalidBundleError
+from quiver.errors import BundleUnavailableError, CorruptionError, InvalidBundleError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.cold.files import ColdFiles
 from quiver.store.format.names import SEGMENTS_DIR, segment_name
 from quiver.store.segment.reader import SegmentReader
 
-__all__ = ["BatchDelivery", "read_stored"]
+__all__ = ["BatchDelivery", "read_if_readable", "read_stored"]
 
 
 def read_stored(fs: FileSystem, root: str, ref: BundleRef, *, adapter: Adapter = OTAP) -> Bundle:
@@ -48,6 +48,19 @@ def read_stored(fs: FileSystem, root: str, ref: BundleRef, *, adapter: Adapter =
         return Bundle.of_read(reader.bundle(ref.index), reader.ingested_at_ns(ref.index), adapter)
     finally:
         reader.close()
+
+
+def read_if_readable(fs: FileSystem, root: str, ref: BundleRef, *, adapter: Adapter = OTAP) -> Bundle | None:
+    """
+    Return the bundle at *ref* of the store at *root*, or None if it was removed or is damaged.
+
+    Raises:
+        OSError: the disk could not be read.
+    """
+    try:
+        return read_stored(fs, root, ref, adapter=adapter)
+    except (CorruptionError, BundleUnavailableError, InvalidBundleError):
+        return None
 
 
 class BatchDelivery:
@@ -114,18 +127,10 @@ class BatchDelivery:
             self._undelivered.resolved(ref)
             return
 
-        verdict = self._undelivered.failed(ref, outcome, content=lambda: self._content(ref), save=False)
-        if isinstance(verdict, Retry):
-            return
-        if verdict.how == "halt":
-            raise DeliveryHaltedError(self._undelivered.exporter, str(ref), verdict.reason)
-        self._undelivered.resolved(ref)
+        def content() -> Bundle | None:
+            return read_if_readable(self._fs, self._root, ref, adapter=self._adapter)
 
-    def _content(self, ref: BundleRef) -> Bundle | None:
-        try:
-            return read_stored(self._fs, self._root, ref, adapter=self._adapter)
-        except (CorruptionError, BundleUnavailableError, InvalidBundleError):
-            return None
+        self._undelivered.settle(ref, outcome, content=content)
 
     def drain(self) -> int:
         """

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.policy import Done, Exhausted, Permanent, Retry, RetryPolicy, Transient
-from quiver.errors import CapacityError, QuiverError, UsageError
+from quiver.errors import CapacityError, DeliveryHaltedError, QuiverError, UsageError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.store.subscribers.retry_set import RetrySet
 
@@ -129,6 +129,26 @@ class Undelivered:
         if save:
             self.save()
         return verdict
+
+    def settle(self, ref: BundleRef, outcome: Transient | Permanent, *, content: Callable[[], Bundle | None]) -> None:
+        """
+        Record a failed attempt of a bundle that the position passes. Call `save` before relying on it.
+
+        Args:
+            ref: the bundle.
+            outcome: the outcome of the attempt.
+            content: returns the bundle, as for `failed`.
+
+        Raises:
+            DeliveryHaltedError: the policy is to halt at this bundle.
+            CapacityError: the retry set is full, so the position must not pass the bundle.
+        """
+        verdict = self.failed(ref, outcome, content=content, save=False)
+        if isinstance(verdict, Retry):
+            return
+        if verdict.how == "halt":
+            raise DeliveryHaltedError(self.exporter, str(ref), verdict.reason)
+        self.resolved(ref)
 
     def _exhaust(
         self,

@@ -238,9 +238,9 @@ def look_at_all(exports: Sequence[_Export]) -> None:
 
 
 def _in_short(error: Any) -> str:
-    from quiver.spark.exporters.retry_queue import told  # noqa: PLC0415 - an extra
+    from quiver.spark.exporters.spark_errors import describe_error  # noqa: PLC0415 - an extra
 
-    return told(error)
+    return describe_error(error)
 
 
 def export(context: ChildContext) -> None:

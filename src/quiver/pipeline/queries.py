@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from quiver.delivery.exporter_stats import ExporterStats
     from quiver.observe import Observer
     from quiver.spark.exporters.retry_queue import BundleExport
-    from quiver.spark.processors.bad_bundle_filter import PoisonSieve
+    from quiver.spark.processors.bad_bundle_filter import BadBundleFilter
     from quiver.store.limits.disk_budget import DiskBudget, DiskShare
 
 __all__ = [
@@ -166,7 +166,7 @@ class RunningQuery:
     """A query, and what holds the bundles that its processors failed on."""
 
     query: StreamingQuery
-    sieve: PoisonSieve
+    sieve: BadBundleFilter
 
     def close(self) -> None:
         """Let go of what is held. Stop the query first; the next one of this plan needs it."""
@@ -191,13 +191,13 @@ def start_query(
         OSError: a directory cannot be made.
     """
     from quiver.spark.bundle_query import start_bundle_query  # noqa: PLC0415 - an extra
-    from quiver.spark.processors.bad_bundle_filter import PoisonSieve  # noqa: PLC0415
+    from quiver.spark.processors.bad_bundle_filter import BadBundleFilter  # noqa: PLC0415
 
     # Each route is a pool of its own; pools take turns under FAIR, and mean nothing under FIFO.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.subscriber)
     config: Any = plan.route.config
     milliseconds = max(round(getattr(config, "trigger", 0.0) * 1000), 1)
-    sieve = PoisonSieve(
+    sieve = BadBundleFilter(
         export_of(plan, stats),
         plan.subscriber,
         config.policy(),

@@ -166,7 +166,8 @@ class QueryReplay:
 
 
 def _exported(spark: SparkSession, export: BundleExport, subscriber: str, root: str, letter: DeadLetter) -> Outcome:
-    from quiver.spark.exporters.retry_queue import blames_nobody, names_apart, told, undecodable  # noqa: PLC0415 - an extra
+    from quiver.spark.exporters.retry_queue import individual_names, undecodable  # noqa: PLC0415 - an extra
+    from quiver.spark.exporters.spark_errors import describe_error, is_environment_error  # noqa: PLC0415 - an extra
     from quiver.spark.tables import Descriptors  # noqa: PLC0415
 
     if not letter.bundle.slots:
@@ -174,24 +175,24 @@ def _exported(spark: SparkSession, export: BundleExport, subscriber: str, root: 
     reason = undecodable(letter.bundle)
     if reason is not None:
         return Permanent("UNDECODABLE", reason)
-    (name,) = names_apart(subscriber, [(root, letter.ref)])
+    (name,) = individual_names(subscriber, [(root, letter.ref)])
     with tempfile.TemporaryDirectory(prefix="quiver-replay-") as place:
         row = _sealed(place, letter.bundle)
         try:
-            export.apart(spark, row, name)
+            export.export_one(spark, row, name)
         except Exception as failure:  # noqa: BLE001 - the edge: Spark, processors and sinks raise many kinds
             try:
                 export.probe(spark, row, views=Descriptors(row).views)
             except Exception as error:  # noqa: BLE001 - the same edge
-                if not blames_nobody(error):
-                    return Permanent("PROCESSOR", told(error))
-            return Transient(type(failure).__name__, told(failure))
+                if not is_environment_error(error):
+                    return Permanent("PROCESSOR", describe_error(error))
+            return Transient(type(failure).__name__, describe_error(failure))
     return Delivered()
 
 
 def _sealed(place: str, bundle: Bundle) -> pa.Table:
     """Seal *bundle* as the only one of a store at *place*; return its descriptor."""
-    from quiver.spark.exporters.retry_queue import row_of  # noqa: PLC0415 - an extra
+    from quiver.spark.exporters.retry_queue import descriptor_of  # noqa: PLC0415 - an extra
 
     with open_store(place, adapter=bundle.adapter, background=False) as store:
         store.register(_HOLDER, start="earliest")
@@ -199,4 +200,4 @@ def _sealed(place: str, bundle: Bundle) -> pa.Table:
         store.ingest(Bundle(dict(bundle.batches), adapter=bundle.adapter))
         store.flush()
     (info,) = find_segments(REAL_FILES, place).infos
-    return row_of(place, BundleRef(info.seq, 0), bundle)
+    return descriptor_of(place, BundleRef(info.seq, 0), bundle)

@@ -23,7 +23,7 @@ from quiver.spark.exporters.parquet import ParquetExporter
 from quiver.spark.exporters.query import TableBatches
 from quiver.spark.exporters.settings import ConsoleSettings, FileSettings, QuiverSinkSettings, SparkSinkSettings
 from quiver.spark.exporters.tables import ParquetTables, exporter_of
-from quiver.spark.processors.bad_bundle_filter import PoisonSieve
+from quiver.spark.processors.bad_bundle_filter import BadBundleFilter
 from quiver.spark.processors.settings import SqlSettings
 from quiver.spark.questdb.export_settings import QuestdbSinkSettings
 from quiver.spark.topics.export_settings import TopicSinkSettings
@@ -204,13 +204,13 @@ def test_a_bundle_that_fails_is_a_failure_of_its_exporter(spark, store, tmp_path
     class Batches:
         """The query's id, which a test's batch does not have."""
 
-        probe, apart, exported_apart = batches.probe, batches.apart, batches.exported_apart
+        probe, apart, exported_individually = batches.probe, batches.export_one, batches.exported_individually
 
         def __call__(self, batch, number):
             batches.export(batch, number, query=QUERY)
 
     policy = RetryPolicy(on_exhausted="drop")
-    with PoisonSieve(
+    with BadBundleFilter(
         Batches(), "out", policy, store_path=store.root, spark=spark, stats=stats, background=False
     ) as sieve:
         sieve(bundles_of(spark, store), 0)

@@ -15,8 +15,9 @@ from quiver.delivery.dead_letters import DeadLetters, read_dead_letters
 from quiver.delivery.policy import Permanent, RetryPolicy, Transient
 from quiver.errors import CapacityError, DeliveryHaltedError, DirectoryInUseError
 from quiver.primitives.disk.real_files import REAL_FILES
-from quiver.spark.exporters.retry_queue import BundleExport, HeldExports, names_apart, told
-from quiver.spark.processors.bad_bundle_filter import PoisonSieve
+from quiver.spark.exporters.retry_queue import BundleExport, RetryQueue, individual_names
+from quiver.spark.exporters.spark_errors import describe_error
+from quiver.spark.processors.bad_bundle_filter import BadBundleFilter
 from quiver.store.subscribers.retry_set import load_retry_set
 from quiver.testing.clock import ManualClock
 
@@ -41,14 +42,14 @@ class Export:
         if set(bundles["index"].to_pylist()) & self.refused:
             raise ZeroDivisionError("division by zero")
 
-    def apart(self, spark, bundle, name):
+    def export_one(self, spark, bundle, name):
         self.tried += 1
         self.probe(spark, bundle, views={"logs"})
         if self.is_down:
             raise OSError(28, "no space left")
         self.has.append((bundle["segment"][0].as_py(), bundle["index"][0].as_py(), name))
 
-    def exported_apart(self, names):
+    def exported_individually(self, names):
         return names & {name for _, _, name in self.has}
 
 
@@ -68,7 +69,7 @@ def held(store, export, clock):
     seal_requests(store, *(logs_request([number]) for number in (1, 0, 3)))
     export.refused = {1}
     policy = RetryPolicy(initial_interval_s=2.0, max_interval_s=60.0, jitter=0.0, max_attempts=3)
-    made = HeldExports("out", policy, export=export, letters=DeadLetters, clock=clock, background=False)
+    made = RetryQueue("out", policy, export=export, letters=DeadLetters, clock=clock, background=False)
     made.session = SimpleNamespace()
     yield made
     made.close()
@@ -86,29 +87,29 @@ def test_it_is_an_export_of_bundles(export):
 
 def test_what_failed_is_held_durably_before_the_batch_goes_on(store, held):
     """With the reason, and once."""
-    held.set_aside({(store.root, BAD): FAILED})
+    held.add({(store.root, BAD): FAILED})
     assert waiting(store) == [(BAD, 1, "PROCESSOR: division by zero")]
     assert (held.has(store.root, BAD), held.has(store.root, BundleRef(0, 0)), held.is_empty) == (True, False, False)
 
 
 def test_it_is_exported_by_itself_when_it_passes(store, held, export, clock):
     """When its time has come and not before; then nothing is held, and nothing kept open."""
-    held.set_aside({(store.root, BAD): FAILED})
+    held.add({(store.root, BAD): FAILED})
     export.refused = set()
     assert (held.drain(), export.has) == (0, [])
     clock.advance(2.0)
     assert held.drain() == 1
-    (name,) = names_apart("out", [(store.root, BAD)])
+    (name,) = individual_names("out", [(store.root, BAD)])
     assert export.has == [(0, 1, name)]
     assert (waiting(store), held.is_empty) == ([], True)
-    with_another = HeldExports("out", RetryPolicy(), export=export, letters=DeadLetters, clock=clock, background=False)
-    with_another.take_up(store.root)
+    with_another = RetryQueue("out", RetryPolicy(), export=export, letters=DeadLetters, clock=clock, background=False)
+    with_another.resume(store.root)
     with_another.close()
 
 
 def test_its_attempts_are_used_up(store, held, export, clock):
     """Each after a longer pause; then it is a letter with the reason, and held no more."""
-    held.set_aside({(store.root, BAD): FAILED})
+    held.add({(store.root, BAD): FAILED})
     clock.advance(2.0)
     assert held.drain() == 0
     assert waiting(store) == [(BAD, 2, "PROCESSOR: ZeroDivisionError: division by zero")]
@@ -124,7 +125,7 @@ def test_its_attempts_are_used_up(store, held, export, clock):
 
 def test_a_far_side_that_is_down_costs_no_attempt(store, held, export, clock, caplog):
     """The bundle passes; what takes it is tried again after a pause."""
-    held.set_aside({(store.root, BAD): FAILED})
+    held.add({(store.root, BAD): FAILED})
     export.refused, export.is_down = set(), True
     clock.advance(2.0)
     for _ in range(3):
@@ -139,15 +140,15 @@ def test_a_far_side_that_is_down_costs_no_attempt(store, held, export, clock, ca
 def test_what_cannot_be_decoded_is_a_letter_at_once(store, export, clock):
     """Nothing is gained by trying again; one that came into the set by damage is found out there."""
     seal_requests(store, b"\xff\xff", logs_request([1]))
-    with_policy = HeldExports("out", RetryPolicy(), export=export, letters=DeadLetters, clock=clock, background=False)
+    with_policy = RetryQueue("out", RetryPolicy(), export=export, letters=DeadLetters, clock=clock, background=False)
     with_policy.session = SimpleNamespace()
-    with_policy.set_aside({(store.root, BundleRef(0, 0)): Permanent("UNDECODABLE", "bad")})
+    with_policy.add({(store.root, BundleRef(0, 0)): Permanent("UNDECODABLE", "bad")})
     assert with_policy.is_empty
     (letter,) = read_dead_letters(REAL_FILES, store.root, "out")
     assert letter.reason == "UNDECODABLE: bad"
     with open(f"{store.root}/quiver.retry.out", "wb") as file:
         file.write(b"QUIVER\0R damaged")
-    with_policy.take_up(store.root)
+    with_policy.resume(store.root)
     assert with_policy.drain() == 2
     assert [(segment, index) for segment, index, _ in export.has] == [(0, 1)]
     assert [one.ref for one in read_dead_letters(REAL_FILES, store.root, "out")] == [BundleRef(0, 0)]
@@ -156,21 +157,21 @@ def test_what_cannot_be_decoded_is_a_letter_at_once(store, export, clock):
 
 def test_a_segment_that_is_gone_is_held_no_more(store, held, clock):
     """Policy gave it up; there is nothing left to export."""
-    held.set_aside({(store.root, BundleRef(7, 0)): FAILED})
+    held.add({(store.root, BundleRef(7, 0)): FAILED})
     clock.advance(2.0)
     assert (held.drain(), waiting(store)) == (1, [])
 
 
 def test_the_next_life_goes_on_with_it(store, held, export, clock):
     """With its attempts; two lives at once are refused."""
-    held.set_aside({(store.root, BAD): FAILED})
-    second = HeldExports(
+    held.add({(store.root, BAD): FAILED})
+    second = RetryQueue(
         "out", RetryPolicy(max_attempts=2), export=export, letters=DeadLetters, clock=clock, background=False
     )
     with pytest.raises(DirectoryInUseError):
-        second.take_up(store.root)
+        second.resume(store.root)
     held.close()
-    second.take_up(store.root)
+    second.resume(store.root)
     assert second.has(store.root, BAD)
     assert second.drain() == 0, "it waits for a session"
     second.session = SimpleNamespace()
@@ -185,17 +186,17 @@ def test_a_halt_stops_it(store, export, clock):
     seal_requests(store, *(logs_request([number]) for number in (1, 0)))
     export.refused = {1}
     policy = RetryPolicy(initial_interval_s=2.0, jitter=0.0, max_attempts=2, on_exhausted="halt")
-    held = HeldExports("out", policy, export=export, clock=clock)
+    held = RetryQueue("out", policy, export=export, clock=clock)
     held.session = SimpleNamespace()
     with pytest.raises(DeliveryHaltedError, match="out stopped at bundle 0:0"):
-        held.set_aside({(store.root, BundleRef(0, 0)): Permanent("UNDECODABLE", "bad")})
+        held.add({(store.root, BundleRef(0, 0)): Permanent("UNDECODABLE", "bad")})
     held.close()
-    held = HeldExports("out", policy, export=export, clock=clock)
+    held = RetryQueue("out", policy, export=export, clock=clock)
     held.session = SimpleNamespace()
-    held.set_aside({(store.root, BAD): FAILED})
+    held.add({(store.root, BAD): FAILED})
     clock.wait_for_waiters(1)
     clock.advance(2.0)
-    thread = next(one for one in threading.enumerate() if one.name == "quiver-held out")
+    thread = next(one for one in threading.enumerate() if one.name == "quiver-retries out")
     thread.join(30)
     assert "2 attempts failed" in str(held.halted)
     held.close()
@@ -288,7 +289,7 @@ OWN_ERROR = PROXY + "quiver.errors.UsageError: table logs has other columns than
 )
 def test_a_reason_is_one_line(error, said):
     """The one that a person looks for."""
-    assert told(error) == said
+    assert describe_error(error) == said
 
 
 class SlowExport(Export):
@@ -298,10 +299,10 @@ class SlowExport(Export):
         super().__init__()
         self.is_at_work, self.may_end = threading.Event(), threading.Event()
 
-    def apart(self, spark, bundle, name):
+    def export_one(self, spark, bundle, name):
         self.is_at_work.set()
         assert self.may_end.wait(30)
-        super().apart(spark, bundle, name)
+        super().export_one(spark, bundle, name)
 
 
 def test_the_next_life_waits_for_a_bundle_that_is_still_exported(store, clock, monkeypatch):
@@ -310,20 +311,20 @@ def test_the_next_life_waits_for_a_bundle_that_is_still_exported(store, clock, m
     seal_requests(store, *(logs_request([number]) for number in (1, 0)))
     export = SlowExport()
     policy = RetryPolicy(initial_interval_s=2.0, jitter=0.0)
-    first = HeldExports("out", policy, export=export, letters=DeadLetters, clock=clock)
+    first = RetryQueue("out", policy, export=export, letters=DeadLetters, clock=clock)
     first.session = SimpleNamespace()
-    first.set_aside({(store.root, BAD): FAILED})
+    first.add({(store.root, BAD): FAILED})
     clock.wait_for_waiters(1)
     clock.advance(2.0)
     assert export.is_at_work.wait(30)
-    thread = next(one for one in threading.enumerate() if one.name == "quiver-held out")
+    thread = next(one for one in threading.enumerate() if one.name == "quiver-retries out")
     first.close()
-    second = HeldExports("out", policy, export=export, letters=DeadLetters, clock=clock, background=False)
+    second = RetryQueue("out", policy, export=export, letters=DeadLetters, clock=clock, background=False)
     with pytest.raises(DirectoryInUseError):
-        second.take_up(store.root)
+        second.resume(store.root)
     export.may_end.set()
     thread.join(30)
-    second.take_up(store.root)
+    second.resume(store.root)
     assert (second.is_empty, waiting(store), len(export.has)) == (True, [], 1)
     second.close()
 
@@ -336,7 +337,7 @@ def test_an_exporter_without_room_blames_no_bundle(store):
 
     places = pa.table({"path": pa.array([], pa.string()), "segment": [], "index": []})
     batch = SimpleNamespace(sparkSession=None, select=lambda *_: SimpleNamespace(toArrow=lambda: places))
-    with PoisonSieve(full, "out", RetryPolicy(on_exhausted="drop"), background=False) as sieve:
+    with BadBundleFilter(full, "out", RetryPolicy(on_exhausted="drop"), background=False) as sieve:
         with pytest.raises(CapacityError):
             sieve(batch, 0)
         assert sieve.halted is None

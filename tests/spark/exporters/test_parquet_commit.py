@@ -11,8 +11,8 @@ from quiver.spark.exporters.parquet_commit import (
     ExportCommitter,
     ExportRecord,
     Part,
-    apart_id,
     committed_apart,
+    individual_id,
     part_prefix,
 )
 from quiver.testing.crashfs import CrashFileSystem
@@ -189,7 +189,7 @@ def export_apart(fs, name, attempt):
 @pytest.mark.parametrize("stop", range(24))
 def test_a_bundle_by_itself_is_exported_once_beside_the_query(stop):
     """Cut short at any step: whole, once, and what the query is just writing is left alone."""
-    one, other = (apart_id("exp", f"{STORE}/0:{index}") for index in (1, 2))
+    one, other = (individual_id("exp", f"{STORE}/0:{index}") for index in (1, 2))
     fs = fresh()
     export(fs, 0, "a")
     running = write_parts(fs, QUERY, 1, "b")

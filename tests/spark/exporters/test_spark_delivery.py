@@ -20,7 +20,7 @@ from quiver.spark.exporters.delivery import BundleDelivery, start_delivery
 from quiver.spark.exporters.parquet import run_exporter
 from quiver.spark.exporters.query import start_export
 from quiver.spark.exporters.settings import FileSettings
-from quiver.spark.processors.bad_bundle_filter import PoisonSieve
+from quiver.spark.processors.bad_bundle_filter import BadBundleFilter
 from quiver.store.subscribers.progress_store import load_progress
 from quiver.store.subscribers.retry_set import load_retry_set
 from quiver.store.subscribers.state import SegmentRef, SubscriberState
@@ -113,7 +113,7 @@ def test_what_cannot_be_decoded_stops_no_exporter(spark, store, tmp_path, how, f
     lake = tmp_path / "lake"
     lake.mkdir()
     policy = RetryPolicy(on_exhausted=how)
-    around = partial(PoisonSieve, subscriber="lake", policy=policy, letters=DeadLetters, fail_on_data_loss=fails)
+    around = partial(BadBundleFilter, subscriber="lake", policy=policy, letters=DeadLetters, fail_on_data_loss=fails)
     options = {"maxBundlesPerTrigger": "3", "failOnDataLoss": str(fails).lower()}
     for _ in range(2):
         query = run_exporter(
@@ -146,7 +146,7 @@ def test_what_cannot_be_decoded_is_a_letter_behind_processors_too(spark, store, 
             checkpoint=str(tmp_path / "checkpoint"),
             trigger=NOW,
             options={"failOnDataLoss": "false"},
-            around=partial(PoisonSieve, subscriber="files", **sieve),
+            around=partial(BadBundleFilter, subscriber="files", **sieve),
         )
     )
     lines = [line for file in (tmp_path / "files" / "logs").glob("*.jsonl") for line in file.read_text().splitlines()]
@@ -159,7 +159,7 @@ def test_what_cannot_be_decoded_is_a_letter_behind_processors_too(spark, store, 
 def test_what_cannot_be_decoded_halts_an_exporter_that_is_told_to(spark, store, tmp_path):
     """Its query ends with the reason, which says that it is no use to start it again."""
     seal(store, b"\xff\xff")
-    around = partial(PoisonSieve, subscriber="lake", policy=RetryPolicy(on_exhausted="halt"))
+    around = partial(BadBundleFilter, subscriber="lake", policy=RetryPolicy(on_exhausted="halt"))
     checkpoint = str(tmp_path / "checkpoint")
     query = run_exporter(spark, store.root, "lake", str(tmp_path / "lake"), checkpoint, trigger=NOW, around=around)
     with pytest.raises(Exception, match="DeliveryHaltedError: lake stopped at bundle 0:0"):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.spark.processors.bisect import PROBES_IN_VAIN_MAX, PROBES_MAX, isolate
+from quiver.spark.processors.bisect import PROBES_MAX, PROBES_WITHOUT_SUCCESS_MAX, bisect
 
 
 class Prober:
@@ -21,7 +21,7 @@ class Prober:
 
 def found(things, bad, **more):
     prober = Prober(frozenset(bad))
-    return isolate(things, prober, reason=prober(things), **more), len(prober.asked) - 1
+    return bisect(things, prober, reason=prober(things), **more), len(prober.asked) - 1
 
 
 @given(st.integers(1, 60), st.data())
@@ -72,12 +72,12 @@ def test_where_everything_fails_few_probes_are_made():
     """A processor that fails on every bundle is not asked about each of them."""
     answer, probes = found(range(2048), range(2048))
     assert len(answer) == 2048
-    assert probes <= PROBES_IN_VAIN_MAX
+    assert probes <= PROBES_WITHOUT_SUCCESS_MAX
 
 
 def test_what_fails_only_together_is_parted():
     """A sum that overflows, say: nobody knows whose fault it is, and each may pass by itself."""
-    answer = isolate("abc", lambda group: "overflow" if len(group) == 3 else None, reason="overflow")
+    answer = bisect("abc", lambda group: "overflow" if len(group) == 3 else None, reason="overflow")
     assert answer == [("c", "overflow")]
 
 
@@ -88,5 +88,5 @@ def test_without_what_is_set_aside_the_others_pass(together):
     def fails(group):
         return "overflow" if together <= set(group) else None
 
-    answer = isolate(range(20), fails, reason="overflow", probes_max=1000)
+    answer = bisect(range(20), fails, reason="overflow", probes_max=1000)
     assert fails([thing for thing in range(20) if thing not in dict(answer)]) is None

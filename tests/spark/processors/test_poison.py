@@ -18,7 +18,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.exporters.query import TableBatches
 from quiver.spark.exporters.settings import FileSettings
 from quiver.spark.exporters.tables import exporter_of
-from quiver.spark.processors.bad_bundle_filter import PoisonSieve
+from quiver.spark.processors.bad_bundle_filter import BadBundleFilter
 from quiver.spark.processors.settings import SqlSettings
 from quiver.store.subscribers.retry_set import load_retry_set
 from quiver.testing.clock import ManualClock
@@ -38,9 +38,9 @@ class Life:
         self.frame = spark.read.format("quiver").option("mode", "bundles").load(store.root)
         exporter = exporter_of(FileSettings(str(out)), subscriber="files")
         self.batches = TableBatches(store.root, exporter, chain=chain, skip_undecodable=False)
-        self.probe, self.apart = self.batches.probe, self.batches.apart
-        self.exported_apart = self.batches.exported_apart
-        self.sieve = PoisonSieve(
+        self.probe, self.export_one = self.batches.probe, self.batches.export_one
+        self.exported_individually = self.batches.exported_individually
+        self.sieve = BadBundleFilter(
             self,
             "files",
             policy,

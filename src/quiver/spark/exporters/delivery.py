@@ -1,14 +1,14 @@
 """
-A query that delivers bundle by bundle to a far side of one's own: with retries, dead letters and a position.
+A query that delivers single bundles to a custom destination, with retries, dead letters and a position.
 
 ::
 
-    batch ─▶ in the driver, several at once: deliver(bundle, batch id) ─▶ settled ─▶ committed
-                                                                          │
-    drain thread ◀── what failed, when its time has come ◀── retry set ◀──┘
+    batch ─▶ in the driver, concurrently: deliver(bundle, batch id) ─▶ settled ─▶ committed
+                                                                       │
+    drain thread ◀── failed bundles that are due ◀── retry set ◀───────┘
 
-Only descriptors come with the batch; the bundles are read from the segments where they are sent. Offsets move on
-behind a bundle that fails, and its segment stays (`quiver.delivery`).
+A batch has only descriptors. The driver reads the bundles from the segments and sends them. Offsets move past a bundle
+that fails, and its segment stays (`quiver.delivery`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
 from quiver.delivery.batches import BatchDelivery
 from quiver.delivery.policy import Outcome, RetryPolicy
-from quiver.delivery.undelivered import Undelivered
 from quiver.errors import DeliveryHaltedError, ObjectsUnavailableError, StoreFailedError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.spark.bundle_query import start_bundle_query
-from quiver.spark.exporters.retry_queue import LettersOf, unresolved_bundles
+from quiver.spark.exporters.retry_queue import MakeDeadLetters, open_undelivered
 from quiver.store.reading.segments import store_identity, store_root, store_roots
-from quiver.store.subscribers.retry_set import RetrySet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +41,7 @@ DRAIN_EVERY_S = 0.5
 
 Deliver = Callable[[Bundle, str], Outcome]
 """
-Sends one bundle. The string is its batch id, the same whenever this bundle is sent again. Called from several threads.
+Sends one bundle. The string is its batch id, which stays the same in every attempt. Called from several threads.
 """
 
 _log = logging.getLogger("quiver")
@@ -51,21 +49,22 @@ _log = logging.getLogger("quiver")
 
 class BundleDelivery:
     """
-    Delivers each batch of a `bundles` query, and drains what failed in a thread of its own. Pass it to
-    ``foreachBatch``. A context manager.
+    Delivers each batch of a `bundles` query, and retries failed bundles in a thread. Pass it to ``foreachBatch``.
+
+    A context manager.
 
     Args:
-        store_path: the store that the bundles come from, with cores or without.
-        subscriber: as whom the query reads.
-        deliver: sends one bundle; an exception counts as `quiver.delivery.policy.outcome_of_error` says.
-        policy: how often, how long, and what then.
+        store_path: the store that the bundles come from, with one core or several.
+        subscriber: the subscriber of the query.
+        deliver: sends one bundle; `quiver.delivery.policy.outcome_of_error` classifies an exception.
+        policy: the retry policy.
         letters: makes the dead letters, if the policy wants any: `quiver.delivery.dead_letters.DeadLetters`.
-        in_flight_max: bundles of a batch being sent at once.
-        clock: when the next attempt of a bundle is due.
-        observer: takes counts and events.
+        in_flight_max: how many bundles of a batch are sent concurrently.
+        clock: measures when the next attempt of a bundle is due.
+        observer: receives counts and events.
 
     Raises:
-        UsageError: the policy is to keep dead letters, and there is no place for them.
+        UsageError: the policy is to keep dead letters, and *letters* is None.
         DirectoryInUseError: another process delivers for this subscriber.
         OSError: the disk refused.
     """
@@ -77,7 +76,7 @@ class BundleDelivery:
         deliver: Deliver,
         *,
         policy: RetryPolicy | None = None,
-        letters: LettersOf | None = None,
+        letters: MakeDeadLetters | None = None,
         in_flight_max: int = 4,
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
@@ -93,7 +92,7 @@ class BundleDelivery:
         self._failed: StoreFailedError | None = None
         self._stores: dict[str, BatchDelivery] = {}
         self._identities: dict[str, str] = {}
-        # A daemon: it is in the middle of nothing that a crash could not interrupt.
+        # A daemon thread: a crash may interrupt it at any point.
         self._worker = Worker(
             f"quiver-drain {subscriber}", self._drain, every=DRAIN_EVERY_S, on_death=self._fail, clock=clock,
             observer=observer or InMemoryObserver(),
@@ -107,22 +106,8 @@ class BundleDelivery:
         self._worker.start()
 
     def _open(self, root: str) -> BatchDelivery:
-        letters = None
-        if self._letters is not None and self._policy.on_exhausted == "dead_letter":
-            letters = self._letters(root, self._subscriber)
-        undelivered = Undelivered(
-            self._subscriber,
-            self._policy,
-            retries=RetrySet.open(
-                REAL_FILES,
-                root,
-                self._subscriber,
-                unresolved=lambda: unresolved_bundles(root, self._subscriber),
-                clock=self._clock,
-            ),
-            letters=letters,
-            clock=self._clock,
-            observer=self._observer,
+        undelivered = open_undelivered(
+            root, self._subscriber, self._policy, letters=self._letters, clock=self._clock, observer=self._observer
         )
         identity = self._identities[root] = store_identity(REAL_FILES, root)
         return BatchDelivery(
@@ -131,12 +116,12 @@ class BundleDelivery:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
         """
-        Try every bundle of a batch once; on return the batch may be committed.
+        Try every bundle of a batch once. On return the batch may be committed.
 
         Raises:
-            DeliveryHaltedError: the policy says to stop at a bundle.
-            StoreFailedError: the thread that tries bundles again has died.
-            CapacityError: so many bundles wait already that this one may not be passed over.
+            DeliveryHaltedError: the policy is to halt at a bundle.
+            StoreFailedError: the thread that retries bundles died.
+            CapacityError: the retry set is full, so the batch must not be committed.
             OSError: the disk refused.
         """
         self.deliver(
@@ -145,7 +130,7 @@ class BundleDelivery:
         )
 
     def deliver(self, descriptors: Iterable[tuple[str, int, int]]) -> None:
-        """The same for path, segment and index of each bundle."""
+        """Do the same for the path, segment and index of each bundle."""
         if self._halted is not None:
             raise self._halted
         if self._failed is not None:
@@ -159,11 +144,11 @@ class BundleDelivery:
     def _store_at(self, root: str) -> BatchDelivery:
         known = self._stores.get(root)
         if known is not None and self._identities[root] != store_identity(REAL_FILES, root):
-            # A core that went and came back is another store, whose bundles have the places of the old one's.
+            # A core that was removed and created again is another store, which reuses the bundle references.
             del self._stores[root]
             known.close()
         if root not in self._stores:
-            self._stores[root] = self._open(root)  # a core that came later
+            self._stores[root] = self._open(root)  # a core that was added later
         return self._stores[root]
 
     def _try(self, store: BatchDelivery, refs: Iterable[BundleRef]) -> None:
@@ -184,11 +169,11 @@ class BundleDelivery:
         return None
 
     def _fail(self, died: WorkerDiedError) -> None:
-        """Let the next batch fail: nothing that failed before would be tried again."""
+        """Make the next batch fail: no failed bundle would be retried any more."""
         self._failed = StoreFailedError(f"exporter {self._subscriber}: {died}; start the query again")
 
     def close(self) -> None:
-        """Stop draining, and let go of the retry sets and dead letters. Idempotent. Stop the query first."""
+        """Stop draining, and release the retry sets and dead letters. Idempotent. Stop the query first."""
         self._worker.stop()
         for store in self._stores.values():
             store.close()
@@ -212,15 +197,15 @@ def start_delivery(
     options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
     """
-    Start a query that delivers with *delivery*; return it. Stop it before *delivery* is closed.
+    Start a query that delivers with *delivery*. Stop the query before you close *delivery*.
 
     Args:
         spark: a session, such as `quiver.spark.session()` gives.
-        store_path: the store's directory; it may be in use by its writer.
-        delivery: made for the same store and subscriber.
-        subscriber: one live query each. A new one starts at the earliest bundle.
-        checkpoint: directory of the query's own notes.
-        trigger: as `DataStreamWriter.trigger` takes it (default: 1 second), or ``{"availableNow": True}``.
+        store_path: the store's directory; a writer may have it open.
+        delivery: created for the same store and subscriber.
+        subscriber: at most one live query each. A new one starts at the earliest bundle.
+        checkpoint: the directory of the query's checkpoint.
+        trigger: as for `DataStreamWriter.trigger` (default: 1 second), or ``{"availableNow": True}``.
         options: more options of the source: limits per trigger, failOnDataLoss, startingOffsets.
     """
     return start_bundle_query(

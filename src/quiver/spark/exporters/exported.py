@@ -87,7 +87,7 @@ def exported_parts(parts: Iterable[Part]) -> Exported:
 
 
 def failure_type(text: str) -> FailureType:
-    """Return what failed, of an error that `quiver.spark.exporters.retry_queue.told` told."""
+    """Return what failed, of an error that `quiver.spark.exporters.spark_errors.describe_error` described."""
     if "No space left on device" in text:
         return "storage"
     name = _NAME.match(text)

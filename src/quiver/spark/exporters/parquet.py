@@ -332,14 +332,14 @@ class ParquetExporter:
             exported = exported_parts(_parts(rows))
             self._stats.delivered(exported.rows, exported.size_bytes)
 
-    def apart(self, spark: SparkSession, bundle: pa.Table, name: str) -> None:
+    def export_one(self, spark: SparkSession, bundle: pa.Table, name: str) -> None:
         """
         Export one bundle by itself, once, also behind what was exported before.
 
         Args:
             spark: where it runs.
             bundle: the row for it: path, segment, index.
-            name: `quiver.spark.exporters.parquet_commit.apart_id` of the bundle.
+            name: `quiver.spark.exporters.parquet_commit.individual_id` of the bundle.
 
         Raises:
             CorruptionError: a commit record or the bundle is not what was written.
@@ -356,7 +356,7 @@ class ParquetExporter:
     def probe(self, spark: SparkSession, bundles: pa.Table, *, views: AbstractSet[str]) -> None:
         """Do nothing: there are no processors here."""
 
-    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
+    def exported_individually(self, names: AbstractSet[str]) -> set[str]:
         """Return under which of *names* a bundle was exported by itself."""
         return committed_apart(REAL_FILES, self._output, names)
 
@@ -421,9 +421,8 @@ def run_exporter(
         compression: of Parquet: zstd, snappy, or none.
         query_name: shown in logs and reports.
         file_mode: permission bits of the files, such as 0o640; None leaves them to the umask.
-        around: wraps the export of a batch, such as `quiver.spark.processors.bad_bundle_filter.PoisonSieve`. Without
-        one
-            a bundle that cannot be decoded fails the query.
+        around: wraps the export of a batch, such as `quiver.spark.processors.bad_bundle_filter.BadBundleFilter`.
+            Without it, a bundle that cannot be decoded fails the query.
 
     Raises:
         UsageError: an option or the compression is unknown.

@@ -17,8 +17,8 @@ again without it, and the query goes on for weeks.
 A record also says through which bundle of which store its batch went. A query that starts over with a new
 checkpoint as the same subscriber takes nothing before that: what was exported stays exported once.
 
-A bundle that failed in its batch is exported by itself later (`apart_id`), as the only batch of a query of that name.
-Such a committer looks after its own records and files only: the exporter's query may be at work beside it.
+A bundle that failed in its batch is exported individually later, as the only batch of a query named `individual_id`.
+Such a committer touches only its own records and files, because the exporter's query may be running at the same time.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ __all__ = [
     "ExportCommitter",
     "ExportRecord",
     "Part",
-    "apart_id",
     "committed_apart",
+    "individual_id",
     "part_prefix",
 ]
 
@@ -144,7 +144,7 @@ class ExportRecord:
             raise CorruptionError(path, 0, "the file is not a commit record") from error
 
 
-def apart_id(subscriber: str, bundle: str) -> str:
+def individual_id(subscriber: str, bundle: str) -> str:
     """
     Return as which query a bundle is exported by itself. The same whenever it is, and no other bundle's.
 

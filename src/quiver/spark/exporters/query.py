@@ -144,14 +144,14 @@ class TableBatches:
         for frame in self._processed(spark, Descriptors(bundles), views).values():
             frame.write.format("noop").mode("overwrite").save()
 
-    def apart(self, spark: SparkSession, bundle: pa.Table, name: str) -> None:
+    def export_one(self, spark: SparkSession, bundle: pa.Table, name: str) -> None:
         """
         Export one bundle by itself, also behind what was exported before. As exactly once as a batch is.
 
         Args:
             spark: where it runs.
             bundle: the row for it.
-            name: `quiver.spark.exporters.parquet_commit.apart_id` of the bundle.
+            name: `quiver.spark.exporters.parquet_commit.individual_id` of the bundle.
 
         Raises:
             Exception: whatever a processor or the exporter raises.
@@ -160,9 +160,9 @@ class TableBatches:
         if not self._exporter.has(which):
             self._deliver(self._processed(spark, Descriptors(bundle)), which)
 
-    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
+    def exported_individually(self, names: AbstractSet[str]) -> set[str]:
         """Return under which of *names* a bundle was exported by itself."""
-        return self._exporter.exported_apart(names)
+        return self._exporter.exported_individually(names)
 
 
 def start_export(
@@ -192,9 +192,8 @@ def start_export(
         options: more options of the source: limits per trigger (`BATCH_BUNDLES_MAX` with *chain* and *around* where
             they do not say it), failOnDataLoss, startingOffsets.
         query_name: shown in logs and reports.
-        around: wraps the export of a batch, such as `quiver.spark.processors.bad_bundle_filter.PoisonSieve`. Without
-        one
-            a bundle that cannot be decoded fails the query.
+        around: wraps the export of a batch, such as `quiver.spark.processors.bad_bundle_filter.BadBundleFilter`.
+            Without it, a bundle that cannot be decoded fails the query.
 
     Raises:
         UsageError: an option is unknown.

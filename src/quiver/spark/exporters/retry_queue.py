@@ -1,20 +1,19 @@
 """
-The bundles that an exporter of tables could not take through its processors: held, and tried again one by one.
+The retry queue of an exporter of tables: bundles that its processors failed on, retried individually.
 
 ::
 
     batch ─▶ bundles that fail ─▶ retry set, durably ─▶ the rest is exported and the batch committed
                                      │
-    drain ◀── one whose time has come, by itself: exported under a name of its own, or later again, or a dead letter
+    drain ◀── a bundle that is due: exported individually under its own name, or retried later, or a dead letter
 
-A batch and the drain exclude one another. A batch that was cut short may come again with a bundle that was exported by
-itself meanwhile: the first batch of a life asks the exporter by that name.
+A batch and the drain exclude each other. A batch that was interrupted may come again with a bundle that was exported
+individually in the meantime. So the first batch after a restart asks the exporter for those names.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -24,24 +23,18 @@ import pyarrow as pa
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import SYSTEM_CLOCK, Clock
-from quiver.delivery.batches import read_stored
-from quiver.delivery.policy import Exhausted, Permanent, RetryPolicy, Transient, outcome_of_error
+from quiver.delivery.batches import read_if_readable, read_stored
+from quiver.delivery.policy import Permanent, RetryPolicy, Transient, outcome_of_error
 from quiver.delivery.undelivered import Undelivered
-from quiver.errors import (
-    BundleUnavailableError,
-    CorruptionError,
-    DeliveryHaltedError,
-    InvalidBundleError,
-    QuiverError,
-    StoreFailedError,
-)
+from quiver.errors import BundleUnavailableError, CorruptionError, DeliveryHaltedError, QuiverError, StoreFailedError
 from quiver.observe import InMemoryObserver, Observer
 from quiver.otap import VIEWS, decode_groups
 from quiver.otap.stored import stored_requests
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.spark.exporters.exported import failure_type
-from quiver.spark.exporters.parquet_commit import apart_id
+from quiver.spark.exporters.parquet_commit import individual_id
+from quiver.spark.exporters.spark_errors import describe_error, is_environment_error
 from quiver.spark.tables import Descriptors
 from quiver.store.format.names import SEGMENTS_DIR, segment_name
 from quiver.store.reading.listing import find_segments
@@ -59,56 +52,45 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BundleExport",
-    "HeldExports",
-    "LettersOf",
-    "blames_nobody",
-    "names_apart",
-    "row_of",
-    "told",
+    "MakeDeadLetters",
+    "RetryQueue",
+    "descriptor_of",
+    "individual_names",
+    "open_undelivered",
     "undecodable",
-    "unresolved_bundles",
 ]
 
 DRAIN_EVERY_S = 0.5
 CLOSE_S = 5.0
 
-REASON_CHARS_MAX = 400
-
-_BRIDGE_ERRORS = ("Py4JNetworkError", "Py4JError")
-_WAITED = ("Exception thrown in awaitResult", "Job aborted", "Writing job failed")
-_PACKAGE = re.compile(r"^(?:[\w$]+\.)+(?=[A-Z]\w*: )")
-
-_NOBODYS = (
-    "SPARK_JOB_CANCELLED", "SparkContext was shut down", "SparkContext has been shutdown", "stopped SparkContext",
-    "No space left on device", "port number from pyspark.daemon",
-)  # fmt: skip
-"""What Spark says when a job ends for a reason of its own."""
-
-LettersOf = Callable[[str, str], "DeadLetters"]
-"""The directory of a store and a subscriber → its dead letters; the class is one. Handed in: it brings the engine."""
+MakeDeadLetters = Callable[[str, str], "DeadLetters"]
+"""
+Returns the dead letters of a store's directory and a subscriber. The class `DeadLetters` is one. Callers pass it in,
+because it imports the store engine.
+"""
 
 _log = logging.getLogger("quiver")
 
 
 @runtime_checkable
 class BundleExport(Protocol):
-    """What exports batches, and can do so bundle by bundle: `TableBatches` and `ParquetExporter`."""
+    """Exports batches, and can export single bundles: `TableBatches` and `ParquetExporter`."""
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Export one batch."""
 
     def probe(self, spark: SparkSession, bundles: pa.Table, *, views: AbstractSet[str]) -> None:
-        """Compute what the processors make of *bundles*; raise what they raise."""
+        """Run the processors on *bundles* and discard the result. Raises what they raise."""
 
-    def apart(self, spark: SparkSession, bundle: pa.Table, name: str) -> None:
-        """Export one bundle by itself, under *name*."""
+    def export_one(self, spark: SparkSession, bundle: pa.Table, name: str) -> None:
+        """Export one bundle individually, under *name*."""
 
-    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
-        """Return under which of *names* a bundle was exported by itself."""
+    def exported_individually(self, names: AbstractSet[str]) -> set[str]:
+        """Return those of *names* under which a bundle was exported individually."""
 
 
 def undecodable(bundle: Bundle) -> str | None:
-    """Say why something in *bundle* can never be decoded; None when all of it can."""
+    """Return why a request in *bundle* can never be decoded; None if all of them can."""
     return next(
         (
             f"a request for {view} cannot be decoded: {why}"
@@ -120,22 +102,25 @@ def undecodable(bundle: Bundle) -> str | None:
     )
 
 
-def names_apart(subscriber: str, places: Iterable[tuple[str, BundleRef]]) -> dict[str, tuple[str, BundleRef]]:
+def individual_names(subscriber: str, places: Iterable[tuple[str, BundleRef]]) -> dict[str, tuple[str, BundleRef]]:
     """
-    Return the names under which *subscriber* exports the bundles at *places* by themselves: each the directory of a
-    store, and a bundle in it.
+    Return the names under which *subscriber* exports bundles individually.
+
+    Args:
+        subscriber: the exporter.
+        places: the directory of a store, and a bundle in it.
     """
     identities: dict[str, str] = {}
     named = {}
     for root, ref in places:
         if root not in identities:
             identities[root] = store_identity(REAL_FILES, root)
-        named[apart_id(subscriber, f"{identities[root]}/{ref}")] = (root, ref)
+        named[individual_id(subscriber, f"{identities[root]}/{ref}")] = (root, ref)
     return named
 
 
-def row_of(root: str, ref: BundleRef, bundle: Bundle) -> pa.Table:
-    """Return the descriptor of a sealed bundle, as a frame of mode `bundles` has it."""
+def descriptor_of(root: str, ref: BundleRef, bundle: Bundle) -> pa.Table:
+    """Return the descriptor of a sealed bundle, as a row of mode `bundles`."""
     path = f"{root}/{SEGMENTS_DIR}/{segment_name(ref.segment)}"
     return pa.table(
         {
@@ -147,54 +132,37 @@ def row_of(root: str, ref: BundleRef, bundle: Bundle) -> pa.Table:
     )
 
 
-def blames_nobody(error: Exception) -> bool:
+def open_undelivered(
+    root: str,
+    subscriber: str,
+    policy: RetryPolicy,
+    *,
+    letters: MakeDeadLetters | None,
+    clock: Clock,
+    observer: Observer | None,
+) -> Undelivered:
     """
-    Say whether *error* is of Spark or of the machine, and would have hit any bundle: the query was stopped, the disk is
-    full, nobody answers.
+    Open the retry set and the dead letters of *subscriber* in the store at *root*.
+
+    Raises:
+        DirectoryInUseError: another process delivers for this subscriber.
+        UsageError: the policy is to keep dead letters, and *letters* is None.
+        OSError: the disk refused.
     """
-    if type(error).__name__ in _BRIDGE_ERRORS or isinstance(error, OSError):
-        return True
-    text = str(error)
-    return any(words in text for words in _NOBODYS)
+    wants_letters = letters is not None and policy.on_exhausted == "dead_letter"
+    return Undelivered(
+        subscriber,
+        policy,
+        retries=RetrySet.open(
+            REAL_FILES, root, subscriber, unresolved=lambda: _unresolved_bundles(root, subscriber), clock=clock
+        ),
+        letters=letters(root, subscriber) if letters is not None and wants_letters else None,
+        clock=clock,
+        observer=observer,
+    )
 
 
-def told(error: Exception) -> str:
-    """
-    Return what *error* says, for people, in a line: of what Spark and the bridge to Java wrap
-    around one, that one.
-    """
-    raw = [line for line in str(error).splitlines() if line.strip() and not line.strip().startswith("at ")]
-    lines = [line.strip() for line in raw]
-    # Python sends its traceback, which ends with the error itself: from a worker, or from what a batch is handed to.
-    begins = next((at for at, line in enumerate(lines) if "Traceback (most recent call last)" in line), None)
-    if begins is not None:
-        frames = [at for at, line in enumerate(lines) if at > begins and line.startswith('File "')]
-        after = (frames[-1] if frames else begins) + 1
-        # After the place stands the line of code, where there is one, and after that, perhaps, marks below it: all
-        # further in than the error.
-        outer = [line.strip() for line in raw[after:] if not line[0].isspace()]
-        lines = outer or [line for line in lines[after + 1 :] if set(line) - set("^~ ")] or lines[after:]
-    is_named = begins is not None
-    at = next((at for at, line in enumerate(lines[:-1]) if "An error occurred while calling" in line), None)
-    if at is not None:
-        lines = _causes(lines[at + 1 :])  # of the bridge; the error stands below
-        is_named = True
-    text = lines[0] if lines else ""
-    return text[:REASON_CHARS_MAX] if is_named else f"{type(error).__name__}: {text}"[:REASON_CHARS_MAX]
-
-
-def _causes(lines: list[str]) -> list[str]:
-    """Return what a Java error in *lines* says, beginning with the first that is not about who waited for whom."""
-    said = [lines[0].removeprefix(": ")]
-    said += [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    # A job tells which task it lost, and behind that why.
-    said = [re.sub(r"^.*: Lost task \S+ .*?\): (?=\S)", "", line) for line in said]
-    inner = next((at for at, line in enumerate(said) if not any(words in line for words in _WAITED)), 0)
-    return [_PACKAGE.sub("", line) for line in said[inner:]]
-
-
-def unresolved_bundles(root: str, subscriber: str) -> list[BundleRef]:
-    """Return every bundle that a subscriber has not resolved."""
+def _unresolved_bundles(root: str, subscriber: str) -> list[BundleRef]:
     progress = load_progress(REAL_FILES, root, subscriber)
     state = SubscriberState() if progress is None else SubscriberState.from_progress(progress)
     found = []
@@ -204,25 +172,25 @@ def unresolved_bundles(root: str, subscriber: str) -> list[BundleRef]:
     return found
 
 
-class HeldExports:
+class RetryQueue:
     """
-    What one exporter holds, of all stores that it reads. The retry sets are open while there is something in them.
+    The retry queue of one exporter, over all stores that it reads. Retry sets are open while they are not empty.
 
     Args:
         subscriber: the exporter.
-        policy: how often, how long, and what then.
-        export: exports a bundle by itself; None of one that cannot: then nothing is ever due.
+        policy: the retry policy.
+        export: exports single bundles; None if the exporter cannot. Then no bundle is ever retried.
         letters: makes the dead letters, if the policy wants any.
-        clock: when the next attempt of a bundle is due.
-        observer: takes counts and events.
-        background: try again in a thread; without it the caller drives `drain`.
-        stats: takes the failures of bundles.
+        clock: measures when the next attempt of a bundle is due.
+        observer: receives counts and events.
+        background: retry in a thread; without it the caller calls `drain`.
+        stats: receives the failures of bundles.
 
     Attributes:
-        busy: held by whoever exports: a batch, or the drain for one bundle.
-        halted: the policy said so, in the drain.
-        failed: the drain's thread died; no batch may pass until another life of the exporter begins.
-        session: where the drain's jobs run; it waits for one.
+        busy: locked while something is exported: a batch, or one bundle by the drain.
+        halted: set when the policy halted the drain.
+        failed: set when the drain's thread died. No batch may be exported until the exporter restarts.
+        session: where the drain runs its jobs; it waits until there is one.
     """
 
     def __init__(
@@ -231,7 +199,7 @@ class HeldExports:
         policy: RetryPolicy,
         *,
         export: BundleExport | None,
-        letters: LettersOf | None = None,
+        letters: MakeDeadLetters | None = None,
         clock: Clock = SYSTEM_CLOCK,
         observer: Observer | None = None,
         background: bool = True,
@@ -252,19 +220,19 @@ class HeldExports:
         self._stores: dict[str, Undelivered] = {}
         self._guard = threading.Lock()
         self._is_closed = False
-        # A daemon: it is in the middle of nothing that a crash could not interrupt.
+        # A daemon thread: a crash may interrupt it at any point.
         self._worker = Worker(
-            f"quiver-held {subscriber}", self._turn, every=DRAIN_EVERY_S, on_death=self._fail, clock=clock,
+            f"quiver-retries {subscriber}", self._turn, every=DRAIN_EVERY_S, on_death=self._fail, clock=clock,
             observer=observer or InMemoryObserver(),
         )  # fmt: skip
         self._not_before_s = 0.0
 
-    def take_up(self, root: str) -> None:
+    def resume(self, root: str) -> None:
         """
-        Go on with what an earlier life held of the store at *root*.
+        Continue with the bundles that the exporter queued for the store at *root* before a restart.
 
         Raises:
-            DirectoryInUseError: another life goes on with it.
+            DirectoryInUseError: another instance of the exporter continues with them.
             OSError: the disk refused.
         """
         try:
@@ -277,23 +245,8 @@ class HeldExports:
 
     def _of(self, root: str) -> Undelivered:
         if root not in self._stores:
-            letters = None
-            if self._letters is not None and self._policy.on_exhausted == "dead_letter":
-                letters = self._letters(root, self._subscriber)
-            retries = RetrySet.open(
-                REAL_FILES,
-                root,
-                self._subscriber,
-                unresolved=lambda: unresolved_bundles(root, self._subscriber),
-                clock=self._clock,
-            )
-            self._stores[root] = Undelivered(
-                self._subscriber,
-                self._policy,
-                retries=retries,
-                letters=letters,
-                clock=self._clock,
-                observer=self._observer,
+            self._stores[root] = open_undelivered(
+                root, self._subscriber, self._policy, letters=self._letters, clock=self._clock, observer=self._observer
             )
         return self._stores[root]
 
@@ -303,52 +256,49 @@ class HeldExports:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is held."""
+        """Whether no bundle is queued."""
         return not any(len(one.retries) for one in self._stores.values())
 
     def has(self, root: str, ref: BundleRef) -> bool:
-        """Say whether a bundle is held."""
+        """Return whether a bundle is queued."""
         return root in self._stores and ref in self._stores[root].retries
 
     # ── in a batch ───────────────────────────────────────────────────────────────────────────────────
 
-    def set_aside(self, failed: Mapping[tuple[str, BundleRef], Transient | Permanent]) -> None:
+    def add(self, failed: Mapping[tuple[str, BundleRef], Transient | Permanent]) -> None:
         """
-        Hold the bundles of a batch that *failed*, by store and place, or give them up. Durable on return.
+        Queue the bundles of a batch that *failed*, by store and reference, or drop them. Durable on return.
 
         Raises:
-            DeliveryHaltedError: the policy says to stop at one of them.
-            CapacityError: so much is held that the batch must not pass these; it is to be tried again.
-            OSError: the disk refused; the same holds.
+            DeliveryHaltedError: the policy is to halt at one of them.
+            CapacityError: the queue is full, so the batch must not be committed; try it again.
+            OSError: the disk refused; the same applies.
         """
         try:
             for (root, ref), outcome in failed.items():
-                self._failed(root, ref, outcome, save=False)
+                self._record(root, ref, outcome)
         finally:
             self._save()
         if not self.is_empty:
             self._begin()
 
-    def _failed(self, root: str, ref: BundleRef, outcome: Transient | Permanent, *, save: bool) -> None:
+    def _record(self, root: str, ref: BundleRef, outcome: Transient | Permanent) -> None:
+        """Record a failed attempt. `_save` makes it durable."""
         undelivered = self._of(root)
         if self._stats is not None:
             kind: FailureType = "data" if isinstance(outcome, Permanent) else "processor"
             self._stats.failed(kind, f"bundle {ref}: {outcome}")
-        verdict = undelivered.failed(ref, outcome, content=lambda: _content(root, ref), save=save)
-        if isinstance(verdict, Exhausted):
-            if verdict.how == "halt":
-                raise DeliveryHaltedError(self._subscriber, str(ref), verdict.reason)
-            undelivered.resolved(ref)
+        undelivered.settle(ref, outcome, content=lambda: read_if_readable(REAL_FILES, root, ref))
 
     def _save(self) -> None:
         for root, undelivered in list(self._stores.items()):
             undelivered.save()
             if not len(undelivered.retries):
-                # Not kept open: it is rare, and the next life of this exporter, in this process, needs them too.
+                # Closed, since it is rarely needed, and the next instance in this process needs the files, too.
                 undelivered.close()
                 del self._stores[root]
 
-    # ── apart ────────────────────────────────────────────────────────────────────────────────────────
+    # ── individually ─────────────────────────────────────────────────────────────────────────────────
 
     def _turn(self) -> Finished | None:
         try:
@@ -357,37 +307,39 @@ class HeldExports:
             self.halted = halted
             return FINISHED
         except (QuiverError, OSError) as error:
-            self._pause(f"what is held cannot be tried again: {error}")
+            self._pause(f"the retry queue cannot be drained: {error}")
         finally:
             if self._is_closed:
-                self._let_go()
+                self._release()
         return None
 
     def _fail(self, died: WorkerDiedError) -> None:
-        """Let the next batch fail: nothing that is held would be tried again."""
+        """Make the next batch fail: no queued bundle would be retried any more."""
         self.failed = StoreFailedError(f"exporter {self._subscriber}: {died}; start the query again")
 
     def drain(self) -> int:
         """
-        Try every bundle whose time has come once more, by itself; return how many left.
+        Retry every bundle that is due, individually. Return how many left the queue.
 
         Raises:
-            DeliveryHaltedError: the policy says to stop at one of them.
+            DeliveryHaltedError: the policy is to halt at one of them.
             OSError: the disk refused; nothing is lost.
         """
         left = 0
         due = [(root, entry.ref) for root, one in list(self._stores.items()) for entry in one.retries.due()]
         for root, ref in due:
             if not self.busy.acquire(timeout=DRAIN_EVERY_S):
-                break  # a batch takes its time; and whoever closes must not wait for it
+                break  # a batch takes long, and `close` must not wait for it
             try:
                 if self._is_closed or self.session is None or self._clock.monotonic() < self._not_before_s:
                     break
                 if not self._is_due(root, ref):
-                    continue  # somebody else tried it meanwhile
-                self._again(self.session, root, ref)
-                left += not self.has(root, ref)
-                self._save()
+                    continue  # another thread tried it in the meantime
+                try:
+                    self._retry(self.session, root, ref)
+                    left += not self.has(root, ref)
+                finally:
+                    self._save()
             finally:
                 self.busy.release()
         return left
@@ -395,38 +347,38 @@ class HeldExports:
     def _is_due(self, root: str, ref: BundleRef) -> bool:
         return self.has(root, ref) and self._stores[root].retries.wait_s(ref) <= 0
 
-    def _again(self, spark: SparkSession, root: str, ref: BundleRef) -> None:
+    def _retry(self, spark: SparkSession, root: str, ref: BundleRef) -> None:
         try:
             bundle = read_stored(REAL_FILES, root, ref)
         except BundleUnavailableError:
-            self._of(root).resolved(ref)  # gone, by policy
+            self._of(root).resolved(ref)  # removed by policy
             return
         except CorruptionError as error:
-            self._failed(root, ref, outcome_of_error(error), save=True)
+            self._record(root, ref, outcome_of_error(error))
             return
         reason = undecodable(bundle)
         outcome = self._exported(spark, root, ref, bundle) if reason is None else Permanent("UNDECODABLE", reason)
         if outcome is not None:
-            self._failed(root, ref, outcome, save=True)
+            self._record(root, ref, outcome)
 
     def _exported(self, spark: SparkSession, root: str, ref: BundleRef, bundle: Bundle) -> Transient | None:
-        """Export a bundle; return what its processors have against it. What the exporter has is another matter."""
+        """Export a bundle. Return the failure of its processors; a failure of the destination is not the bundle's."""
         if self._export is None:
             return None
-        row = row_of(root, ref, bundle)
-        (name,) = names_apart(self._subscriber, [(root, ref)])
+        row = descriptor_of(root, ref, bundle)
+        (name,) = individual_names(self._subscriber, [(root, ref)])
         try:
-            self._export.apart(spark, row, name)
-        except Exception as failure:  # noqa: BLE001 - the edge: Spark, processors and sinks raise many kinds
+            self._export.export_one(spark, row, name)
+        except Exception as failure:  # noqa: BLE001 - Spark, processors and sinks raise many kinds
             error = self._of_processors(spark, row)
-            if error is not None and not blames_nobody(error):
-                # A session that is ended under it fails, too.
-                return None if self._is_closed else Transient("PROCESSOR", told(error))
-            # The far side is down, or full: that costs the bundle no attempt.
-            said = told(error or failure)
-            why = f"bundle {ref} passes the processors, but cannot be exported: {said}"
+            if error is not None and not is_environment_error(error):
+                # A session that is stopped during the probe fails, too.
+                return None if self._is_closed else Transient("PROCESSOR", describe_error(error))
+            # The destination is down or full: that costs the bundle no attempt.
+            description = describe_error(error or failure)
+            why = f"bundle {ref} passes the processors, but cannot be exported: {description}"
             if self._stats is not None:
-                self._stats.failed(failure_type(said), why)
+                self._stats.failed(failure_type(description), why)
             self._pause(why)
         else:
             self._of(root).resolved(ref)
@@ -437,7 +389,7 @@ class HeldExports:
             return None
         try:
             self._export.probe(spark, row, views=Descriptors(row).views)
-        except Exception as error:  # noqa: BLE001 - the same edge
+        except Exception as error:  # noqa: BLE001 - processors raise many kinds
             return error
         return None
 
@@ -452,25 +404,19 @@ class HeldExports:
 
     def close(self) -> None:
         """
-        Stop trying, and let go of retry sets and dead letters. Idempotent. Stop the query first.
+        Stop retrying, and release the retry sets and dead letters. Idempotent. Stop the query first.
 
-        A bundle that is being exported is waited for a moment only. Until that has ended the next life is refused what
-        is held: two would export the bundle at the same time, and each remove what the other has written so far.
+        `close` waits only briefly for a bundle that is being exported. Until that ends, the next instance of the
+        exporter is refused the retry sets: two would export the bundle at the same time, and each would remove what
+        the other has written so far.
         """
         self._is_closed = True
         if self._worker.stop(CLOSE_S):
-            self._let_go()
+            self._release()
         # Otherwise the thread releases them itself, when its turn ends.
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         with self._guard:
             stores, self._stores = self._stores, {}
         for undelivered in stores.values():
             undelivered.close()
-
-
-def _content(root: str, ref: BundleRef) -> Bundle | None:
-    try:
-        return read_stored(REAL_FILES, root, ref)
-    except (CorruptionError, BundleUnavailableError, InvalidBundleError):
-        return None

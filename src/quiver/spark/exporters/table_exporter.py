@@ -49,7 +49,7 @@ class TableExporter(Protocol):
         everything.
         """
 
-    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
+    def exported_individually(self, names: AbstractSet[str]) -> set[str]:
         """Return those of *names* that are queries of one batch each, number 0, and exported: bundles by themselves."""
 
     def export(self, tables: Tables, batch: BatchOf) -> Exported:

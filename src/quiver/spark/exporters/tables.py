@@ -89,7 +89,7 @@ class _Forgetful:
         """Return nothing."""
         return {}
 
-    def exported_apart(self, names: AbstractSet[str]) -> set[str]:  # noqa: ARG002
+    def exported_individually(self, names: AbstractSet[str]) -> set[str]:  # noqa: ARG002
         """Return none."""
         return set()
 
@@ -162,7 +162,7 @@ class QuiverExporter:
         """Return nothing: the store knows batches of queries, not where they came from."""
         return {}
 
-    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
+    def exported_individually(self, names: AbstractSet[str]) -> set[str]:
         """Return those of *names* that the store has a batch of."""
         directory = f"{self._root}/{INCOMING_DIR}"
         writers = REAL_FILES.list_dir(directory) if REAL_FILES.exists(directory) else ()
@@ -270,7 +270,7 @@ class FileExporter:
         """Return how far earlier queries came: a lost checkpoint writes nothing twice."""
         return self._committer(batch).exported_through
 
-    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
+    def exported_individually(self, names: AbstractSet[str]) -> set[str]:
         """Return those of *names* that have their files."""
         return committed_apart(REAL_FILES, self._output, names)
 

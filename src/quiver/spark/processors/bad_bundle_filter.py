@@ -1,16 +1,16 @@
 """
-Bundles that fail an exporter on Spark: found, and set aside, so that their batch goes on without them.
+Find the bundles that make an exporter on Spark fail, and export their batch without them.
 
 ::
 
-    batch ─▶ exporter ─▶ fails ─▶ decode every bundle by itself ─▶ bad: a dead letter, durably
-                                  process halves of the others, and halves of those that fail ─▶ held (`retry_queue.py`)
+    batch ─▶ exporter ─▶ fails ─▶ decode each bundle ─▶ undecodable: a dead letter, durably
+                                  bisect the others: run the processors on halves ─▶ failing: retry queue
                                   │                                             then ─▶ exporter, without them
-                                  └▶ none: what fails is the exporter, and the batch with it
+                                  └▶ no bundle is at fault: the exporter fails, and the batch with it
 
-The common case costs nothing. What cannot be decoded is so by its bytes, and tried once. What a processor fails on may
-pass later, because somebody mended the processor or what it asks: it is tried again as the policy says. A chain that
-fails without any bundle is broken itself: then the batch waits.
+A batch that does not fail costs nothing extra. A bundle that cannot be decoded never will be, so it is tried once. A
+bundle that a processor fails on may pass later, after the processor or a service it calls was repaired, so the policy
+decides how often it is retried. A chain that fails without any bundle is broken itself: then the batch waits.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.spark.bundles import open_bundles_at
 from quiver.spark.exporters.retry_queue import (
     BundleExport,
-    HeldExports,
-    LettersOf,
-    blames_nobody,
-    names_apart,
-    told,
+    MakeDeadLetters,
+    RetryQueue,
+    individual_names,
     undecodable,
 )
-from quiver.spark.processors.bisect import isolate
+from quiver.spark.exporters.spark_errors import describe_error, is_environment_error
+from quiver.spark.processors.bisect import bisect
 from quiver.spark.tables import Descriptors
 from quiver.store.reading.segments import store_root, store_roots
 
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
     from quiver.delivery.exporter_stats import ExporterStats
 
-__all__ = ["ExportBatch", "LettersOf", "PoisonSieve", "bad_bundles"]
+__all__ = ["BadBundleFilter", "ExportBatch", "MakeDeadLetters", "bad_bundles"]
 
 _DESCRIPTOR = ("path", "segment", "index", "slots")
 _FOUND = "path string, segment bigint, `index` bigint, reason string"
@@ -63,16 +62,15 @@ _Place = tuple[str, BundleRef]
 
 def bad_bundles(descriptors: Iterable[pa.RecordBatch], *, fail_on_data_loss: bool = True) -> Iterator[pa.RecordBatch]:
     """
-    Yield, for each bundle that *descriptors* describe and that holds what cannot be decoded, where it is and why. Runs
-    in tasks.
+    Yield the place of each bundle that cannot be decoded, and why. Runs in tasks.
 
     Args:
-        descriptors: path, segment and index of each.
-        fail_on_data_loss: False passes over what is gone or damaged, as the export does then.
+        descriptors: path, segment and index of each bundle.
+        fail_on_data_loss: False skips bundles that are missing or damaged, as the export does then.
 
     Raises:
-        DataLossError: a segment is gone.
-        CorruptionError: a segment is not what was written, which is not the bundle's fault.
+        DataLossError: a segment is missing.
+        CorruptionError: a segment is damaged, which is not the bundle's fault.
     """
     for path, ref, bundle in open_bundles_at(descriptors, fail_on_data_loss=fail_on_data_loss):
         reason = undecodable(bundle)
@@ -81,31 +79,31 @@ def bad_bundles(descriptors: Iterable[pa.RecordBatch], *, fail_on_data_loss: boo
             yield pa.RecordBatch.from_pylist([row], schema=_FOUND_ARROW)
 
 
-class PoisonSieve:
+class BadBundleFilter:
     """
-    Wraps what exports a batch of a `bundles` query. Pass the result to ``foreachBatch``. A context manager.
+    Wraps the exporter of a `bundles` query. Pass it to ``foreachBatch``. A context manager.
 
-    It holds what a processor fails on, and tries it again in a thread of its own: `close` it when the query has
-    stopped, and before another one of the same exporter is made in this process.
+    It queues the bundles that a processor fails on, and retries them in a thread. `close` it when the query has
+    stopped, and before creating another one for the same exporter in this process.
 
     Args:
-        export: takes a batch and its number; a batch without what is set aside is exported under the same number. Of a
-            plain function only the bundles that cannot be decoded are set aside.
-        subscriber: the exporter: whose dead letters these are.
-        policy: what becomes of a bundle that is set aside: how often and how long it is tried again
-            (`quiver.delivery.policy.PROCESSOR_ATTEMPTS` where it says neither), and what then.
+        export: takes a batch and its number. The batch without bad bundles is exported under the same number. With a
+            plain function, only bundles that cannot be decoded are removed.
+        subscriber: the exporter, which owns the dead letters.
+        policy: the retry policy of queued bundles. `quiver.delivery.policy.PROCESSOR_ATTEMPTS` applies where it
+            limits neither attempts nor time.
         letters: makes the dead letters, if the policy wants any: `quiver.delivery.dead_letters.DeadLetters`.
-        fail_on_data_loss: as the query has it.
-        store_path: the store: what an earlier life of this exporter held is gone on with. Without it that waits.
-        spark: where bundles are tried again before the first batch comes.
-        clock: when the next attempt of a bundle is due.
-        observer: takes counts and events.
-        background: try again in a thread; without it the caller drives `drain`.
-        stats: takes the failures of bundles; those of the query its caller sees.
+        fail_on_data_loss: the same as for the query.
+        store_path: the store whose queued bundles are resumed immediately. None resumes them later.
+        spark: the session for retries before the first batch.
+        clock: measures when the next attempt of a bundle is due.
+        observer: receives counts and events.
+        background: retry in a thread; without it the caller calls `drain`.
+        stats: receives the failures of bundles. The caller records those of the query.
 
     Raises:
-        DirectoryInUseError: another one holds bundles for this exporter.
-        UsageError: there is no store, or the policy is to keep dead letters and there is no place for them.
+        DirectoryInUseError: another process has the retry queue of this exporter.
+        UsageError: there is no store, or the policy is to keep dead letters and *letters* is None.
         OSError: the disk refused.
     """
 
@@ -115,7 +113,7 @@ class PoisonSieve:
         subscriber: str,
         policy: RetryPolicy,
         *,
-        letters: LettersOf | None = None,
+        letters: MakeDeadLetters | None = None,
         fail_on_data_loss: bool = True,
         store_path: str | None = None,
         spark: SparkSession | None = None,
@@ -129,7 +127,7 @@ class PoisonSieve:
         self._subscriber = subscriber
         self._fail = fail_on_data_loss
         self._is_first = True
-        self._held = HeldExports(
+        self._queue = RetryQueue(
             subscriber,
             policy.for_processors(),
             export=self._by_bundle,
@@ -139,48 +137,45 @@ class PoisonSieve:
             background=background,
             stats=stats,
         )
-        # A session of its own: the tables that queries name are then those of one bundle.
-        self._held.session = None if spark is None else spark.newSession()
+        # A separate session: the tables that queries name there are those of one bundle.
+        self._queue.session = None if spark is None else spark.newSession()
         try:
             for root in () if store_path is None else store_roots(REAL_FILES, store_path).values():
-                self._held.take_up(root)
+                self._queue.resume(root)
         except BaseException:
             self.close()
             raise
 
     @property
     def halted(self) -> DeliveryHaltedError | None:
-        """Why no batch is taken any more, where the policy says to stop at a bundle and one was tried in vain."""
-        return self._held.halted
+        """Set when the policy halted delivery at a bundle: no batch is exported any more."""
+        return self._queue.halted
 
     @property
     def failed(self) -> StoreFailedError | None:
-        """
-        Why no batch is taken any more, when the thread that tries bundles again has died: the query must start
-        again.
-        """
-        return self._held.failed
+        """Set when the thread that retries bundles died: no batch is exported until the query is restarted."""
+        return self._queue.failed
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """
-        Export one batch, or what is good of it; what is not is set aside, durably, before the rest is exported.
+        Export one batch. If it fails, queue its bad bundles durably and export the rest.
 
         Raises:
-            DeliveryHaltedError: the policy says to stop at a bundle.
-            StoreFailedError: the thread that tries bundles again has died.
-            CapacityError: so much is held that this batch may not be passed: it is tried again.
-            OSError: the disk refused: the batch is tried again.
+            DeliveryHaltedError: the policy is to halt at a bundle.
+            StoreFailedError: the thread that retries bundles died.
+            CapacityError: the retry queue is full. The batch must not be committed; Spark tries it again.
+            OSError: the disk refused. Spark tries the batch again.
         """
-        if self._held.halted is not None:
-            raise self._held.halted
-        if self._held.failed is not None:
-            raise self._held.failed
+        if self._queue.halted is not None:
+            raise self._queue.halted
+        if self._queue.failed is not None:
+            raise self._queue.failed
         try:
-            with self._held.busy:
-                self._held.session = batch.sparkSession
+            with self._queue.busy:
+                self._queue.session = batch.sparkSession
                 self._one(batch, batch_id)
         except DeliveryHaltedError as halted:
-            self._held.halted = halted
+            self._queue.halted = halted
             self.close()
             raise
 
@@ -189,29 +184,29 @@ class PoisonSieve:
         try:
             self._export(wanted, batch_id)
         except TransientError:
-            raise  # the exporter says itself that it is not a bundle's fault
+            raise  # the exporter knows that no bundle is at fault
         except Exception as failure:
             failed = self._failed(wanted, failure)
             if not failed:
                 raise
-            self._held.set_aside(failed)
+            self._queue.add(failed)
             self._export(_without(wanted, failed.keys()), batch_id)
         self._is_first = False
 
     def _wanted(self, batch: DataFrame) -> DataFrame:
-        """Return the batch without what is held, and without what was exported by itself."""
-        if self._held.is_empty and not self._is_first:
+        """Return the batch without bundles that are queued or were exported individually."""
+        if self._queue.is_empty and not self._is_first:
             return batch
         places = _places(batch.select("path", "segment", "index").toArrow())
-        passed = {place for place in places if self._held.has(*place)}
-        # Only a batch that was cut short in an earlier life can hold what was tried by itself after that.
+        passed = {place for place in places if self._queue.has(*place)}
+        # Only the first batch after a restart can be a repetition, with bundles that were exported individually since.
         if self._is_first and self._by_bundle is not None:
-            names = names_apart(self._subscriber, places)
-            passed |= {names[name] for name in self._by_bundle.exported_apart(set(names))}
+            names = individual_names(self._subscriber, places)
+            passed |= {names[name] for name in self._by_bundle.exported_individually(set(names))}
         return _without(batch, passed) if passed else batch
 
     def _failed(self, batch: DataFrame, failure: Exception) -> dict[_Place, Transient | Permanent]:
-        """Return the bundles because of which *batch* failed; none when it was something else."""
+        """Return the bundles that made *batch* fail; none if the cause is something else."""
         find = partial(bad_bundles, fail_on_data_loss=self._fail)
         rows = batch.select("path", "segment", "index").mapInArrow(find, _FOUND).collect()
         failed: dict[_Place, Transient | Permanent] = {
@@ -229,23 +224,23 @@ class PoisonSieve:
             return failed
         if probe(()) is not None:
             raise failure
-        for at, why in isolate(good, probe, reason=reason):
+        for at, why in bisect(good, probe, reason=reason):
             failed[places[at]] = Transient("PROCESSOR", why)
         return failed
 
     def drain(self) -> int:
         """
-        Try what is held and due once more, now; return how many bundles are held no more.
+        Retry the queued bundles that are due. Return how many left the queue.
 
         Raises:
-            DeliveryHaltedError: the policy says to stop at one of them.
+            DeliveryHaltedError: the policy is to halt at one of them.
             OSError: the disk refused; nothing is lost.
         """
-        return self._held.drain()
+        return self._queue.drain()
 
     def close(self) -> None:
-        """Try nothing again any more, and let go of retry sets and dead letters. Idempotent. Stop the query first."""
-        self._held.close()
+        """Stop retrying, and release the retry sets and dead letters. Idempotent. Stop the query first."""
+        self._queue.close()
 
     def __enter__(self) -> Self:
         return self
@@ -255,7 +250,7 @@ class PoisonSieve:
 
 
 class _Probe:
-    """Says why processors fail on some of the bundles of a batch."""
+    """Runs the processors on some bundles of a batch, and returns why they fail."""
 
     def __init__(self, spark: SparkSession, export: BundleExport, bundles: pa.Table) -> None:
         self._spark = spark
@@ -268,9 +263,9 @@ class _Probe:
         try:
             self._export.probe(self._spark, bundles, views=self._views)
         except Exception as error:
-            if blames_nobody(error):
+            if is_environment_error(error):
                 raise
-            return told(error)
+            return describe_error(error)
         return None
 
 

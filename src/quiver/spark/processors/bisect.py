@@ -1,14 +1,14 @@
 """
-Which of several things is it that makes all of them fail? Found by halving; pure.
+Find which of several items make all of them fail together, by bisection. Pure.
 
 ::
 
-    fails([a b c d e f g h])        asked before
-    fails([a b c d])                no: then it is in the other half, and that is not asked
-    fails([e f])                    yes: it may be in the other half, too
-    fails([g h])                    no
+    fails([a b c d e f g h])         known before
+    fails([a b c d])                 no: then the fault is in the other half, which is not probed
+    fails([e f])                     yes: it may be in the other half, too
+    fails([g h])                     no
     …
-    fails(all but what was found)   no: that was all
+    fails(all except what was found) no: nothing else is at fault
 """
 
 from __future__ import annotations
@@ -17,66 +17,64 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["PROBES_IN_VAIN_MAX", "PROBES_MAX", "isolate"]
+__all__ = ["PROBES_MAX", "PROBES_WITHOUT_SUCCESS_MAX", "bisect"]
 
 PROBES_MAX = 512
 """
-A probe is a job of Spark's. What is not told apart by then is set aside together, and tried one by one later: a job for
-each, which costs more than to go on asking.
+A probe is a Spark job. Items that are not separated after this many probes are queued together and retried
+individually later. That takes a job for each of them, so this limit is high.
 """
-PROBES_IN_VAIN_MAX = 128
-"""Where nothing has passed by then, nearly everything fails, and there is little to tell apart."""
+PROBES_WITHOUT_SUCCESS_MAX = 128
+"""When no probe has passed by then, nearly every item fails, and there is little to separate."""
 
-_Thing = TypeVar("_Thing")
+_Item = TypeVar("_Item")
 
 
-def isolate(
-    things: Sequence[_Thing],
-    fails: Callable[[Sequence[_Thing]], str | None],
+def bisect(
+    items: Sequence[_Item],
+    fails: Callable[[Sequence[_Item]], str | None],
     *,
     reason: str,
     probes_max: int = PROBES_MAX,
-) -> list[tuple[_Thing, str]]:
+) -> list[tuple[_Item, str]]:
     """
-    Return those of *things* without which the others are known or likely not to fail, each with the reason.
+    Return the items without which the others are known or likely to pass, each with the reason of its failure.
 
-    Of what fails only together with others, one is returned, or all of them: nobody knows which one it is.
+    When items fail only in combination, the result has one of them, or all: which one is at fault cannot be known.
 
     Args:
-        things: they fail together.
-        fails: says why some of them fail together, or None.
-        reason: why all of them do.
-        probes_max: *fails* is asked so often at most, and `PROBES_IN_VAIN_MAX` times as long as nothing passes; what
-            is not told apart by then is returned whole.
+        items: they fail together.
+        fails: returns why some of them fail together, or None if they pass.
+        reason: why all of them fail together.
+        probes_max: how often *fails* may be called; `PROBES_WITHOUT_SUCCESS_MAX` while no probe has passed. Groups
+            that are not separated by then are returned completely.
     """
-    search = _Search(things, fails, probes_max)
-    found = search.halve(list(range(len(things))), reason, may_assume=True)
-    rest = [at for at in range(len(things)) if at not in found]
-    if rest and search.may_ask(1):
-        why = search.ask(rest)
+    search = _Search(items, fails, probes_max)
+    found = search.halve(list(range(len(items))), reason, may_assume=True)
+    rest = [at for at in range(len(items)) if at not in found]
+    if rest and search.may_probe(1):
+        why = search.probe(rest)
         if why is not None:
-            # What was taken for granted was wrong.
+            # An assumption was wrong: both halves of some group fail.
             found |= search.halve(rest, why, may_assume=False)
-    return [(things[at], found[at]) for at in sorted(found)]
+    return [(items[at], found[at]) for at in sorted(found)]
 
 
-class _Search(Generic[_Thing]):
-    def __init__(
-        self, things: Sequence[_Thing], fails: Callable[[Sequence[_Thing]], str | None], probes_max: int
-    ) -> None:
-        self._things = things
+class _Search(Generic[_Item]):
+    def __init__(self, items: Sequence[_Item], fails: Callable[[Sequence[_Item]], str | None], probes_max: int) -> None:
+        self._items = items
         self._fails = fails
         self._probes_max = probes_max
-        self._asked = 0
+        self._probes = 0
         self._has_passed = False
 
-    def may_ask(self, count: int) -> bool:
-        most = self._probes_max if self._has_passed else min(self._probes_max, PROBES_IN_VAIN_MAX)
-        return self._asked + count <= most
+    def may_probe(self, count: int) -> bool:
+        limit = self._probes_max if self._has_passed else min(self._probes_max, PROBES_WITHOUT_SUCCESS_MAX)
+        return self._probes + count <= limit
 
-    def ask(self, chosen: Sequence[int]) -> str | None:
-        self._asked += 1
-        reason = self._fails([self._things[at] for at in chosen])
+    def probe(self, chosen: Sequence[int]) -> str | None:
+        self._probes += 1
+        reason = self._fails([self._items[at] for at in chosen])
         self._has_passed = self._has_passed or reason is None
         return reason
 
@@ -85,27 +83,26 @@ class _Search(Generic[_Thing]):
         Return which of *chosen*, which fail together, are at fault.
 
         Args:
-            chosen: places of things.
+            chosen: indexes of items.
             reason: why they fail.
-            may_assume: take it for granted that one half fails when the other does not.
+            may_assume: assume that one half fails when the other passes, instead of probing it.
         """
         found: dict[int, str] = {}
-        # The largest first: what is left when there are no probes any more is small.
+        # Largest group first, so that groups left without probes are small.
         groups = [(-len(chosen), list(chosen), reason)]
         while groups:
             _, group, why = heapq.heappop(groups)
             first, second = group[: len(group) // 2], group[len(group) // 2 :]
             failing = []
-            if len(group) > 1 and self.may_ask(2):
-                of_first = self.ask(first)
+            if len(group) > 1 and self.may_probe(2):
+                of_first = self.probe(first)
                 if of_first is not None:
                     failing.append((-len(first), first, of_first))
-                of_second = why if of_first is None and may_assume else self.ask(second)
+                of_second = why if of_first is None and may_assume else self.probe(second)
                 if of_second is not None:
                     failing.append((-len(second), second, of_second))
             for one in failing:
                 heapq.heappush(groups, one)
             if not failing:
-                said = why if len(group) == 1 else f"one of {len(group)} bundles: {why}"
-                found |= dict.fromkeys(group, said)
+                found |= dict.fromkeys(group, why if len(group) == 1 else f"one of {len(group)} bundles: {why}")
         return found

@@ -44,7 +44,7 @@ class QuestdbExporter:
         """Return nothing."""
         return {}
 
-    def exported_apart(self, names: AbstractSet[str]) -> set[str]:  # noqa: ARG002 - the slots know
+    def exported_individually(self, names: AbstractSet[str]) -> set[str]:  # noqa: ARG002 - the slots know
         """Return none."""
         return set()
 

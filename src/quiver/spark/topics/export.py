@@ -58,7 +58,7 @@ class TopicExporter:
         """Return nothing: a topic knows batches of queries, not where they came from."""
         return {}
 
-    def exported_apart(self, names: AbstractSet[str]) -> set[str]:
+    def exported_individually(self, names: AbstractSet[str]) -> set[str]:
         """Return those of *names* that are writers with a committed batch."""
         directory = f"{self._place.root}/{INCOMING_DIR}"
         writers = REAL_FILES.list_dir(directory) if REAL_FILES.exists(directory) else ()
