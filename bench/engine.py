@@ -83,7 +83,7 @@ def bench(
         for number in range(bundles):
             ingest(bundle({SLOT: source[number & 15]}))
         ingest_s = perf_counter() - started
-        store.flush()
+        store.seal()
         total_s = perf_counter() - started
         return {"bundles": bundles, "ingest_s": ingest_s, "total_s": total_s, **deliver(store)}
 
@@ -101,7 +101,7 @@ def reopen(directory: Path) -> dict[str, float]:
     started = perf_counter()
     store = quiver.open(directory, ROOMY)
     opened = perf_counter()
-    store.flush()
+    store.seal()
     flushed = perf_counter()
     size = sum(path.stat().st_size for path in (directory / "segments").iterdir())
     return {

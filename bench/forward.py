@@ -80,7 +80,7 @@ def contender(requests: list[bytes], sizes: RequestSizes) -> Callable[[Path], di
             for request in requests:
                 batch = pa.record_batch([pa.array([request], pa.binary())], schema=OTLP_SCHEMA)
                 store.ingest(quiver.Bundle({OTLP_SLOTS["logs"]: batch}))
-            store.flush()
+            store.seal()
             started = perf_counter()
             with BundleForwarder(source, sender, sizes=sizes, in_flight_max=AT_ONCE, observer=observer) as forwarder:
                 if not forwarder.drained(DONE_S):

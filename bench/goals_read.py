@@ -32,7 +32,7 @@ def filled(directory: Path, rows: int, bundles: int, settings: quiver.Settings =
     with quiver.open(directory, settings) as store:
         for number in range(bundles):
             store.ingest(quiver.Bundle({SLOT: source[number & 15]}))
-        store.flush()
+        store.seal()
     return source
 
 
@@ -222,7 +222,7 @@ def pipeline(batches: int) -> Goal:
                     write(directory, written, handle.bundle[SLOT])
                     handle.ack()
                     written += 1
-            store.flush()
+            store.seal()
             while (handle := subscriber.next_bundle(timeout=0)) is not None:
                 write(directory, written, handle.bundle[SLOT])
                 handle.ack()
@@ -253,7 +253,7 @@ def amplification(rows: int, bundles: int, mode: str) -> Goal:
             for number in range(bundles):
                 store.ingest(quiver.Bundle({SLOT: source[number & 15]}))
             logged = store.stats()["wal_position"] - start
-            store.flush()
+            store.seal()
             total = written_bytes() - before
         sealed = sum(path.stat().st_size for path in (directory / "store" / "segments").iterdir())
         return {"log": logged / raw, "segment": sealed / raw, "total": total / raw}

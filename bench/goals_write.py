@@ -52,7 +52,7 @@ def durable_store(source: list[pa.RecordBatch], count: int) -> Run:
             ingest, bundle = store.ingest, quiver.Bundle
             # A running store, not one in its first second: its memory was used for the segment before.
             timed_each(lambda batch: ingest(bundle({SLOT: batch})), source, count)
-            store.flush()
+            store.seal()
             timed_each(lambda batch: ingest(bundle({SLOT: batch}), durable=True), source, count // 10 + 1)
             warm_memory()  # again: the pages that were there went into the files of the first part
             return timed_each(lambda batch: ingest(bundle({SLOT: batch}), durable=True), source, count)
@@ -104,7 +104,7 @@ def cpu(rows: int, count: int, aim: str) -> Goal:
     def store(directory: Path) -> dict[str, float]:
         with quiver.open(directory / "store", ROOMY) as store:
             ingest, bundle = store.ingest, quiver.Bundle
-            return per_bundle(lambda batch: ingest(bundle({SLOT: batch})), store.flush)
+            return per_bundle(lambda batch: ingest(bundle({SLOT: batch})), store.seal)
 
     def bare(directory: Path) -> dict[str, float]:
         log = BareLog(directory, sync_each=False)
@@ -158,7 +158,7 @@ def group(producers: int, record_bytes: int, count: int, aims: tuple[str, str]) 
         with quiver.open(directory / "store", ROOMY) as store:
             ingest, bundle = store.ingest, quiver.Bundle
             producing(lambda batch: ingest(bundle({SLOT: batch})), source, producers, count)  # as in `durable_store`
-            store.flush()
+            store.seal()
             warm_memory()
             return producing(lambda batch: ingest(bundle({SLOT: batch}), durable=True), source, producers, count)
 
@@ -191,13 +191,13 @@ def sealing(bundles: int) -> Goal:
         with quiver.open(directory / "store", ROOMY) as store:
             ingest, bundle = store.ingest, quiver.Bundle
             timed_each(lambda batch: ingest(bundle({SLOT: batch})), source, bundles)
-            store.flush()
+            store.seal()
             quiet = timed_each(lambda batch: ingest(bundle({SLOT: batch})), source, bundles)
             started = perf_counter()
-            store.flush()
+            store.seal()
             seconds = perf_counter() - started
             timed_each(lambda batch: ingest(bundle({SLOT: batch})), source, bundles)
-            thread = threading.Thread(target=store.flush)
+            thread = threading.Thread(target=store.seal)
             thread.start()
             beside = []
             while thread.is_alive() or not beside:

@@ -61,14 +61,14 @@ def store_contender(source: list[pa.RecordBatch], setting: str, bundles: int) ->
             if setting != "sustained":
                 # A running store, not one in its first second: its memory was used for the segment before.
                 timed(lambda batch: ingest(bundle({30: batch})), source, bundles)
-                store.flush()
+                store.seal()
             if setting == "synced":
                 seconds = timed(lambda batch: ingest(bundle({30: batch}), durable=True), source, bundles)
             else:
                 seconds = timed(lambda batch: ingest(bundle({30: batch})), source, bundles)
             if setting == "sustained":
                 started = perf_counter()
-                store.flush()
+                store.seal()
                 seconds += perf_counter() - started
         return bundles / seconds
 

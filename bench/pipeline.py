@@ -74,7 +74,7 @@ def take_into_store(root: Path, requests: list[bytes], *, cores: int | None, cor
     with quiver.open(root, settings, cores=cores, core=core) as store:
         for request in requests:
             store.ingest(bundle_of(request))
-        store.flush()
+        store.seal()
 
 
 def take_into_files(root: Path, requests: list[bytes], *, core: int | None) -> None:

@@ -50,7 +50,7 @@ def fill(directory: Path, rows: int, total: int) -> int:
     with quiver.open(directory, quiver.Settings(segment_open_s_max=3600)) as store:
         for number in range(bundles):
             store.ingest(quiver.Bundle({SLOT: source[number & 15]}))
-        store.flush()
+        store.seal()
     return bundles * rows
 
 

@@ -85,7 +85,7 @@ def build_segments(directory: Path, count: int, *, rows: int, message_bytes: int
         store.register("reader", start="earliest")
         for _ in range(count):
             store.ingest(quiver.Bundle({30: source}))
-            store.flush()
+            store.seal()
 
 
 def build_large(directory: Path, count: int) -> None:

@@ -32,7 +32,7 @@ def fill(store: quiver.Store) -> None:
     """Three producers that do not quite agree on their columns."""
     store.ingest(quiver.Bundle({"logs": batch(8, ["INFO", "WARN", "INFO"])}))
     store.ingest(quiver.Bundle({"logs": batch(9, ["ERROR", "INFO"], millis=[12, 700])}))
-    store.flush()  # so far in a segment; what follows is only in the log
+    store.seal()  # so far in a segment; what follows is only in the log
     store.ingest(quiver.Bundle({"logs": batch(10, ["ERROR"], millis=[1.5], host=["edge-1"])}))
 
 

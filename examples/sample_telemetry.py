@@ -47,4 +47,4 @@ def fill(directory: str, orders: int = 12) -> None:
             service = SERVICES[number % len(SERVICES)]
             for slot, data in (("otlp_logs", logs_of(service, number)), ("otlp_traces", spans_of(service, number))):
                 store.ingest(quiver.Bundle({slot: pa.record_batch({"data": [data]}, schema=OTLP)}))
-        store.flush()
+        store.seal()

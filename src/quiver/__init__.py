@@ -8,7 +8,7 @@ Quiver: a durable, Arrow-native buffer for telemetry and streams.
     with quiver.open("buffer/") as store:
         store.ingest(quiver.Bundle({"logs": batch}), durable=True)
         subscriber = store.register("exporter", start="earliest")
-        store.flush()
+        store.seal()
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             export(handle.bundle)
             handle.ack()
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from quiver.store.receipts import BundleReceipt
     from quiver.store.store import Store
     from quiver.store.subscribers.claims import BundleHandle
+    from quiver.store.subscribers.records import SubscriberLag
     from quiver.store.subscribers.subscriber import Subscriber
 else:
     __getattr__, __dir__ = lazy_names(
@@ -62,6 +63,7 @@ else:
             "quiver.store.cores.opening": "open_path=open",
             "quiver.store.store": "Store",
             "quiver.store.subscribers.claims": "BundleHandle",
+            "quiver.store.subscribers.records": "SubscriberLag",
             "quiver.store.subscribers.subscriber": "Subscriber",
         },
         renamed={
@@ -101,6 +103,7 @@ __all__ = [
     "StoreClosedError",
     "StoreFailedError",
     "Subscriber",
+    "SubscriberLag",
     "TransientError",
     "UnknownSubscriberError",
     "UnsupportedFormatError",

@@ -26,7 +26,7 @@ def left_by_a_crash(live, **how):
         store.register("slow", start="earliest")
         for n in range(12):
             store.ingest(bundle(20 * n), durable=True)
-        store.flush()
+        store.seal()
         for _ in range(5):
             fast.next_bundle(timeout=0).ack()
         store.maintain()

@@ -38,7 +38,7 @@ def fill(directory, subscriber, cores=None):
     with quiver.open(directory, **({} if cores is None else {"cores": cores})) as store:
         store.register(subscriber, start="earliest")
         store.ingest(bundle())
-        store.flush()
+        store.seal()
 
 
 @pytest.fixture(params=[None, 2], ids=["one", "cores"])

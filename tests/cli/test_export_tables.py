@@ -18,7 +18,7 @@ def test_one_table_is_written(tmp_path, call):
     with quiver.open(tmp_path / "buffer") as store:
         store.ingest(rows("trades", price=[1.5, 2.5]))
         store.ingest(rows("venues", price=["high"]))
-        store.flush()
+        store.seal()
         store.ingest(rows("Trades", price=[3.5]))
     to = tmp_path / "out.jsonl"
     assert call("export", tmp_path / "buffer", "--table", "trades", "--to", to).exit_code == 0

@@ -116,7 +116,7 @@ def test_store_commands(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, tm
     root = tmp_path / "buffer"
     with quiver.open(root, settings, background=False) as store:
         store.ingest(quiver.Bundle({"logs": pa.record_batch({"id": [1, 2, 3]})}))
-        store.flush()
+        store.seal()
         for _ in range(2):
             store.maintain()
     assert not list((root / "segments").glob("*.qseg"))

@@ -258,7 +258,7 @@ def test_a_snapshot_becomes_a_store_again(any_dir, tmp_path, call):
     assert numbers(back) == ALL
     assert pending(back, call) == {"fast": 7, "slow": 12}
     with opened(back) as store:
-        store.flush()
+        store.seal()
         slow = store.register("slow")
         got = []
         while (handle := slow.next_bundle(timeout=0)) is not None:

@@ -34,7 +34,7 @@ def rewound(call, store_dir, name, to, code=0):
 def segments(store_dir):
     """The numbers of the sealed segments, with how many bundles each has. Nothing is in the log any more."""
     with quiver.open(store_dir, background=False) as store:
-        store.flush()
+        store.seal()
         return {info.seq: info.bundle_count for info in store.catalog.segments()}
 
 
@@ -67,7 +67,7 @@ def test_latest_skips_all_that_is_sealed(store_dir, segments, call):
     with quiver.open(store_dir) as store:
         subscriber = store.register("slow")
         store.ingest(quiver.Bundle({30: pa.record_batch({"n": [1]})}))
-        store.flush()
+        store.seal()
         assert subscriber.next_bundle(timeout=0) is not None
 
 
@@ -129,7 +129,7 @@ def test_both_profiles(tmp_path, make_bundle, call, profile):
         store.register("a", start="earliest")
         for number in range(4):
             store.ingest(make_bundle(20 * number))
-            store.flush()
+            store.seal()
     assert rewound(call, tmp_path / "s", "a", 2)["bundles_skipped"] == 2
     for _ in range(2):
         assert [number for _, number in bundles_of(tmp_path / "s", "a", format_profile=profile)] == [2, 3]

@@ -60,7 +60,7 @@ def numbers_in(root):
     """The numbers that a store delivers once it was opened."""
     with quiver.open(root) as store:
         store.maintain()
-        store.flush()
+        store.seal()
     with quiver.read(root) as reader:
         return sorted(n for _, one in reader.bundles([30]) for n in one[30].column("n").to_pylist())
 
@@ -140,7 +140,7 @@ def pipeline(tmp_path):
         with quiver.open(data / name) as store:
             store.register(subscriber, start="earliest")
             store.ingest(numbered(number))
-            store.flush()
+            store.seal()
             store.ingest(numbered(number * 10))
     with DeadLetters(str(data / "buffer.staged-out"), "out", background=False) as letters:
         letters.add(BundleRef(2, 0), otlp(), reason="HTTP 403")

@@ -23,7 +23,7 @@ def served(tmp_path, make_bundle):
         subscriber = store.register("lake", start="earliest")
         for first in range(3):
             store.ingest(make_bundle(first))
-        store.flush()
+        store.seal()
         for _ in range(2):
             subscriber.next_bundle(timeout=0).ack()
         store.maintain()

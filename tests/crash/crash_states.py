@@ -230,7 +230,7 @@ class Workload:
 
     def _flush(self) -> None:
         with contextlib.suppress(CapacityError):
-            self.store.flush()
+            self.store.seal()
             self._say(durable=self.promises.logged)
 
     def _sync(self) -> None:
@@ -294,7 +294,7 @@ def examine(fs: CrashFileSystem, variant: Variant) -> Found:
     ]
     clock = ManualClock()
     with variant.open(fs, clock) as opened:
-        opened.flush()
+        opened.seal()
         sealed, pending = [], []
         for store, seen_here in zip(variant.stores(opened), seen, strict=True):
             here = _sealed(store)
@@ -327,7 +327,7 @@ def _go_on(opened: Any, variant: Variant, clock: ManualClock) -> None:
         for name in (DROP_LEDGER, EVICTED):
             assert not store._fs.exists(f"{directory}/{name}"), f"{name} stays, and everybody has taken note"
         store.ingest(numbered(AFTERWARDS, clock.now_ns()))
-        store.flush()
+        store.seal()
         for name in NAMES:
             assert drained(store, name) == [AFTERWARDS], f"what comes after recovery does not reach {name}"
 

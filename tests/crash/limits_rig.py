@@ -206,7 +206,7 @@ def check(state: State, settings: Settings, *, query_lives: bool) -> dict[str, i
     store = opened(state.fs, settings, ManualClock(now_ns=state.now_ns), observer)
     query = Query(state.fs) if query_lives else None
     store.maintain()
-    store.flush()
+    store.seal()
     got = {name: state.got[name] + drain(store, name) for name in ("reads", "sleeps")}
     got["query"] = state.got["query"] + (drain(store, "query") if query is None else query.look(store))
     for _ in range(2):
@@ -220,7 +220,7 @@ def check(state: State, settings: Settings, *, query_lives: bool) -> dict[str, i
         uncounted[name] = len(lost) - told
         assert sorted(set(got[name])) == got[name], f"{state.label}: {name} {got[name]}"
     store.ingest(numbered(state.accepted))
-    store.flush()
+    store.seal()
     for name in ("reads", "sleeps"):
         assert drain(store, name) == [state.accepted], f"{state.label}: {name}"
     assert (drain(store, "query") if query is None else query.look(store)) == [state.accepted], state.label

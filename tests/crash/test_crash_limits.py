@@ -103,12 +103,12 @@ def test_nothing_is_dropped_that_the_log_would_bring_back() -> None:
         number += 1
     assert number > 5
     again = rig.opened(disk.clone_after_crash(0), settings)
-    again.flush()
+    again.seal()
     assert rig.drain(again, "sleeps") == list(range(number))
     fs.heal()
     for later in range(number, number + 60):
         store.ingest(rig.numbered(later))
-    store.flush()
+    store.seal()
     left = rig.drain(store, "sleeps")
     assert left == list(range(left[0], number + 60))
     assert left[0] == rig.counted(store._observer, "sleeps") > 0
@@ -141,13 +141,13 @@ def test_a_drop_that_the_cursor_refused_is_no_loss(operation: str) -> None:
     for state in (killed, disk.clone_after_kill()):
         observer = InMemoryObserver()
         again = rig.opened(state, settings, observer=observer)
-        again.flush()
+        again.seal()
         got = rig.drain(again, "sleeps")
         lost = rig.counted(observer, "sleeps")
         assert got == list(range(lost, number)), "bundles are gone that nobody counted"
         assert lost == 0 or operation == "sync_dir"
     segments.heal()
-    store.flush()
+    store.seal()
     assert rig.drain(store, "sleeps") == list(range(number))
     store.maintain()
     assert not disk.exists(f"{rig.ROOT}/quiver.drops")

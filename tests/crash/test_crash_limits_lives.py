@@ -86,12 +86,12 @@ class Lives:
             case "read":
                 name = chance.choice(["reads", "reads", "reads", "sleeps"])
                 self.got[name] += rig.drain(store, name, chance.randrange(20))
-                store._subscribers.flush()
+                store._subscribers.save()
             case "maintain":
                 store.maintain()
             case "flush":
                 with contextlib.suppress(CapacityError):
-                    store.flush()
+                    store.seal()
             case "look":
                 self.got["query"] += self.query.look(store)
             case "wait":
@@ -115,7 +115,7 @@ class Lives:
         """Everybody takes what is left; the store lets all of it go."""
         observer = InMemoryObserver()
         store = rig.opened(self.fs, Settings(delete_grace_s=0.0), self.clock, observer)
-        store.flush()
+        store.seal()
         for name in ("reads", "sleeps"):
             self.got[name] += rig.drain(store, name)
         for _ in range(3):

@@ -82,7 +82,7 @@ def paths(fs: CrashFileSystem) -> list[str]:
 
 def held(store: Store) -> list[int]:
     """The numbers of all bundles that the store holds, sealed."""
-    store.flush()
+    store.seal()
     refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
     return [store.catalog.bundle(ref)[30]["n"][0].as_py() for ref in refs]
 
@@ -228,7 +228,7 @@ def test_a_damaged_floor_never_counts_as_zero(damage: bytes, now_ns: int) -> Non
         subscriber = store.register("s", start="earliest")
         for number in range(BUNDLES):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             handle.ack()
         store.maintain()

@@ -59,7 +59,7 @@ def made(settings: Settings) -> CrashFileSystem:
     for number in range(BUNDLES):
         store.ingest(bundle_of(number), durable=True)
         if number == 10:
-            store.flush()
+            store.seal()
             for _ in range(3):
                 handle = subscriber.next_bundle(timeout=0)
                 assert handle is not None
@@ -100,7 +100,7 @@ def numbers(fs: CrashFileSystem) -> list[int]:
 def delivered(fs: CrashFileSystem, name: str) -> list[int]:
     got = []
     with opened(fs) as store:
-        store.flush()
+        store.seal()
         subscriber = store.register(name, start="earliest")
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             got.append(number_of(handle.bundle))
@@ -191,7 +191,7 @@ def test_the_head_of_the_only_log_file_is_mended(kind: str) -> None:
     fs = made(SETTINGS) if kind != "bare" else CrashFileSystem()
     if kind != "entries":
         with opened(fs) as store:
-            store.flush()
+            store.seal()
     log = f"{ROOT}/wal/quiver.wal"
     # The version of a bare head is taken at its word.
     offsets = [offset for offset in range(38) if kind != "bare" or offset not in {10, 11}]

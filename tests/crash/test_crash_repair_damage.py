@@ -58,7 +58,7 @@ def made(settings: Settings) -> CrashFileSystem:
     for number in range(BUNDLES):
         store.ingest(bundle_of(number), durable=True)
         if number == 9:
-            store.flush()
+            store.seal()
             for _ in range(2):
                 handle = subscriber.next_bundle(timeout=0)
                 assert handle is not None
@@ -97,7 +97,7 @@ def numbers(fs: CrashFileSystem) -> list[int]:
 def delivered(fs: CrashFileSystem, settings: Settings, name: str) -> list[int]:
     got = []
     with opened(fs, settings) as store:
-        store.flush()
+        store.seal()
         subscriber = store.register(name, start="earliest")
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             got.append(handle.bundle[30]["n"][0].as_py())

@@ -62,7 +62,7 @@ def made(profile: Any, adapter: Adapter = OTAP) -> CrashFileSystem:
     one, two = store.register("one", start="earliest"), store.register("two", start="earliest")
     for number in range(BUNDLES - 4):
         store.ingest(bundle_of(number), durable=True)
-    store.flush()
+    store.seal()
     for subscriber, most in ((one, 7), (two, 3)):
         handles = [subscriber.next_bundle(timeout=0) for _ in range(most)]
         for handle in handles:
@@ -78,7 +78,7 @@ def made(profile: Any, adapter: Adapter = OTAP) -> CrashFileSystem:
 def pending(fs: CrashFileSystem, profile: Any, adapter: Adapter = OTAP) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     with opened(fs.clone_after_kill(), profile, adapter) as store:
-        store.flush()
+        store.seal()
         for name in ("one", "two"):
             subscriber = store.register(name)
             found[name] = []

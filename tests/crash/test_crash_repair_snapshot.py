@@ -60,7 +60,7 @@ class Work:
             self.store.ingest(bundle_of(self.accepted), durable=True)
             self.accepted += 1
         elif what == "flush":
-            self.store.flush()
+            self.store.seal()
         elif what == "maintain":
             self.store.maintain()
         else:
@@ -119,14 +119,14 @@ def check_restored(fs: CrashFileSystem, root: str, promised: int, acked: dict[st
     assert not report.damaged, f"{label}: {report.findings}"
     with opened(fs, root) as store:
         store.maintain()
-        store.flush()
+        store.seal()
         for name in NAMES:
             got = delivered(store, name)
             missing = set(range(promised)) - set(got) - acked[name]
             assert not missing, f"{label}: {name} misses {sorted(missing)}"
             assert len(got) == len(set(got)), f"{label}: {name} got {got}"
         store.ingest(bundle_of(9_999))
-        store.flush()
+        store.seal()
         for name in NAMES:
             assert delivered(store, name) == [9_999], f"{label}: {name} does not get what comes after"
 
@@ -172,7 +172,7 @@ def test_beside_a_writer_nothing_is_missing(every: int) -> None:
             # The live store is none the wiser.
             for name in NAMES:
                 work.ack(name, 10_000)
-            work.store.flush()
+            work.store.seal()
             for name in NAMES:
                 work.ack(name, 10_000)
                 assert work.acked[name] == set(range(work.accepted)), label
@@ -235,7 +235,7 @@ class Once(Between):
                 self._calls = 1
                 for _ in range(30):
                     self._work.step()
-                self._work.store.flush()
+                self._work.store.seal()
                 self._work.ack("fast", 100)
                 self._work.store.maintain()
             return call(*arguments, **named)
@@ -353,7 +353,7 @@ def test_a_crash_at_every_step_of_a_copy_of_two_cores() -> None:
         store.register("slow", start="earliest")
         for number in range(12):
             store.ingest(bundle_of(number), durable=True)
-        store.flush()
+        store.seal()
         for number in range(12, 15):
             store.ingest(bundle_of(number), durable=True)
         live = fs.clone_after_kill()
@@ -381,7 +381,7 @@ def test_a_crash_at_every_step_of_a_copy_of_two_cores() -> None:
         after = clone.clone_after_crash(0)
         got = []
         with open_store(BACK, SETTINGS, cores=2, fs=after, clock=ManualClock(), background=False) as restored:
-            restored.flush()
+            restored.seal()
             slow = restored.register("slow")
             while (handle := slow.next_bundle(timeout=0)) is not None:
                 got.append(handle.bundle[30]["n"][0].as_py())

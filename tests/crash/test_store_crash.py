@@ -90,7 +90,7 @@ class Run:
         store.maintain()
         self.durable = self.logged
         self.drain(store, "two", 12)
-        store.flush()
+        store.seal()
         self.durable = self.logged
         store.close()
         store = self.open()
@@ -147,7 +147,7 @@ def check(state: CrashState, label: str, fs: CrashFileSystem, promised: int) -> 
     assert survivors == sorted(set(survivors)), f"{label}: a reader sees {survivors}"
     assert all(number < state.attempted for number in survivors), f"{label}: invented {survivors}"
     with open_again(fs) as store:
-        store.flush()
+        store.seal()
         in_segments = [number_of(store.catalog.bundle(ref)) for ref in refs(store)]
         assert in_segments == sorted(set(in_segments)), f"{label}: segments hold {in_segments}"
         assert set(survivors) == set(in_segments), f"{label}: a reader saw {survivors}, recovery {in_segments}"
@@ -159,7 +159,7 @@ def check(state: CrashState, label: str, fs: CrashFileSystem, promised: int) -> 
         store.maintain()
         assert len(store.catalog) == 0, f"{label}: finished segments stay"
         store.ingest(bundle_of(1000))
-        store.flush()
+        store.seal()
         for name in ("one", "two"):
             assert drain(store, name) == [1000], f"{label}: what comes after recovery does not reach {name}"
 

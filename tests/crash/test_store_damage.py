@@ -71,7 +71,7 @@ def contents(fs: CrashFileSystem) -> tuple[list[int], list[int]]:
     reader = read(ROOT, fs=fs)
     seen = [number_of(bundle) for _, bundle in reader.bundles()]
     store = opened(fs)
-    store.flush()
+    store.seal()
     refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
     kept = []
     for ref in refs:

@@ -51,7 +51,7 @@ def number_of(bundle: Bundle) -> int:
 
 def contents(store: Store) -> list[int]:
     """What the segments hold, in order, after everything is sealed."""
-    store.flush()
+    store.seal()
     refs = [BundleRef(info.seq, index) for info in store.catalog.segments() for index in range(info.bundle_count)]
     return [number_of(store.catalog.bundle(ref)) for ref in refs]
 
@@ -94,7 +94,7 @@ class Run:
         self.try_to(lambda: self.consume(subscriber, 4))
         self.try_to(store.maintain)
         self.ingest(store, 6)
-        self.try_to(store.flush)
+        self.try_to(store.seal)
         self.try_to(lambda: self.consume(subscriber, 5))
         self.try_to(store.maintain)
         self.ingest(store, 2)
@@ -218,7 +218,7 @@ def test_a_lost_cursor_write_does_not_wedge_the_log() -> None:
             store.ingest(bundle_of(number))
     fs.heal()
     store.ingest(bundle_of(2_000))
-    store.flush()
+    store.seal()
     got = taken(subscriber)
     assert got == [*range(len(got) - 1), 2_000]
     store.close()
@@ -233,7 +233,7 @@ def test_finished_segments_make_room_for_the_progress_that_frees_more() -> None:
     subscriber = store.register("s", start="earliest")
     for number in range(20):
         store.ingest(bundle_of(number))
-    store.flush()
+    store.seal()
     first = store.catalog.segments()[0].bundle_count
     taken(subscriber, first)
     store.maintain()
@@ -293,8 +293,8 @@ def test_a_closed_store_leaves_the_directory_alone() -> None:
     clock.advance(10)
     with opened(fs, clock) as new:
         new.ingest(bundle_of(1))
-        new.flush()
-        for call in (old.flush, old.maintain):
+        new.seal()
+        for call in (old.seal, old.maintain):
             with pytest.raises(StoreClosedError):
                 call()
         assert contents(new) == [0, 1]
@@ -330,7 +330,7 @@ def test_waiting_for_room_ends_without_a_background_thread() -> None:
             store.ingest(bundle_of(number, 100), timeout=5)
             accepted += 1
     assert 5 <= clock.monotonic() - before < 6
-    store.flush()
+    store.seal()
     assert taken(subscriber) == list(range(accepted))
     store.ingest(bundle_of(accepted, 100))  # what was acknowledged makes room, maintained or not
     with pytest.raises(InvalidBundleError, match=r"retention\.size_cap"):

@@ -183,7 +183,7 @@ def test_a_dead_letter_of_version_1_is_not_replayed():
     slots = {**bundle_of(7).batches, 63: pa.RecordBatch.from_pylist([row | {"ingested_at_ns": None}], schema=old)}
     with open_store(rig.letters.path, fs=rig.disk, clock=rig.clock, background=False) as store:
         store.ingest(Bundle(slots))
-        store.flush()
+        store.seal()
     assert rig.run() == 1
     assert rig.left() == [7]
     assert read_dead_letters(rig.disk, ROOT, "out")[0].is_refused
@@ -255,10 +255,10 @@ def test_a_dead_letter_expires_after_max_age():
     """The dropped dead letter is counted."""
     rig = Rig(DeadLetterPolicy(max_age_s=3600.0))
     rig.give_up(1)
-    rig.letters._store.flush()
+    rig.letters._store.seal()
     rig.clock.advance(1800.0)
     rig.give_up(2)
-    rig.letters._store.flush()
+    rig.letters._store.seal()
     rig.clock.advance(2000.0)
     rig.letters._store.maintain()
     assert rig.left() == [2]

@@ -137,12 +137,12 @@ def test_dead_letters_are_dropped_while_the_exporter_runs(tmp_path):
     fill(letters, 1)
     with pytest.raises(BundleUnavailableError, match="1 dead letters"):
         drop(REAL_FILES, root=str(tmp_path))
-    letters._store.flush()
+    letters._store.seal()
     fill(letters, 2)
     assert drop(REAL_FILES, {BundleRef(3, 1)}, str(tmp_path)) == 1
     assert refs_of(REAL_FILES, str(tmp_path)) == [(3, 2)]
     letters._store.maintain()
-    letters._store.flush()
+    letters._store.seal()
     assert len([name for name in REAL_FILES.list_dir(f"{letters.path}/segments") if name.endswith(".qseg")]) == 1
     assert drop(REAL_FILES, root=str(tmp_path)) == 1
     letters.close()

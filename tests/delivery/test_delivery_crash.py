@@ -119,8 +119,8 @@ def filled(clock):
         for number in range(BUNDLES):
             store.ingest(bundle_of(number))
             if number % 5 == 4:
-                store.flush()
-        store.flush()
+                store.seal()
+        store.seal()
     return disk
 
 
@@ -130,7 +130,7 @@ def finish(disk, clock, has):
     life = Life(disk, clock, far)
     life.run(rounds=20)
     assert load_retry_set(disk, ROOT, "out") == ()
-    life.store.flush()
+    life.store.seal()
     # The last ack comes with the next question, as in Spark.
     life.batch()
     life.store.maintain()

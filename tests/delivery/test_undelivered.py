@@ -35,7 +35,7 @@ class Rig:
         self.store = open_store(ROOT, fs=self.disk, clock=self.clock, background=False)
         for number in range(5):
             self.store.ingest(bundle_of(number))
-        self.store.flush()
+        self.store.seal()
         self.answers = {}
         self.sent = []
         self.undelivered = Undelivered(

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from quiver.bundle import OTLP_SCHEMA, OTLP_SLOTS, Bundle, BundleRef
 from quiver.exporters.reply import Reply
+from quiver.store.subscribers.records import SubscriberLag
 
 COLLECTOR = "opentelemetry.proto.collector"
 SERVICES = {
@@ -38,8 +39,8 @@ class FakeHandle:
     def ack(self):
         self.source.settled(self, "acked")
 
-    def reject(self, why=""):
-        self.source.settled(self, f"rejected: {why}")
+    def reject(self, reason=""):
+        self.source.settled(self, f"rejected: {reason}")
 
     def defer(self, seconds=0.0):
         self.source.deferred(self, seconds)
@@ -94,11 +95,9 @@ class FakeSource:
     def pending_bundles_in_range(self, first_segment, last_segment):
         return [handle.ref for handle in (*self.free, *(one for _, one in self.waiting))]
 
-    def pending_bundle_count(self):
-        return len(self.free) + len(self.waiting)
-
-    def oldest_incomplete_segment(self):
-        return 0 if self.pending_bundle_count() else None
+    def lag(self):
+        pending = len(self.free) + len(self.waiting)
+        return SubscriberLag(pending, 0, 0, (0,) if pending else (), 0, 0.0)
 
 
 class FakeSender:

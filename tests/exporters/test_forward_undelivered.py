@@ -48,7 +48,7 @@ class Rig:
         source = self.store.register("out", start="earliest")
         for bundle in bundles:
             self.store.ingest(bundle)
-        self.store.flush()
+        self.store.seal()
         self.sender = FakeSender(lambda _signal, request: self.answers.get(request, OK))
         letters = DeadLetters(ROOT, "out", fs=self.disk, clock=self.clock, background=False)
         undelivered = Undelivered(
@@ -82,7 +82,7 @@ class Rig:
         self.store.maintain()
 
     def pending(self):
-        return self.store.register("out").pending_bundle_count()
+        return self.store.register("out").lag().pending_bundles
 
     def attempts(self):
         return [entry.attempts for entry in load_retry_set(self.disk, ROOT, "out")]

@@ -199,7 +199,7 @@ def test_one_record_that_is_too_large_becomes_a_dead_letter_alone(tmp_path):
     source = store.register("out", start="earliest")
     for bundle in (otlp_bundle(logs(*wanted)), otlp_bundle(logs("next"))):
         store.ingest(bundle)
-    store.flush()
+    store.seal()
     sender = FakeSender(taking(40_000, says=40_000))
     undelivered = Undelivered(
         "out", RetryPolicy(), letters=DeadLetters("/store", "out", fs=fs, clock=clock, background=False)
@@ -214,7 +214,7 @@ def test_one_record_that_is_too_large_becomes_a_dead_letter_alone(tmp_path):
     ]
     assert bodies(*letter.bundle[60].column("data").to_pylist()) == [huge]
     assert "bytes that cannot be split" in letter.reason
-    assert store.register("out").pending_bundle_count() == 0
+    assert store.register("out").lag().pending_bundles == 0
 
 
 def test_only_unconfirmed_parts_are_sent_again():
@@ -375,7 +375,7 @@ def test_a_request_above_the_cap_of_a_receiver_is_split(tmp_path, protocol):
         while not rig.source.outcomes:
             rig.forwarder.forward_one()
             rig.clock.advance(8.0)
-            store.flush()
+            store.seal()
             while (handle := subscriber.next_bundle(timeout=0)) is not None:
                 kept += handle.bundle[60].column(0).to_pylist()
                 handle.ack()

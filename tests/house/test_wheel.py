@@ -28,7 +28,7 @@ rows = pa.record_batch({"id": pa.array(range(3), pa.int64()), "body": ["a", "b",
 with quiver.open(sys.argv[1]) as store:
     store.ingest(quiver.Bundle({30: rows}), durable=True)
     subscriber = store.register("reader", start="earliest")
-    store.flush()
+    store.seal()
     handle = subscriber.next_bundle(timeout=30)
     print(handle.bundle[30].to_pylist() == rows.to_pylist())
     handle.ack()

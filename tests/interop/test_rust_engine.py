@@ -97,7 +97,7 @@ def read_by_rust(directory: Path) -> list[object]:
 
 def delivered_by_store(directory: Path, subscriber: str = "reader") -> list[object]:
     with quiver.open(directory, OTAP) as store:
-        store.flush()
+        store.seal()
         reader = store.register(subscriber, start="earliest")
         found = []
         while (handle := reader.next_bundle(timeout=0)) is not None:
@@ -131,7 +131,7 @@ def test_rust_reads_what_the_store_closed(tmp_path):
     with quiver.open(tmp_path / "store", OTAP) as store:
         for bundle in given[:20]:
             store.ingest(bundle)
-        store.flush()
+        store.seal()
         for bundle in given[20:]:
             store.ingest(bundle, durable=True)
 
@@ -145,7 +145,7 @@ def test_rust_reads_what_a_crashed_store_left(tmp_path, durable):
     store = quiver.open(tmp_path / "store", OTAP)
     for bundle in given[:20]:
         store.ingest(bundle, durable=durable)
-    store.flush()
+    store.seal()
     for bundle in given[20:]:
         store.ingest(bundle, durable=durable)
     store.maintain()
@@ -193,7 +193,7 @@ def test_rust_goes_on_with_the_progress_of_the_store(tmp_path):
     with quiver.open(directory, OTAP) as store:
         for bundle in bundles(30):
             store.ingest(bundle)
-        store.flush()
+        store.seal()
         reader = store.register("both", start="earliest")
         handles = [reader.next_bundle(timeout=0) for _ in range(30)]
         for number, handle in enumerate(handles):

@@ -233,7 +233,7 @@ class Child:
         self.waiting.clear()
 
     def flush(self) -> None:
-        self.store.flush()
+        self.store.seal()
 
     def reopen(self) -> None:
         self.store.close()
@@ -289,7 +289,7 @@ def warm_up(settings: Settings) -> None:
     with open_store("/warm", settings, fs=CrashFileSystem(), background=False) as store:
         subscriber = store.register(NAMES[0], start="earliest")
         store.ingest(numbered(0), durable=True)
-        store.flush()
+        store.seal()
         with subscriber.next_bundle(timeout=0) as handle:
             number_of(handle.bundle)
             handle.ack()
@@ -313,7 +313,7 @@ def check(directory: Path, tally: Tally, settings: Settings, label: str) -> None
     """Open again, and hold what is there against what was promised."""
     read_ledger(directory, tally)
     with open_store(directory, settings, background=False, observer=Listener(tally)) as store:
-        store.flush()
+        store.seal()
         sealed = in_segments(store)
         waiting = {name: pending(store, name) for name in NAMES}
     assert sealed == sorted(set(sealed)), f"{label}: out of order or twice in segments: {sealed}"

@@ -92,7 +92,7 @@ class MultiCoreHoarder(Hoarder, MultiCore):
 def check_cores(directory: Path, tally: Tally, settings: Settings, label: str) -> None:
     """As for one store, core by core; a subscriber gets from each core in order."""
     with open_store(directory, settings, cores=CORES_MAX, background=False) as store:
-        store.flush()
+        store.seal()
         sealed = [in_segments(store.core(core)) for core in range(CORES_MAX)]
         waiting = [{name: pending(store.core(core), name) for name in NAMES} for core in range(CORES_MAX)]
     accepted = tally.accepted()

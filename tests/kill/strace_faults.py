@@ -222,7 +222,7 @@ class Script:
 
     def flush(self) -> None:
         if self.store is not None:
-            self.store.flush()
+            self.store.seal()
 
     def close(self) -> None:
         if self.store is not None:

@@ -201,7 +201,7 @@ def test_writes_that_take_only_some_bytes(tmp_path: Path, most: int) -> None:
         subscriber = store.register("s", start="earliest")
         for bundle in bundles:
             store.ingest(bundle, durable=True)
-        store.flush()
+        store.seal()
         got = []
         for _ in range(5):
             handle = subscriber.next_bundle(timeout=0)
@@ -228,5 +228,5 @@ def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
             store.ingest(kill_cycles.numbered(number), durable=True)
     store.close()
     with open_store(tmp_path, SETTINGS, background=False) as again:
-        again.flush()
+        again.seal()
         assert kill_cycles.in_segments(again) == [0]

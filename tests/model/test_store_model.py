@@ -82,7 +82,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.store.flush()
+        self.store.seal()
         self.durable = len(self.accepted)
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 6.0]))
@@ -122,7 +122,7 @@ class StoreMachine(RuleBasedStateMachine):
     def drain(self) -> None:
         """Everything accepted has been resolved, now or before, unless a power cut took what was not durable."""
         self.claimed = {name: [] for name in NAMES}
-        self.store.flush()
+        self.store.seal()
         self.durable = len(self.accepted)
         self.clock.advance(10)
         for name in NAMES:

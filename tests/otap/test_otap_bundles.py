@@ -24,7 +24,7 @@ def test_a_request_comes_back_from_a_store(signal, tmp_path):
         for request in requests:
             for bundle in otap.iter_bundles(request, signal):
                 store.ingest(bundle)
-        store.flush()
+        store.seal()
     stored = [bundle for _, bundle in quiver.read(tmp_path / "store").bundles()]
     for request, bundle in zip(requests, stored, strict=True):
         assert said(parsed(otap.to_otlp(bundle, signal), signal)) == said(parsed(request, signal))

@@ -32,7 +32,7 @@ def spans_of(path, bundles) -> list[Span]:
         store.activate()
         for bundle in bundles:
             store.ingest(bundle)
-        store.flush()
+        store.seal()
     segments = sorted(path.glob("segments/*.qseg"))
     return [Span(int(segment.stem), str(segment), 0, 1_000, segment.stat().st_size) for segment in segments]
 

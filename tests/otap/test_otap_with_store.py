@@ -50,11 +50,11 @@ def test_from_a_stream_through_two_stores(tmp_path, signal):
                 client.send(*(batch.message for batch in encoder.encode(bundle.batches)))
             client.half_close()
             assert {status.code for status in client.statuses()} == {StatusCode.OK}
-        first.flush()
+        first.seal()
         sender = OtapGrpcSender(ExporterSettings(f"http://127.0.0.1:{far.port}"))
         with BundleForwarder(out, sender, in_flight_max=2) as forwarder:
             assert forwarder.stop(30.0) == 0
-        second.flush()
+        second.seal()
         arrived = [handle.bundle for handle in check.next_bundles(10, 5.0)]
         came = merged(arrived, signal)
         assert came == merged([bundle for _, bundle in quiver.read(tmp_path / "first").bundles()], signal)

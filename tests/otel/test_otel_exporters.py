@@ -132,7 +132,7 @@ def test_exports_succeed_during_an_outage_and_arrive_afterwards(tmp_path):
         exporter = QuiverSpanExporter(path)
         for at in range(0, 30, 3):
             assert exporter.export(spans[at : at + 3]) is SpanExportResult.SUCCESS
-            forwarder._lease.store.flush()
+            forwarder._lease.store.seal()
         assert not forwarder.drain(0.3)
         assert forwarder.state().problem.startswith("UNAVAILABLE")
         exporter.shutdown()
@@ -481,4 +481,4 @@ def test_a_program_that_exits_sends_everything(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert ids(rows(tmp_path / "far", "spans")) == [7]
     with quiver.open(tmp_path / "local") as store:
-        assert store.register("forwarder").pending_bundle_count() == 0
+        assert store.register("forwarder").lag().pending_bundles == 0

@@ -167,7 +167,7 @@ def test_behind_is_the_age_of_the_oldest_bundle_that_is_not_confirmed(store, clo
     store.ingest(bundle())
     clock.advance(10.0)
     assert figures_of(store)["behind_s"] == pytest.approx(10.0)
-    store.flush()
+    store.seal()
     clock.advance(5.0)
     store.ingest(bundle())
     clock.advance(2.0)
@@ -178,7 +178,7 @@ def test_behind_is_the_age_of_the_oldest_bundle_that_is_not_confirmed(store, clo
     clock.advance(100.0)
     subscriber.next_bundle(timeout=0).ack()
     assert figures_of(store)["behind_s"] == pytest.approx(102.0)
-    store.flush()
+    store.seal()
     subscriber.next_bundle(timeout=0).ack()
     assert figures_of(store)["behind_s"] == 0
 
@@ -186,7 +186,7 @@ def test_behind_is_the_age_of_the_oldest_bundle_that_is_not_confirmed(store, clo
 def test_what_waits_and_what_was_given_up_is_read_from_the_disk(store):
     """So that it is right before an exporter in another process runs, and while it does not."""
     store.ingest(bundle())
-    store.flush()
+    store.seal()
     subscriber = store.register("out")
     handle = subscriber.next_bundle(timeout=0)
     with RetrySet.open(REAL_FILES, store.path, "out") as retries:

@@ -130,7 +130,7 @@ def test_what_was_confirmed_reaches_the_far_side(tmp_path):
 
     assert set(arrived(tmp_path / "far")) == set(map(request, range(6)))
     with quiver.open(tmp_path / "buffer") as store:
-        assert store.register("otlp_exporter", start="latest").pending_bundle_count() == 0
+        assert store.register("otlp_exporter", start="latest").lag().pending_bundles == 0
 
 
 def many_lives(tmp_path, lives, random):
@@ -267,9 +267,9 @@ def test_a_dead_exporter_holds_up_no_other(tmp_path, caplog):
             for number in range(20):
                 batch = pa.record_batch([pa.array([request(number)], pa.binary())], schema=OTLP_SCHEMA)
                 store.ingest(quiver.Bundle({60: batch}))
-            store.flush()
-        assert store.register("second").pending_bundle_count() == 0
-        assert store.register("otlp_exporter").pending_bundle_count() == 20
+            store.seal()
+        assert store.register("second").lag().pending_bundles == 0
+        assert store.register("otlp_exporter").lag().pending_bundles == 20
 
     assert set(arrived(tmp_path / "far")) == set(map(request, range(20)))
     (said,) = [
@@ -302,7 +302,7 @@ def test_what_was_not_let_in_comes_back_when_it_is(tmp_path):
     def ingest(number):
         batch = pa.record_batch([pa.array([request(number)], pa.binary())], schema=OTLP_SCHEMA)
         store.ingest(quiver.Bundle({60: batch}))
-        store.flush()
+        store.seal()
 
     got = []
     observer = InMemoryObserver()

@@ -101,7 +101,7 @@ def test_a_store_at_its_cap_is_not_ready(tmp_path):
             assert (store.problems() == ()) == is_ready, store.problems()
             if not is_ready:
                 assert "retention.size_cap" in store.problems()[0]
-                store.flush()
+                store.seal()
                 while (handle := subscriber.next_bundle(timeout=0)) is not None:
                     handle.ack()
                 store.maintain()

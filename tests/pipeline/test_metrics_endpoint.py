@@ -36,7 +36,7 @@ def test_it_serves_counters_latencies_and_gauges(endpoint, tmp_path):
         endpoint.observe(store)
         store.register("slow", start="earliest")
         store.ingest(quiver.Bundle({30: pa.record_batch({"x": [1, 2]})}), durable=True)
-        store.flush()
+        store.seal()
         text = fetch(endpoint.address)
 
     found = values(text)

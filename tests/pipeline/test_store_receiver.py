@@ -89,11 +89,11 @@ def test_what_is_sealed_there_is_stored_here(theirs, ours, receiver_of):
     receiver = receiver_of()
     for number in range(30):
         theirs.ingest(bundle(number))
-    theirs.flush()
+    theirs.seal()
     assert take_all(receiver) == 30
     theirs.ingest(bundle(30))
     assert take_all(receiver) == 0  # not sealed yet
-    theirs.flush()
+    theirs.seal()
     assert take_all(receiver) == 1
     found = [one for _, one in quiver.read(ours.path).bundles()]
     assert found == [bundle(number) for number in range(31)]
@@ -105,7 +105,7 @@ def test_what_is_sealed_there_is_stored_here(theirs, ours, receiver_of):
 def test_what_was_stored_and_not_confirmed_is_stored_again(theirs, ours, receiver_of):
     """Synced here before it is confirmed there: nothing is lost between the two."""
     theirs.ingest(bundle(0))
-    theirs.flush()
+    theirs.seal()
     receiver = receiver_of()
     steps, sync = [], ours.sync
     ours.sync = lambda: (steps.append("synced"), sync())
@@ -124,7 +124,7 @@ def test_only_the_confirmation_is_tried_again(theirs, ours, receiver_of):
     """As long as the disk there is full: what was stored here is not stored a second time."""
     for number in range(5):
         theirs.ingest(bundle(number))
-    theirs.flush()
+    theirs.seal()
     receiver = receiver_of()
     receiver._subscription = receiver._subscribe()
     receiver._position = receiver._subscription.initial()
@@ -152,7 +152,7 @@ def test_a_store_that_was_made_anew_is_another_one(tmp_path, ours, receiver_of):
             theirs.register("pipeline", start="earliest")
             for number in range(first, first + 3 + first // 10):
                 theirs.ingest(bundle(number))
-                theirs.flush()
+                theirs.seal()
         if first:
             with pytest.raises(quiver.DataLossError, match="another has taken its place"):
                 receiver.take()
@@ -165,7 +165,7 @@ def test_a_store_that_was_made_anew_is_another_one(tmp_path, ours, receiver_of):
 def test_it_goes_on_where_it_was(theirs, ours, receiver_of):
     """Under its name; a new name begins at the start, or with what comes from then on."""
     theirs.ingest(bundle(0))
-    theirs.flush()
+    theirs.seal()
     first = receiver_of()
     assert take_all(first) == 1
     with pytest.raises(DirectoryInUseError, match="subscriber pipeline"):
@@ -174,7 +174,7 @@ def test_it_goes_on_where_it_was(theirs, ours, receiver_of):
     late = receiver_of(subscriber="late", start="latest")
     assert take_all(late) == 0
     theirs.ingest(bundle(1))
-    theirs.flush()
+    theirs.seal()
     assert [take_all(receiver_of()), take_all(late), take_all(receiver_of(subscriber="b"))] == [1, 1, 2]
 
 
@@ -182,7 +182,7 @@ def test_every_core_of_the_other_store_is_read(tmp_path, ours, receiver_of):
     with quiver.open(tmp_path / "theirs", SMALL, cores=2, background=False) as theirs:
         for number in range(40):
             theirs.ingest(bundle(number))
-        theirs.flush()
+        theirs.seal()
         receiver = receiver_of()
         assert take_all(receiver) == 40
         assert take_all(receiver) == 0
@@ -202,7 +202,7 @@ def test_what_policy_dropped_there_is_counted_there(tmp_path, ours, receiver_of)
         assert receiver.take() == 0
         for number in range(200):
             theirs.ingest(bundle(number, size=500))
-        theirs.flush()
+        theirs.seal()
         taken = take_all(receiver)
         receiver.stop(0)
     got = numbers(ours.path)
@@ -215,7 +215,7 @@ def test_damage_costs_what_is_damaged(theirs, ours, receiver_of, caplog):
     """Said with the file's name, and passed over."""
     for number in range(3):
         theirs.ingest(bundle(number))
-        theirs.flush()
+        theirs.seal()
     damaged = Path(theirs.catalog.segments()[1].path)
     damaged.chmod(0o600)
     data = bytearray(damaged.read_bytes())
@@ -229,7 +229,7 @@ def test_damage_costs_what_is_damaged(theirs, ours, receiver_of, caplog):
 def test_a_full_store_here_waits(tmp_path, theirs, receiver_of, monkeypatch):
     """Nothing is confirmed there that was not stored here; a receiver that waits for room can be stopped."""
     theirs.ingest(bundle(0))
-    theirs.flush()
+    theirs.seal()
     receiver = receiver_of()
     asked = threading.Event()
 
@@ -259,7 +259,7 @@ def test_a_pipeline_takes_what_another_program_keeps(tmp_path):
         with quiver.open(tmp_path / "theirs", SMALL) as theirs:
             for number in range(50):
                 theirs.ingest(bundle(number))
-            theirs.flush()
+            theirs.seal()
             while "pipeline" not in theirs.stats()["subscribers"]:
                 theirs.maintain()
                 lifeline.gone.wait(0.005)

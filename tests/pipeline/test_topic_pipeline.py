@@ -110,7 +110,7 @@ def test_what_is_confirmed_is_synced_here(tmp_path, topics):
         again = receiver_of(store, tmp_path)
         assert again.take() == 1
         again.stop(0)
-        store.flush()
+        store.seal()
     assert requests(tmp_path / "buffer") == [request(1), request(2), request(2)]
 
 
@@ -124,7 +124,7 @@ def test_what_is_no_request_is_passed_over(tmp_path, topics):
         receiver = receiver_of(store, tmp_path, signal="logs")
         assert receiver.take() == 3
         receiver.stop(0)
-        store.flush()
+        store.seal()
     assert requests(tmp_path / "buffer") == [request(1)]
     assert confirmed(tmp_path) == 3
 

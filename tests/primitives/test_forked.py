@@ -130,7 +130,7 @@ def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
         subscriber = store.register("reader", start="earliest")
         for _ in range(4):
             store.ingest(BUNDLE)
-        store.flush()
+        store.seal()
         held = [subscriber.next_bundle(timeout=0) for _ in range(2)]
 
         def child() -> str:
@@ -154,7 +154,7 @@ def test_a_store_refuses_in_a_child(tmp_path: Path, cores: int | None) -> None:
             assert handle.bundle == BUNDLE
             handle.ack()
         store.ingest(BUNDLE)
-        store.flush()
+        store.seal()
         left = 0
         while handles := subscriber.next_bundles(9, timeout=0):
             left += len(handles)

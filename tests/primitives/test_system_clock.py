@@ -32,5 +32,5 @@ def test_intervals_without_end(tmp_path) -> None:
     settings = quiver.Settings(wal_flush_interval_s=never, maintain_interval_s=never, segment_open_s_max=never)
     with quiver.open(tmp_path / "store", settings) as store:
         store.register("one")
-        store.flush()
+        store.seal()
         assert store.register("one").next_bundle(timeout=0) is None

@@ -161,7 +161,7 @@ def test_it_gets_all_of_a_request_above_its_default_limit(tmp_path):
     ):
         subscriber = before.register("out", start="earliest")
         before.ingest(bundle)
-        before.flush()
+        before.seal()
         sender = OtlpGrpcSender(ExporterSettings(f"http://127.0.0.1:{ports.grpc}", compression_method="gzip"))
         with BundleForwarder(subscriber, sender) as forwarder:
             assert forwarder.drained(60.0)

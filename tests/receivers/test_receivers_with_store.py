@@ -37,7 +37,7 @@ def test_bundles_of_the_store_are_views(tmp_path):
     with quiver.open(str(tmp_path)) as store:
         subscriber = store.register("reader", start="earliest")
         assert OtlpIntake(store, SETTINGS).accept("logs", log_request("hello")).confirmed
-        store.flush()
+        store.seal()
         handle = subscriber.next_bundle(timeout=30)
         rows = view(handle.bundle, "logs").to_pylist()
         handle.ack()
@@ -53,7 +53,7 @@ def test_a_request_sent_again_after_a_restart_is_stored_once(tmp_path):
         intake = OtlpIntake(store, SETTINGS)
         assert {intake.accept("logs", item).outcome for item in data} == {"duplicate"}
         assert intake.accept("logs", log_request("new")).outcome == "stored"
-        store.flush()
+        store.seal()
     assert stored(tmp_path) == [*data, log_request("new")]
 
 
@@ -83,7 +83,7 @@ def test_a_full_store_refuses_with_a_delay_and_takes_again_when_there_is_room(tm
                     kept += 1
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert "grpc-status-details-bin" in dict(caught.value.trailing_metadata())
-            store.flush()
+            store.seal()
             for _ in range(kept):
                 subscriber.next_bundle(timeout=30).ack()
             store.maintain()

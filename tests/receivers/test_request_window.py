@@ -184,7 +184,7 @@ def test_a_restart_after_the_data_are_gone(tmp_path: Path) -> None:
         intake = OtlpIntake(store, SETTINGS)
         for number in range(60):
             assert intake.accept("logs", log_request(str(number), size=500)).outcome == "stored"
-            store.flush()
+            store.seal()
             while (handle := subscriber.next_bundle(timeout=0)) is not None:
                 handle.ack()
             store.maintain()

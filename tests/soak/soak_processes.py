@@ -270,7 +270,7 @@ def deliver(place: Place, subscriber: Any, ending: threading.Event, core: int) -
 def seal(store: Any) -> None:
     while True:
         try:
-            store.flush()
+            store.seal()
         except CapacityError:
             pause(0.02)
         else:

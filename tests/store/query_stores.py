@@ -55,5 +55,5 @@ def filled(parts: Iterable[Iterable[pa.RecordBatch]], **settings: Any) -> tuple[
             store.ingest(Bundle({LOGS: batch}))
             clock.advance(1)
         if number < len(waiting) - 1:
-            store.flush()
+            store.seal()
     return store, disk

@@ -38,7 +38,7 @@ def opened(fs: Any, clock: ManualClock | None = None, settings: Settings = SETTI
 
 def numbers(fs: Any) -> list[int]:
     with opened(fs) as store:
-        store.flush()
+        store.seal()
         return [n for _, one in read("/store", fs=fs).bundles() for n in one[30]["n"].to_pylist()]
 
 

@@ -63,7 +63,7 @@ with quiver.open(sys.argv[1], settings, background=False) as store:
     for number in range(100):
         rows = pa.record_batch({{"text": [f"{{number}} {{row}}" + "y" * 1000 for row in range(1000)]}})
         store.ingest(quiver.Bundle({{30: rows}}))
-    store.flush()
+    store.seal()
     before, most, taken = pages(), 0, 0
     while (handle := subscriber.next_bundle(timeout=0)) is not None:
         taken += len(bytes(handle.bundle[30]["text"].buffers()[2])) // 1_000_000

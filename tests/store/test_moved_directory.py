@@ -36,7 +36,7 @@ def test_another_store_at_the_old_path_is_left_alone(
     first = quiver.open(tmp_path / "buffer", SETTINGS, background=False)
     subscriber = first.register("s", start="earliest")
     first.ingest(numbered(0), durable=True)
-    first.flush()
+    first.seal()
     handle = subscriber.next_bundle(timeout=0)
     assert handle is not None
     handle.ack()
@@ -62,7 +62,7 @@ def test_another_store_at_the_old_path_is_left_alone(
         assert files_of(tmp_path / "buffer") == before
     assert numbers(tmp_path / "buffer") == [100]
     with quiver.open(tmp_path / "moved", SETTINGS, background=False) as again:
-        again.flush()
+        again.seal()
         assert numbers(tmp_path / "moved")[:2] == [0, 1]
     assert caplog.text.count("quiver.engine.moved") == 1
 
@@ -76,7 +76,7 @@ def test_subscribers_of_another_store_are_left_alone(tmp_path: Path, call: str, 
     first = quiver.open(tmp_path / "buffer", SETTINGS, background=False)
     known, owned = first.register("known", start="earliest"), first.register("owned", start="earliest")
     first.ingest(numbered(0))
-    first.flush()
+    first.seal()
     assert owned.next_bundle(timeout=0) is not None
     (tmp_path / "buffer").rename(tmp_path / "moved")
     with quiver.open(tmp_path / "buffer", SETTINGS, background=False) as second:

@@ -28,7 +28,7 @@ def logged(*batches: pa.RecordBatch) -> CrashFileSystem:
 
 def replayed(fs: CrashFileSystem) -> list[pa.RecordBatch]:
     with open_store(ROOT, Settings(), fs=fs, clock=ManualClock(), background=False) as store:
-        store.flush()
+        store.seal()
         subscriber = store.register("all", start="earliest")
         return [handle.bundle[30] for handle in subscriber.next_bundles(100, timeout=0)]
 

@@ -83,7 +83,7 @@ def sealed(count, rows=4):
         store.register("s", start="earliest")
         for _ in range(count):
             store.ingest(bundle(rows))
-            store.flush()
+            store.seal()
     return fs
 
 
@@ -195,7 +195,7 @@ def test_each_log_file_is_read_once_and_only_what_is_replayed_twice():
         store.ingest(bundle(200))
     purged = f"{ROOT}/wal/quiver.wal.1"
     data = disk.read_all(purged, size_max=1 << 20)
-    store.flush()
+    store.seal()
     for _ in range(20):
         store.ingest(bundle(200))
     disk = disk.clone_after_kill()
@@ -220,7 +220,7 @@ def test_nothing_is_decoded_of_entries_that_segments_hold(monkeypatch):
     store = opened(disk)
     for _ in range(9):
         store.ingest(bundle())
-    store.flush()
+    store.seal()
     for _ in range(4):
         store.ingest(bundle())
     disk = disk.clone_after_kill()
@@ -275,7 +275,7 @@ def test_a_plan_reads_the_end_of_each_segment_once(verifications):
     disk = sealed(6, rows=50_000)
     with opened(disk) as store:
         store.ingest(quiver.Bundle({30: pa.record_batch({"x": [1], "host": ["a"]})}))
-        store.flush()
+        store.seal()
     fs = CountingFiles(disk)
     reader = quiver.read(ROOT, fs=fs)
     assert reader.scan(30).schema.names == ["x", "host"]
@@ -296,7 +296,7 @@ def test_a_flipped_bit_at_the_end_of_a_segment_is_told_or_harmless(tmp_path):
     with quiver.open(tmp_path, background=False) as store:
         for _ in range(2):
             store.ingest(bundle())
-            store.flush()
+            store.seal()
     path = max((tmp_path / "segments").glob("*.qseg"))
     data = path.read_bytes()
     expected = quiver.read(tmp_path).scan(30).to_table()
@@ -317,7 +317,7 @@ def test_each_step_of_recovery_is_told_in_the_order_of_the_list(tmp_path, caplog
     with quiver.open(tmp_path / "s") as store:
         store.register("reader", start="earliest")
         store.ingest(quiver.Bundle({30: pa.record_batch({"id": [1]})}))
-        store.flush()
+        store.seal()
     caplog.clear()
     with caplog.at_level("INFO", logger="quiver"):
         quiver.open(tmp_path / "s").close()

@@ -77,7 +77,7 @@ def test_what_goes_in_comes_out_in_order_once(fs: CrashFileSystem) -> None:
         receipts = [store.ingest(numbered(number)) for number in range(60)]
         assert [receipt.sequence for receipt in receipts] == list(range(60))
         assert sorted(receipts, key=lambda receipt: receipt.wal_position) == receipts
-        store.flush()
+        store.seal()
         assert numbers(store, "one") == list(range(60))
         store.maintain()
         assert len(store.catalog) > 3, "deleted while `two` still wanted them"
@@ -95,7 +95,7 @@ def test_slots_can_be_named(fs: CrashFileSystem) -> None:
         store.ingest(Bundle({"events": batch}, adapter=mine))
         with pytest.raises(InvalidBundleError, match="mine"):
             store.ingest(Bundle({"logs": batch}))
-        store.flush()
+        store.seal()
         handle = store.register("s", start="earliest").next_bundle(timeout=0)
         assert handle is not None
         assert handle.bundle["events"].equals(batch)
@@ -150,7 +150,7 @@ def test_segments_are_sealed_by_stream_count(fs: CrashFileSystem) -> None:
         for number in range(7):
             store.ingest(Bundle({30: pa.record_batch({"n": [number], f"column {number}": [0]})}))
         assert len(store.catalog) == 2
-        store.flush()
+        store.seal()
         assert numbers(store, "s") == list(range(7))
 
 
@@ -161,7 +161,7 @@ def test_time_based_sealing_waits_while_every_subscriber_lags(fs: CrashFileSyste
         subscriber = store.register("s", start="earliest")
         for number in range(8):
             store.ingest(numbered(number))
-            store.flush()
+            store.seal()
         store.ingest(numbered(8))
         clock.advance(60)
         assert store.maintain().sealed == 0
@@ -190,7 +190,7 @@ def test_a_full_store_refuses_and_says_who_holds_it(fs: CrashFileSystem) -> None
         numbers(store, "quick")
         store.maintain()
         store.ingest(numbered(count))
-        store.flush()
+        store.seal()
         got = numbers(store, "slow")
         assert got[-1] == count
         assert len(got) == len(set(got))
@@ -247,7 +247,7 @@ def test_a_full_disk_refuses_ingest_and_loses_nothing() -> None:
         store.ingest(numbered(1))
     store.ingest(numbered(2, size=10), durable=True)
     with opened(inner.clone_after_crash(0)) as again:
-        again.flush()
+        again.seal()
         assert numbers(again, "s") == [0, 2]
 
 
@@ -264,13 +264,13 @@ def test_failed_segment_write_is_tried_again_and_the_log_waits() -> None:
             accepted = number + 1
     assert accepted > 10
     with opened(inner.clone_after_crash(0)) as crashed:
-        crashed.flush()
+        crashed.seal()
         assert numbers(crashed, "s") == list(range(accepted))
     fs.heal()
     clock.advance(2)
     store.maintain()
     store.ingest(numbered(accepted))
-    store.flush()
+    store.seal()
     assert numbers(store, "s") == list(range(accepted + 1))
     store.close()
 
@@ -288,7 +288,7 @@ def test_a_failed_sync_poisons_the_store() -> None:
         store.ingest(numbered(2))
     store.close()
     with opened(inner.clone_after_crash(0)) as again:
-        again.flush()
+        again.seal()
         assert numbers(again, "s")[0] == 0
 
 
@@ -325,7 +325,7 @@ def test_concurrent_ingest_shares_syncs_and_loses_nothing(tmp_path) -> None:
             thread.join()
         assert not errors
         assert store.stats()["wal_syncs"] <= 400
-        store.flush()
+        store.seal()
         got = numbers(store, "s")
         assert len(got) == len(set(got)) == 400
         for base in range(16):
@@ -347,7 +347,7 @@ def test_a_claimed_bundle_survives_the_deletion_of_its_segment(fs: CrashFileSyst
     with opened(fs) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(5, size=1000))
-        store.flush()
+        store.seal()
         bundle = store.catalog.bundle(BundleRef(0, 0))
         assert numbers(store, "s") == [5]
         store.maintain()

@@ -59,7 +59,7 @@ def test_claims_and_deferrals(fs: CrashFileSystem, clock: ManualClock, step_s: i
         subscriber = store.register("s", start="earliest")
         for number in range(3):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         claimed, deferred = subscriber.next_bundle(timeout=0), subscriber.next_bundle(timeout=0)
         deferred.defer(10)
         clock.step_wall(step_s)
@@ -92,12 +92,12 @@ def test_restarts_without_a_limit_of_age(fs: CrashFileSystem, clock: ManualClock
     with opened(fs, clock) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(0))
-        store.flush()
+        store.seal()
         store.ingest(numbered(1))
     clock.step_wall(step_s)
     with opened(fs, clock) as store:
         store.ingest(numbered(2))
-        store.flush()
+        store.seal()
         store.maintain()
     clock.step_wall(-2 * step_s)
     with opened(fs, clock) as store:
@@ -111,7 +111,7 @@ def test_a_restart_after_a_step_back(fs: CrashFileSystem, clock: ManualClock) ->
     with opened(fs, clock, max_age_s=3600.0) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(0))
-        store.flush()
+        store.seal()
     clock.step_wall(-DAYS_S)
     with opened(fs, clock, max_age_s=3600.0) as store:
         clock.advance(3500)
@@ -128,13 +128,13 @@ def test_a_restart_after_a_step_forward(fs: CrashFileSystem, clock: ManualClock)
     with opened(fs, clock, max_age_s=3600.0) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(0))
-        store.flush()
+        store.seal()
     clock.step_wall(DAYS_S)
     with opened(fs, clock, observer, max_age_s=3600.0) as store:
         store.maintain()
         assert len(store.catalog) == 0
         assert observer.total("quiver.subscriber.dropped_bundles_total") == 1
         store.ingest(numbered(1))
-        store.flush()
+        store.seal()
         store.maintain()
         assert numbers(store.register("s")) == [1]

@@ -163,7 +163,7 @@ def test_every_gauge_of_an_open_store_has_a_value(collected, clock):
         store.register("slow", start="earliest")
         for _ in range(3):
             store.ingest(bundle())
-        store.flush()
+        store.seal()
         store.ingest(bundle())
         while (handle := reader.next_bundle(timeout=0)) is not None:
             handle.ack()
@@ -234,7 +234,7 @@ def test_cores_are_told_apart_and_summed(collected, clock, tmp_path):
         subscriber = store.register("reader", start="earliest")
         for _ in range(5):
             store.ingest(bundle())
-        store.flush()
+        store.seal()
         for _ in range(4):
             store.ingest(bundle())
         subscriber.next_bundle(timeout=0).ack()
@@ -307,7 +307,7 @@ def test_counters_and_latencies_reach_the_meter(collected, clock):
         subscriber = store.register("reader", start="earliest")
         store.ingest(bundle(), durable=True)
         store.ingest(bundle(), durable=True)
-        store.flush()
+        store.seal()
         subscriber.next_bundle(timeout=0).ack()
         subscriber.next_bundle(timeout=0).reject()
         store.maintain()

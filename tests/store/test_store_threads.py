@@ -115,7 +115,7 @@ def test_producers_and_consumers(tmp_path: Path, size_cap_bytes: int | None) -> 
 
         def upkeep() -> None:
             while not stop.is_set():
-                store.flush()
+                store.seal()
                 store.maintain()
                 store.sync()
                 store.stats()
@@ -150,7 +150,7 @@ def test_order_of_each_producer(tmp_path: Path) -> None:
     """What one thread ingested comes out in its order, whatever else goes on."""
     with open_store(tmp_path, SETTINGS) as store:
         race(*(lambda base=base: produce(store, base * 1000, 120) for base in range(5)))
-        store.flush()
+        store.seal()
         subscriber = store.register("s", start="earliest")
         got = []
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
@@ -217,13 +217,13 @@ def test_close_meets_everything(tmp_path: Path, durability: str, turn: int) -> N
         until_closed(ingest(100_000)),
         until_closed(take),
         until_closed(take),
-        until_closed(lambda _number: store.flush()),
+        until_closed(lambda _number: store.seal()),
         until_closed(lambda _number: store.maintain()),
         close,
         twice,
     )
     with open_store(tmp_path, settings) as again:
-        again.flush()
+        again.seal()
         left = again.register("s", start="earliest")
         while (handle := left.next_bundle(timeout=0)) is not None:
             resolved.append(number_of(handle.bundle))
@@ -306,7 +306,7 @@ def test_a_full_store_waits_for_another_process(tmp_path: Path) -> None:
         def feed() -> None:
             for number in range(first, total):
                 store.ingest(numbered(number), timeout=TIMEOUT_S)
-            store.flush()
+            store.seal()
 
         race(elsewhere, feed)
     assert seen == list(range(total))
@@ -331,7 +331,7 @@ def test_no_error_but_ours_when_the_directory_goes(tmp_path: Path) -> None:
     with contextlib.suppress(QuiverError, OSError):
         store.close()
     with open_store(tmp_path / "elsewhere", SETTINGS) as again:
-        again.flush()
+        again.seal()
         subscriber = again.register("s", start="earliest")
         found = set()
         while (handle := subscriber.next_bundle(timeout=0)) is not None:

@@ -222,7 +222,7 @@ def test_the_thread_of_the_object_tier_of_a_store(tmp_path, monkeypatch, deaths)
     store = quiver.open(tmp_path / "store", settings, observer=deaths.observer)
     monkeypatch.setattr(store._cold_tier, "run", fail)
     store.ingest(bundle())
-    store.flush()
+    store.seal()
     store.maintain()
     deaths.await_one("quiver-cold")
     assert UNFORESEEN in store.stats()["cold"]["problem"]
@@ -237,7 +237,7 @@ def test_the_thread_of_a_callback(tmp_path, deaths, caplog):
         subscriber = store.register("s", start="earliest")
         subscriber.on_bundle(fail)
         store.ingest(bundle())
-        store.flush()
+        store.seal()
         deaths.await_one("quiver-on-bundle")
         assert "quiver.subscriber.callback subscriber=s" in caplog.text
         with subscriber.next_bundle(timeout=PATIENCE_S) as handle:

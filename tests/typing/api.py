@@ -14,7 +14,7 @@ def produce(path: str, logs: pa.RecordBatch) -> int:
     with quiver.open(path, settings) as store:
         receipt: quiver.BundleReceipt = store.ingest(quiver.Bundle({30: logs}))
         store.ingest(quiver.Bundle({"logs": logs}), durable=True, timeout=5)
-        store.flush()
+        store.seal()
         store.maintain()
         return receipt.sequence
 

@@ -252,7 +252,7 @@ class DeadLetters:
             return
         with self._lock:
             # The position of a dead letter is final only when it is sealed.
-            self._opened().flush()
+            self._opened().seal()
         with _box(self._fs, self.path, self._adapter) as box:
             yield box
 
@@ -294,7 +294,7 @@ class DeadLetters:
         if store is not None:
             try:
                 with contextlib.suppress(OSError):  # if sealing fails, the dead letters are still in the log
-                    store.flush()
+                    store.seal()
             finally:
                 store.close()
 
@@ -500,7 +500,7 @@ def open_dead_letters(
             store.register(SUBSCRIBER_ID, start="earliest")
             store.activate()
             # The position of a dead letter is final only when it is sealed.
-            store.flush()
+            store.seal()
             opened.callback(store.maintain)
         yield opened.enter_context(_box(fs, path, adapter))
 

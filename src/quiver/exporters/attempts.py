@@ -109,7 +109,7 @@ class AttemptTable:
 
     def remove_dropped(self) -> None:
         """Remove bundles that the store dropped by policy meanwhile."""
-        oldest = self._source.oldest_incomplete_segment()
+        oldest = self._source.lag().oldest_incomplete_segment
         with self._lock:
             dropped = [ref for ref in self._known if oldest is None or ref.segment < oldest]
         for ref in dropped:

@@ -189,7 +189,7 @@ class BundleForwarder:
             worker.stop(max(deadline - self._clock.monotonic(), 0.0))
         self._undelivered.close()
         try:
-            return self._source.pending_bundle_count()
+            return self._source.lag().pending_bundles
         except QuiverError:
             return 0
 
@@ -201,7 +201,7 @@ class BundleForwarder:
             StoreClosedError: the store was closed.
         """
         deadline = self._clock.monotonic() + timeout_s
-        while self._source.pending_bundle_count():
+        while self._source.lag().pending_bundles:
             with self._condition:
                 left = deadline - self._clock.monotonic()
                 if left <= 0:

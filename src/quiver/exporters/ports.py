@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from quiver.bundle import Bundle, BundleRef
 from quiver.exporters.reply import Reply
 
-__all__ = ["ForwardedHandle", "Sender", "Source"]
+__all__ = ["ForwardedHandle", "Lag", "Sender", "Source"]
 
 
 class ForwardedHandle(Protocol):
@@ -26,7 +26,7 @@ class ForwardedHandle(Protocol):
     def ack(self) -> None:
         """Acknowledge the bundle."""
 
-    def reject(self, why: str = "") -> None:
+    def reject(self, reason: str = "") -> None:
         """Reject the bundle: it can never be processed."""
 
     def defer(self, seconds: float = 0.0) -> None:
@@ -37,6 +37,18 @@ class ForwardedHandle(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class Lag(Protocol):
+    """How far a source is behind; `quiver.SubscriberLag` is one."""
+
+    @property
+    def pending_bundles(self) -> int:
+        """The number of unresolved bundles."""
+
+    @property
+    def oldest_incomplete_segment(self) -> int | None:
+        """The number of the oldest segment with an unresolved bundle, or None."""
 
 
 class Source(Protocol):
@@ -52,11 +64,8 @@ class Source(Protocol):
     def pending_bundles_in_range(self, first_segment: int, last_segment: int) -> Sequence[BundleRef]:
         """Return the unresolved, unclaimed bundles of the segments *first_segment* to *last_segment*."""
 
-    def pending_bundle_count(self) -> int:
-        """Return the number of unresolved bundles."""
-
-    def oldest_incomplete_segment(self) -> int | None:
-        """Return the number of the oldest segment with an unresolved bundle, or None."""
+    def lag(self) -> Lag:
+        """Return how far it is behind."""
 
 
 class Sender(Protocol):

@@ -108,7 +108,7 @@ class Forwarder:
             StoreFailedError: the disk failed.
             StoreClosedError: it was stopped.
         """
-        self._lease.store.flush()
+        self._lease.store.seal()
         return self._forwarder.drained(timeout_s)
 
     def stop(self, timeout_s: float = STOP_S) -> int:
@@ -127,7 +127,7 @@ class Forwarder:
         with contextlib.suppress(
             QuiverError, OSError
         ):  # unsealed data are in the log and are sent after the next start
-            self._lease.store.flush()
+            self._lease.store.seal()
         left = self._forwarder.stop(timeout_s)
         self._lease.release()
         return left

@@ -177,7 +177,7 @@ def _close(context: ChildContext, stations: list[_Station]) -> None:
     _log.info("stopping: sealing what is open")
     for station in stations:
         try:
-            station.store.flush()
+            station.store.seal()
         except CapacityError as error:
             # It is in the log. What exporters take yet may make room for it.
             _log.warning("%s is not sealed yet: %s", station.buffer.name, error)

@@ -198,6 +198,6 @@ def _sealed(place: str, bundle: Bundle) -> pa.Table:
         store.register(_HOLDER, start="earliest")
         store.activate()
         store.ingest(Bundle(dict(bundle.batches), adapter=bundle.adapter))
-        store.flush()
+        store.seal()
     (info,) = find_segments(REAL_FILES, place).infos
     return descriptor_of(place, BundleRef(info.seq, 0), bundle)

@@ -18,6 +18,7 @@ from typing import Self
 from quiver.bundle import OTAP_CONFIG_HASH, Adapter, Bundle
 from quiver.clock import Clock
 from quiver.errors import CapacityError, CorruptionError, InvalidBundleError, StoreFailedError
+from quiver.lazy_names import warn_renamed
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem, Lock
@@ -266,9 +267,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._cleanup = Cleanup(parts, ledger, on_reserve=self._on_reserve)
         self._sealer = Sealer(parts, self._cleanup)
         self._admission = Admission(parts, self._cleanup, self._capacity, self._sealer)
-        self._group_seal = GroupSeal(
-            self._sealing, self.flush, require_sound=self._wal.require_sound, clock=self._clock
-        )
+        self._group_seal = GroupSeal(self._sealing, self.seal, require_sound=self._wal.require_sound, clock=self._clock)
         self._maintenance_pass = MaintenancePass(
             parts,
             self._cleanup,
@@ -285,7 +284,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
     def _leave_log(self) -> None:
         """Seal what the log of an earlier run held, so that nothing is in it any more."""
         with contextlib.suppress(CapacityError):  # the log keeps it until there is room; nothing goes on before
-            self.flush()
+            self.seal()
             self._wal.retire_covered()
             self._sealer.forget_log()
 
@@ -412,18 +411,23 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         else:
             self._group_seal.through(self._sealing.added_through)
 
-    def flush(self) -> None:
+    def seal(self) -> None:
         """
-        Seal the open segment: on return all that was ingested before is in files that subscribers can read.
+        Seal the open segment: on return everything ingested before is in files that subscribers can read.
 
         Raises:
-            CapacityError: the disk has no room for the segment; it is kept and tried again.
+            CapacityError: the disk has no space for the segment; it is kept and tried again.
             StoreFailedError: the disk failed; reopen to recover.
             StoreClosedError: the store was closed.
         """
         with self._maintenance:
             self._require_open()
             self._sealer.seal_everything()
+
+    def flush(self) -> None:
+        """Call `seal`: the former name, for one release."""
+        warn_renamed("Store", "flush", "seal")
+        self.seal()
 
     def maintain(self) -> MaintenanceReport:
         """

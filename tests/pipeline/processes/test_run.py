@@ -61,7 +61,7 @@ def test_data_kept_for_an_exporter_of_another_name_is_told(tmp_path):
         for name in ("old_name", "done"):
             store.register(name, start="earliest")
         store.ingest(Bundle({60: pa.record_batch([pa.array([b""], pa.binary())], schema=OTLP_SCHEMA)}))
-        store.flush()
+        store.seal()
         store.register("done").next_bundle().ack()
 
     assert left_behind(pipeline) == [("old_name", 1, f"{tmp_path}/buffer")]
@@ -82,7 +82,7 @@ def test_what_could_not_be_sealed_is_told(tmp_path):
     batch = pa.record_batch([pa.array([b""], pa.binary())], schema=OTLP_SCHEMA)
     with quiver.open(tmp_path / "buffer", background=False) as store:
         store.ingest(Bundle({60: batch}))
-        store.flush()
+        store.seal()
         assert not_sealed(pipeline) == []
         store.ingest(Bundle({60: batch}))
         store.ingest(Bundle({60: batch}))

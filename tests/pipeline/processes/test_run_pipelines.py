@@ -71,7 +71,7 @@ def test_the_file_of_the_architecture_document_runs(tmp_path):
     assert "Each of the 2 exporters receives everything" in said
     assert "remain" not in said
     with quiver.open(tmp_path / "buffer") as store:
-        assert [store.register(name).pending_bundle_count() for name in ("otap_exporter", "otlp_exporter")] == [0, 0]
+        assert [store.register(name).lag().pending_bundles for name in ("otap_exporter", "otlp_exporter")] == [0, 0]
 
 
 @pytest.mark.slow

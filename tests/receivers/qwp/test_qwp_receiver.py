@@ -145,7 +145,7 @@ def test_durable_means_sealed(store):
         assert send(connection, message(1)) == Ok(0, {"t": 0})
         with pytest.raises(TimeoutError):
             connection.recv(0.3)
-        store.flush()
+        store.seal()
         assert answer(connection) == DurableAck({"t": 0})
         store.ingest(quiver.Bundle({QWP_SLOT: store_batch()}))
         assert send(connection, message(2)) == Ok(1, {"t": 2})
@@ -191,13 +191,13 @@ def test_durable_means_in_the_object_tier_where_that_is_asked_for(tmp_path):
         client(receiver, additional_headers=headers) as connection,
     ):
         assert send(connection, message(1)) == Ok(0, {"t": 0})
-        store.flush()
+        store.seal()
         with pytest.raises(TimeoutError):
             connection.recv(0.3)
         assert send(connection, message(2)) == Ok(1, {"t": 1})
         store.maintain()  # sends the first segment; the second row is in none
         assert answer(connection) == DurableAck({"t": 0})
-        store.flush()
+        store.seal()
         store.maintain()
         assert answer(connection) == DurableAck({"t": 1})
 

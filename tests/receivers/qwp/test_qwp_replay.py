@@ -127,9 +127,9 @@ def test_a_client_comes_back_after_the_receiver_was_killed(tmp_path):
             proxy.loses_answers = True
             rows_to(sender, *range(10))
             wait_until(lambda: len(values_of(store)) == 10)
-            store.flush()
+            store.seal()
             store.ingest(quiver.Bundle({"logs": quiver_batch()}))
-            store.flush()
+            store.seal()
             shutil.copytree(path, tmp_path / "after")
         with pytest.raises(official().QuestDBError):
             sender.close()

@@ -252,7 +252,7 @@ def test_a_query_that_fails_and_then_succeeds(spark, tmp_path):
         store.register("lake", start="earliest").release()
         store.activate()
         store.ingest(quiver.Bundle({60: pa.record_batch({"data": [logs_request(NUMBERS)]})}))
-        store.flush()
+        store.seal()
     out.mkdir()
     (out / "logs").write_text("a file in the place of a directory")
 

@@ -117,14 +117,14 @@ def test_an_open_store_takes_it_over_between_its_own(tmp_path):
         subscriber = store.register("reader", start="earliest")
         store.activate()
         store.ingest(quiver.Bundle({30: pa.record_batch({"id": [1]})}))
-        store.flush()
+        store.seal()
         write(REAL_FILES, str(tmp_path), 0, [2, 3])
         store.ingest(quiver.Bundle({30: pa.record_batch({"id": [4]})}))
         assert store.stats()["segments"] == 1
         assert awaits_import(REAL_FILES, str(tmp_path))
         assert store.maintain().sealed == 2
         assert not awaits_import(REAL_FILES, str(tmp_path))
-        store.flush()
+        store.seal()
         handles = iter(lambda: subscriber.next_bundle(timeout=0), None)
         seen = []
         for handle in handles:
@@ -151,7 +151,7 @@ def test_the_log_is_not_taken_for_covered(tmp_path):
             (copy / directory / name).write_bytes((tmp_path / directory / name).read_bytes())
     store.close()
     with quiver.open(copy, background=False) as crashed:
-        crashed.flush()
+        crashed.seal()
         assert sorted(visible(REAL_FILES, str(copy))) == [1, 2, 3]
 
 
@@ -218,7 +218,7 @@ def test_a_store_at_its_cap_gives_up_the_oldest_for_what_sinks_wrote(tmp_path):
             store.maintain()
             await_room(REAL_FILES, str(tmp_path), writer="query", clock=ManualClock())
         assert store.stats()["segment_bytes"] <= 200 * 1024 + 40_000
-        assert store.pending_bundle_count("reader") < 16
+        assert store.lag("reader").pending_bundles < 16
     assert visible(REAL_FILES, str(tmp_path))[-1] == 63_999
 
 
@@ -237,7 +237,7 @@ def test_numbers_lie_above_everything_anybody_speaks_of(tmp_path):
         subscriber = store.register("reader", start="earliest")
         for number in range(3):
             store.ingest(quiver.Bundle({30: pa.record_batch({"id": [number]})}))
-            store.flush()
+            store.seal()
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             handle.ack()
         store.maintain()

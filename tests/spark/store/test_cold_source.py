@@ -25,7 +25,7 @@ def cold_store(tmp_path: Path) -> Path:
     with quiver.open(root, settings, background=False) as store:
         for start in range(0, ROWS, 10):
             store.ingest(quiver.Bundle({30: pa.record_batch({"n": pa.array(range(start, start + 10))})}))
-            store.flush()
+            store.seal()
             for _ in range(2):
                 store.maintain()
     assert list((root / "segments").glob("*.qseg")) == []

@@ -41,7 +41,7 @@ def opened(path, cores):
 def ingest(store, ids, cores):
     for i in ids:
         store.ingest(quiver.Bundle({30: pa.record_batch({"id": [i]})}), core=i % cores)
-    store.flush()
+    store.seal()
 
 
 def read(reader, start, end):
@@ -147,7 +147,7 @@ def test_a_single_store_that_became_a_core_goes_on(tmp_path, readers):
         reader = readers(single)
         start = reader.initialOffset()
         store.ingest(quiver.Bundle({30: pa.record_batch({"id": [1]})}))
-        store.flush()
+        store.seal()
         end = reader.latestOffset(start, ALL)
     reader.stop()
     cores = tmp_path / "cores"
@@ -185,7 +185,7 @@ def test_batch_reads_take_all_cores(tmp_path):
     with opened(tmp_path, 2) as store:
         ingest(store, range(4), 2)
         store.ingest(quiver.Bundle({30: pa.record_batch({"id": [9], "more": ["x"]})}), core=1)
-        store.flush()
+        store.seal()
 
         def ids(**options):
             source = QuiverDataSource({"path": str(tmp_path), "slot": "30"} | options)

@@ -25,7 +25,7 @@ def fill(root, first, count):
         store.register("exp", start="earliest")
         for n in range(first, first + count):
             store.ingest(quiver.Bundle({30: pa.record_batch({"n": pa.array([n], pa.int64())})}))
-            store.flush()
+            store.seal()
         store.maintain()
 
 

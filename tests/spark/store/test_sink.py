@@ -95,7 +95,7 @@ def test_a_stream_beside_an_open_store(spark, store, tmp_path):
         stream(source(spark, store), tmp_path, target, slot="30")
         assert opened.stats()["segments"] == 0
         opened.maintain()
-        opened.flush()
+        opened.seal()
         seen = []
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             seen += handle.bundle[30].column("id").to_pylist()
@@ -169,7 +169,7 @@ def test_a_stream_into_a_store_at_its_cap_waits_or_fails(spark, store, tmp_path)
         done = threading.Event()
 
         def take():
-            while not done.is_set() or other.pending_bundle_count("reader"):
+            while not done.is_set() or other.lag("reader").pending_bundles:
                 handle = reader.next_bundle(timeout=0.1)
                 if handle is not None:
                     seen.extend(handle.bundle[30].column("id").to_pylist())

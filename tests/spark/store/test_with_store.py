@@ -19,7 +19,7 @@ SCHEMA = from_arrow_schema(pa.schema([("id", pa.int64())]))
 def ingest(store, ids):
     for i in ids:
         store.ingest(quiver.Bundle({30: pa.record_batch({"id": [i]})}))
-    store.flush()
+    store.seal()
 
 
 def read(reader, start, end):

@@ -65,7 +65,7 @@ class Rig:
             for _ in range(each):
                 store.ingest(bundle_of(self.taken), durable=True)
                 self.taken += 1
-            store.flush()
+            store.seal()
 
     def local(self) -> list[int]:
         """The numbers of the segment files on the disk."""

@@ -33,7 +33,7 @@ def fill(store: Store, first: int, segments: int) -> None:
     for segment in range(segments):
         for number in range(3):
             store.ingest(bundle_of(first + 3 * segment + number), durable=True)
-        store.flush()
+        store.seal()
         for _ in range(2):
             store.maintain()
 

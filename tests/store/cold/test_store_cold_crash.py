@@ -94,7 +94,7 @@ def finish(fs: FileSystem, label: str, promised: int, acked: set[int], attempted
     assert survivors == sorted(set(survivors)), f"{label}: a reader sees {survivors}"
     assert set(survivors) <= set(range(attempted))
     with rig.open() as store:
-        store.flush()
+        store.seal()
         if sends_first:  # else what was sent before the crash is finished before it could be sent again
             store.maintain()
         check_list(fs, label)
@@ -107,7 +107,7 @@ def finish(fs: FileSystem, label: str, promised: int, acked: set[int], attempted
             store.maintain()
         assert (rig.local(), whole_objects(fs), fs.exists(LIST)) == ([], set(), False), f"{label}: left over"
         store.ingest(bundle_of(1000))
-        store.flush()
+        store.seal()
         assert drain(store, "one") == [1000], f"{label}: what comes after recovery is not delivered"
 
 

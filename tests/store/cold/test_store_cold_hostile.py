@@ -61,7 +61,7 @@ def test_every_other_bundle_is_delivered(hostile):
                 damaged.append(error.path)
             handle.ack()
         store.ingest(bundle_of(rig.taken), durable=True)
-        store.flush()
+        store.seal()
         store.maintain()
         assert drain(store, "one") == [9]
     assert got == [0, 1, 2, 6, 7, 8]

@@ -62,7 +62,7 @@ def put(store: MultiCoreStore, first: int, count: int, timeout: float = 0.0) -> 
 def take_all(store: MultiCoreStore) -> int:
     """Acknowledge everything, durably; how many bundles."""
     subscriber = store.register("one", start="earliest")
-    store.flush()
+    store.seal()
     count = 0
     while (handle := subscriber.next_bundle(timeout=0)) is not None:
         handle.ack()

@@ -81,5 +81,5 @@ def fill(store: MultiCoreStore, core: int, bundles: int, first: int = 0) -> list
     numbers = list(range(first, first + bundles))
     for number in numbers:
         store.ingest(numbered(number), core=core)
-    store.core(core).flush()
+    store.core(core).seal()
     return numbers

@@ -91,7 +91,7 @@ def test_a_hot_core_takes_what_an_idle_one_has_finished(rig: Rig) -> None:
         assert record(rig.fs) is None
         assert store.stats()["cores"][0]["segments"] == len(left)
         assert used(rig) <= CAP_BYTES + 2 * SEGMENT_BYTES
-        store.core(1).flush()
+        store.core(1).seal()
         assert len(drain(store)) == count
         fill(store, 0, 1)
         assert drain(store) == [0]
@@ -279,7 +279,7 @@ def hog(rig: Rig) -> MultiCoreStore:
     store.register("one", start="earliest")
     store.register("two", start="earliest")
     push(store, 0, first=0)
-    store.core(0).flush()
+    store.core(0).seal()
     rig.tick(store)
     return store
 
@@ -302,7 +302,7 @@ def test_drop_oldest_takes_from_who_has_more_than_its_part() -> None:
         lost = rig.observer.total("quiver.subscriber.dropped_bundles_total") - lost_before
         assert lost > 0
         assert lost % 2 == 0
-        store.core(1).flush()
+        store.core(1).seal()
         got = drain(store, "one")
         assert set(range(10_000, 10_030)) <= set(got)
         figures = store.stats()["subscribers"]
@@ -321,7 +321,7 @@ def test_a_core_above_its_part_gives_up_its_own() -> None:
             store.ingest(numbered(100 + number), core=0)
         assert rig.segments(1) == before
         assert store.stats()["cores"][0]["dropped_elsewhere"] == 0
-        store.flush()
+        store.seal()
         rig.tick(store)
         assert set(range(6)) <= set(drain(store))
 
@@ -607,7 +607,7 @@ def test_nothing_is_promised_that_another_core_is_deleting(rig: Rig, asked: str)
             if asked == "rewind":
                 return own.rewind("one", "earliest").bundles
             own.register("two", start="earliest")
-            return own.pending_bundle_count("two")
+            return own.lag("two").pending_bundles
 
         rig.fs.on_step = on_step
         assert evictor.evict([0], 3 * SEGMENT_BYTES)[0] > 0

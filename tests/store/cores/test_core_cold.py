@@ -81,7 +81,7 @@ def test_room_is_made_of_what_the_tier_has() -> None:
         figures = store.stats()["cores"][0]
         assert figures["segments"] == len(before)
         assert rig.observer.total("quiver.subscriber.dropped_bundles_total") == 0
-        store.flush()
+        store.seal()
         assert sorted(drain(store)) == numbers
         assert rig.observer.total("quiver.segment.damaged_bundles_total") == 0
 
@@ -113,7 +113,7 @@ def test_its_owner_was_dead_meanwhile() -> None:
         assert len(rig.segments(0)) < len(before)
     store.close()
     with rig.open(cores=2) as store:
-        store.flush()
+        store.seal()
         assert sorted(drain(store)) == numbers
         assert rig.observer.total("quiver.subscriber.dropped_bundles_total") == 0
 

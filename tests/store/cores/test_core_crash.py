@@ -38,7 +38,7 @@ def test_a_crash_at_every_step_of_the_first_use(cores: int) -> None:
         for number in range(4):
             store.ingest(numbered(number), durable=True)
             synced.add(number)
-        store.flush()
+        store.seal()
         rig.tick(store)
     rig.fs.on_step = None
     assert len(clones) > 150
@@ -47,7 +47,7 @@ def test_a_crash_at_every_step_of_the_first_use(cores: int) -> None:
         with again.open(cores=cores) as store:
             store.register("one", start="earliest")
             again.tick(store)
-            store.flush()
+            store.seal()
             got = drain(store)
             assert len(got) == len(set(got))
             assert expected <= set(got) <= set(range(4))
@@ -187,7 +187,7 @@ def test_random_lives_lose_nothing(seed: int, steps: int) -> None:
         life.close(one)
     with life.rig.open(cores=1) as store:
         # What was acknowledged and not yet written down comes once more; nothing else is missing.
-        store.flush()
+        store.seal()
         late = drain(store)
         assert len(late) == len(set(late))
         assert not life.settled & set(late)

@@ -36,7 +36,7 @@ def _work(root: Path, core: int, first: int, ready: Connection) -> None:
                 store.ingest(numbered(number, 4_000), timeout=0.01)
                 os.write(accepted, b"%d\n" % number)
             except CapacityError:
-                store.flush()
+                store.seal()
             # It falls behind for a while, so that the cap is felt, and catches up.
             while number % 40 < 20 and (handle := subscriber.next_bundle(timeout=0)) is not None:
                 os.write(taken, b"%d\n" % number_of(handle.bundle))
@@ -90,7 +90,7 @@ def test_cores_are_killed_at_random(tmp_path: Path, pytestconfig: pytest.Config)
     late = []
     with quiver.open(root, settings(), cores=CORES, background=False) as store:
         subscriber = store.register("one", start="earliest")
-        store.flush()
+        store.seal()
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             late.append(number_of(handle.bundle))
             handle.ack()

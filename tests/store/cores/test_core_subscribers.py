@@ -23,7 +23,7 @@ def test_how_all_stand_is_the_sum_of_the_cores(rig: Rig) -> None:
         fill(store, 2, 4)
         one, two = store.subscribers()
         assert (one.id, two.id) == ("one", "two")
-        assert one.pending_bundles == store.pending_bundle_count("one") == 7
+        assert one.pending_bundles == store.lag("one").pending_bundles == 7
         parts = [part.subscribers()[0] for part in store.open_stores().values()]
         assert one.lag_bytes == sum(part.lag_bytes for part in parts) > 0
         assert one.lag_seconds == max(part.lag_seconds for part in parts) >= 5.0
@@ -33,7 +33,7 @@ def test_how_all_stand_is_the_sum_of_the_cores(rig: Rig) -> None:
         drain(store, "two")
         assert store.all_subscribers_drained()
         with pytest.raises(UnknownSubscriberError, match="'nobody' in any core"):
-            store.pending_bundle_count("nobody")
+            store.lag("nobody")
     for ask in (store.subscribers, store.orphans, store.all_subscribers_drained, lambda: store.drop_orphan("one")):
         with pytest.raises(StoreClosedError):
             ask()

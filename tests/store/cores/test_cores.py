@@ -34,8 +34,8 @@ def test_cores_take_turns_and_a_subscriber_gets_all(rig: Rig) -> None:
         receipts = [store.ingest(numbered(number)) for number in range(9)]
         assert [receipt.core for receipt in receipts] == [0, 1, 2] * 3
         assert [receipt.sequence for receipt in receipts] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-        store.flush()
-        assert subscriber.pending_bundle_count() == 9
+        store.seal()
+        assert subscriber.lag().pending_bundles == 9
         got = {}
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             with handle:
@@ -43,7 +43,7 @@ def test_cores_take_turns_and_a_subscriber_gets_all(rig: Rig) -> None:
                 handle.ack()
                 assert handle.outcome == "acked"
         assert got == {(number % 3, number // 3): number for number in range(9)}
-        assert subscriber.is_drained()
+        assert subscriber.lag().is_drained
     assert [name for name in rig.fs.list_dir(ROOT) if name.startswith("core_")] == ["core_0", "core_1", "core_2"]
 
 
@@ -53,7 +53,7 @@ def test_bundles_are_taken_and_acknowledged_in_batches(rig: Rig) -> None:
         subscriber = store.register("one", start="earliest")
         for number in range(9):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         with pytest.raises(UsageError, match="at least one"):
             subscriber.next_bundles(0, timeout=0)
         batches = [subscriber.next_bundles(2, timeout=0) for _ in range(6)]
@@ -64,9 +64,9 @@ def test_bundles_are_taken_and_acknowledged_in_batches(rig: Rig) -> None:
         handles[4].defer()
         with pytest.raises(quiver.BundleUnavailableError, match="deferred"):
             subscriber.ack_all(handles)
-        assert subscriber.pending_bundle_count() == 1
+        assert subscriber.lag().pending_bundles == 1
         subscriber.ack_all(subscriber.next_bundles(2, timeout=0))
-        assert subscriber.is_drained()
+        assert subscriber.lag().is_drained
 
 
 def test_the_order_of_delivery_holds_in_every_core(rig: Rig) -> None:
@@ -76,8 +76,8 @@ def test_the_order_of_delivery_holds_in_every_core(rig: Rig) -> None:
         for number in range(6):
             store.ingest(numbered(number))
             if number == 2:
-                store.flush()
-        store.flush()
+                store.seal()
+        store.seal()
         got = [number_of(handle.bundle) for handle in subscriber.next_bundles(2, timeout=0)]
         assert got[0] > got[1]
         with pytest.raises(UsageError):
@@ -90,7 +90,7 @@ def test_unregister_says_what_was_lost(rig: Rig) -> None:
         store.register("one", start="earliest")
         for number in range(5):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         assert store.unregister("one") == 5
 
 
@@ -102,17 +102,17 @@ def test_all_cores_call_back_and_rewind(rig: Rig) -> None:
         end = subscriber.on_bundle(heard.release)
         for core in range(3):
             store.ingest(numbered(core))
-            store.flush()
+            store.seal()
             assert heard.acquire(timeout=30)
             assert len(subscriber.next_bundles(1, timeout=0)) == 1
         end()
         subscriber.release()
         for handle in iter(lambda: subscriber.next_bundle(timeout=0), None):
             handle.ack()
-        assert subscriber.is_drained()
+        assert subscriber.lag().is_drained
         back = subscriber.rewind("earliest")
         assert {core: found.bundles for core, found in back.items()} == {0: 1, 1: 1, 2: 1}
-        assert subscriber.pending_bundle_count() == 3
+        assert subscriber.lag().pending_bundles == 3
         with pytest.raises(UsageError, match="in one core"):
             subscriber.rewind(0)
 
@@ -131,7 +131,7 @@ def test_progress_survives(rig: Rig) -> None:
         subscriber = store.register("one", start="earliest")
         for number in range(6):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         for _ in range(4):
             handle = subscriber.next_bundle(timeout=0)
             assert handle is not None
@@ -266,7 +266,7 @@ def test_one_core_in_each_process(rig: Rig) -> None:
         assert store.ingest(numbered(core)).core == core
         with pytest.raises(UsageError, match=f"has open core {core} of 2"):
             store.ingest(numbered(9), core=1 - core)
-        store.flush()
+        store.seal()
     assert [drain(store) for store in stores] == [[0], [1]]
     for store in stores:
         store.close()
@@ -303,7 +303,7 @@ def test_everything_is_refused_after_close(rig: Rig) -> None:
     store.close()
     store.close()
     calls = (
-        lambda: store.ingest(numbered(0)), lambda: store.register("two"), store.flush, store.maintain,
+        lambda: store.ingest(numbered(0)), lambda: store.register("two"), store.seal, store.maintain,
         lambda: store.unregister("one"), lambda: subscriber.next_bundle(timeout=0), store.sync, store.activate,
     )  # fmt: skip
     for call in calls:
@@ -320,7 +320,7 @@ def left_over(rig: Rig) -> None:
         store.register("one", start="earliest")
         for number in range(4):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         for number in range(4, 8):
             store.ingest(numbered(number))
         crashed = rig.fs.clone_after_kill()
@@ -338,7 +338,7 @@ def test_fewer_cores_strand_nothing(rig: Rig) -> None:
         store.register("one", start="earliest")
         with pytest.raises(UsageError, match="core=3"):
             store.ingest(numbered(0), core=3)
-        store.flush()
+        store.seal()
         assert sorted(drain(store)) == list(range(8))
         rig.tick(store)
         assert cores_on_disk(rig) == ["core_0", "core_1", "core_2", "core_3"]
@@ -359,7 +359,7 @@ def test_a_core_goes_while_all_are_asked(rig: Rig, monkeypatch: pytest.MonkeyPat
         rig.tick(store)
         found = store._all_open()
         assert len(found) == 4
-        store.flush()
+        store.seal()
         assert sorted(drain(store)) == list(range(8))
         rig.tick(store)
         subscriber = store.register("one", start="earliest")
@@ -375,7 +375,7 @@ def test_a_core_goes_while_all_are_asked(rig: Rig, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(first, "on_bundle", removed)
         subscriber.on_bundle(lambda: None)
         monkeypatch.setattr(store, "_all_open", lambda: found)
-        for ask in (store.flush, store.sync, store.activate, store.maintain):
+        for ask in (store.seal, store.sync, store.activate, store.maintain):
             ask()
         fill(store, 1, 1, first=100)
         rig.tick(store)
@@ -387,7 +387,7 @@ def test_a_core_goes_while_all_are_rewound(rig: Rig, monkeypatch: pytest.MonkeyP
     left_over(rig)
     with rig.open(cores=2) as store:
         rig.tick(store)
-        store.flush()
+        store.seal()
         assert sorted(drain(store)) == list(range(8))
         rig.tick(store)
         subscriber = store.register("one", start="earliest")
@@ -415,7 +415,7 @@ def test_what_nobody_finished_stays(rig: Rig) -> None:
             rig.tick(store)
     assert cores_on_disk(rig) == ["core_0", "core_1", "core_2", "core_3"]
     with rig.open(cores=1) as store:
-        store.flush()
+        store.seal()
         assert sorted(drain(store)) == list(range(8))
 
 
@@ -449,7 +449,7 @@ def test_quarantine_keeps_a_removed_core(rig: Rig) -> None:
     rig.fs.make_dirs(f"{ROOT}/core_3/quarantine")
     rig.fs.create(f"{ROOT}/core_3/quarantine/something.damaged").close()
     with rig.open(cores=3) as store:
-        store.flush()
+        store.seal()
         drain(store)
         rig.tick(store)
         rig.clock.advance(1_000)
@@ -462,7 +462,7 @@ def test_quarantine_keeps_a_removed_core(rig: Rig) -> None:
 def _gone(rig: Rig, *, letters: DeadLetters | None = None) -> bool:
     """Whether core 3 is removed when all is delivered and its turn has come several times; *letters* are open then."""
     with rig.open(cores=3) as store:
-        store.flush()
+        store.seal()
         drain(store)
         for _ in range(3):
             rig.tick(store)
@@ -494,7 +494,7 @@ def test_a_crash_at_every_step_of_a_removal(rig: Rig) -> None:
     """Whatever is left of the directory opens again, delivers nothing, and is removed."""
     left_over(rig)
     with rig.open(cores=3) as store:
-        store.flush()
+        store.seal()
         drain(store)
         rig.tick(store)
         rig.clock.advance(rig.settings.delete_grace_s)

@@ -54,7 +54,7 @@ def numbered(number: int, size: int = 50) -> Bundle:
 
 
 def delivered(store: Store, name: str = "s") -> list[Bundle]:
-    store.flush()
+    store.seal()
     subscriber = store.register(name, start="earliest")
     got: list[Bundle] = []
     while (handle := subscriber.next_bundle(timeout=0)) is not None:
@@ -132,7 +132,7 @@ def test_failed_segment_write(end: str) -> None:
     clock.advance(5)
     for number in range(15, 35):
         store.ingest(numbered(number), durable=True)
-    store.flush()
+    store.seal()
     if end == "close":
         store.close()
     with opened(disk.clone_after_kill() if end != "power cut" else disk.clone_after_crash(0)) as store:
@@ -330,7 +330,7 @@ def test_bundles_of_every_shape() -> None:
     store = opened(fs)
     for bundle in bundles:
         store.ingest(bundle, durable=True)
-    store.flush()
+    store.seal()
     for survived in (fs, fs.clone_after_crash(0)):
         with opened(survived.clone_after_kill()) as again:
             got = delivered(again)
@@ -368,7 +368,7 @@ def test_clocks_that_step_back() -> None:
         for number in range(10):
             clock.set_wall_ns(10**18 - number * 10**15)
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         (info,) = store.catalog.segments()
         assert (info.ingested_min_ns, info.ingested_max_ns) == (10**18 - 9 * 10**15, 10**18)
         assert numbers(store) == list(range(10))
@@ -418,7 +418,7 @@ def test_a_dictionary_that_is_replaced() -> None:
     store = opened(fs, segment_bytes_max=1_000_000)
     for bundle in bundles:
         store.ingest(bundle, durable=True)
-    store.flush()
+    store.seal()
     assert len(store.catalog) == 1
     with opened(fs.clone_after_crash(0)) as again:
         got = delivered(again)
@@ -513,7 +513,7 @@ def test_a_cursor_that_survives_all_rotated_files() -> None:
         store = opened(fs, segment_bytes_max=600, wal_rotate_bytes=600)
         for number in range(8):
             store.ingest(numbered(8 * turn + number), durable=True)
-        store.flush()
+        store.seal()
         store.maintain()
         before = store.stats()["wal_position"]
         fs = fs.clone_after_kill()
@@ -531,7 +531,7 @@ def test_reading_copies_the_payload(tmp_path: Path) -> None:
     with open_store(tmp_path, background=False) as store:
         subscriber = store.register("s", start="earliest")
         store.ingest(Bundle({30: table}))
-        store.flush()
+        store.seal()
         before = pa.total_allocated_bytes()
         with subscriber.next_bundle(timeout=0) as handle:
             assert handle.bundle[30].num_rows == 200_000

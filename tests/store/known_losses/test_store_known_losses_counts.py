@@ -68,11 +68,11 @@ def test_the_size_that_the_system_tells_is_late() -> None:
     with opened(fs) as store:
         for turn in range(6):
             fill(store, range(10 * turn, 10 * turn + 10))
-            store.flush()
+            store.seal()
         fill(store, range(60, 65))
         left = fs.clone_after_kill()
     with opened(left) as store:
-        store.flush()
+        store.seal()
         assert take(store) == list(range(65))
 
 
@@ -83,14 +83,14 @@ def test_what_expires_while_nobody_runs_is_in_no_count() -> None:
     with opened(fs, aged, clock) as store:
         store.register("s", start="earliest")
         fill(store, range(8))
-        store.flush()
+        store.seal()
         assert take(store, most=3) == [0, 1, 2]
         store.maintain()
         fill(store, range(8, 12))
         left = fs.clone_after_kill()
     seen = InMemoryObserver()
     with opened(left, aged, ManualClock(now_ns=clock.now_ns() + 101 * 10**9), seen) as store:
-        store.flush()
+        store.seal()
         store.maintain()
         assert take(store) == []
     assert seen.total("quiver.subscriber.dropped_bundles_total") == 5 + 4
@@ -104,7 +104,7 @@ def test_a_restart_counts_what_was_delivered_as_waiting() -> None:
     with opened(fs) as store:
         store.register("s", start="earliest")
         fill(store, range(8))
-        store.flush()
+        store.seal()
         before = store.stats()["subscribers"]["s"]["lag_bytes"]
         assert take(store, most=6) == list(range(6))
         store.maintain()

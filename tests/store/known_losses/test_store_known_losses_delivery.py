@@ -88,7 +88,7 @@ def test_segment_numbers_restart_after_all_were_deleted(fs: CrashFileSystem, pro
     for turn in range(3):
         store = opened(fs, format_profile=profile)
         fill(store, range(10 * turn, 10 * turn + 10))
-        store.flush()
+        store.seal()
         assert take(store) == list(range(10 * turn, 10 * turn + 10))
         store.maintain()
         store.maintain()
@@ -103,7 +103,7 @@ def test_segment_numbers_collide_after_a_restart(fs: CrashFileSystem) -> None:
     for turn in range(3):
         with opened(fs) as store:
             fill(store, range(5 * turn, 5 * turn + 5))
-            store.flush()
+            store.seal()
             seqs = [info.seq for info in store.catalog.segments()]
             assert seqs == sorted(set(seqs))
     with opened(fs) as store:
@@ -116,7 +116,7 @@ def test_a_restart_forgets_what_was_only_logged(fs: CrashFileSystem) -> None:
     fill(store, range(7))
     assert not len(store.catalog)
     with opened(fs.clone_after_crash(0)) as again:
-        again.flush()
+        again.seal()
         assert take(again) == list(range(7))
 
 
@@ -125,17 +125,17 @@ def test_a_deleted_segment_comes_back_after_a_power_loss(fs: CrashFileSystem) ->
     steps: list[tuple[str, CrashFileSystem]] = []
     store = opened(fs)
     fill(store, range(20))
-    store.flush()
+    store.seal()
     assert take(store) == list(range(20))
     assert store.maintain().progress_written == 1
     fs.on_step = lambda operation, path: steps.append((f"{operation} {path}", fs.clone_after_crash(0)))
     fill(store, range(20, 24))
     store.maintain()
-    store.flush()
+    store.seal()
     store.maintain()
     for label, survived in steps:
         with opened(survived) as again:
-            again.flush()
+            again.seal()
             assert not set(take(again)) & set(range(20)), label
 
 
@@ -143,7 +143,7 @@ def test_progress_that_the_other_engine_checksummed(fs: CrashFileSystem) -> None
     """The document says CRC-32C, the engine wrote CRC-32; a reader of only one redelivered everything of the other."""
     with opened(fs) as store:
         fill(store, range(20))
-        store.flush()
+        store.seal()
         assert take(store, most=7) == list(range(7))
         store.maintain()
     answer = decode_progress(memoryview(fs.read_all(PROGRESS, size_max=1 << 20)))
@@ -162,7 +162,7 @@ def test_oldest_incomplete_when_nothing_is(fs: CrashFileSystem) -> None:
     """The engine wrote 0 when all was done and ignored the field; here it is the next number, and is believed."""
     with opened(fs) as store:
         fill(store, range(20))
-        store.flush()
+        store.seal()
         take(store)
         store.maintain()
         after = store.stats()["next_segment"]
@@ -178,11 +178,11 @@ def test_a_new_subscriber_gets_the_backlog_unasked(fs: CrashFileSystem) -> None:
     """The document says that it starts at the latest segment; the engine handed out all that was retained."""
     with opened(fs) as store:
         fill(store, range(10))
-        store.flush()
+        store.seal()
         late = store.register("late")
         assert late.next_bundle(timeout=0) is None
         fill(store, range(10, 13))
-        store.flush()
+        store.seal()
         assert take(store, "late") == [10, 11, 12]
 
 
@@ -191,7 +191,7 @@ def test_unregister_leaves_no_trace_of_what_was_dropped(fs: CrashFileSystem) -> 
     with opened(fs) as store:
         store.register("leaver", start="earliest")
         fill(store, range(10))
-        store.flush()
+        store.seal()
         take(store)
         assert take(store, "leaver", 4) == [0, 1, 2, 3]
         store.maintain()
@@ -224,7 +224,7 @@ def test_only_the_oldest_segments_are_deleted(fs: CrashFileSystem) -> None:
     with opened(fs) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(40))
-        store.flush()
+        store.seal()
         before = len(store.catalog)
         held = subscriber.next_bundle(timeout=0)
         assert held is not None
@@ -277,7 +277,7 @@ def test_a_read_error_leaks_the_claim(fs: CrashFileSystem) -> None:
     with opened(faults) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(3))
-        store.flush()
+        store.seal()
         faults.fail_on("map")
         handle = subscriber.next_bundle(timeout=0)
         assert handle is not None
@@ -293,7 +293,7 @@ def test_what_is_expired_under_its_reader_counts_as_damage(fs: CrashFileSystem) 
     with opened(fs, clock, max_age_s=5.0) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(3))
-        store.flush()
+        store.seal()
         handle = subscriber.next_bundle(timeout=0)
         path = store.catalog.segments()[0].path
         seen = []
@@ -317,7 +317,7 @@ def test_a_permanent_refusal_is_delivered_for_ever(fs: CrashFileSystem) -> None:
     with opened(fs) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(3))
-        store.flush()
+        store.seal()
         for _ in range(3):
             handle = subscriber.next_bundle(timeout=0)
             assert handle is not None
@@ -335,7 +335,7 @@ def test_retries_in_an_outage_grow_without_end(fs: CrashFileSystem) -> None:
     with opened(fs, clock) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(20))
-        store.flush()
+        store.seal()
         for _ in range(50):
             while (handle := subscriber.next_bundle(timeout=0)) is not None:
                 handle.defer(1.0)
@@ -353,7 +353,7 @@ def test_a_bundle_that_waits_for_its_retry_blocks_newer_ones(fs: CrashFileSystem
     with opened(fs, clock) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(5))
-        store.flush()
+        store.seal()
         handle = subscriber.next_bundle(timeout=0)
         assert handle is not None
         handle.defer(30)
@@ -368,7 +368,7 @@ def test_a_waiter_sleeps_past_a_bundle_that_was_given_back(tmp_path: Path) -> No
     store = open_store(tmp_path, Settings(), clock=clock, background=False)
     subscriber = store.register("s", start="earliest")
     store.ingest(numbered(0))
-    store.flush()
+    store.seal()
     first = subscriber.next_bundle(timeout=0)
     assert first is not None
     got: list[int] = []
@@ -393,7 +393,7 @@ def test_claiming_what_is_not_there(fs: CrashFileSystem) -> None:
     with opened(fs) as store:
         subscriber = store.register("s", start="earliest")
         fill(store, range(3))
-        store.flush()
+        store.seal()
         for ref in (BundleRef(99, 0), BundleRef(0, 9_999)):
             with pytest.raises(BundleUnavailableError):
                 subscriber.claim(ref)
@@ -416,7 +416,7 @@ def test_a_full_store_deadlocks_after_a_restart(fs: CrashFileSystem) -> None:
                 count += 1
         fs = fs.clone_after_kill()
         with opened(fs, **caps) as store:
-            store.flush()
+            store.seal()
             assert take(store, most=3)
         fs = fs.clone_after_kill()
     with opened(fs, **caps) as store:
@@ -459,7 +459,7 @@ def test_an_entry_that_is_accepted_and_cut_off_at_restart(fs: CrashFileSystem) -
         with pytest.raises(InvalidBundleError, match="too large"):
             store.ingest(huge)
         fill(store, range(2))
-        store.flush()
+        store.seal()
         assert take(store) == [0, 1]
 
 

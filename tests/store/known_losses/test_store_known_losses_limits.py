@@ -70,7 +70,7 @@ def test_a_log_at_its_cap_only_refuses(fs: CrashFileSystem) -> None:
             store.ingest(numbered(number))
             assert store.stats()["wal_bytes"] <= 8_000
         assert len(store.catalog) > 3
-        store.flush()
+        store.seal()
         assert take(store) == list(range(200))
 
 
@@ -82,7 +82,7 @@ def test_one_log_file_more_than_the_limit_says(fs: CrashFileSystem) -> None:
             store.ingest(numbered(number))
             names = [name for name in fs.list_dir(f"{ROOT}/wal") if not name.endswith(("cursor", "next"))]
             most = max(most, len(names))
-        store.flush()
+        store.seal()
         assert take(store) == list(range(40))
     assert most == 3
 
@@ -117,7 +117,7 @@ def test_callers_at_the_same_time_are_told_of_errors_that_are_none(tmp_path) -> 
             thread.start()
         for thread in threads:
             thread.join()
-        store.flush()
+        store.seal()
         got = take(store)
     assert not failures
     assert sorted(got) == [1_000 * turn + number for turn in range(4) for number in range(50)]
@@ -135,7 +135,7 @@ def test_what_expired_while_nobody_ran_comes_back_from_the_log(fs: CrashFileSyst
         left = fs.clone_after_kill()
     later = ManualClock(now_ns=clock.now_ns() + 101 * 10**9)
     with opened(left, later, max_age_s=100.0) as store:
-        store.flush()
+        store.seal()
         store.maintain()
         assert not len(store.catalog)
         assert take(store) == []
@@ -148,7 +148,7 @@ def test_expiry_counts_what_was_delivered_as_lost(fs: CrashFileSystem) -> None:
     with opened(fs, clock, max_age_s=10.0, segment_bytes_max=1_000_000) as store:
         store.register("s", start="earliest")
         fill(store, range(8))
-        store.flush()
+        store.seal()
         assert take(store, most=6) == [0, 1, 2, 3, 4, 5]
         clock.advance(11.0)
         store.maintain()
@@ -162,7 +162,7 @@ def test_age_is_not_looked_at(fs: CrashFileSystem) -> None:
     with opened(fs, clock, max_age_s=10.0) as store:
         store.register("dead", start="earliest")
         fill(store, range(30))
-        store.flush()
+        store.seal()
         clock.advance(9.0)
         store.maintain()
         assert len(store.catalog)
@@ -191,7 +191,7 @@ def test_drop_oldest_cannot_drop_what_was_not_sealed(fs: CrashFileSystem) -> Non
         assert accepted[-1] > 290
         faults.heal()
         store.maintain()
-        store.flush()
+        store.seal()
         got = take(store)
         assert got == accepted[-len(got) :]
         assert len(accepted) - len(got) == counted(store, "quiver.subscriber.dropped_bundles_total") > 0

@@ -90,7 +90,7 @@ def test_a_full_buffer_leaves_the_next_one_room_to_work():
     rig.fill(first)
     for _ in range(20):
         rig.stores[second].ingest(bundle())
-        rig.stores[second].flush()
+        rig.stores[second].seal()
         rig.take_all(second)
 
 

@@ -61,7 +61,7 @@ def test_they_come_out_as_they_went_in(kind: str, compression: str) -> None:
             for batch in given[-2:]:
                 store.ingest(Bundle({30: batch}))
         assert store.stats()["wal_files"] > 2
-        store.flush()
+        store.seal()
         found = contents(store)
     # Dictionaries of one stream are unified: equal are the types and the values.
     assert [batch.schema for batch in found] == [batch.schema for batch in given]
@@ -89,10 +89,10 @@ def test_a_log_that_rotted_fails_the_store_and_costs_that_bundle_alone() -> None
     file.sync_data()
     file.close()
     with pytest.raises(StoreFailedError, match="is not what was written"):
-        store.flush()
+        store.seal()
     store.close()
     with opened(fs) as store:
-        store.flush()
+        store.seal()
         assert contents(store) == [large(0), large(1)]
 
 
@@ -107,7 +107,7 @@ def test_a_full_disk_only_delays_their_segment() -> None:
             store.ingest(Bundle({30: batch}))
         fs.fail_on("create")
         with pytest.raises(CapacityError, match="full"):
-            store.flush()
+            store.seal()
         clock.advance(2.0)
-        store.flush()
+        store.seal()
         assert contents(store) == given

@@ -131,7 +131,7 @@ def test_backpressure_deletes_nothing_unfinished(fs: CrashFileSystem) -> None:
             taken(store, "quick")
         assert full.held_by == "slow"
         assert "retention.size_cap" in full.what
-        store.flush()
+        store.seal()
         assert taken(store, "slow") == list(range(number))
         assert total(store, "quiver.segment.dropped_total") == 0
         assert total(store, "quiver.ingest.throttle_total") >= 1
@@ -154,7 +154,7 @@ def test_drop_oldest_gives_up_the_oldest_and_says_how_much_to_whom(fs: CrashFile
         early = taken(store, "busy", 20)
         for number in range(60, 400):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         kept = taken(store, "idle")
         assert kept == list(range(kept[0], 400))
         lost = total(store, "quiver.subscriber.dropped_bundles_total", subscriber="idle", reason="size")
@@ -174,7 +174,7 @@ def test_finished_segments_go_before_unfinished_ones(fs: CrashFileSystem) -> Non
     with opened(fs, size_cap_bytes=CAP, size_cap_policy="drop_oldest", delete_grace_s=1e9) as store:
         for number in range(60):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         half = len(store.catalog) // 2
         newest = [info.seq for info in store.catalog.segments()][half:]
         subscriber = store.register("s", start=newest[0])
@@ -264,7 +264,7 @@ def test_a_cap_that_became_smaller_is_met(fs: CrashFileSystem) -> None:
     with opened(fs, size_cap_bytes=CAP // 2, size_cap_policy="drop_oldest") as store:
         store.ingest(numbered(number))
         assert on_disk(fs) <= CAP // 2 + SEGMENT
-        store.flush()
+        store.seal()
         assert taken(store, "s")[-1] == number
 
 
@@ -280,7 +280,7 @@ def test_rotated_files_are_counted_with_the_active_one(fs: CrashFileSystem) -> N
             names = [name for name in fs.list_dir(f"{ROOT}/wal") if not name.endswith(".cursor")]
             most = max(most, len(names))
         assert most == 3
-        store.flush()
+        store.seal()
         assert taken(store, "s") == list(range(100))
 
 
@@ -290,7 +290,7 @@ def test_the_log_stays_below_its_cap_by_sealing_early(fs: CrashFileSystem) -> No
         for number in range(200):
             store.ingest(numbered(number), durable=number % 3 == 0)
             assert store.stats()["wal_bytes"] <= 9_000
-        store.flush()
+        store.seal()
         assert taken(store, "s") == list(range(200))
 
 
@@ -313,7 +313,7 @@ def test_a_segment_takes_a_number_of_bundles(fs: CrashFileSystem) -> None:
     with opened(fs, segment_bundles_max=7) as store:
         for number in range(30):
             store.ingest(numbered(number, 1))
-        store.flush()
+        store.seal()
         assert [info.bundle_count for info in store.catalog.segments()] == [7, 7, 7, 7, 2]
 
 
@@ -327,7 +327,7 @@ def test_over_age_goes_wanted_or_not(fs: CrashFileSystem) -> None:
         store.register("s", start="earliest")
         for number in range(20):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         done = taken(store, "s", 4)
         store.maintain()
         clock.advance(99)
@@ -347,7 +347,7 @@ def test_the_open_segment_expires_too(fs: CrashFileSystem) -> None:
         store.register("s", start="earliest")
         for number in range(9):
             store.ingest(numbered(number))
-            store.flush()
+            store.seal()
         store.ingest(numbered(9))
         clock.advance(100)
         store.maintain()
@@ -362,14 +362,14 @@ def test_age_goes_on_over_a_restart(fs: CrashFileSystem) -> None:
     clock = ManualClock()
     with opened(fs, clock, max_age_s=100.0) as store:
         store.ingest(numbered(0))
-        store.flush()
+        store.seal()
         clock.advance(60)
         store.ingest(numbered(1))
         disk = fs.clone_after_kill()
     clock.advance(50)
     with opened(disk, clock, max_age_s=100.0) as store:
         store.maintain()
-        store.flush()
+        store.seal()
         assert taken(store, "s") == [1]
 
 
@@ -384,7 +384,7 @@ def test_a_drop_is_counted_once_wherever_a_directory_sync_fails(goes_on: bool) -
             store.register("s", start="earliest")
             for number in range(3):
                 store.ingest(numbered(number))
-                store.flush()
+                store.seal()
             store.maintain()
             clock.advance(100)
             before = disk.calls["sync_dir"]
@@ -430,11 +430,11 @@ def test_a_clock_that_steps_expires_nothing_early(fs: CrashFileSystem, step_s: i
         store.ingest(numbered(0))
         clock.set_wall_ns(clock.now_ns() + step_s * 10**9)
         store.ingest(numbered(1))
-        store.flush()
+        store.seal()
         store.ingest(numbered(2))
         clock.set_wall_ns(clock.now_ns() + step_s * 10**9)
         store.maintain()
-        store.flush()
+        store.seal()
         clock.advance(99)
         store.maintain()
         assert len(store.catalog) == 2
@@ -453,7 +453,7 @@ def test_headroom_keeps_the_newest_finished_segments(fs: CrashFileSystem) -> Non
             if number % 10 == 9:
                 taken(store, "s")
                 store.maintain()
-        store.flush()
+        store.seal()
         taken(store, "s")
         store.maintain()
         kept = [info.seq for info in store.catalog.segments()]
@@ -473,7 +473,7 @@ def test_grace_keeps_finished_segments_for_readers(fs: CrashFileSystem) -> None:
         store.register("s", start="earliest")
         for number in range(20):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         taken(store, "s")
         store.maintain()
         clock.advance(59)
@@ -489,7 +489,7 @@ def test_age_does_not_wait_for_grace_or_headroom(fs: CrashFileSystem) -> None:
     with opened(fs, clock, delete_grace_s=1e9, steady_state_headroom_bytes=50_000, max_age_s=10.0) as store:
         store.register("s", start="earliest")
         store.ingest(numbered(0))
-        store.flush()
+        store.seal()
         taken(store, "s")
         clock.advance(10)
         assert store.maintain().segments_deleted == 1
@@ -502,7 +502,7 @@ def test_without_subscribers_only_age_and_the_cap_delete(fs: CrashFileSystem) ->
     with opened(fs, clock) as store:
         for number in range(20):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         clock.advance(1e6)
         assert store.maintain().segments_deleted == 0
     with opened(fs, clock, max_age_s=100.0) as store:
@@ -515,7 +515,7 @@ def test_reclaim_frees_what_is_finished_and_nothing_else(fs: CrashFileSystem) ->
         store.register("s", start="earliest")
         for number in range(60):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         before = len(store.catalog)
         taken(store, "s", 30)
         assert store.reclaim(1) > 0

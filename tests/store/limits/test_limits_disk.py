@@ -80,7 +80,7 @@ def test_acknowledgements_are_written_and_free_the_disk() -> None:
         assert len(store.catalog) == 0
         disk.capacity = 150_000
         store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         assert got + taken(store, "s") == list(range(number + 1))
 
 
@@ -106,7 +106,7 @@ def test_a_full_disk_is_told_when_it_begins_and_once_a_minute() -> None:
             store.ingest(numbered(number))
         disk.capacity = 0
         with pytest.raises(CapacityError):
-            store.flush()
+            store.seal()
         for _ in range(100):
             clock.advance(1)
             store.maintain()
@@ -151,7 +151,7 @@ def test_a_long_progress_file_can_be_replaced_on_a_full_disk() -> None:
             store.ingest(numbered(number, 10))
             number += 1
             if number % 20 == 0:
-                store.flush()
+                store.seal()
                 clock.advance(2)
                 store.maintain()
         first, second = (subscriber.next_bundle(timeout=0) for _ in range(2))
@@ -195,7 +195,7 @@ def test_closing_and_opening_on_a_full_disk(durability: str) -> None:
             store.ingest(numbered(number))
         assert taken(store, "s") or store.stats()["segments"] == 0
         disk.capacity = 400_000
-        store.flush()
+        store.seal()
         got = taken(store, "s")
         assert got[-1] == number - 1
 
@@ -227,7 +227,7 @@ def test_drop_oldest_goes_on_when_the_disk_is_full() -> None:
         for number in range(600):
             store.ingest(numbered(number))
         disk.capacity = 400_000
-        store.flush()
+        store.seal()
         got = taken(store, "s")
         assert got == list(range(got[0], 600))
         assert len(got) > 50
@@ -287,7 +287,7 @@ def test_any_order_of_calls_on_a_small_disk(seed: int) -> None:
             store.maintain()
         elif call == ["flush"]:
             with contextlib.suppress(CapacityError):
-                store.flush()
+                store.seal()
         elif call == ["disk"]:
             disk.capacity = max(disk.used() + 2_000, chance.choice([100_000, 200_000, 400_000]))
             if chance.random() < 0.5:
@@ -304,7 +304,7 @@ def test_any_order_of_calls_on_a_small_disk(seed: int) -> None:
     disk.capacity = 10**9
     clock.advance(2)
     store.maintain()
-    store.flush()
+    store.seal()
     for name in names:
         got[name] += taken(store, name)
     count_lost()
@@ -324,10 +324,10 @@ def test_closing_on_a_full_disk_writes_what_was_acknowledged(everything: bool) -
         subscriber = store.register("s", start="earliest")
         for _ in range(90):
             store.ingest(rows)
-        store.flush()
+        store.seal()
         for _ in range(40):
             store.ingest(rows)
-        sealed = subscriber.pending_bundle_count()
+        sealed = subscriber.lag().pending_bundles
         assert sealed >= 90
         disk.capacity = disk.used()  # others took the rest
         acked = sealed if everything else 5
@@ -337,5 +337,5 @@ def test_closing_on_a_full_disk_writes_what_was_acknowledged(everything: bool) -
     assert after == []
     disk.capacity = 10**7
     with opened(disk) as store:
-        store.flush()
-        assert store.pending_bundle_count("s") == 130 - acked
+        store.seal()
+        assert store.lag("s").pending_bundles == 130 - acked

@@ -115,10 +115,10 @@ def test_durability_may_change_with_a_backlog_in_the_log() -> None:
             store.ingest(numbered(number), durable=True)
             number += 1
         if durability == "segment_only":
-            store.flush()
+            store.seal()
     fs = fs.clone_after_crash(0)
     with opened(fs) as store:
-        store.flush()
+        store.seal()
         assert taken(store, "s") == list(range(number))
 
 
@@ -131,7 +131,7 @@ def test_segment_only_refuses_at_the_cap_as_well() -> None:
             for number in range(1_000):
                 store.ingest(numbered(number))
         assert store.disk_bytes <= 44_000
-        store.flush()
+        store.seal()
         assert taken(store, "s") == list(range(number))
         store.ingest(numbered(number))
     with opened(fs, durability="segment_only", size_cap_bytes=40_000, size_cap_policy="drop_oldest") as store:

@@ -60,7 +60,7 @@ def test_everything_flows_through_a_disk_below_a_log_and_two_segments(capacity: 
             else:
                 raise AssertionError(f"bundle {number} never came in")
         assert refused
-        store.flush()
+        store.seal()
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             got.append(handle.bundle[30]["n"][0].as_py())
             handle.ack()
@@ -88,7 +88,7 @@ def test_schemas_count_too() -> None:
                     break
             else:
                 raise AssertionError(f"bundle {number} never came in")
-        store.flush()
+        store.seal()
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             handle.ack()
             got += 1
@@ -102,7 +102,7 @@ def test_the_oldest_go_when_the_disk_ends_and_policy_says_so() -> None:
         store.register("s", start="earliest")
         for number in range(400):
             store.ingest(numbered(number))
-        store.flush()
+        store.seal()
         subscriber = store.register("s", start="earliest")
         kept = []
         while (handle := subscriber.next_bundle(timeout=0)) is not None:

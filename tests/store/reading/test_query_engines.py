@@ -94,7 +94,7 @@ def test_large_batches_point_into_the_file(tmp_path):
     rows = pa.record_batch({"id": list(range(100_000))})
     with quiver.open(tmp_path, background=False) as store:
         store.ingest(Bundle({LOGS: rows}))
-        store.flush()
+        store.seal()
         before = pa.total_allocated_bytes()
         found = list(store.scan("logs"))
         assert pa.total_allocated_bytes() - before < rows.nbytes // 2
@@ -161,7 +161,7 @@ def test_cores_are_scanned_as_one(tmp_path):
     with quiver.open(tmp_path, cores=3, background=False) as store:
         for number in range(6):
             store.ingest(Bundle({LOGS: pa.record_batch({"id": [number], f"c{number % 2}": [True]})}), core=number % 3)
-        store.core(1).flush()
+        store.core(1).seal()
         for source in (store, quiver.read(tmp_path)):
             scan = source.scan("logs")
             assert scan.to_table()["id"].to_pylist() == [0, 3, 1, 4, 2, 5]

@@ -83,7 +83,7 @@ def test_a_segment_without_the_slot_is_not_opened(served):
     store, disk, _ = opened()
     for slot in (LOGS, 40):
         store.ingest(Bundle({slot: batch(1)}))
-        store.flush()
+        store.seal()
     fs = CountingFiles(disk)
     reader = read(ROOT, fs=fs)
     scan = reader.scan("logs")

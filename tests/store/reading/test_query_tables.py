@@ -22,7 +22,7 @@ def ingest_both(store, *, flush: bool) -> None:
     store.ingest(rows("venues", price=["high"]))
     store.ingest(rows("same", price=[9.0]))
     if flush:
-        store.flush()
+        store.seal()
     store.ingest(rows("Trades", price=[3.5], size=[7]))
     store.ingest(rows("venues", price=["low"]))
     store.ingest(rows("logged", n=[1]))

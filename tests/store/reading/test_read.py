@@ -53,7 +53,7 @@ class Writer:
             self.ingested.append(len(self.ingested))
 
     def seal(self):
-        self.store.flush()
+        self.store.seal()
 
     def finish_oldest(self, count=3):
         for _ in range(count):
@@ -300,7 +300,7 @@ def test_batches_outlive_their_segment(tmp_path):
     subscriber = store.register("a", start="earliest")
     for number in range(3):
         store.ingest(_bundle(number))
-    store.flush()
+    store.seal()
     bundles = [bundle for _, bundle in read(tmp_path).bundles()]
     while (handle := subscriber.next_bundle(timeout=0)) is not None:
         handle.ack()
@@ -426,7 +426,7 @@ def test_what_looks_like_damage_in_the_active_file_is_read_again(writer):
 def test_a_path_may_be_any_path_object(tmp_path):
     store = open_store(tmp_path, background=False)
     store.ingest(_bundle(7))
-    store.flush()
+    store.seal()
     store.close()
     for path in (tmp_path, os.fspath(tmp_path), f"{tmp_path}/"):
         assert [ref for ref, _ in read(path).bundles()] == [BundleRef(0, 0)]

@@ -34,7 +34,7 @@ def test_they_are_kept_like_anything_else(tmp_path: Path, shape: str, compressio
     with quiver.open(tmp_path, settings, background=False) as store:
         subscriber = store.register("one", start="earliest")
         store.ingest(quiver.Bundle({30: batch}))
-        store.flush()
+        store.seal()
         with subscriber.next_bundle(timeout=0) as handle:
             assert handle.bundle[30].num_rows == batch.num_rows
             assert handle.bundle.nbytes >= 0

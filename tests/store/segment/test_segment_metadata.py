@@ -27,7 +27,7 @@ def written(directory: Path, bundles: list[Bundle], **settings: object) -> Path:
     with quiver.open(directory, Settings(**settings), background=False) as store:
         for bundle in bundles:
             store.ingest(bundle)
-        store.flush()
+        store.seal()
     (path,) = (directory / "segments").glob("*.qseg")
     return path
 

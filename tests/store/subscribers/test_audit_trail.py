@@ -39,11 +39,11 @@ def test_a_reason_that_is_no_text_is_refused_at_once(why):
     subscriber = bench.registry.register("a", "earliest")
     bench.seal(0, 1)
     handle = subscriber.next_bundle(timeout=0)
-    with pytest.raises(UsageError, match=r"say why as text, for example str\(error\)"):
+    with pytest.raises(UsageError, match=r"the reason must be a string, for example str\(error\)"):
         handle.reject(why)
     assert handle.outcome is None
     handle.reject("no such column")
-    bench.registry.flush()
+    bench.registry.save()
     assert _said(bench.disk) == [("a", 0, ((0, 0),), "rejected", "no such column")]
 
 
@@ -61,7 +61,7 @@ def test_every_outcome_is_there_with_time_and_reason():
     bench.registry.drops.apply([dropped(0, 5, "age")])
     bench.seal(1, 2)
     bench.registry.unregister("b")
-    bench.registry.flush()
+    bench.registry.save()
     first = next(read_audit(bench.disk, ROOT))
     assert first == AuditRecord(bench.clock.now_ns() - 10**9, "a", 0, ((0, 0),), "acked")
     assert _said(bench.disk)[1:] == [
@@ -88,7 +88,7 @@ def test_nothing_is_written_when_a_bundle_is_acknowledged():
     for handle in handles:
         handle.ack()
     assert steps == []
-    bench.registry.flush()
+    bench.registry.save()
     assert len(_said(bench.disk)) == 3
 
 
@@ -102,7 +102,7 @@ def test_whatever_progress_says_is_in_the_trail_after_a_power_cut():
         for start in range(0, 40, 10):
             for handle in handles[start : start + 10]:
                 handle.ack()
-            bench.registry.flush()
+            bench.registry.save()
 
     for state in crash_states(bench.disk, work, seeds=4):
         progress = load_progress(state, ROOT, "a")
@@ -114,7 +114,7 @@ def test_whatever_progress_says_is_in_the_trail_after_a_power_cut():
         assert set(range(kept_min, resolved)) <= said
         again = Bench(state, segments=[SegmentRef(0, 40)], audit_bytes_max=4_096)
         again.registry.register("a").claim(BundleRef(0, 39)).ack() if resolved < 40 else None
-        again.registry.flush()
+        again.registry.save()
         if resolved < 40:
             assert _said(state)[-1] == ("a", 0, ((39, 39),), "acked", "")
 
@@ -129,7 +129,7 @@ def test_a_torn_line_harms_no_other():
     bench.disk.open_write(TRAIL).truncate(len(whole) - 10)
     again = Bench(bench.disk, segments=[SegmentRef(0, 2)], audit_bytes_max=10_000)
     again.ack_all(again.registry.register("a"))
-    again.registry.flush()
+    again.registry.save()
     assert _said(bench.disk) == [("a", 0, ((1, 1),), "acked", "")]
 
 
@@ -141,7 +141,7 @@ def test_both_files_together_never_take_more_than_allowed(bytes_max):
     for seq in range(60):
         bench.seal(seq, 7)
         bench.ack_all(subscriber)
-        bench.registry.flush()
+        bench.registry.save()
         sizes = [bench.disk.stat(path).size_bytes for path in (TRAIL, PREVIOUS) if bench.disk.exists(path)]
         assert sum(sizes) <= bytes_max
         assert _said(bench.disk)[-1][1] == seq
@@ -155,7 +155,7 @@ def test_one_flush_larger_than_a_file_is_split():
     subscriber = bench.registry.register("a", "earliest")
     bench.seal(0, 200)
     bench.ack_all(subscriber)
-    bench.registry.flush()
+    bench.registry.save()
     assert _said(bench.disk)[-1][2] == ((199, 199),)
     assert sum(bench.disk.stat(path).size_bytes for path in (TRAIL, PREVIOUS)) <= 4_096
 
@@ -182,11 +182,11 @@ def test_a_disk_that_refuses_costs_lines_and_nothing_else(operation):
     bench.seal(0, 3)
     subscriber.next_bundle(timeout=0).ack()
     faulty.fail_on(operation)
-    assert bench.registry.flush() == 1
+    assert bench.registry.save() == 1
     assert bench.observer.total("quiver.subscriber.audit_lost_lines_total") == 1
     assert "quiver.subscriber.audit" in bench.observer.events
     subscriber.next_bundle(timeout=0).ack()
-    bench.registry.flush()
+    bench.registry.save()
     assert _said(disk)[-1] == ("a", 0, ((1, 1),), "acked", "")
 
 
@@ -196,6 +196,6 @@ def test_what_nobody_writes_does_not_grow_without_end(monkeypatch):
     subscriber = bench.registry.register("a", "earliest")
     bench.seal(0, 25)
     bench.ack_all(subscriber)
-    bench.registry.flush()
+    bench.registry.save()
     assert [one[2][0][0] for one in _said(bench.disk)] == list(range(15, 25))
     assert bench.observer.total("quiver.subscriber.audit_lost_lines_total") == 15

@@ -39,7 +39,7 @@ def test_as_many_as_there_are_and_no_more():
     rest = subscriber.next_bundles(4, timeout=0)
     assert names(rest) == ["1:2"]
     assert subscriber.next_bundles(1, timeout=0) == []
-    assert subscriber.pending_bundle_count() == 5
+    assert subscriber.lag().pending_bundles == 5
 
 
 def test_nothing_is_read_before_it_is_looked_at():
@@ -83,9 +83,9 @@ def test_acknowledged_at_once_counted_once_and_durable_with_the_next_flush():
     handles = subscriber.next_bundles(4, timeout=0)
     subscriber.ack_all(handles[:3])
     subscriber.ack_all(handles[:3])
-    assert subscriber.pending_bundle_count() == 1
+    assert subscriber.lag().pending_bundles == 1
     assert [handle.outcome for handle in handles] == ["acked"] * 3 + [None]
-    bench.registry.flush()
+    bench.registry.save()
     assert bench.observer.total("quiver.subscriber.acked_bundles_total") == 3
     again = Bench(bench.disk.clone_after_crash(1), segments=list(bench.registry._segments))
     assert names(again.refs(again.registry.register("a"))) == ["0:3"]
@@ -99,9 +99,9 @@ def test_one_that_was_decided_otherwise_is_refused_and_the_others_are_not():
     with pytest.raises(BundleUnavailableError, match="0:1 cannot be acked: it was rejected"):
         subscriber.ack_all(handles)
     assert [handle.outcome for handle in handles] == ["acked", "rejected", "deferred", "acked"]
-    bench.registry.flush()
+    bench.registry.save()
     assert bench.observer.total("quiver.subscriber.acked_bundles_total") == 2
-    assert subscriber.pending_bundle_count() == 1
+    assert subscriber.lag().pending_bundles == 1
 
 
 def test_handles_of_another_subscriber_are_refused():
@@ -110,7 +110,7 @@ def test_handles_of_another_subscriber_are_refused():
     held = subscriber.next_bundles(1, timeout=0)
     with pytest.raises(BundleUnavailableError, match="has ended"):
         subscriber.ack_all(other.next_bundles(1, timeout=0))
-    assert other.pending_bundle_count() == subscriber.pending_bundle_count() == 1
+    assert other.lag().pending_bundles == subscriber.lag().pending_bundles == 1
     assert names(held) == ["0:0"]
 
 
@@ -166,7 +166,7 @@ def test_in_order_or_not_the_same_values_come(compression):
         bundles = _bundles(40)
         for bundle in bundles:
             store.ingest(bundle)
-        store.flush()
+        store.seal()
         first, second, third = (store.register(name, "earliest") for name in "abc")
         for number, handle in enumerate(first.next_bundles(100, timeout=0)):
             assert _values(handle.bundle) == _values(bundles[number])
@@ -184,7 +184,7 @@ def test_what_was_read_in_order_stays_valid_when_the_reader_is_closed():
     with open_store(ROOT, Settings(), fs=disk, clock=clock, background=False) as store:
         for bundle in bundles:
             store.ingest(bundle)
-        store.flush()
+        store.seal()
         path = f"{ROOT}/segments/0000000000000000.qseg"
         reader = SegmentReader.open(disk, path)
         found = [Bundle(reader.bundle(index)) for index in range(5)]

@@ -24,7 +24,7 @@ class Called:
 
     def __call__(self):
         # The registry's locks are free, or these would wait for ever.
-        self.bench.registry.flush()
+        self.bench.registry.save()
         for handle in self.bench.refs(self.subscriber):
             if not self.keep:
                 handle.ack()

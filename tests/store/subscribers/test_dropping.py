@@ -117,7 +117,7 @@ def test_a_loss_is_not_counted_again_after_a_restart(profile):
     assert bench.registry.drops.apply([dropped(0, 3)]) == {"here": 2, "idle": 3}
     bench.registry.removed([0])
     bench.ack_all(here)
-    bench.registry.flush()
+    bench.registry.save()
     disk = bench.disk.clone_after_kill()
     for _ in range(2):
         again = Bench(disk, segments=[SegmentRef(1, 2)], profile=profile)
@@ -137,11 +137,11 @@ def test_what_the_ledger_forgot_leaves_the_progress(profile):
     bench.ack_all(here)
     bench.registry.drops.apply([dropped(0, 2)])
     bench.registry.removed([0])
-    bench.registry.flush()
+    bench.registry.save()
     assert (0 in load_progress(bench.disk, ROOT, "here").entries) == (profile == "otap")
     bench.registry.drops.forget([0])
     bench.registry.removed([1])
-    bench.registry.flush()
+    bench.registry.save()
     assert load_progress(bench.disk, ROOT, "here").entries == {}
 
 
@@ -153,7 +153,7 @@ def test_several_at_once_and_out_of_order():
         bench.seal(seq, 2)
     assert bench.registry.drops.apply([dropped(1, 2), dropped(3, 2, "age")]) == {"a": 4}
     bench.registry.removed([1, 3])
-    bench.registry.flush()
+    bench.registry.save()
     assert names(bench.refs(subscriber)) == ["0:0", "0:1", "2:0", "2:1"]
     assert bench.registry.complete_segments() == []
 
@@ -228,12 +228,12 @@ def test_a_crash_at_any_step_leaves_nobody_with_a_gap(profile):
     bench.seal(0, 2)
     bench.seal(1, 2)
     subscriber.claim(BundleRef(1, 1)).ack()
-    bench.registry.flush()
+    bench.registry.save()
 
     def work():
         bench.registry.drops.apply([dropped(0, 2)])
         bench.registry.removed([0])
-        bench.registry.flush()
+        bench.registry.save()
 
     for state in crash_states(bench.disk, work):
         for is_gone in (False, True):

@@ -20,7 +20,7 @@ def _open(disk, profile):
 def _ingest(store, count, first):
     for number in range(first, first + count):
         store.ingest(Bundle({60: pa.record_batch({"data": pa.array([b"%d" % number])})}))
-    store.flush()
+    store.seal()
 
 
 def _take_all(subscriber):

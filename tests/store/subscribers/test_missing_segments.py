@@ -25,7 +25,7 @@ def fill(store, *, segments=3, bundles=4):
     for _ in range(segments):
         for number in range(bundles):
             store.ingest(quiver.Bundle({"logs": pa.record_batch({"n": [number]})}))
-        store.flush()
+        store.seal()
 
 
 def take(subscriber, count):
@@ -73,7 +73,7 @@ def test_a_file_that_is_put_back_is_delivered(begun, tmp_path):
     shutil.move(kept, segment(begun, 0))
     assert damaged(begun) == []
     with quiver.open(begun, SETTINGS, background=False) as store:
-        assert store.register("slow").pending_bundle_count() == 11
+        assert store.register("slow").lag().pending_bundles == 11
 
 
 def test_a_subscriber_that_went_on_ends_the_report(begun):
@@ -97,7 +97,7 @@ def test_repair_gives_it_up_once(begun):
     assert mend.gave_up == "3 of its bundles, which slow had to come"
     assert not report.damaged
     with quiver.open(begun, SETTINGS, background=False) as store:
-        assert store.register("slow").pending_bundle_count() == 8
+        assert store.register("slow").lag().pending_bundles == 8
 
 
 @pytest.mark.parametrize("how", ["finished", "dropped", "quarantined", "unregistered", "rewound", "late"])

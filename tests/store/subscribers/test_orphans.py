@@ -62,7 +62,7 @@ def test_dropped_on_request_it_holds_nothing_any_more():
     assert bench.registry.drop_orphan("gone") == 4
     assert bench.observer.counts[COUNTED, (("reason", "orphan"), ("subscriber", "gone"))] == 4
     bench.ack_all(bench.registry.register("here"))
-    bench.registry.flush()
+    bench.registry.save()
     assert bench.registry.complete_segments() == [0, 1]
     assert bench.registry.all_subscribers_drained()
     for seed in range(8):

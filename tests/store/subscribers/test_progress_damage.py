@@ -26,7 +26,7 @@ def _worked(policy, **options):
     for count in (2, 1):
         for _ in range(count):
             subscriber.next_bundle(timeout=0).ack()
-        bench.registry.flush()
+        bench.registry.save()
     bench.registry.close()
     return bench
 
@@ -94,7 +94,7 @@ def test_restart_latest_delivers_what_is_new_and_counts_what_it_skips():
     subscriber = again.registry.register("a")
     again.seal(3, 1)
     assert names(again.refs(subscriber)) == ["3:0"]
-    again.registry.flush()
+    again.registry.save()
     trail = again.disk.read_all(f"{ROOT}/quiver.audit.jsonl", size_max=10_000).splitlines()
     assert len(trail) == 3
     assert all(b'"why":"progress_damaged"' in line for line in trail)
@@ -151,7 +151,7 @@ def test_at_every_step_the_file_and_the_backup_are_sound_and_call_nothing_resolv
         for ref in refs:
             subscriber.claim(BundleRef(*ref)).ack()
             acked.add("{}:{}".format(*ref))
-        states.extend((state, set(acked)) for state in crash_states(bench.disk, bench.registry.flush))
+        states.extend((state, set(acked)) for state in crash_states(bench.disk, bench.registry.save))
 
     step((0, 0), (0, 1), (1, 0))
     step((1, 1))

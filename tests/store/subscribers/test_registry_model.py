@@ -179,7 +179,7 @@ class _RegistryMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.registry.flush()
+        self.registry.save()
         self.durable = {name: set(refs) for name, refs in self.resolved.items()}
 
     @rule()
@@ -248,10 +248,10 @@ class _RegistryMachine(RuleBasedStateMachine):
         for name in NAMES:
             pending = self.pending(name)
             status = self.registry.status(name)
-            assert status.pending_bundles == len(pending) == self.registry.pending_bundle_count(name)
+            assert status.pending_bundles == len(pending) == self.registry.lag(name).pending_bundles
             segments = sorted({ref.segment for ref in pending})
-            assert self.registry.segment_sequences(name) == segments
-            assert self.registry.oldest_incomplete_segment(name) == (segments[0] if segments else None)
+            assert list(self.registry.lag(name).segments) == segments
+            assert self.registry.lag(name).oldest_incomplete_segment == (segments[0] if segments else None)
             in_range = self.registry.pending_bundles_in_range(name, 1, self.next_seq)
             assert in_range == sorted(ref for ref in pending - set(self.out[name]) if ref.segment >= 1)
         assert self.registry.all_subscribers_drained() == (not any(map(self.pending, NAMES)))

@@ -26,7 +26,7 @@ def _finished(**options):
     bench = Bench(segments=_segments(), **options)
     subscriber = bench.registry.register("a", "earliest")
     bench.ack_all(subscriber)
-    bench.registry.flush()
+    bench.registry.save()
     return bench, subscriber
 
 
@@ -146,7 +146,7 @@ def test_what_means_nothing_is_refused_and_changes_nothing(to, said):
     bench, subscriber = _finished()
     with pytest.raises(UsageError, match=said):
         subscriber.rewind(to)
-    assert subscriber.is_drained()
+    assert subscriber.lag().is_drained
     assert load_progress(bench.disk, ROOT, "a") == Progress(6, {})
 
 
@@ -192,12 +192,12 @@ def test_a_disk_that_refuses_leaves_it_to_the_next_pass():
     bench = Bench(faulty, segments=_segments(), progress_damage="backup")
     subscriber = bench.registry.register("a", "earliest")
     bench.ack_all(subscriber)
-    bench.registry.flush()
+    bench.registry.save()
     faulty.fail_on("rename")
     with pytest.raises(OSError, match="."):
         subscriber.rewind(3)
-    assert subscriber.segment_sequences() == [3, 5]
-    assert bench.registry.flush() == 1
+    assert list(subscriber.lag().segments) == [3, 5]
+    assert bench.registry.save() == 1
     for name in ("quiver.sub.a", "quiver.sub.a.bak"):
         path = f"{ROOT}/{name}"
         assert faulty.read_all(path, size_max=1000) == faulty.read_all(f"{ROOT}/quiver.sub.a", size_max=1000)

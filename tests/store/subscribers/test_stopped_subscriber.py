@@ -25,7 +25,7 @@ subscriber = store.register("one", start="earliest")
 def put(first, count):
     for number in range(first, first + count):
         store.ingest(quiver.Bundle({30: pa.record_batch({"n": [number]})}))
-    store.flush()
+    store.seal()
 
 put(0, 6)
 held = [subscriber.next_bundle(timeout=0) for _ in range(3)]
@@ -51,7 +51,7 @@ def settle(handle, how):
 
 def pending(path: Path) -> int:
     with quiver.open(path, background=False) as store:
-        return store.pending_bundle_count("one")
+        return store.lag("one").pending_bundles
 
 
 def test_claims_outlast_a_stop(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def test_two_subscribers_do_not_know_of_each_other():
     handle.ack()
     assert names(bench.refs(second)) == ["0:0", "0:1"]
     assert names(bench.refs(first)) == ["0:1"]
-    assert first.pending_bundle_count() == 1
-    assert second.pending_bundle_count() == 2
+    assert first.lag().pending_bundles == 1
+    assert second.lag().pending_bundles == 2
 
 
 def test_a_bundle_is_read_when_asked_for_and_once():
@@ -254,7 +254,7 @@ def test_an_unreadable_bundle_holds_up_nothing_and_can_be_rejected():
     handle.defer()
     bad.reject()
     assert subscriber.next_bundle(timeout=0) is None
-    bench.registry.flush()
+    bench.registry.save()
     assert bench.registry.complete(0, 3)
 
 
@@ -377,7 +377,7 @@ def test_threads_share_a_subscriber_and_each_bundle_goes_to_one():
     for thread in threads:
         thread.join(60)
     assert sorted(taken) == [BundleRef(seq, index) for seq in range(20) for index in range(50)]
-    bench.registry.flush()
+    bench.registry.save()
     assert load_progress(bench.disk, ROOT, "a") == Progress(20, {})
 
 
@@ -391,8 +391,8 @@ def test_progress_is_written_once_per_changed_subscriber():
     idle.next_bundle(timeout=0).defer()
     renames = []
     bench.disk.on_step = lambda op, path: renames.append(path) if op == "rename" else None
-    assert bench.registry.flush() == 1
-    assert bench.registry.flush() == 0
+    assert bench.registry.save() == 1
+    assert bench.registry.save() == 0
     assert renames == [f"{ROOT}/quiver.sub.busy"]
 
 
@@ -406,9 +406,9 @@ def test_one_progress_file_that_fails_does_not_keep_the_others_back():
         subscriber.next_bundle(timeout=0).ack()
     faulty.fail_on("rename")
     with pytest.raises(OSError, match="."):
-        bench.registry.flush()
+        bench.registry.save()
     assert [load_progress(disk, ROOT, name) for name in ("a", "b")] == [Progress(0, {}), Progress(1, {})]
-    assert bench.registry.flush() == 1
+    assert bench.registry.save() == 1
     assert load_progress(disk, ROOT, "a") == Progress(1, {})
 
 
@@ -419,7 +419,7 @@ def test_only_what_the_file_says_counts_for_deletion():
     assert not bench.registry.complete(0, 1)
     subscriber.next_bundle(timeout=0).ack()
     assert not bench.registry.complete(0, 1)
-    bench.registry.flush()
+    bench.registry.save()
     assert bench.registry.complete(0, 1)
     assert bench.registry.complete_segments() == [0]
     bench.registry.register("late", start="earliest")
@@ -438,7 +438,7 @@ def test_any_finished_segment_is_complete_not_only_the_oldest():
     bench.seal(0, 1)
     bench.seal(1, 1)
     subscriber.claim(BundleRef(1, 0)).ack()
-    bench.registry.flush()
+    bench.registry.save()
     assert bench.registry.complete_segments() == [1]
     assert bench.registry.slowest() == "a"
     assert bench.registry.least_lag_segments() == 1
@@ -455,7 +455,7 @@ def test_an_orphan_holds_its_data_until_it_is_dropped():
     assert "quiver.subscriber.orphan" in again.observer.events
     for handle in again.refs(subscriber):
         handle.ack()
-    again.registry.flush()
+    again.registry.save()
     assert not again.registry.complete(0, 3)
     assert again.registry.slowest() == "gone"
     again.registry.unregister("gone")
@@ -475,7 +475,7 @@ def test_unregistering_ends_everything():
         with pytest.raises(UnknownSubscriberError):
             call()
     assert bench.disk.list_dir(ROOT) == []
-    assert bench.registry.flush() == 0
+    assert bench.registry.save() == 0
     assert bench.registry.register("a").next_bundle(timeout=0) is None
 
 
@@ -549,7 +549,7 @@ def test_a_subscriber_of_another_process_counts_the_same():
     elsewhere.ack_through(0, 1)
     elsewhere.save()
     bench.registry.refresh()
-    assert subscriber.pending_bundle_count() == 1
+    assert subscriber.lag().pending_bundles == 1
     assert not bench.registry.complete(0, 2)
     elsewhere.ack_through(1, 0)
     bench.registry.refresh()
@@ -568,7 +568,7 @@ def test_subscribers_that_appear_and_disappear_on_disk_are_noticed():
     bench = Bench(segments=[SegmentRef(0, 1)])
     here = bench.registry.register("here", start="earliest")
     here.next_bundle(timeout=0).ack()
-    bench.registry.flush()
+    bench.registry.save()
     assert bench.registry.complete(0, 1)
     create_if_missing(bench.disk, ROOT, "new", start=0, segments=Segments([SegmentRef(0, 1)]), profile="spec")
     bench.registry.refresh()
@@ -670,7 +670,7 @@ def test_stale_progress_after_restart(profile):
         bench.seal(seq, 1)
     for handle in bench.refs(subscriber):
         handle.ack()
-    bench.registry.flush()
+    bench.registry.save()
     assert bench.registry.complete_segments() == [0, 1, 2, 3, 4]
     if profile == "spec":
         bench.registry.removed(range(5))
@@ -713,10 +713,10 @@ def test_entries_leave_the_otap_file_with_the_segment():
     bench.seal(1, 1)
     for handle in bench.refs(subscriber):
         handle.ack()
-    bench.registry.flush()
+    bench.registry.save()
     assert sorted(load_progress(bench.disk, ROOT, "a").entries) == [0, 1]
     bench.registry.removed([0])
-    bench.registry.flush()
+    bench.registry.save()
     assert load_progress(bench.disk, ROOT, "a") == Progress(0, {1: SegmentProgress(1, 1)})
 
 
@@ -729,7 +729,7 @@ def test_a_segment_removed_under_a_handle():
     bench.registry.removed([0])
     handle.ack()
     assert subscriber.next_bundle(timeout=0) is None
-    bench.registry.flush()
+    bench.registry.save()
     bench.seal(1, 1)
     assert subscriber.next_bundle(timeout=0).ref == BundleRef(1, 0)
     assert load_progress(bench.disk, ROOT, "a") == Progress(1, {})
@@ -758,7 +758,7 @@ def test_a_crash_at_any_step_redelivers_at_most_and_skips_nothing(profile):
         for handle in handles.values():
             handle.ack()
             acked.add(str(handle.ref))
-        bench.registry.flush()
+        bench.registry.save()
         flushed |= acked
     bench.registry.close()
     remember("end", "")

@@ -62,7 +62,7 @@ class QwpStore(IntakeStore, Protocol):
     def stats(self) -> dict[str, Any]:
         """Return current statistics; `cold` is about the object tier."""
 
-    def flush(self) -> None:
+    def seal(self) -> None:
         """Seal everything ingested so far."""
 
 
@@ -206,7 +206,7 @@ class QwpIntake:
             newest = self._newest
         if seal and newest > self._sealed and now - self._sealed_at_s >= self.settings.durable_wait_s:
             self._sealed_at_s = now
-            self.store.flush()
+            self.store.seal()
             self._sealed = max(self._sealed, newest)
         found = [one.sequence_last for one in self.store.catalog.segments() if one.sequence_last is not None]
         self._sealed = through = max([self._sealed, *found])

@@ -12,9 +12,10 @@ from datetime import datetime
 from typing import Literal, TypeVar
 
 from quiver.errors import QuiverError, StoreClosedError, UnknownSubscriberError
+from quiver.lazy_names import warn_renamed
 from quiver.store.cores.subscriber import require_no_place
 from quiver.store.store import Store
-from quiver.store.subscribers.records import SubscriberStatus
+from quiver.store.subscribers.records import SubscriberLag, SubscriberStatus
 from quiver.store.subscribers.state import Rewound
 
 __all__ = ["MultiCoreSubscriberCalls"]
@@ -79,15 +80,21 @@ class MultiCoreSubscriberCalls(abc.ABC):
         require_no_place(to)
         return self._of_each(subscriber_id, lambda store: store.rewind(subscriber_id, to))
 
-    def pending_bundle_count(self, subscriber_id: str) -> int:
+    def lag(self, subscriber_id: str) -> SubscriberLag:
         """
-        Return how many bundles a subscriber has not resolved.
+        Return how far a subscriber is behind, over all cores; each core numbers its own segments.
 
         Raises:
-            UnknownSubscriberError: there is no such subscriber.
+            UnknownSubscriberError: it does not exist.
             StoreClosedError: the store was closed.
         """
-        return sum(self._of_each(subscriber_id, lambda store: store.pending_bundle_count(subscriber_id)).values())
+        lags = self._of_each(subscriber_id, lambda store: store.lag(subscriber_id)).values()
+        return sum(lags, SubscriberLag(0, 0, 0, (), 0, 0.0))
+
+    def pending_bundle_count(self, subscriber_id: str) -> int:
+        """Return `lag(subscriber_id).pending_bundles`: the former name, for one release."""
+        warn_renamed("MultiCoreStore", "pending_bundle_count(id)", "lag(id).pending_bundles")
+        return self.lag(subscriber_id).pending_bundles
 
     def all_subscribers_drained(self) -> bool:
         """

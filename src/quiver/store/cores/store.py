@@ -28,7 +28,7 @@ from quiver.errors import (
     UnknownSubscriberError,
     UsageError,
 )
-from quiver.lazy_names import lazy_names
+from quiver.lazy_names import lazy_names, warn_renamed
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.worker import WorkerDiedError
@@ -302,7 +302,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         """
         self._each(Store.sync)
 
-    def flush(self) -> None:
+    def seal(self) -> None:
         """
         Seal the open segment of every core.
 
@@ -311,7 +311,12 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
             StoreFailedError: the disk failed; reopen to recover.
             StoreClosedError: the store was closed.
         """
-        self._each(Store.flush)
+        self._each(Store.seal)
+
+    def flush(self) -> None:
+        """Call `seal`: the former name, for one release."""
+        warn_renamed("MultiCoreStore", "flush", "seal")
+        self.seal()
 
     def maintain(self) -> MaintenanceReport:
         """
@@ -405,7 +410,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
                 continue  # a process that still counts it among its cores
             # What is only in its log can be delivered once it is sealed; nothing else will come to fill the segment.
             with contextlib.suppress(CapacityError):  # the next ticks try again
-                opened.store.flush()
+                opened.store.seal()
             for known in self._registered.values():
                 part = opened.store.register(known.subscriber.id, known.start, order=known.order)
                 known.subscriber.join(number, part)
@@ -414,7 +419,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
     def _retire_if_drained(self, opened: OpenCore) -> None:
         figures = opened.store.stats()
         if figures["open_bundles"]:
-            opened.store.flush()
+            opened.store.seal()
             return
         if figures["segments"] or figures.get("cold", {}).get("leaving"):
             return  # what lies in the tier goes with the next passes

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Literal, Self
 from quiver.bundle import Bundle, BundleRef
 from quiver.clock import Clock
 from quiver.errors import BundleUnavailableError, StoreClosedError, UnknownSubscriberError, UsageError
-from quiver.lazy_names import lazy_names
+from quiver.lazy_names import lazy_names, warn_renamed
 from quiver.store.subscribers.claims import BundleHandle
+from quiver.store.subscribers.records import SubscriberLag
 from quiver.store.subscribers.state import Rewound
 from quiver.store.subscribers.subscriber import Subscriber
 
@@ -74,16 +75,19 @@ class CoreHandle:
         """
         self.handle.ack()
 
-    def reject(self, why: str = "") -> None:
+    def reject(self, reason: str = "", *, why: str | None = None) -> None:
         """
-        Say that the bundle can never be processed, and *why*; see `BundleHandle.reject`.
+        Reject the bundle because it can never be processed; see `BundleHandle.reject`.
 
         Raises:
             BundleUnavailableError: the handle was acknowledged, deferred or given back before.
-            UsageError: *why* is no text; nothing was decided.
+            UsageError: *reason* is not a string; nothing was decided.
             StoreClosedError: the store is closed; the bundle will be delivered again.
         """
-        self.handle.reject(why)
+        if why is not None:
+            warn_renamed("CoreHandle", "reject(why=)", "reject(reason=)")
+            reason = why
+        self.handle.reject(reason)
 
     def defer(self, seconds: float = 0.0) -> None:
         """
@@ -289,13 +293,19 @@ class MultiCoreSubscriber:
             raise UnknownSubscriberError(f"subscriber {self.id!r} is not registered in core {core} by this process")
         return part
 
+    def lag(self) -> SubscriberLag:
+        """Return how far this subscriber is behind, over all cores; each core numbers its own segments."""
+        return sum((part.lag() for part in self._parts.values()), SubscriberLag(0, 0, 0, (), 0, 0.0))
+
     def pending_bundle_count(self) -> int:
-        """Return how many sealed bundles are not resolved, over all cores; claimed and deferred ones included."""
-        return sum(part.pending_bundle_count() for part in self._parts.values())
+        """Return `lag().pending_bundles`: the former name, for one release."""
+        warn_renamed("MultiCoreSubscriber", "pending_bundle_count()", "lag().pending_bundles")
+        return self.lag().pending_bundles
 
     def is_drained(self) -> bool:
-        """Say whether all sealed bundles of all cores are resolved. What is in open segments is not: `flush` first."""
-        return self.pending_bundle_count() == 0
+        """Return `lag().is_drained`: the former name, for one release."""
+        warn_renamed("MultiCoreSubscriber", "is_drained()", "lag().is_drained")
+        return self.lag().is_drained
 
     def release(self) -> None:
         """

@@ -76,4 +76,4 @@ def drain(fs: FileSystem, root: str, *, clock: Clock) -> None:
     with open_store(
         root, settings, fs=fs, clock=clock, adapter=found.adapter, observer=_Quiet(), background=False
     ) as store:
-        store.flush()
+        store.seal()

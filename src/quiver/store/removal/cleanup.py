@@ -123,12 +123,12 @@ class Cleanup:
         # A file can only be replaced where there is room for the new one: delete what may go, then use the reserve.
         for make_room in (self._evict_all, self.reserve.spend):
             try:
-                return subscribers.flush()
+                return subscribers.save()
             except OSError as error:
                 if not is_full_disk(error):
                     raise
                 make_room()
-        return subscribers.flush()
+        return subscribers.save()
 
     def _evict_all(self) -> bool:
         return self.evict(None).segments > 0

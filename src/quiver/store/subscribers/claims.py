@@ -10,6 +10,7 @@ from typing import Self
 
 from quiver.bundle import Bundle, BundleRef
 from quiver.errors import BundleUnavailableError, CorruptionError, UsageError
+from quiver.lazy_names import warn_renamed
 from quiver.store.format.audit import Outcome
 from quiver.store.subscribers.queue import DeliveryQueue
 from quiver.store.subscribers.records import SubscriberRecord, SubscriberTable
@@ -78,22 +79,25 @@ class BundleHandle:
         """
         self._claims.settle(self._record, self, "acked")
 
-    def reject(self, why: str = "") -> None:
+    def reject(self, reason: str = "", *, why: str | None = None) -> None:
         """
         Reject the bundle because it can never be processed: it is dropped for this subscriber, and counted.
 
-        Durable after the next maintenance pass. Repeating it has no effect. *why* is written to the audit trail if
-        there is one.
+        Durable after the next maintenance pass. Repeating it has no effect. *reason* is written to the audit trail
+        if there is one; *why* is its former name, for one release.
 
         Raises:
             BundleUnavailableError: the handle was acknowledged, deferred or returned before.
-            UsageError: *why* is not a string; nothing was decided.
+            UsageError: *reason* is not a string; nothing was decided.
             StoreClosedError: the store is closed; the bundle will be delivered again.
         """
-        if not isinstance(why, str):
+        if why is not None:
+            warn_renamed("BundleHandle", "reject(why=)", "reject(reason=)")
+            reason = why
+        if not isinstance(reason, str):
             # Another thread writes the trail later: the error would end that thread, and the store with it.
-            raise UsageError(f"reject({why!r}): say why as text, for example str(error)")
-        self._claims.settle(self._record, self, "rejected", why)
+            raise UsageError(f"reject({reason!r}): the reason must be a string, for example str(error)")
+        self._claims.settle(self._record, self, "rejected", reason)
 
     def defer(self, seconds: float = 0.0) -> None:
         """

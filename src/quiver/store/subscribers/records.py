@@ -30,7 +30,7 @@ from quiver.store.subscribers.progress_store import Recreated, SubscriberFile
 from quiver.store.subscribers.queue import DeliveryQueue, Order
 from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 
-__all__ = ["SubscriberRecord", "SubscriberStatus", "SubscriberTable"]
+__all__ = ["SubscriberLag", "SubscriberRecord", "SubscriberStatus", "SubscriberTable"]
 
 _RECENT_NS = 2_000_000_000
 """A file that changed this recently is read again: two changes within one tick of its time stamp are not told apart."""
@@ -111,6 +111,50 @@ class SubscriberTable:
         """
         if self.audit is not None:
             self.audit.dropped(subscriber, segment.seq, state.unresolved(segment), why=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberLag:
+    """
+    How far a subscriber is behind at one moment, in sealed bundles.
+
+    Attributes:
+        pending_bundles: unresolved bundles, including claimed and deferred ones.
+        claimed_bundles: bundles that are claimed.
+        deferred_bundles: bundles that are deferred.
+        segments: the numbers of all segments with an unresolved bundle, ascending.
+        size_bytes: the share of the pending bundles in the bytes of their files.
+        seconds: seconds since the first ingest into the oldest segment with a pending bundle, by the wall clock; 0 if
+            nothing is pending.
+    """
+
+    pending_bundles: int
+    claimed_bundles: int
+    deferred_bundles: int
+    segments: tuple[int, ...]
+    size_bytes: int
+    seconds: float
+
+    @property
+    def oldest_incomplete_segment(self) -> int | None:
+        """The number of the oldest segment with an unresolved bundle; None if there is none."""
+        return self.segments[0] if self.segments else None
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all sealed bundles are resolved. The open segment does not count: `Store.seal` first."""
+        return not self.pending_bundles
+
+    def __add__(self, other: SubscriberLag) -> SubscriberLag:
+        """Return the lag over two cores: sums, and the larger age. Each core numbers its own segments."""
+        return SubscriberLag(
+            self.pending_bundles + other.pending_bundles,
+            self.claimed_bundles + other.claimed_bundles,
+            self.deferred_bundles + other.deferred_bundles,
+            tuple(sorted(self.segments + other.segments)),
+            self.size_bytes + other.size_bytes,
+            max(self.seconds, other.seconds),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,31 +487,43 @@ class SubscriberRecord:
         """Return whether the file on disk has all of *segment* resolved."""
         return self.durable is not None and self.durable.is_complete(segment)
 
-    def status(self) -> SubscriberStatus:
-        """Return the status of the subscriber."""
-        segments, clock = self._table.segments, self._table.clock
-        now_ns = clock.now_ns()
+    def lag(self) -> SubscriberLag:
+        """Return how far the subscriber is behind."""
         bundles = size_bytes = 0
         begun_ns: int | None = None
-        for segment, left in self.state.pending_of(segments):
+        seqs: list[int] = []
+        for segment, left in self.state.pending_of(self._table.segments):
             if not bundles:
                 begun_ns = segment.ingested_max_ns if segment.ingested_min_ns is None else segment.ingested_min_ns
+            seqs.append(segment.seq)
             bundles += left
             size_bytes += segment.size_bytes * left // segment.bundle_count
         queue = self.queue
+        return SubscriberLag(
+            bundles,
+            0 if queue is None else queue.claimed_count,
+            0 if queue is None else queue.deferred_count,
+            tuple(seqs),
+            size_bytes,
+            0.0 if begun_ns is None else max(0.0, (self._table.clock.now_ns() - begun_ns) / 1e9),
+        )
+
+    def status(self) -> SubscriberStatus:
+        """Return the status of the subscriber."""
+        clock, lag = self._table.clock, self.lag()
         return SubscriberStatus(
             self.id,
             self.is_registered,
             self.file is not None,
             self._table.is_active and not self.is_registered,
-            self.state.position(segments).segment,
-            bundles,
-            0 if queue is None else queue.claimed_count,
-            0 if queue is None else queue.deferred_count,
-            size_bytes,
-            0.0 if begun_ns is None else max(0.0, (now_ns - begun_ns) / 1e9),
+            self.state.position(self._table.segments).segment,
+            lag.pending_bundles,
+            lag.claimed_bundles,
+            lag.deferred_bundles,
+            lag.size_bytes,
+            lag.seconds,
             0.0 if self.is_registered else clock.monotonic() - self.idle_since_s,
-            max(0.0, (now_ns - self._changed_ns) / 1e9),
+            max(0.0, (clock.now_ns() - self._changed_ns) / 1e9),
         )
 
     def _report_damage(self, damage: CorruptionError) -> None:

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable, Iterable
 
 from quiver.bundle import BundleRef
+from quiver.lazy_names import warn_renamed
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 from quiver.store.subscribers.claims import WAIT_S_MAX, BundleHandle, Claims
 from quiver.store.subscribers.queue import DeliveryQueue, Order
-from quiver.store.subscribers.records import SubscriberRecord, SubscriberStatus, SubscriberTable
+from quiver.store.subscribers.records import SubscriberLag, SubscriberRecord, SubscriberStatus, SubscriberTable
 from quiver.store.subscribers.state import RewindTo, Rewound, Start
 from quiver.store.subscribers.subscribers import Subscribers
 
@@ -141,21 +142,29 @@ class Subscriber:
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────
 
+    def lag(self) -> SubscriberLag:
+        """Return how far this subscriber is behind: pending bundles, their segments, bytes and age."""
+        return self._subscribers.lag(self.id)
+
     def pending_bundle_count(self) -> int:
-        """Return how many sealed bundles are not resolved, including claimed and deferred ones."""
-        return self._subscribers.pending_bundle_count(self.id)
+        """Return `lag().pending_bundles`: the former name, for one release."""
+        warn_renamed("Subscriber", "pending_bundle_count()", "lag().pending_bundles")
+        return self.lag().pending_bundles
 
     def is_drained(self) -> bool:
-        """Return whether all sealed bundles are resolved. The open segment does not count: `flush` first."""
-        return self.pending_bundle_count() == 0
+        """Return `lag().is_drained`: the former name, for one release."""
+        warn_renamed("Subscriber", "is_drained()", "lag().is_drained")
+        return self.lag().is_drained
 
     def oldest_incomplete_segment(self) -> int | None:
-        """Return the number of the oldest segment with an unresolved bundle, or None."""
-        return self._subscribers.oldest_incomplete_segment(self.id)
+        """Return `lag().oldest_incomplete_segment`: the former name, for one release."""
+        warn_renamed("Subscriber", "oldest_incomplete_segment()", "lag().oldest_incomplete_segment")
+        return self.lag().oldest_incomplete_segment
 
     def segment_sequences(self) -> list[int]:
-        """Return the numbers of all segments with unresolved bundles, ascending."""
-        return self._subscribers.segment_sequences(self.id)
+        """Return `lag().segments`: the former name, for one release."""
+        warn_renamed("Subscriber", "segment_sequences()", "lag().segments")
+        return list(self.lag().segments)
 
     def pending_bundles_in_range(self, first_segment: int, last_segment: int) -> list[BundleRef]:
         """
@@ -179,7 +188,7 @@ class Subscriber:
 
 
 class SubscriberCalls:
-    """A base of `Store`, which sets `_subscribers`. All methods count sealed bundles; `flush` seals the open ones."""
+    """A base of `Store`, which sets `_subscribers`. All methods count sealed bundles; `seal` seals the open segment."""
 
     _subscribers: Subscribers
 
@@ -260,14 +269,21 @@ class SubscriberCalls:
         """Return the status of every subscriber, sorted by id."""
         return self._subscribers.statuses()
 
-    def pending_bundle_count(self, subscriber_id: str) -> int:
+    def lag(self, subscriber_id: str) -> SubscriberLag:
         """
-        Return how many bundles a subscriber has not resolved, including claimed and deferred ones.
+        Return how far a subscriber is behind: pending bundles, their segments, bytes and age.
+
+        For a subscriber of another process, as of the last maintenance pass.
 
         Raises:
             UnknownSubscriberError: it does not exist.
         """
-        return self._subscribers.pending_bundle_count(subscriber_id)
+        return self._subscribers.lag(subscriber_id)
+
+    def pending_bundle_count(self, subscriber_id: str) -> int:
+        """Return `lag(subscriber_id).pending_bundles`: the former name, for one release."""
+        warn_renamed("Store", "pending_bundle_count(id)", "lag(id).pending_bundles")
+        return self.lag(subscriber_id).pending_bundles
 
     def all_subscribers_drained(self) -> bool:
         """
@@ -278,22 +294,20 @@ class SubscriberCalls:
         return self._subscribers.all_subscribers_drained()
 
     def oldest_incomplete_segment(self, subscriber_id: str) -> int | None:
-        """
-        Return the oldest segment with a bundle that a subscriber has not resolved, or None.
-
-        Raises:
-            UnknownSubscriberError: the subscriber does not exist.
-        """
-        return self._subscribers.oldest_incomplete_segment(subscriber_id)
+        """Return `lag(subscriber_id).oldest_incomplete_segment`: the former name, for one release."""
+        warn_renamed("Store", "oldest_incomplete_segment(id)", "lag(id).oldest_incomplete_segment")
+        return self.lag(subscriber_id).oldest_incomplete_segment
 
     def segment_sequences(self, subscriber_id: str | None = None) -> list[int]:
         """
-        Return the numbers of all segments, or of those with bundles that a subscriber has not resolved.
+        Return the numbers of all sealed segments, ascending.
 
-        Raises:
-            UnknownSubscriberError: the subscriber does not exist.
+        With *subscriber_id*, return `lag(subscriber_id).segments`: the former name, for one release.
         """
-        return self._subscribers.segment_sequences(subscriber_id)
+        if subscriber_id is None:
+            return self._subscribers.segment_sequences()
+        warn_renamed("Store", "segment_sequences(id)", "lag(id).segments")
+        return list(self.lag(subscriber_id).segments)
 
     def pending_bundles_in_range(self, subscriber_id: str, first_segment: int, last_segment: int) -> list[BundleRef]:
         """

@@ -30,7 +30,7 @@ from quiver.store.subscribers.claims import Claims
 from quiver.store.subscribers.drop_applier import DropApplier
 from quiver.store.subscribers.orphaned_progress import find_missing
 from quiver.store.subscribers.queue import check_order
-from quiver.store.subscribers.records import SubscriberRecord, SubscriberStatus, SubscriberTable
+from quiver.store.subscribers.records import SubscriberLag, SubscriberRecord, SubscriberStatus, SubscriberTable
 from quiver.store.subscribers.state import (
     RewindTo,
     Rewound,
@@ -128,7 +128,7 @@ class Subscribers:
             self._condition.notify_all()
 
     def removed(self, seqs: Iterable[int]) -> None:
-        """Remove segments whose files are durably deleted. The next `flush` removes them from the progress files."""
+        """Remove segments whose files are durably deleted. The next `save` removes them from the progress files."""
         seqs = list(seqs)
         with self._condition:
             for seq in seqs:
@@ -165,7 +165,7 @@ class Subscribers:
 
     # ── progress files ───────────────────────────────────────────────────────────────────────────────
 
-    def flush(self) -> int:
+    def save(self) -> int:
         """
         Write the progress of every subscriber that changed, each by one atomic replacement; return how many.
 
@@ -300,28 +300,20 @@ class Subscribers:
         found = [status for status in self.statuses() if status.is_orphan and not status.is_owned]
         return [one for one in found if not is_held(self.table.fs, self._lock_path(one.id))]
 
-    def pending_bundle_count(self, subscriber_id: str) -> int:
-        """Return how many sealed bundles a subscriber has not resolved; see `SubscriberCalls`."""
+    def lag(self, subscriber_id: str) -> SubscriberLag:
+        """Return how far a subscriber is behind; see `SubscriberCalls.lag`."""
         with self._condition:
-            return self.table.find(subscriber_id).state.pending_count(self._segments)
+            return self.table.find(subscriber_id).lag()
 
     def all_subscribers_drained(self) -> bool:
         """Return whether every subscriber has resolved all sealed bundles; see `SubscriberCalls`."""
         with self._condition:
             return all(next(r.state.pending_of(self._segments), None) is None for r in self._records.values())
 
-    def oldest_incomplete_segment(self, subscriber_id: str) -> int | None:
-        """Return the oldest segment with a pending bundle, or None; see `SubscriberCalls`."""
+    def segment_sequences(self) -> list[int]:
+        """Return the numbers of all sealed segments, ascending."""
         with self._condition:
-            pending = next(self.table.find(subscriber_id).state.pending_of(self._segments), None)
-            return None if pending is None else pending[0].seq
-
-    def segment_sequences(self, subscriber_id: str | None = None) -> list[int]:
-        """Return the numbers of all segments, or of those with a pending bundle; see `SubscriberCalls`."""
-        with self._condition:
-            if subscriber_id is None:
-                return [segment.seq for segment in self._segments]
-            return [segment.seq for segment, _ in self.table.find(subscriber_id).state.pending_of(self._segments)]
+            return [segment.seq for segment in self._segments]
 
     def pending_bundles_in_range(self, subscriber_id: str, first_segment: int, last_segment: int) -> list[BundleRef]:
         """Return the claimable bundles of a range of segments; see `SubscriberCalls`."""
@@ -557,8 +549,8 @@ class Subscribers:
         table = self.table
         try:
             if writes and not table.is_closed:
-                with contextlib.suppress(OSError):  # reported by flush
-                    self.flush()
+                with contextlib.suppress(OSError):  # reported by save
+                    self.save()
         finally:
             with self._files_lock:
                 with self._condition:
