@@ -9,7 +9,7 @@ from aof_as_log import ROOT, open_manager, payloads, segment_files, tiny
 
 from quiver.aof import AofConfig, AofManager, FlushConfig, Retention, TierConfig
 from quiver.aof.append.sizing import Sizing
-from quiver.aof.retention import Held, choose_leaving
+from quiver.aof.retention import SealedAge, choose_expired
 from quiver.errors import SettingsError
 from quiver.settings import GIB, KIB, MIB
 from quiver.testing.clock import ManualClock
@@ -230,7 +230,7 @@ def test_compaction_has_its_tests():
     assert AofConfig().compaction == "disabled"
 
 
-HELD = [Held(number, sealed_at=number * 1_000_000_000, size_bytes=100) for number in range(5)]
+HELD = [SealedAge(number, sealed_at=number * 1_000_000_000, size_bytes=100) for number in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,8 @@ HELD = [Held(number, sealed_at=number * 1_000_000_000, size_bytes=100) for numbe
 )
 def test_what_leaves(retention, leaving):
     """The oldest first, and never the newest."""
-    assert choose_leaving(retention, HELD, 10_000_000_000) == leaving
-    assert choose_leaving(retention, [], 0) == []
+    assert choose_expired(retention, HELD, 10_000_000_000) == leaving
+    assert choose_expired(retention, [], 0) == []
 
 
 def rolled(fs, retention, clock, count=4):

@@ -5,36 +5,35 @@ AOF2: a segmented append-only log with ids for its records, for one writing proc
 
     append_record ──▶ tail (memory, mapped) ──▶ flush (sync) ──▶ seal (footer, pointer) ──▶ retention
                         │                          │                 │
-                        └── readers see it         └── durable       └── the catalogue of sealed segments
+                        └── readers see it         └── durable       └── the catalog of sealed segments
 
-==================  ==================================================================================================
+==================  ================================================================================
 module              purpose
-==================  ==================================================================================================
-`append/`           The writing side of an AOF2 log: records into mapped segments, syncs, and the threads behind them
-`reading/`          Reading an AOF2 log from its files, in any process: nothing here imports the engine
-`manager.py`        the directory of logs, its lock, and the threads that all logs share
-`log.py`            one log: what programs call
-`maintenance.py`    retire by age, make spares, seal, note durability, expire
-`log_reading.py`    the calls of a log that read
-`follower.py`       records as they come
-`recovery.py`       opening what a crash left, in a listed order of steps
-`retention.py`      which segments leave (pure)
-`compaction.py`     which cold segments nobody needs any more
+==================  ================================================================================
+`append/`           the write path: mapped segments, syncs, and the threads
+`reading/`          readers of the files, for any process: nothing here imports the engine
+`manager.py`        a directory of logs, its lock, and the threads that the logs share
+`log.py`            one log, as programs hold it
+`log_reading.py`    the methods of a log that read
+`log_context.py`    the engine of one open log: its parts, and the work of the threads
+`maintenance.py`    seals, spares, the durability snapshot, retention
+`follower.py`       records as they are appended
+`recovery.py`       recovery of a log when it is opened, in listed steps
+`recovered.py`      the state of a log after recovery
+`damage.py`         reconstruction of damaged segments (pure)
+`retention.py`      which segments expire (pure)
+`expiry.py`         the expired segments of one log, by retention and head trimming
+`compaction.py`     head trimming: cold segments that are no longer needed
 `config.py`         the settings
-`tiers/`            sealed segments packed, uploaded, evicted, brought back
-`restore.py`        logs made again from their objects, on another disk
-`upstream.py`       an operation log taken over, each entry once
-`snapshots.py`      what a log says of itself
-`status.py`         the same, told to those beside the process
+`tiers/`            sealed segments that are packed, uploaded, evicted and hydrated
+`restore.py`        restore of logs from their objects, on another disk
+`upstream.py`       import of an upstream operation log, each entry once
+`staged_import.py`  import of batches that Spark sinks staged and committed
+`segment_index.py`  the segments of an open log, for its readers
+`snapshots.py`      the state of a log, for metrics and human readers
+`status.py`         the status file that a writer publishes
 `format/`           the bytes (pure)
-`damage.py`         What is left of a segment whose header is damaged, or records in its middle. Bytes only
-`expiry.py`         Which sealed segments of one log leave by now
-`recovered.py`      What opening a log found, and made of it
-`segment_index.py`  Where the readers of an open log find its segments: those that are written, in memory; sealed ones
-                    in their files, or brought back to them
-`staged_import.py`  Records that Spark sinks staged and committed become records of the log. Only the log's owner does
-                    this
-==================  ==================================================================================================
+==================  ================================================================================
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
 """
-Trimming the head of a log: cold segments that nobody needs any more leave, from the oldest on.
+Head trimming: cold segments that are no longer needed leave the log, the oldest first.
 
-Somebody has to know that: a program that says up to where (`trim_before`), or a hook that is asked about each cold
-segment. Ids are places in segments, so nothing inside a segment is ever moved; and the first segment that is still
-needed keeps all behind it, so what is left has no holes.
+The program decides which those are: it calls `trim_before`, or passes a hook that is called for each cold segment. Ids
+are places in segments, so records inside a segment never move. The first segment that is still needed keeps all later
+ones, so the rest of the log has no holes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ColdSegment", "CompactionHook", "HeadTrim"]
 
 @dataclass(frozen=True, slots=True)
 class ColdSegment:
-    """A sealed segment, as its header and footer tell of it; times are nanoseconds since 1970."""
+    """A sealed segment, described by its header and footer; times are nanoseconds since 1970."""
 
     log: str
     segment_id: int
@@ -36,16 +36,16 @@ class ColdSegment:
 
 
 CompactionHook = Callable[[ColdSegment], bool]
-"""Says whether nobody needs the segment any more. Called from a thread of the manager, again and again; soon done."""
+"""Returns whether the segment is no longer needed. A thread of the manager calls it repeatedly; it must be quick."""
 
 
 class HeadTrim:
     """
-    Which segments of one log nobody needs any more.
+    Finds the segments of one log that are no longer needed.
 
     Args:
-        log: its name, for the hook.
-        hook: asked about the oldest segment, and about each behind one that leaves; None: nobody is asked.
+        log: the name of the log, for the hook.
+        hook: called for the oldest segment, and for each segment that follows one that leaves; None: no hook.
     """
 
     def __init__(self, log: str, hook: CompactionHook | None, observer: Observer) -> None:
@@ -56,16 +56,16 @@ class HeadTrim:
         self._failed = False
 
     @property
-    def asks(self) -> bool:
-        """Whether there is a hook, whose answers change by themselves."""
+    def has_hook(self) -> bool:
+        """Whether there is a hook, whose answers may change at any time."""
         return self._hook is not None
 
     def before(self, record_id: int) -> None:
-        """Take note that no record before that one is needed. It never goes back."""
+        """Release the records before *record_id*. A lower id than before has no effect."""
         self._before = max(self._before, record_id)
 
     def leaving(self, segments: Sequence[SealedSegment]) -> list[int]:
-        """Return the ids of those of *segments*, oldest first, that nobody needs. The newest stays in any case."""
+        """Return the ids of the *segments*, oldest first, that are no longer needed. The newest always stays."""
         found = []
         for one in segments[:-1]:
             if one.footer.last_record_id >= self._before and not self._unneeded(one):
@@ -84,7 +84,7 @@ class HeadTrim:
         )  # fmt: skip
         try:
             return bool(self._hook(cold))
-        except Exception as error:  # noqa: BLE001 - somebody else's code, in a thread that works for every log
+        except Exception as error:  # noqa: BLE001 - a program's code, in a thread that works for every log
             if not self._failed:
                 self._failed = True
                 self._observer.event(

@@ -1,4 +1,4 @@
-"""Settings of a log: the document's keys, frozen, checked and rounded when they are made."""
+"""The settings of a log: frozen, validated and rounded when they are made. The keys are those of the documents."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _DEFAULT_TARGET = 64 * KIB
 @dataclass(frozen=True, slots=True)
 class FlushConfig:
     """
-    When data is synced without being asked, and how much may wait for it.
+    When records are synced in the background, and how many may be unsynced.
 
     Attributes:
-        flush_watermark_bytes: a flush begins when this much is not yet durable; 0 begins one for every append.
-        flush_interval_ms: nothing waits longer than this for its flush; 0 is no timer.
-        max_unflushed_bytes: what would exceed it is refused with `WouldBlockError("flush")`; 0 is no limit.
+        flush_watermark_bytes: a flush begins when this many bytes are unsynced; 0: with every append.
+        flush_interval_ms: no record waits longer than this for its flush; 0: no timer.
+        max_unflushed_bytes: an append that would exceed this raises `WouldBlockError("flush")`; 0: no limit.
         max_concurrent_flushes: threads of the manager that flush, for all its logs together.
-        retries_max: failures in a row after which producers are refused until a flush succeeds.
+        retries_max: consecutive failures after which appends are blocked until a flush succeeds.
 
     Raises:
         SettingsError: out of range.
@@ -57,16 +57,17 @@ class FlushConfig:
 @dataclass(frozen=True, slots=True)
 class Retention:
     """
-    Which sealed segments leave `segments/`, and where to. The newest sealed segment always stays; when its records
-    expire by time, it is one without records.
+    Which sealed segments leave `segments/`, and what happens to them.
+
+    The newest sealed segment always stays. When its records expire by time, an empty segment takes its place.
 
     Attributes:
-        policy: `keep_all` keeps everything; `time` what was sealed less than *ttl_s* ago; `size` the newest segments
-            up to *max_total_bytes*.
+        policy: `keep_all` keeps everything; `time` keeps what was sealed less than *ttl_s* ago; `size` keeps the newest
+            segments up to *max_total_bytes*.
         action: `archive` moves a segment to `archive/`, `package` packs it there, `expire` deletes it.
 
     Raises:
-        SettingsError: a policy without its limit, or a word that is none of these.
+        SettingsError: a policy without its limit, or an unknown value.
     """
 
     policy: RetentionPolicy = "keep_all"
@@ -75,9 +76,9 @@ class Retention:
     action: RetentionAction = "archive"
 
     def __post_init__(self) -> None:
-        for given, lawful in ((self.policy, get_args(RetentionPolicy)), (self.action, get_args(RetentionAction))):
-            if given not in lawful:
-                raise SettingsError(f"retention: {given!r} is none of {', '.join(lawful)}")
+        for given, allowed in ((self.policy, get_args(RetentionPolicy)), (self.action, get_args(RetentionAction))):
+            if given not in allowed:
+                raise SettingsError(f"retention: {given!r} is none of {', '.join(allowed)}")
         if self.policy == "time":
             _require_seconds("retention by time: ttl_s", self.ttl_s)
         if self.policy == "size":
@@ -87,21 +88,23 @@ class Retention:
 @dataclass(frozen=True, slots=True)
 class TierConfig:
     """
-    Where sealed segments lie. The newest keeps its file; a file only leaves when a copy was verified.
+    Where sealed segments are stored. The newest keeps its file; any other file is removed only after a copy of it was
+    verified.
 
     With `objects` every segment is uploaded when it is sealed. Without `tier0_max_bytes` it is uploaded from its own
     file, which stays.
 
     Attributes:
-        tier0_max_bytes: files of sealed segments take no more than this; those that were read longest ago are packed
-            and leave. None: they stay.
-        warm_max_bytes: packed files take no more than this, as far as an object holds the same; None: they stay.
-        objects: a URL, the path of a directory, a mapping or an `ObjectLocation`, as `open_objects` takes it: where
-            every segment is copied to, packed, once it is sealed. None: nowhere.
-        compression_level: of zstd, 1 to 19.
+        tier0_max_bytes: the maximum size of the files of sealed segments; the least recently read ones are packed and
+            removed. None: no limit.
+        warm_max_bytes: the maximum size of the packed files; those that also exist as objects are removed. None: no
+            limit.
+        objects: a URL, the path of a directory, a mapping or an `ObjectLocation`, as for `open_objects`: every sealed
+            segment is packed and copied there. None: no object store.
+        compression_level: the zstd level, 1 to 19.
 
     Raises:
-        SettingsError: out of range, or packed files that are to leave without objects.
+        SettingsError: a value is out of range, or `warm_max_bytes` is set without `objects`.
     """
 
     tier0_max_bytes: int | None = None
@@ -116,41 +119,43 @@ class TierConfig:
         objects: object = self.objects
         if objects is not None and not isinstance(objects, str | Mapping | ObjectLocation):
             kind = type(objects).__name__
-            raise SettingsError(f"tiers.objects is a URL, a directory or a mapping, not {kind}")
+            raise SettingsError(f"tiers.objects must be a URL, a directory or a mapping, not {kind}")
         _require_whole("tiers.compression_level", self.compression_level, 1, 19)
         if self.warm_max_bytes is not None and self.objects is None:
-            raise SettingsError("tiers.warm_max_bytes needs tiers.objects: without objects packed files cannot leave")
+            raise SettingsError(
+                "tiers.warm_max_bytes needs tiers.objects: without objects packed files cannot be removed"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class AofConfig:
     """
-    How one log behaves.
+    The settings of one log.
 
-    The sizes are rounded to the nearest power of two (the lower of two equally near ones) and kept in order:
-    min ≤ target ≤ max. 0 stands for the default. More than 2 GiB is refused, because
-    files say their size in 32 bits.
+    Sizes are rounded to the nearest power of two (the lower one if two are equally near) and put in order:
+    min ≤ target ≤ max. 0 means the default. The maximum is 2 GiB, because the format stores sizes in 32 bits.
 
     Attributes:
-        root_dir: where `AofManager.open` puts the logs when it is given no path. A log's own `config` says where it is.
-        segment_min_bytes: no segment is smaller.
-        segment_max_bytes: no segment is larger, and so no record that would not fit into one.
-        segment_target_bytes: the size of the first segment. From then on sizes slide: segments that fill within
-            moments are followed by larger ones, segments that take minutes by smaller ones.
-        max_segment_age_s: a segment is sealed when its first record is this old, although it is not full; None: never.
-        preallocate_segments: segments made ahead, so that the writer need not wait for one.
-        id_strategy: `packed` is segment and offset in one number; the format has no other.
-        compression: `zstd` packs every segment once it is sealed, beside its file; `none` only those that are to leave.
-        retention: which sealed segments leave, and where to.
-        compaction: `head_trim` lets segments leave, as retention's action says, that nobody needs any more:
-            `Aof.trim_before`, or the manager's hook, says which.
-        tiers: how much of the log lies where; None: all of it in its files.
-        flush: when data is synced, and how much may wait for it.
-        enable_sparse_index: a search by time or by number begins near what it looks for: indexes of sealed segments
-            are kept beside them. False: their heads are walked.
+        root_dir: the default path of `AofManager.open`. In the `config` of an open log, the directory of the log.
+        segment_min_bytes: the minimum size of a segment.
+        segment_max_bytes: the maximum size of a segment, which also limits the size of a record.
+        segment_target_bytes: the size of the first segment. Later sizes adapt: segments that fill quickly are followed
+            by larger ones, segments that take minutes by smaller ones.
+        max_segment_age_s: a segment is sealed when its first record is this old, even if it is not full; None: never.
+        preallocate_segments: how many segments are made ahead, so that the writer does not wait for one.
+        id_strategy: `packed` combines segment and offset in one number; the format has no other.
+        compression: `zstd` packs every sealed segment and keeps its file; `none` packs only segments whose file is to
+            be removed.
+        retention: which sealed segments leave the log, and what happens to them.
+        compaction: with `head_trim`, segments that are no longer needed leave the log, by the action of `retention`.
+            `Aof.trim_before` or the manager's hook decides which.
+        tiers: where sealed segments are stored; None: all in their files.
+        flush: when records are synced, and how many may be unsynced.
+        enable_sparse_index: store indexes of sealed segments, so that a search by time or by number begins near its
+            result. False: a search reads all record heads.
 
     Raises:
-        SettingsError: out of range.
+        SettingsError: a value is out of range.
     """
 
     segment_floor_bytes: ClassVar[int] = 64 * KIB
@@ -177,18 +182,18 @@ class AofConfig:
             _require_seconds("max_segment_age_s", self.max_segment_age_s)
         if self.id_strategy != "packed":
             raise SettingsError(
-                f"id_strategy is packed, not {self.id_strategy!r}: a record has no field for an id, so its id can only "
-                "be where it is, which is segment and offset"
+                f"id_strategy must be packed, not {self.id_strategy!r}: records have no field for an id, so an id can "
+                "only be the record's place, which is segment and offset"
             )
         if self.compression not in {"none", "zstd"}:
-            raise SettingsError(f"compression is none or zstd, not {self.compression!r}")
+            raise SettingsError(f"compression must be none or zstd, not {self.compression!r}")
         if self.compaction not in get_args(Compaction):
             raise SettingsError(
-                f"compaction is disabled or head_trim, not {self.compaction!r}: records never move, because their ids "
-                "say where they are; segments are packed by compression, tiers, or retention's action package"
+                f"compaction must be disabled or head_trim, not {self.compaction!r}: records never move, because their "
+                "ids are their places; to pack segments use compression, tiers, or the retention action package"
             )
         if self.tiered and self.retires and self.retention.action != "expire":
-            raise SettingsError('retention of a log with tiers needs action="expire": what it keeps, the tiers keep')
+            raise SettingsError('retention of a log with tiers needs action="expire": the tiers store what is kept')
         smallest = self._rounded("segment_min_bytes", _DEFAULT_MIN)
         target = max(smallest, self._rounded("segment_target_bytes", _DEFAULT_TARGET))
         largest = max(smallest, self._rounded("segment_max_bytes", _DEFAULT_MAX))
@@ -198,7 +203,7 @@ class AofConfig:
 
     @property
     def tiered(self) -> bool:
-        """Whether sealed segments are anywhere but in their files."""
+        """Whether sealed segments may be stored anywhere but in their files."""
         return self.tiers is not None or self.compression != "none"
 
     @property
@@ -226,7 +231,7 @@ class AofConfig:
 def _require_whole(name: str, value: object, least: int, most: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         span = f"from {least} on" if most is None else f"from {least} to {most}"
-        raise SettingsError(f"{name} must be a whole number {span}, not {value!r}")
+        raise SettingsError(f"{name} must be an integer {span}, not {value!r}")
 
 
 def _require_seconds(name: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""What is left of a segment whose header is damaged, or records in its middle. Bytes only."""
+"""Reconstruction of segments with a damaged header or damaged records. Bytes only."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["header_of_sealed", "header_of_unsealed", "scan_past_damage"]
 
 def header_of_sealed(view: memoryview, name: SegmentName) -> SegmentHeader | None:
     """
-    Return the header of a sealed segment, made of its other bytes; None where it is no such segment.
+    Rebuild the header of a sealed segment from its other bytes; return None if it is not a sealed segment.
 
-    The name, the footer and the first record have all that the header says, and all records vouch for the footer.
+    The file name, the footer and the first record have all values of the header, and the records verify the footer.
 
     Args:
-        view: the bytes of the segment's file, which has room for a header and a footer.
-        name: of the file.
+        view: the bytes of the segment's file, which is large enough for a header and a footer.
+        name: the parsed name of the file.
     """
     size = len(view)
     answer = decode_footer(view[size - FOOTER_BYTES :])
@@ -50,13 +50,13 @@ def header_of_unsealed(
     view: memoryview, name: SegmentName, *, base_record_count: int, ext_id: int
 ) -> SegmentHeader | None:
     """
-    Return the header of a segment without a footer; None where its first record is not intact.
+    Rebuild the header of a segment without a footer; return None if its first record is not intact.
 
     Args:
-        view: the bytes of the segment's file, which has room for a header and a footer.
-        name: of the file. It has to say that the segment begins right behind the one before it.
-        base_record_count: records of the log before it, as the segment before it says.
-        ext_id: of the segment before it.
+        view: the bytes of the segment's file, which is large enough for a header and a footer.
+        name: the parsed name of the file. By its base offset, the segment follows the one before it without a gap.
+        base_record_count: the records of the log before it, according to the segment before it.
+        ext_id: the `ext_id` of the segment before it.
     """
     size = len(view)
     if not scan_records(view, HEADER_BYTES, size - FOOTER_BYTES).record_count:
@@ -66,22 +66,23 @@ def header_of_unsealed(
         name.segment_id & 0xFFFF_FFFF, base_record_count, name.base_offset, size, max(0, name.created_at), timestamp,
         ext_id,
     )  # fmt: skip
-    # A file that was cut has a length that no segment has.
+    # A truncated file has a length that no segment has.
     return header if isinstance(decode_header(memoryview(encode_header(header))), Frame) else None
 
 
 def scan_past_damage(view: memoryview, found: RecordScan, header: SegmentHeader, end: int) -> RecordScan:
     """
-    Return what a segment holds, the damaged records that *found* stopped at included.
+    Continue a scan after the damage that ended it, and return the complete result.
 
     Args:
         view: the bytes of the segment's file.
-        found: the walk that the damage ended.
-        header: of the segment.
-        end: the offset up to which there were records. What is intact right behind them is taken, too.
+        found: the scan that ended at the damage.
+        header: the header of the segment.
+        end: the offset up to which there were records. Intact records that follow directly are included.
 
     Returns:
-        The count has one for each damaged range, whose records nobody can count, and `crc64` is that of *found*.
+        The scan. Each damaged range counts as one record, because its records cannot be counted. `crc64` is that of
+        *found*.
     """
     extent = Extent(header.base_offset, end, header.base_record_count, None)
     source = Source(header.segment_index, "", view, end, True, TIME_UNKNOWN, extent, header.base_timestamp)

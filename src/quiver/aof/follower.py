@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 class TailFollower:
     """
-    Reads a log as it grows. What is notified is only that there is something; what there is, is read from the log, so
-    nothing is missed between two calls.
+    Reads a log as it grows. A signal only wakes the follower; it reads the records from the log, so it misses nothing
+    between two calls.
     """
 
     def __init__(
@@ -48,22 +48,23 @@ class TailFollower:
     @renamed_keyword("timeout_s", "timeout")
     def next(self, timeout: float | None = None) -> Record | None:
         """
-        Return the next record, waiting for it; None when *timeout* passed first, or when the log was closed.
+        Wait for the next record and return it; None when *timeout* passes first, or when the log was closed.
 
         Raises:
-            DataLossError: records are lost or damaged, and that is to be raised; the next call goes on behind them.
-            StoreFailedError: the log failed, and all that it can still show was returned.
+            DataLossError: records are lost or damaged and not to be skipped; the next call continues after them.
+            StoreFailedError: the log failed, and all readable records were returned.
         """
         return self._wait_for(self._next_record, timeout)
 
     @renamed_keyword("timeout_s", "timeout")
     def next_sealed_segment(self, timeout: float | None = None) -> int | None:
         """
-        Return the id of the next segment that is sealed, in order and each once; None as above.
+        Wait for the next sealed segment and return its id, each id once and in order; None as for `next`.
 
         Raises:
-            DataLossError: some left before this was called, and that is to be raised; the next call goes on behind
-            them. StoreFailedError: as `next`.
+            DataLossError: segments were removed before this call, and are not to be skipped; the next call continues
+                after them.
+            StoreFailedError: as `next`.
         """
         before = self._sealed_segment_id
         found = self._wait_for(lambda: self._sources.next_sealed_segment_id(before), timeout)
@@ -77,27 +78,27 @@ class TailFollower:
         return found
 
     def _end_of(self, segment_id: int) -> int | None:
-        """Return how many bytes the log has up to the end of a sealed segment; None where that is not known."""
+        """Return how many bytes the log has up to the end of a sealed segment; None if unknown."""
         extent = self._sources.extent(segment_id)
         return None if extent is None or extent.end is None else extent.base_offset + extent.end
 
     def _next_record(self) -> Record | None:
         record = next(self._records, None)
         if record is None:
-            # A walk knows how far its segment went when it began; a new one knows how far it goes now.
+            # An iteration ends where its segment ended when it began; a new one sees the present end.
             self._records = iter(self._reader)
             record = next(self._records, None)
         return record
 
-    def _wait_for(self, look: Callable[[], T | None], timeout: float | None) -> T | None:
+    def _wait_for(self, poll: Callable[[], T | None], timeout: float | None) -> T | None:
         deadline = deadline_of(self._clock, timeout)
         while True:
             seen = self._notifier.generation("records")
             is_closed, failure = self._is_closed(), self._failure()
-            found = look()
+            found = poll()
             if found is not None or is_closed:
                 return found
-            if failure is not None:  # nothing becomes durable any more: who waits would wait for ever
+            if failure is not None:  # no more records become durable: the wait would never end
                 raise failure
             left = None if deadline is None else deadline - self._clock.monotonic()
             if left is not None and left <= 0:
@@ -105,6 +106,6 @@ class TailFollower:
             self._notifier.wait("records", seen, left)
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield records as they come, until the log is closed. Raises as `next`."""
+        """Yield records as they are appended, until the log is closed. Raises as `next`."""
         while (record := self.next()) is not None:
             yield record

@@ -16,7 +16,7 @@ from quiver.aof.log_context import LogContext
 from quiver.aof.log_reading import LogReading
 from quiver.aof.segment_index import require_id
 from quiver.aof.snapshots import LogSnapshot, SegmentSnapshot
-from quiver.aof.tiers.tier_manager import Tiers
+from quiver.aof.tiers.tier_manager import TierManager
 from quiver.errors import UsageError
 from quiver.lazy_names import warn_renamed
 
@@ -39,7 +39,7 @@ class Aof(LogWriting, LogReading):
         self._catalog = context.catalog
         self._segments = context.segments
         self._notifier = context.notifier
-        self._waiting = context.waiting
+        self._blocked_calls = context.blocked_calls
         self._durability = context.durability
         self._clock = context.clock
         self._observer = context.observer
@@ -48,7 +48,7 @@ class Aof(LogWriting, LogReading):
     # ---- tiers
 
     @property
-    def tiers(self) -> Tiers:
+    def tiers(self) -> TierManager:
         """
         The tiers of the log: to evict and hydrate segments, and to inspect where they are.
 
@@ -71,7 +71,7 @@ class Aof(LogWriting, LogReading):
         if self.config.compaction != "head_trim":
             raise UsageError(f'the log {self.name} keeps its head: give its settings compaction="head_trim"')
         self._context.trim.before(record_id)
-        self._context.workers.ask_upkeep(self._context)
+        self._context.workers.schedule_maintenance(self._context)
 
     # ---- state
 

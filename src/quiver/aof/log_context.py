@@ -10,17 +10,17 @@ import logging
 import threading
 from collections.abc import Callable
 
-from quiver.aof.append.blocking import Waiting
+from quiver.aof.append.blocking import BlockedCalls
 from quiver.aof.append.durability import Durability
 from quiver.aof.append.flush import Flusher
 from quiver.aof.append.notify import Notifier
 from quiver.aof.append.tail import Tail
 from quiver.aof.append.upload_waiting import UploadWaiting
-from quiver.aof.append.workers import Workers, WorkersAsked
+from quiver.aof.append.workers import WorkerRequests, Workers
 from quiver.aof.compaction import CompactionHook, HeadTrim
 from quiver.aof.config import AofConfig
 from quiver.aof.format.names import SEGMENTS
-from quiver.aof.maintenance import NOTE_AFTER_S, Upkeep
+from quiver.aof.maintenance import SNAPSHOT_INTERVAL_S, Maintenance
 from quiver.aof.reading.catalog import Catalog
 from quiver.aof.reading.index import SparseIndexes
 from quiver.aof.recovered import Recovered
@@ -35,7 +35,7 @@ from quiver.aof.snapshots import (
 )
 from quiver.aof.staged_import import StagedImport
 from quiver.aof.status import STATUS_AFTER_S, StatusFile
-from quiver.aof.tiers.tier_manager import Tiers, has_tiers
+from quiver.aof.tiers.tier_manager import TierManager, has_tiers
 from quiver.clock import Clock
 from quiver.errors import StoreClosedError, StoreFailedError
 from quiver.objects import ObjectTier
@@ -86,24 +86,30 @@ class LogContext:
         self.workers = workers
         self._recovered = recovered
         self.notifier = Notifier(clock)
-        self.waiting = Waiting(self.notifier, workers, clock=clock, observer=observer)
+        self.blocked_calls = BlockedCalls(self.notifier, workers, clock=clock, observer=observer)
         self.catalog = Catalog(fs, recovered.sealed)
-        asks = WorkersAsked(self, workers, observer, config.flush.flush_interval_ms / 1000)
-        self.tail = Tail(config, clock, self.notifier, asks)
+        requests = WorkerRequests(self, workers, observer, config.flush.flush_interval_ms / 1000)
+        self.tail = Tail(config, clock, self.notifier, requests)
         self._uploads = UploadWaiting(
-            name, self.tail, self.catalog, self.notifier, workers, clock=clock, seal=lambda: workers.ask_upkeep(self)
+            name,
+            self.tail,
+            self.catalog,
+            self.notifier,
+            workers,
+            clock=clock,
+            seal=lambda: workers.schedule_maintenance(self),
         )
         self._flusher = Flusher(
             self.tail, fs, f"{config.root_dir}/{SEGMENTS}", config.flush, clock=clock, observer=observer,
-            again=lambda after_s: workers.ask_flush(self, after_s),
-            flushed=lambda: workers.ask_upkeep(self, NOTE_AFTER_S), fail=self.fail, seed=stream_id,
+            again=lambda after_s: workers.schedule_flush(self, after_s),
+            flushed=lambda: workers.schedule_maintenance(self, SNAPSHOT_INTERVAL_S), fail=self.fail, seed=stream_id,
         )  # fmt: skip
         self.flush_metrics = self._flusher.metrics
         self.trim = HeadTrim(name, compaction if config.compaction == "head_trim" else None, observer)
         self._indexes = SparseIndexes(fs, config.root_dir, enabled=config.enable_sparse_index, observer=observer)
-        self._maintenance = Upkeep(
+        self._maintenance = Maintenance(
             self.tail, self._flusher, self.catalog, fs, config, stream_id=stream_id, clock=clock, observer=observer,
-            again=lambda after_s: workers.ask_upkeep(self, after_s), fail=self.fail, indexes=self._indexes,
+            again=lambda after_s: workers.schedule_maintenance(self, after_s), fail=self.fail, indexes=self._indexes,
             trim=self.trim, wants_sealed=self._uploads.wants,
         )  # fmt: skip
         self.segments = OpenSegments(config.root_dir, self.tail, self.catalog, self._indexes)
@@ -112,17 +118,18 @@ class LogContext:
             is_closed=lambda: self.closed,
         )  # fmt: skip
         self._sinks = StagedImport(
-            fs, config.root_dir, self.tail, retry=self.waiting.retry, flush=self.durability.flush, observer=observer
-        )
+            fs, config.root_dir, self.tail, retry=self.blocked_calls.retry, flush=self.durability.flush,
+            observer=observer,
+        )  # fmt: skip
         self._closing = threading.Lock()
         self._status = StatusFile(fs, config.root_dir, clock=clock, observer=observer, enabled=workers.threaded)
-        self.tiers: Tiers | None = None
+        self.tiers: TierManager | None = None
         self._start(recovered, fs, objects)
 
     def _start(self, recovered: Recovered, fs: FileSystem, objects: Callable[[], ObjectTier] | None) -> None:
         """Continue where recovery ended, and register for the work of the threads."""
         self._maintenance.retires = not has_tiers(fs, self.config, self.stream_id)
-        self.tail.take_over(recovered)
+        self.tail.start_from(recovered)
         self._maintenance.make_first_spares()
         if not self._maintenance.retires:
             self.tiers = self.segments.tiers = self._with_tiers(recovered, fs, objects)
@@ -135,19 +142,23 @@ class LogContext:
             self.close()
             raise
         self.workers.add(self, sinks_after_s=_SINKS_S, status_after_s=STATUS_AFTER_S)
-        self.workers.ask_upkeep(self)  # some segments may have expired while the log was closed
+        self.workers.schedule_maintenance(self)  # some segments may have expired while the log was closed
 
-    def _with_tiers(self, recovered: Recovered, fs: FileSystem, objects: Callable[[], ObjectTier] | None) -> Tiers:
-        tiers = Tiers(
+    def _with_tiers(
+        self, recovered: Recovered, fs: FileSystem, objects: Callable[[], ObjectTier] | None
+    ) -> TierManager:
+        tiers = TierManager(
             self.catalog, fs, self.config, stream_id=self.stream_id, clock=self.clock, observer=self.observer,
-            objects=objects, again=lambda after_s: self.workers.ask_tiers(self, after_s), below=recovered.below,
-            indexes=self._indexes, trim=self.trim, back=lambda: self.notifier.notify("hydration"),
+            objects=objects, again=lambda after_s: self.workers.schedule_tiers(self, after_s),
+            below=recovered.first_unsealed_id, indexes=self._indexes, trim=self.trim,
+            back=lambda: self.notifier.notify("hydration"),
             uploaded=self._uploads.uploaded,
         )  # fmt: skip
         self._uploads.uploads = tiers.uploads
         self._maintenance.room_for_packing = tiers.room_for_packing
-        self.workers.ask_tiers(self)
-        self.tail.next_base_offset, self.tail.next_base_record_count = recovered.behind(self.catalog.all())
+        self.workers.schedule_tiers(self)
+        place = recovered.next_place(self.catalog.all())
+        self.tail.next_base_offset, self.tail.next_base_record_count = place
         return tiers
 
     def _report_missing(self) -> tuple[tuple[int, int], ...]:
@@ -178,7 +189,7 @@ class LogContext:
         """Seal, make spares, retire old segments."""
         self._maintenance.run()
         if self.tiers is not None or self._maintenance.packages:
-            self.workers.ask_tiers(self)
+            self.workers.schedule_tiers(self)
 
     def run_tiers(self) -> None:
         """Move segments between tiers; in a log without tiers, pack the segments that leave."""
@@ -190,11 +201,11 @@ class LogContext:
     def run_sinks(self) -> None:
         """Import what Spark sinks committed, and schedule the next import."""
         self.import_staged()
-        self.workers.ask_sinks(self, _SINKS_S)
+        self.workers.schedule_sinks(self, _SINKS_S)
 
     def run_status(self) -> None:
         """Publish the status of the log if it has changed, and schedule the next check."""
-        self.workers.ask_status(self, STATUS_AFTER_S)
+        self.workers.schedule_status(self, STATUS_AFTER_S)
         refusal = self.tail.refusal
         failed = refusal is not None and isinstance(refusal(), StoreFailedError)
         self._status.publish(self.snapshot(), "failed" if failed else "open")

@@ -1,11 +1,11 @@
-"""The reading half of an open log: readers, followers, and searches for one record."""
+"""The methods of a log that read: readers, followers, and searches for one record."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from quiver.aof.append.blocking import Waiting
+from quiver.aof.append.blocking import BlockedCalls
 from quiver.aof.append.notify import Notifier
 from quiver.aof.append.tail import Tail
 from quiver.aof.follower import TailFollower
@@ -23,13 +23,13 @@ __all__ = ["LogReading"]
 
 
 class LogReading:
-    """What programs read from a log with. `Aof` inherits it and makes the parts."""
+    """The reading half of `Aof`."""
 
     _tail: Tail
     _catalog: Catalog
     _segments: OpenSegments
     _notifier: Notifier
-    _waiting: Waiting
+    _blocked_calls: BlockedCalls
     _clock: Clock
     _observer: Observer
     _is_closed: Callable[[], bool]
@@ -46,19 +46,19 @@ class LogReading:
         wait: bool = True,
     ) -> Reader:
         """
-        Return a reader of the records from *record_id* on, whatever segment they are in; 0 is the first there is.
+        Return a reader of the records from *record_id* on, across all segments; 0 is the first available record.
 
-        With *timestamp* it begins where `find_record` says instead, or with what comes next. A segment that has no file
-        is brought back while the reader waits; without *wait* it is brought back meanwhile, and reading raises
-        `WouldBlockError("hydration")`: iterate again later. Where no record begins at *record_id*, or its segment was
-        retired, reading raises `UnknownRecordError`.
+        With *timestamp* it begins at the record that `find_record` returns, or at the next append. The reader waits
+        while a segment without a local file is hydrated. With ``wait=False`` the hydration runs in the background and
+        reading raises `WouldBlockError("hydration")`: iterate again later. If no record begins at *record_id*, or its
+        segment was retired, reading raises `UnknownRecordError`.
 
-        Where records are lost or damaged, reading raises `DataLossError` once for each range, and iterating again goes
-        on behind it. With ``on_lost="skip"`` the range is noted in `Reader.lost` instead; *on_damage* says it for
-        records that are there and damaged, and is as *on_lost* when left out.
+        Where records are lost or damaged, reading raises `DataLossError` once for each range; iterating again continues
+        after the range. With ``on_lost="skip"`` the range is added to `Reader.lost` instead. *on_damage* sets the same
+        for damaged records and defaults to *on_lost*.
 
         Raises:
-            UsageError: it is no record id, or an argument has none of these values.
+            UsageError: *record_id* is invalid, or an argument has another value.
         """
         require_id(record_id)
         start: int | Place = record_id
@@ -75,25 +75,25 @@ class LogReading:
         self, record_id: int = 0, *, on_damage: OnDamage | None = None, on_lost: OnLost = "raise"
     ) -> asyncio.Future[Reader]:
         """
-        Return, from an event loop, a future of a reader: done when the segment of its first record is in its file.
+        Return, from an event loop, a future of a reader. It is done when the first segment has its local file.
 
-        The reader does not wait for the segments behind it, as without *wait*.
+        For later segments the reader behaves as with ``wait=False``.
         """
         reader = self.open_reader(record_id, on_damage=on_damage, on_lost=on_lost, wait=False)
 
         def attempt() -> Reader:
-            reader.look()
+            reader.probe()
             return reader
 
-        return self._waiting.future(attempt, passing=frozenset({"hydration"}))
+        return self._blocked_calls.future(attempt, passing=frozenset({"hydration"}))
 
     def read_record(self, record_id: int) -> Record:
         """
         Return one record.
 
         Raises:
-            UnknownRecordError: none begins there, or its segment was retired.
-            CorruptionError: it is not what was written.
+            UnknownRecordError: no record begins there, or its segment was retired.
+            CorruptionError: the record is damaged.
         """
         require_id(record_id)
         return read_one(self._segments, record_id)
@@ -102,23 +102,20 @@ class LogReading:
         """
         Return the id of the first record that is not older than *timestamp*, in nanoseconds since the Unix epoch.
 
-        None when all are older. Segments that end before it are passed over unread.
+        None when all are older. Segments that end before the timestamp are skipped without reading them.
 
         Raises:
-            UsageError: it is no whole number.
-            CorruptionError: the segment that has it cannot be read. A reader from that time on can be opened all the
-            same.
+            UsageError: *timestamp* is not an integer.
+            CorruptionError: the segment of the record cannot be read. A reader from that time on can still be opened.
         """
         return first_at(self._segments, _time_of(timestamp))
 
     def find_record_number(self, number: int) -> int | None:
         """
-        Return the id of the record that was appended as the log's *number*-th, counted from 0; None: it is not here.
-
-        Those that were retired count.
+        Return the id of record *number* of the log, counted from 0 and including retired records; None if it is gone.
 
         Raises:
-            CorruptionError: damage before it in its segment hides where it begins.
+            CorruptionError: because of damage in its segment, the start of the record cannot be found.
         """
         return self._segments.nth(number)
 
@@ -131,10 +128,10 @@ class LogReading:
         on_lost: OnLost = "raise",
     ) -> TailFollower:
         """
-        Return a follower of the records from *record_id* on (None: those that come from now on).
+        Return a follower of the records from *record_id* on (None: records appended from now on).
 
-        With *durable_only* it sees what a power loss cannot take back any more. *on_damage* and *on_lost* are those of
-        `open_reader`: a follower that is slower than retention is told what it missed.
+        With *durable_only* it returns only records that survive a power loss. *on_damage* and *on_lost* are those of
+        `open_reader`: they also apply to records that retention removed before the follower read them.
         """
         if record_id is not None:
             require_id(record_id)
@@ -160,5 +157,5 @@ class LogReading:
 
 def _time_of(timestamp: int) -> int:
     if not isinstance(timestamp, int):
-        raise UsageError(f"a time is a whole number of nanoseconds since 1970, not {timestamp!r}")
+        raise UsageError(f"a timestamp is an integer of nanoseconds since 1970, not {timestamp!r}")
     return timestamp

@@ -1,14 +1,14 @@
 """
-What the disk has to do for one log beside flushing, in this order: retire the segment that is old or waited for, throw
-away and make spares, seal what is retired, note how far things are durable, remove expired segments. One thread at a
-time; every step may fail and is tried again later.
+The disk work of one log besides flushing, in this order: retire a segment that is old or whose upload is awaited,
+remove and make spares, seal retired segments, write the durability snapshot, remove expired segments. One thread at a
+time. Every step may fail and is retried later.
 
-Sealing, and what a crash in between leaves::
+The steps of a seal, and what a crash after each leaves::
 
-    1 sync the records        records without a footer: sealed by recovery
-    2 store the footer, sync  a footer that the pointer does not vouch for: verified record by record at recovery
-    3 replace the pointer     temporary file, sync, rename, sync of the directory: the old pointer or the new one
-    4 let the next one in     the segment is finalized
+    1 sync the records          records without a footer: recovery seals the segment
+    2 store the footer, sync    a footer that the pointer does not cover: recovery verifies every record
+    3 replace the pointer       temporary file, sync, rename, sync of the directory: the old pointer or the new one
+    4 activate the next segment the segment is finalized
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quiver.aof.append.segment_queue import OVERHEAD_BYTES
 from quiver.aof.append.tail import Tail
 from quiver.aof.compaction import HeadTrim
 from quiver.aof.config import AofConfig
-from quiver.aof.expiry import Leaving
+from quiver.aof.expiry import Expiry
 from quiver.aof.format.durability import SegmentDurability, encode_durability
 from quiver.aof.format.names import (
     ARCHIVE,
@@ -46,25 +46,25 @@ from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.disk_full import SMALL_FILES_BYTES, is_full_disk, passes, require_room, what_is_short
 from quiver.primitives.disk.file_system import FileSystem
 
-__all__ = ["NOTE_AFTER_S", "Upkeep"]
+__all__ = ["SNAPSHOT_INTERVAL_S", "Maintenance"]
 
-_AGAIN_S = 1.0
-NOTE_AFTER_S = 1.0
-"""How far the durability snapshot may lag behind."""
+_RETRY_S = 1.0
+SNAPSHOT_INTERVAL_S = 1.0
+"""The maximum delay of the durability snapshot."""
 
 
-class Upkeep:
+class Maintenance:
     """
-    Seals, makes spares and retires, for one log.
+    Seals segments, makes spares and retires old segments of one log.
 
     Args:
-        again: called with the seconds after which this should be tried again.
-        fail: makes the log refuse everything from now on, and returns the error that says so.
-        wants_sealed: says of the id of the segment that takes records whether somebody waits for its upload.
+        again: called with the seconds after which to run again.
+        fail: makes the log refuse every call from now on, and returns the error with which it does.
+        wants_sealed: returns whether a caller waits for the upload of the active segment, given its id.
 
     Attributes:
-        retires: whether expired segments are removed here; where there are tiers, these do it.
-        room_for_packing: how much of the disk the tiers need beside a new segment of so many bytes.
+        retires: whether expired segments are removed here; in a log with tiers the tier manager does it.
+        room_for_packing: the disk space that the tiers need in addition to a new segment of the given size.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Upkeep:
         self._indexes = indexes
         self._trim = trim
         self._wants_sealed = wants_sealed
-        self._leaving = Leaving(catalog, config.retention, trim, clock)
+        self._expiry = Expiry(catalog, config.retention, trim, clock)
         self._seen: tuple[Segment, float] | None = None
         self._lock = threading.RLock()
         self._spare_number = 0
@@ -113,43 +113,43 @@ class Upkeep:
 
     def run(self) -> None:
         """
-        Do all that is due. What the disk refuses for lack of room is tried again in a second.
+        Do all work that is due. A step that fails is retried in a second.
 
         Raises:
-            StoreFailedError: the log cannot go on.
+            StoreFailedError: the log cannot continue.
         """
         with self._lock:
             if self._tail.refusal is not None:
                 return
             # Spares before seals: a seal takes two syncs, and the writer may be waiting for a segment meanwhile.
             steps = (
-                self._retire_early, self._throw_away, self.make_spares, self.seal_pending, self._note_durability,
+                self._retire_early, self._remove_discarded, self.make_spares, self.seal_pending, self._write_durability,
                 self._replace_expired, self._retire_old,
             )  # fmt: skip
             self._full = ""
             for step in steps:
                 if not self._done(step):
-                    self._again(_AGAIN_S)
-            self._note_full()
-            if self._config.retention.policy == "time" or self._trim.asks:
-                self._again(_AGAIN_S)  # segments grow old by themselves
+                    self._again(_RETRY_S)
+            self._report_disk_full()
+            if self._config.retention.policy == "time" or self._trim.has_hook:
+                self._again(_RETRY_S)  # segments expire without any call
 
     def _done(self, step: Callable[[], None]) -> bool:
         try:
             step()
         except OSError as error:
-            self._tell(error)
+            self._report(error)
             return False
         return True
 
-    def _tell(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         if passes(error):
             self._full = f"disk full: {error}" if is_full_disk(error) else what_is_short(error, self._segments)
         self._observer.count("aof_upkeep_failed_total")
         self._observer.event("aof.upkeep.failed", level=logging.WARNING, problem=str(error))
 
-    def _note_full(self) -> None:
-        """Have appends that are refused say whether the disk is full, and report when that begins and ends."""
+    def _report_disk_full(self) -> None:
+        """Pass a full disk on to the errors of blocked appends, and report when that state begins and ends."""
         with self._tail.lock:
             before, self._tail.disk_full = self._tail.disk_full, self._full
         if self._full and not before:
@@ -158,7 +158,7 @@ class Upkeep:
             self._observer.event("aof.disk_has_room", level=logging.INFO)
 
     def _retire_early(self) -> None:
-        """Have the segment that takes records sealed when it is old enough, or when somebody waits for its upload."""
+        """Retire the active segment when it is old enough, or when a caller waits for its upload."""
         segment, age_max_s = self._tail.segment, self._config.max_segment_age_s
         if segment is None:
             return
@@ -167,14 +167,14 @@ class Upkeep:
         if is_old or self._wants_sealed(segment.segment_id):
             if self._tail.retire_early(segment) or not segment.record_count:
                 return
-            self._again(_AGAIN_S)
+            self._again(_RETRY_S)
         elif age_max_s is not None:
             self._again(age_max_s - age_s)
 
     def _age_s(self, segment: Segment) -> float:
         """
-        Return for how long a segment has had records: by the wall clock, also while the log was not open, or by the
-        other where the wall clock was set back.
+        Return how long a segment has had records: by the wall clock, which counts while the log is closed, or by the
+        monotonic clock if the wall clock was set back.
         """
         now_s = self._clock.monotonic()
         if not segment.record_count:
@@ -185,11 +185,11 @@ class Upkeep:
 
     def seal_pending(self) -> None:
         """
-        Seal every segment that waits for it, in order.
+        Seal all pending segments in order.
 
         Raises:
-            OSError: it waits on; try again.
-            StoreFailedError: the log cannot go on.
+            OSError: a segment is still pending; try again.
+            StoreFailedError: the log cannot continue.
         """
         with self._lock:
             while self._tail.pending:
@@ -218,11 +218,11 @@ class Upkeep:
         except OSError as error:
             if passes(error):
                 raise
-            # The rename may have happened and its sync may not: nobody knows which pointer the disk has.
+            # The rename may have happened without its sync: it is unknown which pointer the disk has.
             raise self._fail(f"the pointer to segment {segment.segment_id} could not be written: {error}") from error
         return SealedSegment(segment.path, segment.header, footer)
 
-    def _throw_away(self) -> None:
+    def _remove_discarded(self) -> None:
         with self._tail.lock:
             unwanted, self._tail.discards = self._tail.discards, []
         for spare in unwanted:
@@ -232,27 +232,27 @@ class Upkeep:
 
     def make_first_spares(self) -> None:
         """
-        Make the spares with which a log opens. Where there is no room it opens without: what it holds can be read, and
-        old segments leave to make some.
+        Make the first spares of a log. Without disk space it opens without them: its records can be read, and expired
+        segments free space.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk failed.
         """
         try:
             self.make_spares()
         except OSError as error:
             if not passes(error):
                 raise
-            self._tell(error)
-            self._note_full()
-            self._again(_AGAIN_S)
+            self._report(error)
+            self._report_disk_full()
+            self._again(_RETRY_S)
 
     def make_spares(self) -> None:
         """
-        Make the spares that are missing: one at least while nothing takes records.
+        Make the missing spares: at least one while no segment is active.
 
         Raises:
-            OSError: no room, or the disk refused; try again.
+            OSError: there is no space, or the disk failed; try again.
         """
         refused: OSError | None = None
         while self._tail.refusal is None:
@@ -264,22 +264,22 @@ class Upkeep:
             except OSError as error:
                 if not is_full_disk(error) or refused is not None or not need:
                     raise
-                refused = error  # a large record has no room: smaller ones may have
+                refused = error  # there is no space for a large record, but there may be for smaller ones
                 self._tail.refuse_need(need)
         if refused is not None:
             raise refused
 
     def _spare(self, need: int) -> Segment:
         """
-        Return a spare with room for *need* bytes: of the size that is due, or the largest that the disk has room for.
+        Return a spare with space for *need* bytes: of the preferred size, or the largest for which the disk has space.
 
         Raises:
-            OSError: not even the smallest has room, or the disk refused.
+            OSError: there is no space for the smallest one, or the disk failed.
         """
         sizing = self._tail.sizing
         smallest = sizing.smallest(need, OVERHEAD_BYTES)
         size = sizing.for_record(need, OVERHEAD_BYTES)
-        free = self._fs.free_bytes(self._segments)  # 0 also where a file system does not say
+        free = self._fs.free_bytes(self._segments)  # 0 if the file system does not report it
         while free and smallest < size and free < size + self._room_left(size):
             size //= 2
         require_room(self._fs, self._segments, size, room_left=self._room_left(size))
@@ -298,7 +298,7 @@ class Upkeep:
         self._spare_number += 1
         return f"{self._segments}/{spare_name(self._spare_number)}"
 
-    def _note_durability(self, *, force: bool = False) -> None:
+    def _write_durability(self, *, force: bool = False) -> None:
         with self._tail.lock:
             unsealed = list(self._tail.unsealed())
             rows = [SegmentDurability(one.segment_id, one.size, one.durable) for one in unsealed if one.record_count]
@@ -306,9 +306,9 @@ class Upkeep:
         if snapshot == self._snapshot:
             return
         now_s = self._clock.monotonic()
-        left_s = self._snapshot_at_s + NOTE_AFTER_S - now_s
+        left_s = self._snapshot_at_s + SNAPSHOT_INTERVAL_S - now_s
         if left_s > 0 and not force:
-            # This run may have taken the place of the one that the last flush asked for, and nothing else may come.
+            # This run may have replaced the one that the last flush scheduled, and no other may follow.
             self._again(left_s)
             return
         self._write_snapshot(snapshot)
@@ -335,25 +335,26 @@ class Upkeep:
 
     def _replace_expired(self) -> None:
         """
-        Seal a segment without records behind the last one, once that has expired and nothing came behind it.
+        Seal an empty segment after the last one, once that has expired and no records follow it.
 
-        The newest sealed segment always stays, because it tells where the log goes on: then it is an empty one.
+        The newest sealed segment always stays, because it holds the place where the log continues. Then the empty one
+        stays instead.
         """
         newest = self._catalog.all()[-1:]
         if not newest or not newest[0].footer.record_count:
             return
-        if self._leaving.newest_is_expired() and self._tail.is_quiet():
+        if self._expiry.newest_is_expired() and self._tail.is_idle():
             spare = allocate(self._fs, self._spare_path(), self._tail.sizing.smallest(0, OVERHEAD_BYTES))
             if self._tail.end_with_empty(spare):
                 self.seal_pending()
 
     def _retire_old(self) -> None:
         if not self._config.retires or not self.retires or self.packages:
-            return  # with tiers a segment has more to it than its file, and they see to all of it
-        for segment in self._leaving.segments():
+            return  # in a log with tiers, the tier manager removes all copies
+        for segment in self._expiry.segments():
             if self._config.retention.action == "archive":
                 name = archive_name(segment.segment_id, segment.footer.sealed_at)
-                with contextlib.suppress(FileNotFoundError):  # moved by a pass that could not sync
+                with contextlib.suppress(FileNotFoundError):  # moved by an earlier run that could not sync
                     self._fs.rename(segment.path, f"{self._archive}/{name}")
                 self._fs.sync_dir(self._archive)
                 self._fs.sync_dir(self._segments)
@@ -368,43 +369,44 @@ class Upkeep:
 
     @property
     def packages(self) -> bool:
-        """Whether segments that leave are packed into the archive."""
+        """Whether segments that leave the log are packed into the archive."""
         return self.retires and self._config.retires and self._config.retention.action == "package"
 
     def package_old(self) -> None:
         """
-        Pack the segments that are to leave into the archive. Apart from the rest: a producer never waits for it.
+        Pack the segments that leave the log into the archive. Runs separately: producers never wait for it.
 
         Raises:
-            CorruptionError: one is not what was sealed; it stays.
-            OSError: no room, or the disk refused; try again.
+            CorruptionError: a segment is damaged; it stays.
+            OSError: there is no space, or the disk failed; try again.
         """
         if not self.packages or self._tail.refusal is not None:
             return
         copies = Copies(self._fs, self._archive, objects=None)
-        for segment in self._leaving.segments():
-            # The packed file is durable, and was compared with the segment, before that goes. If we crash here, both
-            # are there, and the segment is packed again under the same name.
+        for segment in self._expiry.segments():
+            # The packed file is durable and compared with the segment before the segment is removed. After a crash here
+            # both exist, and the segment is packed again under the same name.
             copies.pack(segment, self._catalog.view(segment))
             remove_durably(self._fs, [segment.path])
             self._retired(segment)
 
     def close(self) -> None:
         """
-        Seal what is full, note what is durable, and remove the spares. The tail stays as it is: it goes on later.
+        Seal pending segments, write the durability snapshot, and remove the spares. The active segment stays open: the
+        log continues in it when it is opened again.
 
-        All of that recovery can do as well; what the disk refuses here is told to the observer alone.
+        Recovery can do all of this as well, so errors of the disk are only reported to the observer.
 
         Raises:
             StoreFailedError: the pointer to a sealed segment could not be written.
         """
         with self._lock:
             self._done(self.seal_pending)
-            self._done(lambda: self._note_durability(force=True))
+            self._done(lambda: self._write_durability(force=True))
             self._done(lambda: self.release(remove=True))
 
     def release(self, *, remove: bool) -> None:
-        """Let go of all files; with *remove* the empty ones are deleted."""
+        """Close all files; with *remove* the empty ones are deleted."""
         with self._lock:
             with self._tail.lock:
                 tail = self._tail

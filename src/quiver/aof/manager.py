@@ -1,4 +1,4 @@
-"""The manager: one directory of logs, one process, and the threads that all its logs share."""
+"""The manager of a directory of logs: it holds the lock, opens the logs, and runs the threads that they share."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _IDENTITY_BYTES_MAX = 64
 
 class AofManager:
     """
-    The logs below one directory, each in a directory of its own name. Thread-safe.
+    The logs of one directory, each in a subdirectory with its name. Thread-safe.
 
-    Made by `open`. Its threads flush, seal, make segments ahead and retire old ones, for all logs together.
+    Made by `open`. Its threads flush, seal, preallocate and retire segments for all logs.
     """
 
     def __init__(
@@ -94,27 +94,27 @@ class AofManager:
         compaction: CompactionHook | None = None,
     ) -> AofManager:
         """
-        Open the directory *path*, created when missing; no other process may have it open.
+        Open the directory *path* and create it if it is missing. Only one process may have it open.
 
         Args:
-            path: the directory; each log has a directory in it. None: what `config.root_dir` says.
-            config: for logs that are opened without one of their own.
+            path: the directory; each log has a subdirectory. None: `config.root_dir`.
+            config: the settings of logs that are opened without their own.
             fs: the file system.
             clock: the time.
-            observer: where counts and events go.
+            observer: receives counts and events.
             background: with False there are no threads, and `maintain` does their work.
-            objects: gives the object tier when it is first needed, instead of what the settings name.
-            compaction: asked which cold segments nobody needs any more, for logs with `compaction="head_trim"`.
+            objects: returns the object tier when it is first needed, instead of the one in the settings.
+            compaction: returns whether a cold segment is no longer needed, for logs with `compaction="head_trim"`.
 
         Raises:
-            UsageError: no path, or settings that are none.
-            DirectoryInUseError: another process has it open.
-            OSError: the disk refused.
+            UsageError: there is no path, or *config* is not an `AofConfig`.
+            DirectoryInUseError: another process has the directory open.
+            OSError: the disk failed.
         """
         config = _checked(config) or AofConfig()
         path = config.root_dir if path is None else str(path)
         if not path:
-            raise UsageError("the directory of the logs has no name: give a path")
+            raise UsageError("the directory of the logs has no name: pass a path")
         return cls(
             path,
             config,
@@ -128,15 +128,15 @@ class AofManager:
 
     def log(self, name: str, config: AofConfig | None = None) -> Aof:
         """
-        Return the log *name*, opened or created; the same object until it is closed.
+        Open or create the log *name*, and return it. Repeated calls return the same object until it is closed.
 
         Raises:
-            UsageError: a log cannot have that name, or settings that are none; or it is open with other settings.
+            UsageError: the name is invalid, *config* is not an `AofConfig`, or the log is open with other settings.
             StoreClosedError: the manager was closed.
-            OSError: the disk refused.
+            OSError: the disk failed.
         """
         if not isinstance(name, str) or not is_stream_name(name):
-            raise UsageError(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
+            raise UsageError(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and inner dots")
         with self._guard:
             if self._closed:
                 raise StoreClosedError(f"{self.path} was closed")
@@ -154,7 +154,7 @@ class AofManager:
             self._fs.make_dirs(f"{root}/{folder}")
         stream_id = self._identity(f"{root}/{IDENTITY_NAME}")
         config = dataclasses.replace(config, root_dir=root)
-        has_tiers(self._fs, config, stream_id)  # what it refuses, it refuses before anything is opened
+        has_tiers(self._fs, config, stream_id)  # raises for invalid settings, before anything is opened
         objects = self._objects_of(config)
         began = self._clock.monotonic()
         recovered = recover(
@@ -175,12 +175,12 @@ class AofManager:
         location = None if config.tiers is None else config.tiers.objects
         if self._objects is not None or location is None:
             return self._objects
-        # Taken apart now, opened when first needed: nobody should learn of a wrong URL when a disk runs full.
+        # Parsed now, opened when first needed: a wrong URL must not be reported only when a disk is full.
         parsed = ObjectLocation.of(location)
         return lambda: open_objects(parsed, fs=self._fs, clock=self._clock, observer=self._observer)
 
     def _identity(self, path: str) -> int:
-        """Return the number of the log, which it keeps for ever: names of files and objects are made of it."""
+        """Return the permanent number of the log: names of files and objects contain it."""
         if self._fs.exists(path):
             file = self._fs.open_read(path)
             try:
@@ -188,10 +188,10 @@ class AofManager:
             finally:
                 file.close()
             if not (text.isascii() and text.isdecimal()):
-                where = f"write it back, the name of the file in {DURABILITY}/ has it"
+                where = f"restore it from the name of the file in {DURABILITY}/"
                 raise CorruptionError(path, 0, f"{text[:20]!r} is not the number of a log: {where}")
             return int(text)
-        # Nanoseconds of its creation: unlike a counter they differ between managers whose objects share a bucket.
+        # The time of creation in nanoseconds: unlike a counter it differs between managers that share a bucket.
         number = self._clock.now_ns()
         taken = {log.stream_id for log in self._logs.values()}
         while number in taken:
@@ -205,25 +205,25 @@ class AofManager:
         return [name for name in names if is_log_directory(self._fs, f"{self.path}/{name}")]
 
     def snapshot(self) -> tuple[LogSnapshot, ...]:
-        """Return what each open log says of itself."""
+        """Return the state of each open log."""
         with self._guard:
             return tuple(log.snapshot() for log in self._logs.values() if not log.closed)
 
     def maintain(self) -> None:
-        """Do by hand, in this thread, what the threads would do now: flush what is due, seal, make segments, retire."""
+        """Do the work of the threads in this thread: flush, seal, make spares, retire, move between tiers."""
         with self._guard:
             contexts = [context for context in self._contexts.values() if not context.closed]
         for context in contexts:
-            self._workers.ask_upkeep(context)
-            self._workers.ask_sinks(context)
+            self._workers.schedule_maintenance(context)
+            self._workers.schedule_sinks(context)
         self._workers.run_pending()
 
     def close(self) -> None:
         """
-        Close all logs, end the threads and let the directory go. Idempotent.
+        Close all logs, stop the threads and release the directory. Idempotent.
 
         Raises:
-            QuiverError, OSError: of the first log that could not be closed cleanly; all are closed.
+            QuiverError, OSError: the first error of a log that could not be closed cleanly; all logs are closed.
         """
         with self._guard:
             if self._closed:
@@ -251,10 +251,10 @@ class AofManager:
 
 def _require_same(log: Aof, config: AofConfig) -> None:
     if dataclasses.replace(_checked(config) or config, root_dir="") != dataclasses.replace(log.config, root_dir=""):
-        raise UsageError(f"the log {log.name} is open with other settings: close it first, or ask for it without any")
+        raise UsageError(f"the log {log.name} is open with other settings: close it first, or open it without settings")
 
 
 def _checked(config: AofConfig | None) -> AofConfig | None:
     if config is not None and not isinstance(config, AofConfig):
-        raise UsageError(f"settings of a log are an AofConfig, not {type(config).__name__}")
+        raise UsageError(f"the settings of a log are an AofConfig, not {type(config).__name__}")
     return config

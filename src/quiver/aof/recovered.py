@@ -1,4 +1,4 @@
-"""What opening a log found, and made of it."""
+"""The state of a log after recovery."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Recovered"]
 @dataclass(slots=True)
 class Recovered:
     """
-    What a log is after recovery: all of it is durable.
+    The state of a log after recovery. All of it is durable.
 
     Attributes:
-        tail: the segment that goes on; None when the log ends with a sealed one.
-        pointer: what `current.sealed` said.
-        coordinator_watermark: the highest of pointer and footers.
-        truncated_bytes: how much was cut off behind the last whole records.
-        quarantined: files that were moved or copied aside.
+        tail: the unsealed segment in which the log continues; None when it ends with a sealed one.
+        pointer: the content of `current.sealed`.
+        coordinator_watermark: the highest watermark of the pointer and the footers.
+        truncated_bytes: how many bytes were cut off after the last complete records.
+        quarantined: files that were moved or copied to the quarantine.
     """
 
     sealed: list[SealedSegment] = field(default_factory=list)
@@ -38,14 +38,14 @@ class Recovered:
     quarantined: list[str] = field(default_factory=list)
 
     @property
-    def below(self) -> int:
-        """The id of the first segment that is not sealed."""
+    def first_unsealed_id(self) -> int:
+        """The id of the first unsealed segment."""
         return self.next_segment_id if self.tail is None else self.tail.segment_id
 
-    def behind(self, segments: Sequence[SealedSegment]) -> tuple[int, int]:
+    def next_place(self, segments: Sequence[SealedSegment]) -> tuple[int, int]:
         """
-        Return base offset and base record count of the next segment, behind the last of *segments*, too: recovery had
-        no file of one that has a copy alone.
+        Return base offset and base record count of the next segment, which also follows the last of *segments*:
+        recovery does not see segments without a local file.
         """
         ends = [(one.next_base_offset, one.next_base_record_count) for one in segments[-1:]]
         return max([(self.next_base_offset, self.next_base_record_count), *ends])

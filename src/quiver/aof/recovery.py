@@ -1,17 +1,17 @@
 """
-Opening a log that exists, in a listed order of steps. Recovering twice equals recovering once.
+Recovery of a log when it is opened, in five steps. Recovering twice equals recovering once.
 
-1. `load_pointer`: the newest segment that is known to be sealed. One that does not fit the segments is ignored.
-2. `settle_names`: leftovers go; a spare that was written to gets its name; names are made durable.
-3. `inspect`: each segment's header and footer; the rest of the file is read only where they do not settle it.
-4. `settle`: a segment whose footer counts is taken as it is. One whose header is damaged and cannot be made again is
-   kept in `quarantine/`. Unsealed ones are cut behind their last whole record, written again and synced; all but the
-   newest are sealed, the newest goes on as the tail. One that is damaged before the end of what was durable is not cut:
-   it is sealed as it is, and readers pass over the damage.
-5. `count_on`: the next segment begins behind all that was durable, also where it is gone: no id is used twice.
+1. `load_pointer`: read which segment was sealed last. A pointer that contradicts the segments is ignored.
+2. `settle_names`: remove leftovers, give a spare that was written to its final name, and make the names durable.
+3. `inspect`: read the header and footer of each segment; read the rest of a file only if they are not sufficient.
+4. `settle_sealed`, `settle_unsealed`: accept a segment with a valid footer as it is. Quarantine one whose header is
+   damaged and cannot be rebuilt. Cut an unsealed one after its last complete record, rewrite and sync it; seal all but
+   the newest, in which the log continues. A segment with damage in its durable part is not cut but sealed as it is, and
+   readers skip the damage.
+5. `set_next_place`: place the next segment after everything that was durable, even if it is lost: no id is used twice.
 
-Nothing of what a file holds makes opening fail: an empty, short, header-less or foreign file is removed if there is
-nothing in it, and moved aside or left alone if there is. Only a disk that does not work makes it fail.
+The content of a file never makes the opening fail: an empty, short, headerless or foreign file is removed if it holds
+nothing, otherwise quarantined or left alone. Only a failing disk makes it fail.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ _COPY_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
-class _Found:
+class _FoundSegment:
     """
-    A segment file: its header, its footer when there is one that fits, and whether that settles it. Its records are
-    read when they are asked for, once.
+    A segment file: its header, its footer if there is a valid one, and whether that footer is trusted. The records are
+    scanned at most once, on demand.
     """
 
     path: str
@@ -90,10 +90,10 @@ class _Found:
 
 def recover(fs: FileSystem, root: str, *, stream_id: int, clock: Clock, observer: Observer, now_s: float) -> Recovered:
     """
-    Bring the log in *root* to a state that one more crash would not change, and return it.
+    Recover the log in *root* and return its state. A crash meanwhile does not change the result of the next recovery.
 
     Raises:
-        OSError: the disk does not work, or has no room for a footer.
+        OSError: the disk failed, or has no space for a footer.
     """
     work = _Recovery(fs, root, stream_id, clock, observer)
     work.load_pointer()
@@ -101,7 +101,7 @@ def recover(fs: FileSystem, root: str, *, stream_id: int, clock: Clock, observer
     unsealed = [found for found in work.inspect() if not work.settle_sealed(found)]
     for found in work.without_holes(unsealed):
         work.settle_unsealed(found, is_last=found is unsealed[-1] and work.is_newest(found), now_s=now_s)
-    work.count_on()
+    work.set_next_place()
     return work.result
 
 
@@ -120,7 +120,7 @@ class _Recovery:
         self._headers: dict[int, SegmentHeader] = {}
         self.result = Recovered()
 
-    def _tell(self, event: str, path: str, reason: str) -> None:
+    def _report(self, event: str, path: str, reason: str) -> None:
         self._observer.count("aof_recovery_findings_total", kind=event)
         self._observer.event(f"aof.recovery.{event}", level=logging.WARNING, path=path, reason=reason)
 
@@ -136,7 +136,7 @@ class _Recovery:
                 self._highest_id = answer.value.segment_id
                 self.result.coordinator_watermark = answer.value.coordinator_watermark
             else:
-                self._tell("pointer", path, f"{problem}; the segments say what it said")
+                self._report("pointer", path, f"{problem}; its values are derived from the segments")
         if self._fs.exists(self._snapshot):
             snapshot = decode_durability(memoryview(self._first_bytes(self._snapshot, DURABILITY_BYTES_MAX)))
             if isinstance(snapshot, Frame):
@@ -160,27 +160,27 @@ class _Recovery:
     def settle_names(self) -> None:
         gone: list[str] = []
         archived = self._archived()
-        self._count_quarantined()
+        self._note_quarantined_ids()
         for name in self._fs.list_dir(self._segments):
             path = f"{self._segments}/{name}"
             parsed = parse_segment_name(name)
             if parsed is not None and archived.get(parsed.segment_id) == self._fs.stat(path).inode:
-                gone.append(path)  # it was moved, and only its new name had reached the disk for certain
+                gone.append(path)  # archived before the crash; only the new name was certainly on the disk
             elif name.endswith(TEMPORARY_SUFFIX):
                 gone.append(path)
             elif parse_spare_name(name) is not None:
                 answer = self._header(path)
                 if not isinstance(answer, SegmentHeader):
-                    gone.append(path)  # never written to, or lost in the power cut with all that was in it
+                    gone.append(path)  # never written to, or its records were lost in a power loss
                     continue
                 proper = SegmentName(answer.segment_index, answer.base_offset, answer.created_at)
                 self._fs.rename(path, f"{self._segments}/{proper}")
-        # Also when nothing was found: an earlier run may have been killed between a rename and its sync.
+        # Even if nothing was found: an earlier run may have been killed between a rename and its sync.
         remove_durably(self._fs, gone)
         self._fs.sync_dir(self._segments)
 
     def _archived(self) -> dict[int, int]:
-        """Return the inode of each segment that is in the archive."""
+        """Return the inode of each archived segment."""
         inodes: dict[int, int] = {}
         for name in self._fs.list_dir(self._archive):
             parsed = parse_archive_name(name)
@@ -189,8 +189,8 @@ class _Recovery:
                 self._highest_id = max(self._highest_id, parsed[0])
         return inodes
 
-    def _count_quarantined(self) -> None:
-        # The ids of their records were given out; the newest of them may be told by nothing else.
+    def _note_quarantined_ids(self) -> None:
+        # Their record ids were used; for the newest id the quarantine may be the only evidence.
         if self._fs.exists(self._quarantine):
             for name in self._fs.list_dir(self._quarantine):
                 parsed = parse_segment_name(name.rpartition(".")[0])
@@ -212,8 +212,8 @@ class _Recovery:
 
     # ---- 3
 
-    def inspect(self) -> list[_Found]:
-        found: list[_Found] = []
+    def inspect(self) -> list[_FoundSegment]:
+        found: list[_FoundSegment] = []
         without_header: list[tuple[SegmentName, str]] = []
         for name in self._fs.list_dir(self._segments):
             parsed = parse_segment_name(name)
@@ -235,48 +235,48 @@ class _Recovery:
             path = f"{self._segments}/{parsed}"
             rebuilt = self._rebuilt(path, parsed, reason, found)
             if rebuilt is None:
-                self._set_aside(path, reason)
+                self._discard_or_quarantine(path, reason)
             else:
                 found.append(self._found(path, parsed, rebuilt))
         found = self._each_id_once(found)
         self._headers = {one.name.segment_id: one.header for one in found}
         return found
 
-    def _found(self, path: str, name: SegmentName, header: SegmentHeader) -> _Found:
+    def _found(self, path: str, name: SegmentName, header: SegmentHeader) -> _FoundSegment:
         size = self._fs.stat(path).size_bytes
         header = self._with_size(path, header, size)
         footer = self._footer(path, header, size)
         pointer = self.result.pointer
         trusted = footer is not None and pointer is not None and name.segment_id <= pointer.segment_id
-        return _Found(path, name, header, footer, size, trusted)
+        return _FoundSegment(path, name, header, footer, size, trusted)
 
-    def _each_id_once(self, found: list[_Found]) -> list[_Found]:
-        # Of two files of one id a sealed one is more likely to be what readers know. One without records gave its id to
-        # the next, and we were killed before it was removed: what was acknowledged stands in the other.
-        kept: dict[int, _Found] = {}
+    def _each_id_once(self, found: list[_FoundSegment]) -> list[_FoundSegment]:
+        # Of two files with one id, readers more likely know the sealed one. One without records gave its id to the
+        # next segment and a crash prevented its removal: the acknowledged records are in the other.
+        kept: dict[int, _FoundSegment] = {}
         for one in sorted(found, key=lambda one: (one.footer is None, one.name)):
             unwanted, other = one, kept.setdefault(one.name.segment_id, one)
             if other is one:
                 continue
             if other.footer is None and not self._scan(other).record_count:
                 unwanted, kept[one.name.segment_id] = other, one
-            self._set_aside(unwanted.path, f"segment {one.name.segment_id} is there twice")
+            self._discard_or_quarantine(unwanted.path, f"segment {one.name.segment_id} exists twice")
         found = sorted(kept.values(), key=lambda one: one.name)
-        # A segment is sealed durably before the next one is, so a later footer vouches for it as the pointer does.
+        # A segment is sealed durably before the next one is, so a later footer proves that it is, as the pointer does.
         newest = max((one.name for one in found if one.footer is not None), default=None)
         for one in found:
             one.trusted |= one.footer is not None and one.name != newest
         return found
 
     def _with_size(self, path: str, header: SegmentHeader, size: int) -> SegmentHeader:
-        # The header has no checksum. Where it and the length of the file differ, a footer that fits decides. Without
-        # one the file may have been cut; it never grows.
+        # The header has no checksum. If it contradicts the length of the file, a matching footer decides. Without a
+        # footer the file may have been truncated; it never grows.
         actual = dataclasses.replace(header, max_size=size)
         if size == header.max_size or self._footer(path, header, size) is not None:
             return header
         if size < header.max_size and self._footer(path, actual, size) is None:
             return header
-        self._tell("header", path, f"it says {header.max_size} bytes, the file has {size}")
+        self._report("header", path, f"the header has {header.max_size} bytes, the file {size}")
         return actual
 
     def _footer(self, path: str, header: SegmentHeader, size: int) -> SegmentFooter | None:
@@ -291,8 +291,8 @@ class _Recovery:
             return None
         return answer.value
 
-    def _rebuilt(self, path: str, name: SegmentName, reason: str, found: list[_Found]) -> SegmentHeader | None:
-        """Return the header of a segment whose own is damaged, after writing it again; None where nobody knows it."""
+    def _rebuilt(self, path: str, name: SegmentName, reason: str, found: list[_FoundSegment]) -> SegmentHeader | None:
+        """Rebuild and rewrite the damaged header of a segment; return None if its values are unknown."""
         size = self._fs.stat(path).size_bytes
         if not HEADER_BYTES + FOOTER_BYTES < size <= SEGMENT_BYTES_MAX:
             return None
@@ -305,7 +305,9 @@ class _Recovery:
                 header = header_of_unsealed(view, name, base_record_count=count, ext_id=ext_id)
         if header is None:
             return None
-        self._tell("header", path, f"{reason}; it is written again, as the name, the records and their neighbours say")
+        self._report(
+            "header", path, f"{reason}; it was rebuilt from the name, the records and the neighbouring segments"
+        )
         file = self._fs.open_write(path)
         try:
             file.pwrite(encode_header(header), 0)
@@ -314,23 +316,23 @@ class _Recovery:
             file.close()
         return header
 
-    def _end_of(self, found: _Found) -> tuple[int, int]:
-        """Return base offset and base record count of the segment behind that one."""
+    def _end_of(self, found: _FoundSegment) -> tuple[int, int]:
+        """Return base offset and base record count of the segment that follows."""
         header, footer = found.header, found.footer
         if footer is not None:
             return footer.durable_bytes + FOOTER_BYTES, header.base_record_count + footer.record_count
         records = self._scan(found)
         return header.base_offset + records.end + FOOTER_BYTES, header.base_record_count + records.record_count
 
-    def _set_aside(self, path: str, reason: str) -> None:
-        """Remove a file with nothing in it; move any other to the quarantine."""
+    def _discard_or_quarantine(self, path: str, reason: str) -> None:
+        """Remove a file that holds only zeros; quarantine any other."""
         if is_zero(self._fs.map_read(path).view()):
             name, pointer = parse_segment_name(path.rpartition("/")[2]), self.result.pointer
             if name is not None and pointer is not None and name.segment_id <= pointer.segment_id:
-                self._tell("damaged", path, f"{reason}; it was sealed, and nothing of it is left")
+                self._report("damaged", path, f"{reason}; it was sealed, and all of it is lost")
             remove_durably(self._fs, [path])
             return
-        self._tell("quarantined", path, reason)
+        self._report("quarantined", path, reason)
         self._fs.make_dirs(self._quarantine)
         target = self._free_name(path)
         self._fs.rename(path, target)
@@ -339,7 +341,7 @@ class _Recovery:
         self.result.quarantined.append(target)
 
     def _keep_copy(self, path: str, reason: str) -> None:
-        self._tell("damaged", path, reason)
+        self._report("damaged", path, reason)
         self._fs.make_dirs(self._quarantine)
         target = self._free_name(path)
         copy_file(self._fs, path, target)
@@ -355,8 +357,8 @@ class _Recovery:
 
     # ---- 4
 
-    def settle_sealed(self, found: _Found) -> bool:
-        """Take a segment as sealed if its footer counts; False when its records must decide."""
+    def settle_sealed(self, found: _FoundSegment) -> bool:
+        """Accept a segment as sealed if its footer is valid; return False if its records must decide."""
         footer = found.footer
         if footer is None:
             return False
@@ -367,20 +369,20 @@ class _Recovery:
             facts = (records.end, records.record_count, last, records.checksum)
             if facts != (end, footer.record_count, footer.last_record_id, footer.checksum):
                 return False
-            # It was sealed, but the pointer never said so: nobody knows whether its last sync succeeded.
-            self._write_again(found, end)
+            # It was sealed, but the pointer does not cover it: it is unknown whether its last sync succeeded.
+            self._rewrite_from(found, end)
         self._add_sealed(found.path, found.header, footer)
         return True
 
-    def _scan(self, found: _Found) -> RecordScan:
+    def _scan(self, found: _FoundSegment) -> RecordScan:
         if found.records is None:
             view = self._fs.map_read(found.path).view()
             limit = min(len(view), found.header.max_size - FOOTER_BYTES)
             found.records = scan_records(view, HEADER_BYTES, max(limit, HEADER_BYTES))
         return found.records
 
-    def _write_again(self, found: _Found, end: int) -> None:
-        """Write what is there once more and sync it, from where it is not known to be durable."""
+    def _rewrite_from(self, found: _FoundSegment, end: int) -> None:
+        """Rewrite and sync a segment from the offset up to which it is known to be durable."""
         file = self._fs.open_write(found.path)
         try:
             _rewrite(file, min(self._durable.get(found.name.segment_id, 0), end), end)
@@ -402,25 +404,25 @@ class _Recovery:
             replace_file(self._fs, f"{self._segments}/{POINTER_NAME}", encode_pointer(pointer))
             result.pointer = pointer
 
-    def without_holes(self, unsealed: list[_Found]) -> Iterator[_Found]:
+    def without_holes(self, unsealed: list[_FoundSegment]) -> Iterator[_FoundSegment]:
         """
-        Yield those that go on where the one before them ends; set the others aside.
+        Yield the segments that follow the one before them without a gap; quarantine the others.
 
-        What was never synced may survive a loss of power while what was appended before it does not. A segment that
-        was synced had all before it synced first: if that is gone now, it was damaged, and the segment stays. So does
-        one that begins where the newest sealed segment ended, as the pointer says: all before it was durable.
+        Unsynced records may survive a power loss although earlier ones do not. If a segment was synced, everything
+        before it was synced first: if that is missing now, it was damaged, and the segment stays. A segment also stays
+        if it begins where the newest sealed segment ended according to the pointer: everything before it was durable.
         """
         counted = self.result.sealed[-1].next_base_record_count if self.result.sealed else 0
         is_known = bool(self.result.sealed) or self.result.pointer is None
         for found in unsealed:
             base = found.header.base_record_count
             if is_known and base > counted and not self._was_durable(found):
-                self._set_aside(found.path, f"it begins at record {base}, the log ends at record {counted}")
+                self._discard_or_quarantine(found.path, f"it begins at record {base}, the log ends at record {counted}")
                 continue
             counted, is_known = base + self._scan(found).record_count, True
             yield found
 
-    def _was_durable(self, found: _Found) -> bool:
+    def _was_durable(self, found: _FoundSegment) -> bool:
         if self._durable.get(found.name.segment_id):
             return True
         pointer = self.result.pointer
@@ -429,16 +431,13 @@ class _Recovery:
         follows = found.header.base_offset == pointer.durable_bytes + FOOTER_BYTES
         return follows or found.name.segment_id <= pointer.segment_id
 
-    def is_newest(self, found: _Found) -> bool:
-        """Say whether no other segment comes behind that one, and none that was durable did."""
+    def is_newest(self, found: _FoundSegment) -> bool:
+        """Return whether no segment follows this one, and no lost durable segment did."""
         others = {one.segment_id for one in self.result.sealed} | self._durable.keys()
         return found.name.segment_id >= max(others, default=-1) and found.footer is None
 
-    def _durable_end(self, found: _Found) -> int:
-        """
-        Return the offset up to which the segment's records are known to have been durable; 0 where nothing is
-        known.
-        """
+    def _durable_end(self, found: _FoundSegment) -> int:
+        """Return the offset up to which the segment's records were durable; 0 if unknown."""
         header, pointer, segment_id = found.header, self.result.pointer, found.name.segment_id
         end = self._durable.get(segment_id, 0)
         following = self._headers.get(segment_id + 1)
@@ -450,14 +449,14 @@ class _Recovery:
             end = following.base_offset - FOOTER_BYTES - header.base_offset
         return end if HEADER_BYTES < end <= header.max_size - FOOTER_BYTES else 0
 
-    def _settle_damaged(self, found: _Found, durable_end: int) -> None:
-        """Seal a segment of which records were lost that had been durable. It is not cut: what comes behind is read."""
+    def _settle_damaged(self, found: _FoundSegment, durable_end: int) -> None:
+        """Seal a segment that has lost durable records. It is not cut, so that later records can be read."""
         records, header = self._scan(found), found.header
         reason = records.damage.reason if records.damage else "zeros"
-        self._tell("damaged", found.path, f"damaged at {records.end}, durable up to {durable_end}: {reason}")
+        self._report("damaged", found.path, f"damaged at {records.end}, durable up to {durable_end}: {reason}")
         kept = scan_past_damage(self._fs.map_read(found.path).view(), records, header, durable_end)
         following = self._headers.get(found.name.segment_id + 1)
-        if following is not None:  # it knows how many there were
+        if following is not None:  # its header has the count
             kept.record_count = max(kept.record_count, following.base_record_count - header.base_record_count)
         file = self._fs.open_write(found.path)
         try:
@@ -467,11 +466,8 @@ class _Recovery:
             file.close()
         self._add_sealed(found.path, header, footer)
 
-    def settle_unsealed(self, found: _Found, *, is_last: bool, now_s: float) -> None:
-        """
-        Cut a segment behind its last whole record. The last segment of all goes on as the tail,
-        others are sealed.
-        """
+    def settle_unsealed(self, found: _FoundSegment, *, is_last: bool, now_s: float) -> None:
+        """Cut a segment after its last complete record. The log continues in the last one; others are sealed."""
         records = self._scan(found)
         pointer = self.result.pointer
         was_durable = self._durable.get(found.name.segment_id, 0)
@@ -484,7 +480,7 @@ class _Recovery:
             reason = records.damage.reason if records.damage else "zeros"
             self._keep_copy(found.path, f"the records end at {records.end}: {reason}")
         self.result.truncated_bytes += self._garbage(found, records)
-        # An empty file of another log would have the records to come counted from another place than these end.
+        # An empty file from another log would count later records from a wrong place.
         is_misplaced = bool(self.result.sealed) and found.header.base_offset < self.result.sealed[-1].next_base_offset
         if not records.record_count and (not is_last or is_misplaced):
             remove_durably(self._fs, [found.path])
@@ -507,17 +503,17 @@ class _Recovery:
         file.close()
         self._add_sealed(found.path, found.header, footer)
 
-    def _garbage(self, found: _Found, records: RecordScan) -> int:
+    def _garbage(self, found: _FoundSegment, records: RecordScan) -> int:
         return 0 if records.damage is None else max(0, found.size_bytes - records.end)
 
-    def _reserved(self, file: File, found: _Found, records: RecordScan) -> bool:
-        # Cut and reserved anew: what stands there now is zeros, and none of it had to be read.
+    def _reserved(self, file: File, found: _FoundSegment, records: RecordScan) -> bool:
+        # Truncated and preallocated again, the rest of the file is zero without being read.
         try:
             reserve_blocks(file, records.end, found.header.max_size - records.end, on_unsupported="zeros")
         except OSError as error:
             if not is_full_disk(error) or not records.record_count:
                 raise
-            return False  # no room to go on in it: it is sealed, and a later segment takes what comes
+            return False  # there is no space to continue in it: it is sealed, and a later segment follows
         return True
 
     def _seal(self, file: File, header: SegmentHeader, records: RecordScan) -> SegmentFooter:
@@ -535,13 +531,13 @@ class _Recovery:
         )
         file.truncate(records.end)
         file.truncate(header.max_size)
-        file.sync_data()  # the records before the footer that vouches for them
+        file.sync_data()  # the records before the footer that covers them
         file.pwrite(encode_footer(footer), header.max_size - FOOTER_BYTES)
         file.sync_data()
         return footer
 
-    def count_on(self) -> None:
-        """Say where the next segment goes: ids and offsets are never used twice."""
+    def set_next_place(self) -> None:
+        """Set the id and offsets of the next segment: none is ever used twice."""
         result = self.result
         result.next_segment_id = self._highest_id + 1
         if result.sealed:
@@ -549,24 +545,21 @@ class _Recovery:
             result.next_base_offset = newest.next_base_offset
             result.next_base_record_count = newest.next_base_record_count
         if self._loaded is not None:
-            # Where sealed records are gone, the segment that follows does not begin at their place: readers see the
-            # gap, and report what is lost.
+            # If sealed records are lost, the next segment does not begin in their place: readers see the gap and report
+            # the loss.
             result.next_base_offset = max(result.next_base_offset, self._loaded.durable_bytes + FOOTER_BYTES)
-        self._count_gone()
+        self._skip_lost_segments()
 
-    def _count_gone(self) -> None:
-        """
-        Go on behind segments that were durable and are gone. The pointer keeps their place: the snapshot forgets
-        them.
-        """
+    def _skip_lost_segments(self) -> None:
+        """Skip the place of lost durable segments. The pointer preserves it, because the snapshot does not."""
         result = self.result
         here = {one.segment_id for one in result.sealed} | ({result.tail.segment_id} if result.tail else set())
         sealed_id = -1 if self._loaded is None else self._loaded.segment_id
         for segment_id, end in sorted(self._durable.items()):
             if segment_id > sealed_id and segment_id not in here and end > HEADER_BYTES:
-                self._tell("damaged", self._segments, f"segment {segment_id} was durable up to {end}, and is gone")
+                self._report("damaged", self._segments, f"segment {segment_id} was durable up to {end} and is missing")
                 if result.tail is not None:
-                    continue  # it is behind them: readers see the gap
+                    continue  # the log continues after them: readers see the gap
                 place = result.next_base_offset + end
                 pointer = SealedPointer(segment_id, result.coordinator_watermark, place)
                 replace_file(self._fs, f"{self._segments}/{POINTER_NAME}", encode_pointer(pointer))
@@ -575,8 +568,8 @@ class _Recovery:
 
 
 def _rewrite(file: File, start: int, end: int) -> None:
-    # After a sync that failed the kernel may take pages for clean that the disk never got: reading them back and
-    # syncing would show nothing wrong. What is written again reaches the disk.
+    # After a failed sync the kernel may consider pages clean that the disk never got: reading them back and syncing
+    # would show no error. Rewritten pages reach the disk.
     while start < end:
         piece = file.pread(min(_COPY_BYTES, end - start), start)
         if not piece:

@@ -1,13 +1,13 @@
 """
-Logs made again from their objects, on a disk that never had them: what `quiver aof restore` does.
+Restore of logs from their objects, on a disk that never had them: the implementation of `quiver aof restore`.
 
-A log is built in a directory of another name, which is renamed last: whatever has the log's name is complete. It keeps
-its number, because its objects belong to that. Every segment stays an object: nothing is fetched but what describes it.
-Behind the newest one a segment without records is sealed, from whose file recovery learns where the log goes on. Its id
-is far above all that the old disk can have given out: records that were never uploaded are lost, and none of their ids
-is used again.
+A log is built in a temporary directory, which is renamed last: a directory with the log's name is complete. The log
+keeps its number, because its objects belong to that number. Segments stay objects; only their descriptions are fetched.
+After the newest one an empty segment is sealed; recovery reads from its file where the log continues. Its id is far
+above all ids that the old disk may have used: records that were never uploaded are lost, and none of their ids is used
+again.
 
-A log that exists takes over the objects that its manifest does not know.
+In an existing log, the objects that its manifest does not know are registered.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem, directory_name
 from quiver.primitives.disk.lock import hold
 
-__all__ = ["RestoredLog", "restore_log", "streams_of", "take_over_objects"]
+__all__ = ["RestoredLog", "register_objects", "restore_log", "streams_of"]
 
-IDS_PASSED_OVER = 1 << 20
-"""Segments that the old disk may have begun behind the newest object: 64 GiB of the smallest ones."""
+SKIPPED_IDS = 1 << 20
+"""How many segments the old disk may have begun after the newest object: 64 GiB of the smallest ones."""
 
 _SEGMENT_ID_MAX = 0xFFFF_FFFF
 
@@ -69,15 +69,15 @@ _SEGMENT_ID_MAX = 0xFFFF_FFFF
 @dataclass(slots=True)
 class RestoredLog:
     """
-    What was restored.
+    The result of a restore.
 
     Attributes:
-        directory: of the log; where it would be, if nothing was done.
-        segments: those that are objects, oldest first; of a log that existed, those that it did not know.
-        damaged: what is wrong with other objects.
-        left_out: keys of objects whose segment another object has.
-        missing: ranges of the log's record numbers that no segment has: the first, and one behind the last.
-        next_segment_id: of what is appended from now on; None for a log that existed.
+        directory: the directory of the log; in a dry run, where it would be.
+        segments: the segments that have objects, oldest first; for an existing log, only newly registered ones.
+        damaged: the errors of damaged objects.
+        left_out: keys of objects whose segment another object holds.
+        missing: ranges of record numbers that no segment has: the first, and one past the last.
+        next_segment_id: the id of the next segment; None for an existing log.
     """
 
     stream_id: int
@@ -90,18 +90,18 @@ class RestoredLog:
 
     @property
     def records(self) -> int:
-        """Records in the segments."""
+        """How many records the segments have."""
         return sum(one.footer.record_count for one in self.segments)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether nothing is damaged or missing."""
         return not self.damaged and not self.missing
 
 
 def streams_of(objects: ObjectTier) -> list[int]:
     """
-    Return the numbers of the logs that have objects.
+    Return the numbers of all logs with objects.
 
     Raises:
         ObjectsUnavailableError, AccessDeniedError: they cannot be listed.
@@ -125,23 +125,23 @@ def restore_log(
     dry_run: bool = False,
 ) -> RestoredLog:
     """
-    Make the log *stream_id* in the new directory *directory* from its objects. Durable and complete on return.
+    Restore the log *stream_id* from its objects into the new directory *directory*. Durable and complete on return.
 
     Args:
         fs: the file system.
-        directory: of the log; must not exist. No manager may have the directory above it open.
-        objects: where the objects are.
+        directory: the directory of the log; must not exist. No manager may have its parent open.
+        objects: the object tier.
         stream_id: the log's number.
-        clock: time.
-        observer: where counts and events go.
-        dry_run: look, and write nothing.
+        clock: the time.
+        observer: receives counts and events.
+        dry_run: write nothing.
 
     Raises:
         UsageError: *directory* exists, or the log has no objects.
-        CorruptionError: none of its objects is what its name says.
-        DirectoryInUseError: a manager has the directory above it open.
-        ObjectsUnavailableError: try again; there is no *directory*.
-        OSError: the disk refused; there is no *directory*.
+        CorruptionError: all of its objects are damaged.
+        DirectoryInUseError: a manager has the parent of *directory* open.
+        ObjectsUnavailableError: try again; *directory* was not created.
+        OSError: the disk failed; *directory* was not created.
     """
     root, _, name = directory_name(directory).rpartition("/")
     partial = f"{root or '.'}/.{name}.restoring"
@@ -150,7 +150,7 @@ def restore_log(
     if listed.highest_id < 0:
         raise UsageError(f"no object below {object_folder(stream_id)}/ is a segment of a log")
     restored = _summary(stream_id, directory, listed)
-    empty_id = min(listed.highest_id + IDS_PASSED_OVER, _SEGMENT_ID_MAX - 1)
+    empty_id = min(listed.highest_id + SKIPPED_IDS, _SEGMENT_ID_MAX - 1)
     restored.next_segment_id = empty_id + 1
     if dry_run:
         return restored
@@ -159,7 +159,7 @@ def restore_log(
     if not restored.segments:
         raise restored.damaged[-1]
     fs.make_dirs(root or ".")
-    with contextlib.closing(_Held(fs, f"{root or '.'}/{LOCK_NAME}")):
+    with contextlib.closing(_DirectoryLock(fs, f"{root or '.'}/{LOCK_NAME}")):
         _clear(fs, partial)
         try:
             _build(fs, partial, restored, empty_id, clock=clock, observer=observer)
@@ -172,7 +172,7 @@ def restore_log(
     return restored
 
 
-def take_over_objects(
+def register_objects(
     fs: FileSystem,
     directory: str,
     objects: ObjectTier,
@@ -183,27 +183,27 @@ def take_over_objects(
     dry_run: bool = False,
 ) -> RestoredLog:
     """
-    Make the log in *directory* know all its objects: its manifest may be lost, damaged, or that of an older copy.
+    Register all objects of the existing log in *directory*: its manifest may be lost, damaged, or from an older copy.
 
     Args:
         fs: the file system.
-        directory: of the log; no manager may have it open.
-        objects: where the objects are.
-        location: of *objects*, for the log's settings.
-        clock: time.
-        observer: where counts and events go.
-        dry_run: look, and write nothing.
+        directory: the directory of the log; no manager may have it open.
+        objects: the object tier.
+        location: the location of *objects*, for the log's settings.
+        clock: the time.
+        observer: receives counts and events.
+        dry_run: write nothing.
 
     Raises:
-        UsageError: it holds no segment any more: move it away, and the log is restored as a new one.
-        DirectoryInUseError: a manager has it open.
+        UsageError: the directory has no segments: move it away, and restore the log into a new directory.
+        DirectoryInUseError: a manager has the log open.
         ObjectsUnavailableError: try again.
-        OSError: the disk refused.
+        OSError: the disk failed.
     """
     files = LogFiles(directory, fs=fs)
     stream_id, pointer = files.stream_id(), files.pointer()
     if stream_id is None or (pointer is None and not files.names()):
-        raise UsageError(f"{directory} holds no segments: move it away, and the log is restored as a new one")
+        raise UsageError(f"{directory} holds no segments: move it away and restore the log into a new directory")
     if dry_run:
         copies = Copies(fs, f"{directory}/{WARM}", objects=lambda: objects)
         known = {name.segment_id for name in files.names()} | {
@@ -226,8 +226,8 @@ def take_over_objects(
     return restored
 
 
-class _Held:
-    """The lock of a directory of logs."""
+class _DirectoryLock:
+    """The lock of a directory of logs, as a closable object."""
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         self._lock = hold(fs, path, owner="quiver aof restore")
@@ -245,16 +245,16 @@ def _summary(stream_id: int, directory: str, listed: ListedObjects) -> RestoredL
 
 def _in_order(segments: list[TierEntry], damaged: list[CorruptionError]) -> list[TierEntry]:
     """
-    Return the segments that begin behind the end of the one before; the others are damaged: nothing else vouches for
-    what an object says of its place in the log.
+    Return the segments that begin after the end of the one before. Others are damaged: the place that an object claims
+    cannot be verified in any other way.
     """
     kept: list[TierEntry] = []
     for one in segments:
         header, before = one.header, kept[-1].footer if kept else None
-        behind = 0 if before is None else before.base_record_count + before.record_count
-        if header.base_record_count < behind or (before is not None and header.base_offset < before.durable_bytes):
+        end = 0 if before is None else before.base_record_count + before.record_count
+        if header.base_record_count < end or (before is not None and header.base_offset < before.durable_bytes):
             key = one.remote.object_key if one.remote else ""
-            reason = f"it begins at record {header.base_record_count}, the segment before it ends at record {behind}"
+            reason = f"it begins at record {header.base_record_count}, the segment before it ends at record {end}"
             damaged.append(CorruptionError(key, 0, reason))
         else:
             kept.append(one)
@@ -263,11 +263,11 @@ def _in_order(segments: list[TierEntry], damaged: list[CorruptionError]) -> list
 
 def _holes(segments: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     ends = [(first, first + count) for first, count in segments]
-    return [(behind, first) for (_, behind), (first, _) in itertools.pairwise(ends) if first > behind]
+    return [(end, first) for (_, end), (first, _) in itertools.pairwise(ends) if first > end]
 
 
 def _clear(fs: FileSystem, partial: str) -> None:
-    """Remove what an earlier call left, which a crash cut off."""
+    """Remove the leftovers of an earlier call that crashed."""
     if not fs.exists(partial):
         return
     for name in fs.list_dir(partial):
@@ -306,7 +306,7 @@ def _build(
 def _seal_empty(
     fs: FileSystem, partial: str, newest: TierEntry, segment_id: int, watermark: int, *, now_ns: int
 ) -> int:
-    """Make the file of a sealed segment without records behind *newest*; return the log's durable bytes with it."""
+    """Write a sealed segment without records after *newest*; return the log's durable bytes including it."""
     before = SealedSegment("", newest.header, newest.footer)
     header = SegmentHeader(
         segment_index=segment_id,

@@ -1,7 +1,4 @@
-"""
-Where the readers of an open log find its segments: those that are written, in memory; sealed ones in their files, or
-brought back to them.
-"""
+"""The segments of an open log for its readers: unsealed ones in memory, sealed ones in their files or hydrated."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from quiver.aof.reading.index import SparseIndexes, before_number
 from quiver.aof.reading.resume import is_believed
 from quiver.aof.reading.search import heads
 from quiver.aof.reading.source import Extent, Place, Source
-from quiver.aof.tiers.tier_manager import Tiers
+from quiver.aof.tiers.tier_manager import TierManager
 from quiver.errors import CorruptionError, UnknownRecordError
 
 __all__ = ["OpenSegments", "require_id"]
@@ -28,7 +25,7 @@ class OpenSegments:
     All segments of one open log. Thread-safe.
 
     Attributes:
-        tiers: what brings segments back; None for a log without tiers.
+        tiers: hydrates segments; None for a log without tiers.
     """
 
     def __init__(self, directory: str, tail: Tail, catalog: Catalog, indexes: SparseIndexes) -> None:
@@ -37,10 +34,10 @@ class OpenSegments:
         self._catalog = catalog
         self._indexes = indexes
         self._waits = True
-        self.tiers: Tiers | None = None
+        self.tiers: TierManager | None = None
 
     def without_waiting(self) -> OpenSegments:
-        """Return the same segments for readers that do not wait until one is brought back."""
+        """Return the same segments for readers that do not wait for hydration."""
         found = OpenSegments(self.directory, self._tail, self._catalog, self._indexes)
         found.tiers = self.tiers
         found._waits = False
@@ -48,14 +45,14 @@ class OpenSegments:
 
     def source(self, segment_id: int, *, durable_only: bool) -> Source | None:
         """
-        Return the segment with that id, as far as it can be read now; None when there is none, or its file is gone.
+        Return the segment with that id, as far as it can be read now; None when there is none, or its file was removed.
 
-        Where no copy of it is what was written, the source has what can still be unpacked of one, and says so.
+        If all copies are damaged, the source has what can still be unpacked, and its `problem` has the reason.
 
         Raises:
-            WouldBlockError: it has no file, is being brought back, and nobody waits for that here.
-            CorruptionError: nothing of it can be read.
-            ObjectsUnavailableError: the only copy is an object, and the store does not answer; ask again.
+            WouldBlockError: it is being hydrated, and these readers do not wait.
+            CorruptionError: none of its bytes can be read.
+            ObjectsUnavailableError: the only copy is an object, and the store does not answer; try again.
         """
         with self._tail.lock:
             for one in self._tail.unsealed():
@@ -73,7 +70,7 @@ class OpenSegments:
         try:
             view = self._catalog.view(sealed) if self.tiers is None else self.tiers.view(sealed, wait=self._waits)
         except FileNotFoundError:
-            return None  # retired between the lines above, or removed by somebody else
+            return None  # retired meanwhile, or removed from outside
         except CorruptionError as damage:
             view, problem = None if self.tiers is None else self.tiers.salvage(sealed), damage.reason
             if view is None:
@@ -86,7 +83,7 @@ class OpenSegments:
         )  # fmt: skip
 
     def extent(self, segment_id: int) -> Extent | None:
-        """Return where the segment with that id lies in the log; None when there is none."""
+        """Return the extent of the segment with that id in the log; None when there is none."""
         with self._tail.lock:
             for one in self._tail.unsealed():
                 if one.segment_id == segment_id:
@@ -100,14 +97,14 @@ class OpenSegments:
         return Extent(one.base_offset, None if is_growing else one.size, one.base_record_count, count)
 
     def next_segment_id(self, segment_id: int) -> int | None:
-        """Return the lowest id above *segment_id* that a segment has."""
+        """Return the lowest segment id above *segment_id*; None when there is none."""
         with self._tail.lock:
             unsealed = [one.segment_id for one in self._tail.unsealed() if one.segment_id > segment_id]
         sealed = self.next_sealed_segment_id(segment_id)
         return min([*unsealed, *([] if sealed is None else [sealed])], default=None)
 
     def next_sealed_segment_id(self, segment_id: int) -> int | None:
-        """Return the lowest id above *segment_id* that a sealed segment has."""
+        """Return the lowest id of a sealed segment above *segment_id*; None when there is none."""
         sealed = self._catalog.after(segment_id)
         return None if sealed is None else sealed.segment_id
 
@@ -118,10 +115,10 @@ class OpenSegments:
 
     def marks(self, segment_id: int) -> Sequence[IndexMark]:
         """
-        Return what is known of where records of a sealed segment begin, found out now if nobody had yet.
+        Return the known starts of records in a sealed segment; index the segment if necessary.
 
         Raises:
-            CorruptionError, ObjectsUnavailableError, OSError: the segment had to be read for it, and cannot be.
+            CorruptionError, ObjectsUnavailableError, OSError: the segment must be read for the index, and cannot be.
         """
         sealed = self._catalog.get(segment_id)
         if sealed is None:
@@ -133,11 +130,11 @@ class OpenSegments:
         return found or ()
 
     def stretch(self, segment_id: int, _start: int, _end: int | None) -> Source | None:
-        """Return the segment with that id; all of it, because it is mapped."""
+        """Return the complete segment with that id, because it is mapped."""
         return self.source(segment_id, durable_only=False)
 
     def end_place(self) -> Place:
-        """Return the place of the next record, if it goes into the segment that takes records now."""
+        """Return the place of the next record, if it is appended to the active segment."""
         tail = self._tail
         with tail.lock:
             one = tail.segment
@@ -148,10 +145,7 @@ class OpenSegments:
             return Place(one.id_base | one.size, one.base_offset + one.size, count)
 
     def nth(self, number: int) -> int | None:
-        """
-        Return the id of the record that was appended as the log's *number*-th, counted from 0; None: it is not
-        here.
-        """
+        """Return the id of record *number* of the log, counted from 0; None when it is gone."""
         with self._tail.lock:
             spans = [(one.segment_id, one.base_record_count, one.record_count) for one in self._tail.unsealed()]
         spans += [
@@ -164,7 +158,7 @@ class OpenSegments:
                 at = None if source is None else next(islice(heads(source, offset), number - base - known, None), None)
                 if source is not None and (at is None or not is_believed(source, at[0])):
                     raise CorruptionError(
-                        source.path, offset, source.problem or f"record {number} of the log is not found"
+                        source.path, offset, source.problem or f"record {number} of the log was not found"
                     )
                 return None if at is None else segment_id << 32 | at[0]
         return None
@@ -178,12 +172,10 @@ def _extent_of_sealed(sealed: SealedSegment) -> Extent:
 
 def require_id(record_id: int) -> None:
     """
-    Return when *record_id* may be one.
+    Check that *record_id* is a possible record id.
 
     Raises:
-        UnknownRecordError: no record has such an id.
+        UnknownRecordError: no record can have such an id.
     """
     if not isinstance(record_id, int) or not 0 <= record_id < 1 << 64:
-        raise UnknownRecordError(
-            f"no record {record_id!r}: an id is a whole number of 64 bits, as an append returns it"
-        )
+        raise UnknownRecordError(f"no record {record_id!r}: an id is an integer of 64 bits, as returned by an append")

@@ -1,4 +1,4 @@
-"""What a log says of itself at a moment: for metrics, for people and for tests."""
+"""Snapshots of the state of a log, for metrics, human readers and tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["LogSnapshot", "SegmentSnapshot", "end_of", "log_snapshot", "missing_
 
 @dataclass(frozen=True, slots=True)
 class SegmentSnapshot:
-    """One segment: `current_size` and `durable_size` count from the beginning of its file."""
+    """One segment. `current_size` and `durable_size` are offsets in its file."""
 
     segment_id: int
     state: str
@@ -34,15 +34,15 @@ class SegmentSnapshot:
 @dataclass(frozen=True, slots=True)
 class LogSnapshot:
     """
-    A log: its segments, oldest first, and what waits.
+    The state of a log: its segments, oldest first, and its backlog.
 
     Attributes:
-        would_block: kind → how often an append was refused.
-        backlog_bytes: written and not yet durable.
-        missing: ranges of records that were lost when the log was opened, as in `Reader.lost`.
-        tiers: how much lies where; None for a log without tiers.
-        disk_full: whether the disk had no room for a segment, or to seal one, when that was last tried.
-        appended_records, appended_bytes: since the log was opened; bytes of payloads and their heads.
+        would_block: kind → how often an append was blocked.
+        backlog_bytes: bytes that are written but not yet durable.
+        missing: ranges of records that were already lost when the log was opened, as in `Reader.lost`.
+        tiers: the sizes of the tiers; None for a log without tiers.
+        disk_full: whether the disk had no space for a segment, or to seal one, at the last attempt.
+        appended_records, appended_bytes: counts since the log was opened; bytes of payloads and their heads.
     """
 
     name: str
@@ -65,28 +65,25 @@ class LogSnapshot:
     missing: tuple[tuple[int, int], ...] = ()
 
     def figures(self) -> dict[str, Any]:
-        """Return what its gauges show."""
-        told: dict[str, Any] = {
+        """Return the values of the log's gauges."""
+        figures: dict[str, Any] = {
             "backlog": self.backlog_bytes, "records": self.record_count, "would_block": self.would_block,
             "appended_records": self.appended_records, "appended_bytes": self.appended_bytes,
             "disk_full": int(self.disk_full),
         }  # fmt: skip
         if self.tiers is not None:
             tiers = self.tiers.as_dict()
-            told |= {"residency": tiers["tier1"]["residency"], "queues": tiers["queues"]}
-            told |= {"upload_lag_bytes": self.tiers.upload_lag_bytes}
-            told |= {"upload_lag_seconds": self.tiers.upload_lag_seconds}
-            told |= {"replay_chunks": self.tiers.replay_chunks}
-            told |= {"replay_journal_lag_bytes": self.tiers.replay_journal_lag_bytes}
-            told |= {"replay_chunk_lag_seconds": self.tiers.replay_chunk_lag_seconds}
-        return told
+            figures |= {"residency": tiers["tier1"]["residency"], "queues": tiers["queues"]}
+            figures |= {"upload_lag_bytes": self.tiers.upload_lag_bytes}
+            figures |= {"upload_lag_seconds": self.tiers.upload_lag_seconds}
+            figures |= {"replay_chunks": self.tiers.replay_chunks}
+            figures |= {"replay_journal_lag_bytes": self.tiers.replay_journal_lag_bytes}
+            figures |= {"replay_chunk_lag_seconds": self.tiers.replay_chunk_lag_seconds}
+        return figures
 
 
 def end_of(segments: Sequence[SegmentSnapshot], tail: Tail) -> tuple[int, int]:
-    """
-    Return how many records, and bytes of them with their heads, a log was given up to its end; of the bytes only
-    differences mean something.
-    """
+    """Return the totals of appended records and of their bytes with heads. Of the bytes only differences count."""
     if not segments:
         with tail.lock:
             base, count, number = tail.next_base_offset, tail.next_base_record_count, tail.next_segment_id
@@ -130,7 +127,7 @@ def log_snapshot(
     missing: tuple[tuple[int, int], ...],
     tiers: TierSnapshot | None,
 ) -> LogSnapshot:
-    """Return what a log says of itself now; *began_at* is what `end_of` said when it was opened."""
+    """Return the present state of a log; *began_at* is the result of `end_of` when it was opened."""
     segments = segment_snapshots(catalog, tail)
     with tail.lock:
         backlog, spares, ext_id = tail.backlog, len(tail.spares), tail.ext_id
@@ -162,9 +159,9 @@ def missing_ranges(
     segments: Sequence[SegmentSnapshot], tail: Tail, tiers: TierSnapshot | None
 ) -> list[tuple[int, int]]:
     """
-    Return the ranges of records that a log has lost: the id of the first one, and of the place behind the last one.
+    Return the ranges of records that a log has lost: the id of the first record, and the place after the last one.
 
-    Records are lost where a segment does not begin right behind the one before it, and in segments without any copy.
+    Records are lost where a segment does not follow the one before it without a gap, and in segments without a copy.
     """
     residency = {} if tiers is None else tiers.residency
     with tail.lock:

@@ -483,7 +483,7 @@ def test_an_id_between_two_records_is_no_damage(manager):
             log.is_durable,
             lambda one: log.tail_follower(one or ""),
         ):
-            with pytest.raises(UnknownRecordError, match="whole number of 64 bits"):
+            with pytest.raises(UnknownRecordError, match="integer of 64 bits"):
                 call(wrong)
 
 

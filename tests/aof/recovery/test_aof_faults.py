@@ -293,5 +293,5 @@ def test_what_is_no_time_out_is_refused(timeout_s: Any) -> None:
                 lambda: log.force_rollover(timeout=timeout_s),
                 lambda: log.tail_follower().next(timeout_s),
             ):
-                with pytest.raises(UsageError, match="a time-out is a number of seconds"):
+                with pytest.raises(UsageError, match="a timeout is a number of seconds"):
                     call()

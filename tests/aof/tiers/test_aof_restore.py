@@ -14,7 +14,7 @@ from quiver.aof import AofConfig, AofManager, Reader, Retention, TierConfig
 from quiver.aof.format.names import object_key, stream_folder
 from quiver.aof.reading.check import check_log_directory
 from quiver.aof.reading.files import LogFiles, logs_below
-from quiver.aof.restore import restore_log, streams_of, take_over_objects
+from quiver.aof.restore import register_objects, restore_log, streams_of
 from quiver.cli.main import build_app
 from quiver.errors import CorruptionError, DirectoryInUseError, UnknownRecordError, UsageError
 from quiver.objects import ObjectLocation
@@ -72,7 +72,7 @@ def test_another_disk_has_every_record():
     fs = disk()
     stream_id, written, _ = uploaded(fs)
     found = restored(fs, stream_id)
-    assert found.is_whole
+    assert found.is_complete
     assert (len(found.segments), found.records) == (4, 12)
     assert read(fs) == written
     checked = check_log_directory(fs, "orders", LOG, read_records=True, objects=bucket(fs))
@@ -109,7 +109,7 @@ def test_no_id_comes_again():
     assert not checked.findings
     assert checked.records == len(written) + 2
     again = restored(fs, stream_id, "/third/orders")
-    assert again.is_whole
+    assert again.is_complete
     assert read(fs, "/third/orders")[first] == b"first"
 
 
@@ -163,7 +163,7 @@ def test_a_damaged_object_loses_its_own_records(which):
     damage(fs, f"{COLD}/{key}", fs.stat(f"{COLD}/{key}").size_bytes - 5)
     found = restored(fs, stream_id)
     assert [one.path for one in found.damaged] == [key]
-    assert not found.is_whole
+    assert not found.is_complete
     assert found.missing == ([(3, 6)] if which == 1 else [])
     assert read(fs) == {one: payload for one, payload in written.items() if one >> 32 != which % 4}
     with opened(fs) as manager:
@@ -222,7 +222,7 @@ def test_what_is_in_the_way_is_refused():
 
 
 def taken_over(fs, directory, **options):
-    return take_over_objects(
+    return register_objects(
         fs, directory, bucket(fs), location=LOCATION, clock=ManualClock(), observer=InMemoryObserver(), **options
     )
 
@@ -252,7 +252,7 @@ def test_a_manifest_that_does_not_know_its_objects(how):
     looked = taken_over(fs, f"{ROOT}/orders", dry_run=True)
     assert looked.segments
     found = taken_over(fs, f"{ROOT}/orders")
-    assert found.is_whole
+    assert found.is_complete
     assert read(fs, f"{ROOT}/orders") == {**written, lost: b"never uploaded"}
     assert taken_over(fs, f"{ROOT}/orders").segments == []
     assert len(segment_files(fs)) == 2
@@ -275,8 +275,8 @@ def test_a_manifest_that_was_cut_is_completed_from_the_objects(left, by_command)
     file.sync()
     file.close()
     if by_command:
-        assert taken_over(fs, f"{ROOT}/orders", dry_run=True).is_whole
-        assert taken_over(fs, f"{ROOT}/orders").is_whole
+        assert taken_over(fs, f"{ROOT}/orders", dry_run=True).is_complete
+        assert taken_over(fs, f"{ROOT}/orders").is_complete
     with open_tiered(fs, uploading()) as manager:
         found = {record.record_id: bytes(record.payload) for record in manager.log("orders").open_reader()}
     assert found == {**written, lost: b"never uploaded"}

@@ -1,5 +1,5 @@
 """
-Tiers: what leaves is read as before, under the same ids; nothing ever loses its only copy; every step may be the
+TierManager: what leaves is read as before, under the same ids; nothing ever loses its only copy; every step may be the
 last.
 """
 

@@ -471,7 +471,7 @@ def test_uploads_go_on_after_an_error_that_nothing_expected():
     """Nothing was uploaded before the next segment was sealed, and who waited for an upload waited for ever."""
     clock, log = ManualClock(), Surprised()
     workers = Workers("aof", clock=clock, observer=InMemoryObserver(), flush_threads=1)
-    workers.ask_tiers(log)
+    workers.schedule_tiers(log)
     for turns in (1, 2, 3):
         workers.run_pending()
         assert log.turns == turns

@@ -1,6 +1,6 @@
 """
-Waiting for what `WouldBlockError` names: in a thread, or as a future of an event loop. Then what was refused is tried
-again.
+Retries of calls that raised `WouldBlockError`: they wait for the named cause, in a thread or as a future of an event
+loop.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from quiver.clock import Clock
 from quiver.errors import QuiverError, WouldBlockError
 from quiver.observe import Observer
 
-__all__ = ["Waiting"]
+__all__ = ["BlockedCalls"]
 
 _PASSING = frozenset({"admission", "rollover", "flush", "tail"})
-"""Kinds that pass by themselves while one appends; the others are for the caller to route."""
+"""Kinds that end without the caller's help while it appends; others are raised to the caller."""
 
-_LOOK_S = 1.0
-"""Without threads: who waits tries again after so long, as upkeep does."""
+_POLL_S = 1.0
+"""Without threads a waiting call tries again after this time, as maintenance does."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Line:
-    """Attempts of one event loop that wait for their turn, and whether the first waits for a signal."""
+    """The queued attempts of one event loop, and whether the first of them waits for a signal."""
 
     entries: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = field(default_factory=deque)
     is_waiting: bool = False
 
 
-class Waiting:
-    """How one log waits. Thread-safe."""
+class BlockedCalls:
+    """Retries the blocked calls of one log. Thread-safe."""
 
     def __init__(self, notifier: Notifier, workers: Workers, *, clock: Clock, observer: Observer) -> None:
         self._notifier = notifier
@@ -48,15 +48,15 @@ class Waiting:
         self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
         self._guard = threading.Lock()
 
-    def retry(self, attempt: Callable[[], T], timeout_s: float | None) -> T:
+    def retry(self, attempt: Callable[[], T], timeout: float | None) -> T:
         """
-        Call *attempt* until it is not refused any more; return what it returns.
+        Call *attempt* until it no longer blocks, and return its result.
 
         Raises:
-            WouldBlockError: it was refused for *timeout_s*; or for what does not pass by itself.
-            UsageError: that is no number.
+            WouldBlockError: it blocked for *timeout* seconds, or for a reason that the caller must resolve.
+            UsageError: *timeout* is not a number.
         """
-        deadline = deadline_of(self._clock, timeout_s)
+        deadline = deadline_of(self._clock, timeout)
         began = self._clock.monotonic()
         kind = refused = ""
         while True:
@@ -78,24 +78,24 @@ class Waiting:
             if not self._workers.threaded:
                 self._workers.run_pending()
                 if refused == kind:
-                    # The work that was just done signals, also when it failed: that is nothing to wake up for again.
+                    # The work that just ran signals even when it failed. Do not wake up for that signal again.
                     seen[kind] = self._notifier.generation(kind)
-                    left = _LOOK_S if left is None else min(left, _LOOK_S)
+                    left = _POLL_S if left is None else min(left, _POLL_S)
             refused = kind
             self._notifier.wait(kind, seen[kind], left)
 
     def in_order(self, attempt: Callable[[], T]) -> asyncio.Future[T]:
         """
-        Return a future of what *attempt* returns when it is not refused any more, for the event loop that runs.
+        Return a future of the running event loop with the result of *attempt*, once it no longer blocks.
 
-        It is called in the thread of the loop, after all that were given here before it in this loop; a future that was
-        cancelled first never calls it.
+        The attempt runs in the loop's thread, after all earlier attempts of this loop. If the future is cancelled
+        first, the attempt never runs.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         with self._guard:
             for other in [one for one in self._lines if one.is_closed()]:
-                del self._lines[other]  # its futures can never be done any more
+                del self._lines[other]  # its futures can never be done
             line = self._lines.setdefault(loop, _Line())
         line.entries.append((attempt, future))
         if not line.is_waiting:
@@ -113,11 +113,11 @@ class Waiting:
                 except WouldBlockError as blocked:
                     if blocked.kind in _PASSING:
                         line.is_waiting = True
-                        go_on = in_loop(loop, lambda: self._advance(loop, line))
-                        self._notifier.call_once(blocked.kind, seen[blocked.kind], go_on)
+                        advance = in_loop(loop, lambda: self._advance(loop, line))
+                        self._notifier.call_once(blocked.kind, seen[blocked.kind], advance)
                         return
                     future.set_exception(blocked)
-                except Exception as error:  # noqa: BLE001 - it belongs to this future, not to who has its turn now
+                except Exception as error:  # noqa: BLE001 - the error belongs to this future
                     future.set_exception(error)
             line.entries.popleft()
         with self._guard:
@@ -125,10 +125,10 @@ class Waiting:
 
     def future(self, attempt: Callable[[], T], *, passing: frozenset[str] = _PASSING) -> asyncio.Future[T]:
         """
-        Return a future of what *attempt* returns when it is not refused any more, for the event loop that runs.
+        Return a future of the running event loop with the result of *attempt*, once it no longer blocks.
 
-        It is called in the thread of the loop, as cancelling is: a future that was cancelled first never calls it
-        again. Its errors are the future's, and so is a `WouldBlockError` of a kind that is not in *passing*.
+        The attempt runs in the loop's thread, as cancelling does: after the future is cancelled, it never runs again.
+        Its errors go to the future, and so does a `WouldBlockError` of a kind that is not in *passing*.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()

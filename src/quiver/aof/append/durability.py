@@ -1,4 +1,4 @@
-"""What of a log is durable, and making it so: the callers' side of `flush` and of uploads."""
+"""Whether records of a log are durable, and waiting until they are."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["Durability", "Durable"]
 _HALF = 0xFFFF_FFFF
 
 Durable = bool | Literal["object"]
-"""False: written; True: synced; "object": in the object store, too."""
+"""False: written; True: synced; "object": also in the object store."""
 
 T = TypeVar("T")
 
 
 class Durability:
-    """The records of one open log, and whether a power loss can take them. Thread-safe."""
+    """Answers whether records of one open log survive a power loss, and waits until they do. Thread-safe."""
 
     def __init__(
         self,
@@ -53,20 +53,20 @@ class Durability:
         self._clock = clock
         self._is_closed = is_closed
 
-    def durably(self, append: Callable[[float | None], T], level: Durable, timeout_s: float | None) -> T:
+    def durably(self, append: Callable[[float | None], T], level: Durable, timeout: float | None) -> T:
         """
-        Call *append* with *timeout_s*, and return what it returns when the record, or the last of them, is durable.
+        Call *append* with *timeout*, wait until its last record is durable, and return its result.
 
         Raises:
-            UsageError: there is no such *level*, or no object store for it; nothing was appended.
-            NotDurableError: *timeout_s* passed, or syncs failed; it is appended.
+            UsageError: *level* has another value, or the log has no object store; nothing was appended.
+            NotDurableError: *timeout* passed, or syncs failed; the records are appended.
         """
         if level not in (True, "object"):
             raise UsageError(f'durable is False, True or "object", not {level!r}; nothing was written')
         if level == "object":
             self._uploads.require_objects()
-        deadline = deadline_of(self._clock, timeout_s)
-        appended = append(timeout_s)
+        deadline = deadline_of(self._clock, timeout)
+        appended = append(timeout)
         last = appended[-1] if isinstance(appended, list) and appended else appended
         if isinstance(last, int):
             left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
@@ -78,7 +78,7 @@ class Durability:
 
     def wait_until_uploaded(self, record_id: int, timeout: float | None) -> None:
         """
-        Return when the record is in the object store.
+        Wait until the record is in the object store.
 
         Raises:
             NotDurableError, UnknownRecordError, CorruptionError, StoreClosedError, StoreFailedError, UsageError: as
@@ -98,9 +98,9 @@ class Durability:
         if sealed is None or not HEADER_BYTES <= offset < sealed.end:
             raise UnknownRecordError(f"no record {record_id} is in the log")
 
-    def flush_until(self, record_id: int, timeout_s: float | None) -> None:
+    def flush_until(self, record_id: int, timeout: float | None) -> None:
         """
-        Return when the record is durable, and with it all before it.
+        Wait until the record and all records before it are durable.
 
         Raises:
             NotDurableError, UnknownRecordError, StoreClosedError, StoreFailedError: as `Aof.flush_until`.
@@ -124,12 +124,12 @@ class Durability:
             raise UnknownRecordError(f"no record {record_id} is in segment {segment_id} yet")
         end = _end_of_record(segment, offset)
         for earlier in self._earlier(segment_id):
-            self._flusher.until(earlier, earlier.size, record_id, timeout_s)
-        self._flusher.until(segment, end, record_id, timeout_s)
+            self._flusher.until(earlier, earlier.size, record_id, timeout)
+        self._flusher.until(segment, end, record_id, timeout)
 
-    def flush(self, timeout_s: float | None) -> None:
+    def flush(self, timeout: float | None) -> None:
         """
-        Make everything durable that was appended before the call.
+        Make all records that were appended before the call durable.
 
         Raises:
             NotDurableError, StoreFailedError: as `Aof.flush_until`.
@@ -137,10 +137,10 @@ class Durability:
         with self._tail.lock:
             written = [(one, one.size) for one in self._tail.unsealed() if one.record_count]
         for segment, size in written:
-            self._flusher.until(segment, size, segment.id_base | segment.last_offset, timeout_s)
+            self._flusher.until(segment, size, segment.id_base | segment.last_offset, timeout)
 
     def is_durable(self, record_id: int) -> bool:
-        """Say whether a power loss cannot take the record any more."""
+        """Return whether the record survives a power loss."""
         segment_id, offset = split_record_id(record_id)
         segment = self._unsealed(segment_id)
         if segment is not None:
@@ -155,7 +155,7 @@ class Durability:
         except UnknownRecordError:
             return False
         except CorruptionError:
-            return True  # it is there, and was durable; who reads it is told the rest
+            return True  # the record exists and was durable; reading it raises the error
         return True
 
     def _unsealed(self, segment_id: int) -> Segment | None:
@@ -172,7 +172,7 @@ def _end_of_record(segment: Segment, offset: int) -> int:
     Return where the record at *offset* ends.
 
     Raises:
-        UnknownRecordError: none begins there: what is there has not its checksum.
+        UnknownRecordError: no record begins there: the bytes do not match a checksum.
     """
     start = offset + RECORD_HEAD_BYTES
     if start < segment.size:

@@ -1,12 +1,12 @@
 """
-Making records durable: one sync at a time for each log, shared by all who wait for it.
+Group flushes: one sync at a time for each log, shared by all callers that wait for it.
 
-Whoever comes first leads: it syncs everything that is written at that moment. Whoever comes meanwhile waits, looks
-whether its record is durable, and leads the next sync when not; so callers that overlap share one.
+The first caller leads and syncs everything that is written at that moment. A caller that arrives meanwhile waits,
+checks whether its record is durable, and leads the next sync if it is not. So concurrent callers share a sync.
 
-A sync that fails is tried again after storing the pages once more (`Segment.sync`), with growing delays. After too many
-failures in a row producers are refused with `WouldBlockError("flush")`; tries go on, and the first that succeeds lets
-them in again. Only when the kernel has lost bytes that were written does the log fail for good.
+A failed sync is retried with growing delays, after the pages are stored again (`Segment.sync`). After too many
+consecutive failures appends raise `WouldBlockError("flush")`; the retries continue, and the first success accepts
+appends again. The log fails permanently only when the kernel has lost written bytes.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _BACKOFF = Backoff(first_s=0.005, cap_s=0.25, factor=2.0, jitter=0.5)
 @dataclass(slots=True)
 class FlushMetrics:
     """
-    What flushes did since the log was opened.
+    Counts of flushes since the log was opened.
 
     Attributes:
-        scheduled_watermark, scheduled_interval: flushes that were asked for, and why.
-        synchronous_flushes, asynchronous_flushes: flushes led by a caller that waits, and by the manager's threads.
-        retry_attempts, retry_failures: flushes that followed a failed one, and those of them that failed, too.
-        flush_failures: how often producers began to be refused because of it.
-        metadata_retry_attempts, metadata_retry_failures, metadata_failures: the same for the durability snapshot, of
-            which the last counts every write that failed.
-        backlog_bytes: written and not yet durable.
+        scheduled_watermark, scheduled_interval: requested flushes, by the reason for the request.
+        synchronous_flushes, asynchronous_flushes: flushes led by a waiting caller, and by the manager's threads.
+        retry_attempts, retry_failures: flushes after a failed one, and those of them that failed.
+        flush_failures: how often flush failures began to block appends.
+        metadata_retry_attempts, metadata_retry_failures, metadata_failures: the same for the durability snapshot; the
+            last counts every failed write.
+        backlog_bytes: bytes that are written but not yet durable.
     """
 
     scheduled_watermark: int = 0
@@ -65,8 +65,8 @@ class Flusher:
     Syncs the unsealed segments of one log.
 
     Args:
-        again: called with the seconds after which a failed flush should be tried again.
-        flushed: called when more has become durable.
+        again: called with the seconds after which to retry a failed flush.
+        flushed: called when more records are durable.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Flusher:
 
     def run(self) -> None:
         """
-        Flush in the background: what fails is asked for again.
+        Flush in the background, and schedule a retry if that fails.
 
         Raises:
             StoreFailedError: written bytes were lost.
@@ -116,16 +116,16 @@ class Flusher:
         if not self._lead():
             self._again(next(self._delays))
 
-    def until(self, segment: Segment, end: int, record_id: int, timeout_s: float | None) -> None:
+    def until(self, segment: Segment, end: int, record_id: int, timeout: float | None) -> None:
         """
-        Return when *segment* is durable up to *end*.
+        Wait until *segment* is durable up to *end*.
 
         Raises:
-            NotDurableError: *timeout_s* passed, or syncs failed too often; the record is written.
+            NotDurableError: *timeout* passed, or syncs failed too often; the record is written.
             StoreFailedError: written bytes were lost.
-            UsageError: *timeout_s* is no number.
+            UsageError: *timeout* is not a number.
         """
-        deadline = deadline_of(self._clock, timeout_s)
+        deadline = deadline_of(self._clock, timeout)
         failures = 0
         while True:
             with self._turn:
@@ -133,7 +133,7 @@ class Flusher:
                     return
                 left = None if deadline is None else deadline - self._clock.monotonic()
                 if left is not None and left <= 0:
-                    raise NotDurableError(record_id, f"no sync ended within {timeout_s:g} s")
+                    raise NotDurableError(record_id, f"no sync ended within {timeout:g} s")
                 if failures > self._config.retries_max:
                     self._again(next(self._delays))
                     raise NotDurableError(record_id, f"{failures} syncs failed: {self._last_failure}")
@@ -158,10 +158,10 @@ class Flusher:
 
     def sync_segment(self, segment: Segment) -> None:
         """
-        Make one segment durable, whatever the order of the others: before it is sealed.
+        Sync one segment before it is sealed, regardless of the others.
 
         Raises:
-            OSError: the disk refused; try again.
+            OSError: the sync failed; try again.
             StoreFailedError: written bytes were lost.
         """
         self._sync(segment)
@@ -169,7 +169,7 @@ class Flusher:
     def _sync(self, segment: Segment) -> None:
         with self._syncing:
             if segment.named and segment.durable == segment.size:
-                return  # sealed meanwhile, and perhaps closed
+                return  # another thread has sealed it, and perhaps closed it
             began = self._clock.monotonic()
             try:
                 gained = segment.sync(self._fs, self._directory)

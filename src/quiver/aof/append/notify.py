@@ -1,8 +1,8 @@
 """
-Who waits for what: one signal for each kind of back-pressure, and none of them is ever missed.
+One signal for each kind of back-pressure. No signal is ever missed.
 
-A waiter reads the `generation` of a kind *before* it tries; a signal in between changes the generation, and the wait is
-over at once. Callers in an event loop leave a function instead, which is called once.
+A waiter reads the `generation` of a kind *before* it tries. A signal in between changes the generation, and the wait
+returns immediately. Callers in an event loop register a function instead, which is called once.
 """
 
 from __future__ import annotations
@@ -20,41 +20,38 @@ __all__ = ["KINDS", "Notifier", "deadline_of", "in_loop"]
 
 KINDS = ("admission", "rollover", "hydration", "flush", "tail", "records", "upload")
 """
-Those of `WouldBlockError`; `records`: something can be read that could not be read before; `upload`: one more segment
-has an object.
+The kinds of `WouldBlockError`, and two more. `records`: new records can be read. `upload`: another segment has an
+object.
 """
 
 
 def in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Callable[[], None]:
-    """
-    Return what has *call* called in the thread of *loop*, from any thread, and does nothing when the loop is
-    closed.
-    """
+    """Return a function that runs *call* in the thread of *loop*, from any thread; it does nothing on a closed loop."""
 
-    def hand_over() -> None:
-        # Its program has given up. An error here would end a thread that works for every log.
+    def schedule() -> None:
+        # The program has closed the loop. An error here would end a thread that serves every log.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(call)
 
-    return hand_over
+    return schedule
 
 
-def deadline_of(clock: Clock, timeout_s: float | None) -> float | None:
+def deadline_of(clock: Clock, timeout: float | None) -> float | None:
     """
-    Return the moment at which *timeout_s* from now has passed; None: there is none.
+    Return the time at which *timeout* seconds from now have passed; None for no timeout.
 
     Raises:
-        UsageError: it is no number of seconds.
+        UsageError: *timeout* is not a number of seconds.
     """
-    if timeout_s is None:
+    if timeout is None:
         return None
-    if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
-        raise UsageError(f"a time-out is a number of seconds, or None, not {timeout_s!r}")
-    return clock.monotonic() + timeout_s
+    if not isinstance(timeout, int | float) or math.isnan(timeout):
+        raise UsageError(f"a timeout is a number of seconds or None, not {timeout!r}")
+    return clock.monotonic() + timeout
 
 
 class Notifier:
-    """Signals of one log. Thread-safe; `notify` may be called with any lock of the log held."""
+    """The signals of one log. Thread-safe; `notify` may be called with any lock of the log held."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -63,11 +60,11 @@ class Notifier:
         self._once: dict[str, list[Callable[[], None]]] = {kind: [] for kind in KINDS}
 
     def generation(self, kind: str) -> int:
-        """Return a number that every signal of *kind* changes."""
+        """Return a number that changes with every signal of *kind*."""
         return self._generations[kind]
 
     def notify(self, *kinds: str) -> None:
-        """Wake all who wait for one of *kinds*."""
+        """Wake all waiters for one of *kinds*."""
         with self._changed:
             calls: list[Callable[[], None]] = []
             for kind in kinds:
@@ -79,25 +76,25 @@ class Notifier:
             call()
 
     def notify_all(self) -> None:
-        """Wake everybody: the log was closed or failed."""
+        """Wake all waiters: the log was closed or failed."""
         self.notify(*KINDS)
 
-    def wait(self, kind: str, seen: int, timeout_s: float | None) -> bool:
+    def wait(self, kind: str, seen: int, timeout: float | None) -> bool:
         """
-        Return when *kind* was signalled after its generation was *seen*; False when *timeout_s* passed first.
+        Wait for a signal of *kind* after generation *seen*; return False if *timeout* passes first.
 
-        It may return early; the caller tries again and decides by its own deadline.
+        It may return early: the caller tries again and checks its own deadline.
         """
         with self._changed:
             if self._generations[kind] != seen:
                 return True
-            return self._clock.wait(self._changed, timeout_s)
+            return self._clock.wait(self._changed, timeout)
 
     def call_once(self, kind: str, seen: int, call: Callable[[], None]) -> None:
         """
-        Call *call* at the next signal of *kind* after its generation was *seen*, at once if that has passed.
+        Call *call* at the next signal of *kind* after generation *seen*; immediately if there was one already.
 
-        It is called from the thread that signals, and must only hand over.
+        The function runs in the thread that signals and must only schedule work.
         """
         with self._changed:
             if self._generations[kind] == seen:

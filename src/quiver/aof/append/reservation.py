@@ -1,4 +1,4 @@
-"""Room at the end of a log that the caller fills in place."""
+"""A record at the end of a log that the caller fills in place."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["Reservation"]
 
 class Reservation:
     """
-    A record to be: fill `payload`, then `commit`, or `cancel`. Nobody else appends meanwhile; they are refused with
+    A reserved record: fill `payload`, then `commit` or `cancel`. Meanwhile other appends raise
     `WouldBlockError("tail")`.
 
-    Leaving it as a context without `commit` cancels, with an error or without. A crash before `commit` leaves nothing.
-    One that is dropped without either is cancelled by the next who appends; arrays made of `payload` must not outlive
-    it.
+    Leaving the ``with`` block without `commit` cancels the reservation. A crash before `commit` leaves nothing. A
+    reservation that is garbage-collected is cancelled by the next append. Arrays that refer to `payload` must not
+    outlive the reservation.
 
     Attributes:
         payload: the writable memory of the record, in the mapped segment.
-        record_id: the id, once it is committed.
+        record_id: the id of the committed record; None before.
     """
 
-    _open = False  # also of one that was refused
+    _open = False  # for `__del__`, when the constructor raised
 
     def __init__(self, tail: Tail, size: int) -> None:
         if not isinstance(size, int) or size < 0:
-            raise InvalidRecordError(f"a reservation is of a whole number of bytes, not {size!r}; nothing was reserved")
+            raise InvalidRecordError(f"a reservation has an integer size from 0 on, not {size!r}; nothing was reserved")
         segment, offset = tail.reserve(size)
         start = offset + RECORD_HEAD_BYTES
         self._tail = tail
@@ -42,10 +42,11 @@ class Reservation:
 
     def commit(self, size: int | None = None, *, ext_id: int | None = None) -> int:
         """
-        Make the first *size* bytes (None: all) a record; return its id. It is written, not yet durable.
+        Make the first *size* bytes (None: all) a record and return its id. It is written but not yet durable.
 
         Raises:
-            InvalidRecordError: it was committed or cancelled before, or *size* is not 1 to what was reserved.
+            InvalidRecordError: the reservation was committed or cancelled before, or *size* is not between 1 and the
+                reserved size.
         """
         if not self._open:
             raise InvalidRecordError("the reservation was committed or cancelled before; reserve again")
@@ -55,20 +56,20 @@ class Reservation:
         return self.record_id
 
     def cancel(self) -> None:
-        """Give the room back. Idempotent, and nothing happens after `commit`."""
+        """Release the reserved bytes. Idempotent; does nothing after `commit`."""
         if self._open:
             self._close()
             self._tail.cancel(self._size)
 
     def __del__(self) -> None:
-        # Collecting may happen anywhere, also in a thread that holds the lock of the tail: only a mark is safe.
+        # The garbage collector may run in a thread that holds the tail's lock: only setting a flag is safe here.
         if self._open:
             self._close()
-            self._tail.forsaken = self._size
+            self._tail.abandoned = self._size
 
     def _close(self) -> None:
         self._open = False
-        with suppress(BufferError):  # an array refers to it; what becomes of the record does not depend on that
+        with suppress(BufferError):  # an array still refers to it; the record does not depend on that
             self.payload.release()
 
     def __enter__(self) -> Self:

@@ -1,12 +1,12 @@
 """
-One segment that is being written: a reserved, mapped file, and what is known of the records in it.
+One segment that is being written: a preallocated, mapped file, and the state of its records.
 
 ::
 
-    spare ──activate──▶ active ──retire──▶ pending ──seal──▶ sealed (a file in the catalogue, mapped when it is read)
+    spare ──activate──▶ active ──retire──▶ pending ──seal──▶ sealed (a file in the catalog, mapped when it is read)
 
-Two threads touch it: the writer, under the lock of the tail, stores records and moves `size`; the flusher, under its
-own, moves `durable` up to a `size` that it saw before the sync. A reader may read up to either without any lock.
+Two threads change it. The writer, with the tail's lock, stores records and advances `size`. The flusher, with its own
+lock, advances `durable` to a `size` that it read before the sync. A reader may read up to either without a lock.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from quiver.primitives.disk.prealloc import reserve_blocks
 __all__ = ["AHEAD_BYTES", "Segment", "allocate"]
 
 AHEAD_BYTES = 1 << 20
-"""How far blocks are filled with zeros ahead of records that are synced in small pieces."""
+"""How many bytes are zeroed ahead of records that are synced in small pieces."""
 
 _ZEROS = memoryview(bytes(AHEAD_BYTES))
 
 
 class Segment:
     """
-    A mapped segment file. Made by `allocate`, or by recovery from a file that was not sealed.
+    A mapped segment file. Made by `allocate`, or by recovery from an unsealed file.
 
     Attributes:
-        size: the offset behind the last record: what a reader may read.
-        durable: the offset behind the last record that is synced.
-        usable: the offset that no record may pass; the footer comes behind it.
-        limit: the smaller of `usable` and where too much would be unsynced; kept by the tail.
-        flush_at: the size at which the tail looks after flushing; kept by the tail.
-        store: puts many bytes at an offset.
-        zeroed: the offset up to which blocks were filled with zeros ahead of the records.
+        size: the end of the last record: how far a reader may read.
+        durable: the end of the last synced record.
+        usable: the offset that no record may pass; the footer begins there.
+        limit: the smaller of `usable` and the offset at which too much would be unsynced; set by the tail.
+        flush_at: the size at which the tail requests a flush; set by the tail.
+        store: writes many bytes at an offset.
+        zeroed: the offset up to which blocks were zeroed ahead of the records.
         named: whether the file has its final name, durably.
-        watermark: how far the upstream log was taken over when the segment took its last record; kept by the tail.
+        watermark: how far the upstream log was imported when the segment got its last record; set by the tail.
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Segment:
         self.named = False
 
     def activate(self, header: SegmentHeader, *, now_s: float) -> None:
-        """Make a spare the segment that *header* describes. Nothing is written before the first record."""
+        """Turn a spare into the segment that *header* describes. Nothing is written before the first record."""
         self.segment_id = header.segment_index
         self.id_base = join_record_id(header.segment_index, 0)
         self.base_offset = header.base_offset
@@ -94,7 +94,7 @@ class Segment:
         self.activated_s = now_s
 
     def restore(self, header: SegmentHeader, found: RecordScan, *, now_s: float) -> None:
-        """Go on behind what recovery *found* and made durable in a file that was not sealed."""
+        """Continue after the records that recovery *found*, and made durable, in an unsealed file."""
         self.activate(header, now_s=now_s)
         self.size = self.durable = found.end
         self.record_count = found.record_count
@@ -105,32 +105,32 @@ class Segment:
 
     @property
     def capacity(self) -> int:
-        """Bytes of records, heads included, that it has room for when it is empty."""
+        """How many bytes of records, including their heads, fit into the empty segment."""
         return self.usable - HEADER_BYTES
 
     @property
     def backlog(self) -> int:
-        """Bytes that are written and not yet synced."""
+        """Bytes that are written but not yet synced."""
         return self.size - self.durable if self.record_count else 0
 
     @property
     def header(self) -> SegmentHeader:
-        """What its first 64 bytes say, or will say."""
+        """The header in its first 64 bytes, or the one to be written."""
         return SegmentHeader(
             self.segment_id, self.base_record_count, self.base_offset, self.max_size, self.created_at,
             self.base_timestamp, self.ext_id,
         )  # fmt: skip
 
     def write_header(self, timestamp: int) -> None:
-        """Store the header: *timestamp* is that of the first record, which is stored next."""
+        """Store the header. *timestamp* is that of the first record, which is stored next."""
         self.base_timestamp = timestamp
         self.view[:HEADER_BYTES] = encode_header(self.header)
 
     def zero_ahead(self) -> None:
         """
-        Have blocks that hold zeros where the next records go: these are synced faster than blocks that were reserved.
+        Zero the blocks of the next records: written blocks are synced faster than preallocated ones.
 
-        With the lock of the tail held, and no reservation open: nobody stores there meanwhile.
+        Call it with the tail's lock held and no open reservation, so that nothing else is stored there.
         """
         if self.zeroed - self.size < AHEAD_BYTES // 2 and self.zeroed < self.usable:
             start = max(self.zeroed, self.size)
@@ -138,14 +138,14 @@ class Segment:
             self.store(start, _ZEROS[: self.zeroed - start])
 
     def zero(self, start: int, end: int) -> None:
-        """Store zeros from *start* to *end*: nothing behind the last record may ever parse as one."""
+        """Store zeros from *start* to *end*: no bytes after the last record may ever parse as a record."""
         self.view[start:end] = bytes(end - start)
 
     def store_each(self, heads: Iterable[bytes], payloads: Sequence[Buffer]) -> None:
         """
-        Store records behind the last one, each payload copied once to where it belongs. `size` stays for the caller.
+        Store records after the last one, copying each payload once into place. The caller updates `size`.
 
-        What an error leaves is zero again.
+        After an error the bytes are zero again.
         """
         view, start, crc64 = self.view, self.size, self.crc64
         end = start
@@ -157,17 +157,18 @@ class Segment:
                 crc64 = crc64_nvme(payload, crc64)
                 start = end
         except BaseException:
-            # Whole records may stand there by now, of which the caller is told that nothing was written.
+            # Complete records may be stored by now, but the caller gets an error that says nothing was written.
             self.zero(self.size, end)
             raise
         self.crc64 = crc64
 
     def store_joined(self, heads: Iterable[bytes], payloads: Sequence[Buffer], size: int) -> None:
         """
-        Store records behind the last one in one piece of *size* bytes: quicker for small ones. Else as `store_each`.
+        Store records after the last one as one piece of *size* bytes: faster for small records. Otherwise as
+        `store_each`.
 
         Raises:
-            ValueError: they have another size: of a view of wider numbers, `len` counts the numbers.
+            ValueError: the size differs: `len` of a view of wider numbers counts numbers, not bytes.
         """
         records = b"".join(chain.from_iterable(zip(heads, payloads, strict=True)))
         if len(records) != size:
@@ -175,16 +176,15 @@ class Segment:
         self.store(self.size, records)
         self.crc64 = crc64_nvme(b"".join(payloads), self.crc64)
 
-    # ---- making durable: one thread at a time, by the flusher's lock
+    # ---- durability: one thread at a time, with the flusher's lock
 
     def sync(self, fs: FileSystem, directory: str) -> int:
         """
-        Make every record that is there on entry durable, under the segment's own name; return the bytes that became so.
+        Make all records that exist on entry durable, under the segment's final name; return how many bytes that were.
 
         Raises:
             OSError: it is unknown what is durable. The next call stores everything again first.
-            CorruptionError: what was stored is no longer what is read back: the kernel gave up pages after an earlier
-            error.
+            CorruptionError: the stored bytes differ when read back: the kernel dropped pages after an earlier error.
         """
         end = self.size
         if self._suspect:
@@ -192,7 +192,7 @@ class Segment:
         self._suspect = True
         self._mapping.sync()
         if not self.named:
-            # In this order a segment's name never leads to a file without a header.
+            # In this order a segment's name never refers to a file without a header.
             target = f"{directory}/{SegmentName(self.segment_id, self.base_offset, self.created_at)}"
             if self.path != target:
                 fs.rename(self.path, target)
@@ -205,21 +205,21 @@ class Segment:
 
     def _store_again(self, end: int) -> None:
         # 1. A sync fails; the kernel marks the pages clean although the disk never got them. 2. A second sync finds
-        # nothing to do and succeeds. So the pages are made dirty first; and as the kernel may have dropped some in
-        # between and read the old ones back, the records are verified before anybody is told that they are durable.
+        # nothing to do and succeeds. So the pages are made dirty first. The kernel may also have dropped some of them
+        # and read the old ones back, so the records are verified before they are reported as durable.
         start = max(self.durable, HEADER_BYTES)
         found = scan_records(self.view, start, end)
         if found.end != end:
-            reason = found.damage.reason if found.damage else "records are gone"
+            reason = found.damage.reason if found.damage else "records are missing"
             raise CorruptionError(self.path, found.end, f"after a failed sync: {reason}")
         self._mapping.touch(self.durable, end)
 
     def seal(self, *, sealed_at: int, flush_failure: bool) -> SegmentFooter:
         """
-        Store the footer behind records that are all durable, and make it so.
+        Store the footer, durably. All records must be durable already.
 
         Raises:
-            OSError: the footer may or may not be there; call it again.
+            OSError: the footer may or may not be stored; call it again.
         """
         footer = SegmentFooter(
             segment_index=self.segment_id,
@@ -240,17 +240,17 @@ class Segment:
         return footer
 
     def close(self) -> None:
-        """Let go of the file. Readers that hold a view of it go on. Makes nothing durable."""
+        """Close the file. Existing views of it stay valid. Makes nothing durable."""
         self._mapping.close()
         self._file.close()
 
 
 def allocate(fs: FileSystem, path: str, size: int) -> Segment:
     """
-    Create a spare of *size* bytes at *path*: its blocks are there, all zero. Its name is durable only when it is used.
+    Create a spare of *size* bytes at *path*, with its blocks allocated and zero. Its name becomes durable on first use.
 
     Raises:
-        OSError: no room, or the disk refused. Nothing is left behind, as far as the disk allows.
+        OSError: there is no space, or the disk failed. The file is removed, as far as the disk allows.
     """
     file = fs.create(path)
     try:

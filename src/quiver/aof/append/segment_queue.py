@@ -1,12 +1,11 @@
 """
-The segments at the end of a log that are not sealed: the one that takes records, full ones that wait to be sealed, and
-spares that were made ahead.
+The unsealed segments at the end of a log: the active one, pending ones that wait to be sealed, and spares.
 
 ::
 
-    spare ──activate──▶ active ──retire──▶ pending ──(upkeep seals it)──▶ catalogue
+    spare ──activate──▶ active ──retire──▶ pending ──(maintenance seals it)──▶ catalog
 
-Memory only: upkeep makes, seals and removes the files.
+Memory only: maintenance makes, seals and removes the files.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections import deque
 from quiver.aof.append.notify import Notifier
 from quiver.aof.append.segment import Segment
 from quiver.aof.append.sizing import Sizing
-from quiver.aof.append.work_requests import Ask
+from quiver.aof.append.work_requests import WorkRequests
 from quiver.aof.config import AofConfig
 from quiver.aof.format.segment_file import FOOTER_BYTES, HEADER_BYTES, SegmentHeader
 from quiver.aof.recovered import Recovered
@@ -29,24 +28,24 @@ OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
 NEVER = 1 << 62
 
 _PENDING_MAX = 1
-"""With the active segment that makes two that are not finalized."""
+"""Together with the active segment, two are not finalized."""
 
 
 class SegmentQueue:
     """
-    Which segment takes records, and which come before and after it. Methods need `lock` held unless they say otherwise.
+    The active segment and its neighbours. Call the methods with `lock` held unless they are documented otherwise.
 
     Attributes:
-        segment: the one that takes records, if any.
-        pending: full ones that are not sealed yet, oldest first.
-        spares: empty ones that were made ahead.
-        discards: spares that are not needed any more, to be removed.
-        need_bytes: the largest record that waits for a spare that has room for it.
-        refused_bytes: the smallest record that the disk had no room for a spare for; 0 while there is room.
-        disk_full: what the disk had no room for last; empty while there is room for everything.
+        segment: the active segment, if any.
+        pending: full segments that are not sealed yet, oldest first.
+        spares: empty segments that were made ahead.
+        discards: spares that are no longer needed, to be removed.
+        need_bytes: the largest record that waits for a spare with enough space.
+        refused_bytes: the smallest record for which the disk had no space for a spare; 0 while there is space.
+        disk_full: the last failure for lack of space; empty while there is space.
     """
 
-    def __init__(self, config: AofConfig, clock: Clock, notifier: Notifier, ask: Ask) -> None:
+    def __init__(self, config: AofConfig, clock: Clock, notifier: Notifier, requests: WorkRequests) -> None:
         self.lock = threading.Lock()
         self.notifier = notifier
         self.segment: Segment | None = None
@@ -64,13 +63,13 @@ class SegmentQueue:
         self.disk_full = ""
         self._clock = clock
         self._now_ns = clock.now_ns
-        self._ask = ask
+        self._requests = requests
         self._watermark = config.flush.flush_watermark_bytes
         self._unflushed_max = config.flush.max_unflushed_bytes or NEVER
 
     def _activate(self, need: int) -> Segment | None:
         if len(self.pending) > _PENDING_MAX:
-            return None  # two are not finalized; a third would let the writer outrun the disk for ever
+            return None  # two are not finalized; with a third the writer could outrun the disk without limit
         spare = next((one for one in self.spares if one.capacity >= need), None)
         if spare is None:
             self.need_bytes = max(self.need_bytes, need)
@@ -87,18 +86,15 @@ class SegmentQueue:
         self.next_segment_id += 1
         self.segment = spare
         self.set_limits()
-        self._ask.upkeep()
+        self._requests.maintain()
         return spare
 
     def retire(self, *, is_full: bool = True) -> Segment | None:
-        """
-        Take the segment out of use: one with records waits to be sealed and is returned, an empty
-        one is discarded.
-        """
+        """Retire the active segment: with records it becomes pending and is returned, otherwise it is discarded."""
         segment, self.segment = self.segment, None
         if segment is None:
             return None
-        self._ask.upkeep()
+        self._requests.maintain()
         if not segment.record_count:
             self.next_segment_id = segment.segment_id
             self.discards.append(segment)
@@ -112,12 +108,14 @@ class SegmentQueue:
 
     def _await_seal(self, segment: Segment) -> None:
         self.pending.append(segment)
-        segment.watermark = self.coordinator_watermark  # not that of its seal: what came since is elsewhere
+        segment.watermark = (
+            self.coordinator_watermark
+        )  # the watermark at this moment, not at the seal: later entries are in later segments
         self.next_base_offset = segment.base_offset + segment.size + FOOTER_BYTES
         self.next_base_record_count = segment.base_record_count + segment.record_count
 
-    def take_over(self, recovered: Recovered) -> None:
-        """Go on after what recovery found; called once, before anybody appends."""
+    def start_from(self, recovered: Recovered) -> None:
+        """Continue where recovery ended; called once, before the first append."""
         with self.lock:
             self.next_segment_id = recovered.next_segment_id
             self.next_base_offset = recovered.next_base_offset
@@ -126,11 +124,11 @@ class SegmentQueue:
             self.ext_id = recovered.ext_id
             self.coordinator_watermark = recovered.coordinator_watermark
             if recovered.tail is not None:
-                self.adopt(recovered.tail)
+                self.resume(recovered.tail)
                 self.next_segment_id = recovered.next_segment_id
 
-    def adopt(self, segment: Segment) -> None:
-        """Take the unsealed segment that recovery found, which ends the log, as the one that takes records."""
+    def resume(self, segment: Segment) -> None:
+        """Make the unsealed segment that recovery found at the end of the log the active one."""
         self.segment = segment
         self.next_segment_id = segment.segment_id + 1
         self.ext_id = segment.ext_id
@@ -142,11 +140,11 @@ class SegmentQueue:
 
     @property
     def backlog(self) -> int:
-        """Bytes that are written and not yet durable."""
+        """Bytes that are written but not yet durable."""
         return sum(one.backlog for one in self.unsealed())
 
     def set_limits(self) -> None:
-        """Work out again how far the segment may be filled, and at which size it is to be flushed."""
+        """Recompute how far the active segment may be filled, and at which size it is flushed."""
         segment = self.segment
         if segment is None:
             return
@@ -154,17 +152,17 @@ class SegmentQueue:
         segment.limit = min(segment.usable, segment.durable + self._unflushed_max - others)
         segment.flush_at = 0 if segment.backlog == 0 else segment.durable + self._watermark
 
-    # ---- for others; these take the lock
+    # ---- called by others; these methods take the lock
 
     @property
     def record_total(self) -> int:
-        """Records of the whole log, those that were retired included."""
+        """How many records the log has had, including retired ones."""
         with self.lock:
             segment = self.segment
             return self.next_base_record_count if segment is None else segment.base_record_count + segment.record_count
 
     def add_spare(self, spare: Segment) -> None:
-        """Take a spare that was made."""
+        """Add a new spare."""
         with self.lock:
             self.spares.append(spare)
             if spare.capacity >= self.refused_bytes:
@@ -173,9 +171,9 @@ class SegmentQueue:
 
     def spare_wanted(self, count: int) -> int | None:
         """
-        Return the bytes that the next spare must have room for, 0 for any; None when the spares are enough.
+        Return the bytes that the next spare must have space for, 0 for any; None when there are enough spares.
 
-        One at least is wanted while no segment takes records. Spares above *count* are discarded, the smallest first.
+        At least one is wanted while no segment is active. Spares above *count* are discarded, the smallest first.
         """
         with self.lock:
             wanted = max(count, self.segment is None or self.need_bytes > 0)
@@ -190,7 +188,7 @@ class SegmentQueue:
             return self.need_bytes if not fits else 0
 
     def refuse_need(self, need: int) -> None:
-        """Take note that the disk has no room for a segment with *need* bytes: smaller records must not wait for it."""
+        """Record that the disk has no space for a segment with *need* bytes: smaller records must not wait for it."""
         with self.lock:
             self.need_bytes = 0
             self.refused_bytes = min(need, self.refused_bytes or need)

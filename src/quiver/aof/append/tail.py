@@ -1,12 +1,12 @@
 """
-The end of a log: the segment that takes records, those that wait to be sealed, and the spares that come next.
+The end of a log: appends and back-pressure.
 
-Everything here is memory: the lock is never held while the disk works, so an append never waits for it. What the disk
-has to do is asked for (`Ask`) and done by `upkeep` and `flush`.
+Everything here is memory. The lock is never held during disk I/O, so an append never waits for the disk. The tail
+requests disk work (`WorkRequests`); maintenance and flushes do it.
 
-One comparison guards an append. `gated` is set by anything that forbids appending (closed, failed, a rollover that was
-asked for, flushes that fail, an open reservation) or has it timed, and `Segment.limit` is where either the segment or
-what may be unsynced ends; only behind that comparison is looked at why.
+One comparison guards an append. `_gated` is set by everything that forbids appending (closed, failed, a requested
+rollover, failing flushes, an open reservation) and when the next append is to be timed. `Segment.limit` is the end of
+the segment, or the point at which too much would be unsynced. Only if the comparison fails, `_admit` finds the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import accumulate, repeat
 from quiver.aof.append.notify import Notifier
 from quiver.aof.append.segment import AHEAD_BYTES, Segment
 from quiver.aof.append.segment_queue import NEVER, OVERHEAD_BYTES, SegmentQueue
-from quiver.aof.append.work_requests import Ask, Rollover, invalid_ext_id, invalid_payload
+from quiver.aof.append.work_requests import Rollover, WorkRequests, invalid_ext_id, invalid_payload
 from quiver.aof.config import AofConfig
 from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES
 from quiver.clock import Clock
@@ -35,16 +35,16 @@ _HALF = 0xFFFF_FFFF
 
 class Tail(SegmentQueue):
     """
-    Where records go. Thread-safe: many threads may append, each record is whole and ids only grow.
+    Appends records. Thread-safe: many threads may append, every record is complete, and ids only grow.
 
     Attributes:
-        forsaken: bytes of the open reservation, once nobody can finish it any more; set without the lock.
-        record_bytes_max: of one pass, heads included: what the largest segment has room for.
+        abandoned: the size of the open reservation if it was garbage-collected, else 0; set without the lock.
+        record_bytes_max: the maximum bytes of one append, including heads: the space of the largest segment.
     """
 
-    def __init__(self, config: AofConfig, clock: Clock, notifier: Notifier, ask: Ask) -> None:
-        super().__init__(config, clock, notifier, ask)
-        self.forsaken = 0
+    def __init__(self, config: AofConfig, clock: Clock, notifier: Notifier, requests: WorkRequests) -> None:
+        super().__init__(config, clock, notifier, requests)
+        self.abandoned = 0
         self.flush_failed = False
         self.refusal: Callable[[], QuiverError] | None = None
         self.rollover: Rollover | None = None
@@ -52,7 +52,7 @@ class Tail(SegmentQueue):
         self.would_block: dict[str, int] = {}
         self._reserved: Segment | None = None
         self._held = False
-        self._looks = True
+        self._times_next = True
         self._began_s: float | None = None
         self._gated = True
         self._crc = crc64_nvme_function()
@@ -93,14 +93,14 @@ class Tail(SegmentQueue):
                 view[start:end] = payload
             except (TypeError, ValueError):
                 raise invalid_payload(payload) from None
-            # The head last: until its length is there, nothing begins here.
+            # The head comes last: until its length is stored, no record begins here.
             try:
                 RECORD_HEAD.pack_into(
                     view, offset, size, (checksum >> 32) ^ (checksum & _HALF), now,
                     self.ext_id if ext_id is None else ext_id,
                 )  # fmt: skip
             except struct.error:
-                # What is left of a longer payload could one day be read as records behind a shorter one.
+                # The rest of a longer payload could later be read as records that follow a shorter one.
                 segment.zero(offset, end)
                 raise invalid_ext_id(ext_id) from None
             segment.crc64 = crc(payload, segment.crc64)
@@ -118,9 +118,10 @@ class Tail(SegmentQueue):
         self, payloads: Sequence[Buffer], ext_id: int | Sequence[int] | None, *, held: bool = False
     ) -> list[int]:
         """
-        Store all of *payloads*, one behind the other in one segment, or none; return their ids.
+        Store all of *payloads* in order in one segment, or none; return their ids.
 
-        *ext_id* is that of all, or one for each. With *held* it is the holder who appends (`hold`).
+        *ext_id* is one value for all, or a sequence with one for each. Only the caller that holds the log (`hold`)
+        passes *held*.
 
         Raises:
             WouldBlockError, InvalidRecordError: nothing was written.
@@ -174,14 +175,14 @@ class Tail(SegmentQueue):
         return ids
 
     def _admit(self, need: int, *, held: bool = False) -> Segment:
-        """Return the segment that takes *need* bytes, heads included, or say why there is none."""
+        """Return a segment with space for *need* bytes, including heads, or raise the reason that there is none."""
         if self.refusal is not None:
             raise self.refusal()
         if need <= RECORD_HEAD_BYTES:
             raise InvalidRecordError("a record needs at least one byte: its length of zero would end the log")
         if need > self.record_bytes_max:
             raise InvalidRecordError(
-                f"{need} bytes with their heads do not fit into the largest segment, which has room for "
+                f"{need} bytes with their heads do not fit into the largest segment, which has space for "
                 f"{self.record_bytes_max}; raise segment_max_bytes"
             )
         if self._is_reserved():
@@ -191,11 +192,11 @@ class Tail(SegmentQueue):
         if self.rollover is not None and not self.rollover.done:
             raise self._blocked("rollover", f"segment {self.rollover.segment_id} is being sealed")
         if self.flush_failed:
-            self._ask.flush(now=True)
+            self._requests.flush(now=True)
             raise self._blocked("flush", "the last flushes failed")
         backlog = self.backlog
         if backlog and backlog + need > self._unflushed_max:
-            self._ask.flush(now=True)
+            self._requests.flush(now=True)
             raise self._blocked("flush", f"{backlog} bytes are not yet durable")
         segment = self._with_room(need)
         self._time_this(segment)
@@ -205,35 +206,35 @@ class Tail(SegmentQueue):
         segment = self.segment
         if segment is not None and segment.size + need > segment.usable:
             if self._must_wait_for_room(segment, need):
-                raise self._blocked("admission", f"disk full: there is no room for a segment that takes {need} bytes")
+                raise self._blocked("admission", f"disk full: there is no space for a segment that holds {need} bytes")
             self.retire()
             segment = None
         segment = segment or self._activate(need)
         if segment is None:
-            self._ask.upkeep()
+            self._requests.maintain()
             raise self._blocked("admission", self.disk_full or "there is no writable segment yet")
         return segment
 
     def _must_wait_for_room(self, segment: Segment, need: int) -> bool:
-        # On a full disk a large record must not take a segment away that still has room for smaller ones.
+        # On a full disk a large record must not retire a segment that still has space for smaller ones.
         fits = any(one.capacity >= need for one in self.spares)
         if fits or not 0 < self.refused_bytes <= need or 2 * segment.size > segment.usable:
             return False
         self.need_bytes = max(self.need_bytes, need)
-        self._ask.upkeep()
+        self._requests.maintain()
         return True
 
     def _time_this(self, segment: Segment) -> None:
-        # The first append after a flush, because it comes by here and by `_schedule` anyhow.
-        if self._looks:
-            self._looks = False
+        # The first append after a flush is timed, because it runs through here and `_schedule` anyway.
+        if self._times_next:
+            self._times_next = False
             self._regate()
             self._began_s = self._clock.monotonic()
             segment.flush_at = 0
 
     def require_writable(self) -> None:
         """
-        Return when one more record would be taken.
+        Return if another record would be accepted.
 
         Raises:
             WouldBlockError, StoreClosedError, StoreFailedError: as `append` would.
@@ -248,37 +249,37 @@ class Tail(SegmentQueue):
 
     def set_ext_id(self, ext_id: int) -> None:
         """
-        Give this id to the records to come that bring none.
+        Set the `ext_id` of later records that have none of their own.
 
         Raises:
-            InvalidRecordError: it is no whole number of 64 bits.
+            InvalidRecordError: *ext_id* is not an integer of 64 bits.
         """
         if not isinstance(ext_id, int) or not 0 <= ext_id < 1 << 64:
             raise invalid_ext_id(ext_id)
         with self.lock:
             self.ext_id = ext_id
 
-    # ---- holding
+    # ---- exclusive appends
 
     def hold(self) -> int:
         """
-        Let nobody append but the caller, until `release`; return how many records the log has.
+        Block all appends except the caller's until `release`; return how many records the log has.
 
         Raises:
-            WouldBlockError: a reservation is open, or it is held.
-            StoreClosedError, StoreFailedError: nothing will be appended any more.
+            WouldBlockError: a reservation is open, or another caller holds the log.
+            StoreClosedError, StoreFailedError: the log accepts no more records.
         """
         with self.lock:
             if self.refusal is not None:
                 raise self.refusal()
             if self._held or self._is_reserved():
-                raise self._blocked("tail", "somebody else appends")
+                raise self._blocked("tail", "another caller has reserved or holds the end of the log")
             self._held = True
             self._regate()
         return self.record_total
 
     def release(self) -> None:
-        """Let others append again."""
+        """Allow appends of other callers again."""
         with self.lock:
             self._held = False
             self._regate()
@@ -288,11 +289,11 @@ class Tail(SegmentQueue):
 
     def reserve(self, size: int) -> tuple[Segment, int]:
         """
-        Keep room for one record of *size* bytes at the end; nobody else appends until `complete` or `cancel`.
+        Reserve a record of *size* bytes at the end; other appends are blocked until `complete` or `cancel`.
 
         Raises:
             WouldBlockError, InvalidRecordError: nothing was reserved.
-            StoreClosedError, StoreFailedError: nothing was reserved, and nothing will be.
+            StoreClosedError, StoreFailedError: the log accepts no more records; nothing was reserved.
         """
         need = size + RECORD_HEAD_BYTES
         with self.lock:
@@ -300,7 +301,7 @@ class Tail(SegmentQueue):
             if self._gated or not size or segment is None or segment.size + need > segment.limit:
                 segment = self._admit(need)
             self._reserved = segment
-            self._began_s = None  # how long the caller takes says nothing about the log
+            self._began_s = None  # the time that the caller takes is not the latency of the log
             self._gated = True
             return segment, segment.size
 
@@ -309,8 +310,8 @@ class Tail(SegmentQueue):
         Turn the open reservation of *reserved* bytes into a record of its first *size* bytes and return its id.
 
         Raises:
-            InvalidRecordError: no reservation is open, or *size* is not 1 to *reserved*.
-            StoreClosedError, StoreFailedError: the log took nothing more meanwhile.
+            InvalidRecordError: no reservation is open, or *size* is not between 1 and *reserved*.
+            StoreClosedError, StoreFailedError: the log has been closed or has failed meanwhile.
         """
         with self.lock:
             segment = self._reserved
@@ -318,9 +319,9 @@ class Tail(SegmentQueue):
                 raise self.refusal()
             if segment is None or not 0 < size <= reserved:
                 raise InvalidRecordError(
-                    "no reservation is open, or the record is empty or larger than what was reserved"
+                    "no reservation is open, or the record is empty or larger than the reservation"
                 )
-            # What was reserved and is not used must be zero: it is where the next record begins.
+            # Unused reserved bytes must be zero: the next record begins there.
             segment.zero(segment.size + RECORD_HEAD_BYTES + size, segment.size + RECORD_HEAD_BYTES + reserved)
             now = self.last_timestamp = max(self._now_ns(), self.last_timestamp)
             if not segment.record_count:
@@ -351,7 +352,7 @@ class Tail(SegmentQueue):
         return record_id
 
     def cancel(self, size: int) -> None:
-        """Give the open reservation of *size* bytes back: its room is zero again and the next record takes it."""
+        """Cancel the open reservation of *size* bytes: the bytes are zero again, and the next record uses them."""
         with self.lock:
             self._give_back(size)
         self.notifier.notify("tail")
@@ -362,38 +363,38 @@ class Tail(SegmentQueue):
             return
         if self.refusal is None:
             segment.zero(segment.size, segment.size + RECORD_HEAD_BYTES + size)
-        # Otherwise the log may have been opened again, and others' records stand there now.
+        # Otherwise the log may have been opened again, with other records at this place.
         self._reserved = None
         self._regate()
 
     def _is_reserved(self) -> bool:
-        if self.forsaken:
-            size, self.forsaken = self.forsaken, 0
+        if self.abandoned:
+            size, self.abandoned = self.abandoned, 0
             self._give_back(size)
         return self._reserved is not None
 
     def _schedule(self, segment: Segment) -> None:
         if self._began_s is not None:
-            self._ask.took(self._clock.monotonic() - self._began_s)
+            self._requests.record_latency(self._clock.monotonic() - self._began_s)
             self._began_s = None
         # Called when `size` reaches `flush_at`: first for anything unsynced at all, then at the watermark.
         due = segment.durable + self._watermark
         now = segment.size >= due
         segment.flush_at = NEVER if now else due
-        self._ask.flush(now=now)
+        self._requests.flush(now=now)
 
     def _regate(self) -> None:
         rolling = self.rollover is not None and not self.rollover.done
         taken = self._held or self._reserved is not None
-        self._gated = self._looks or self.refusal is not None or rolling or self.flush_failed or taken
+        self._gated = self._times_next or self.refusal is not None or rolling or self.flush_failed or taken
 
-    # ---- told by those who work on the disk
+    # ---- called by the workers
 
     def flushed(self) -> None:
-        """Take note that what could be synced is: producers that were refused for it may go on."""
+        """Record a successful flush: appends that were blocked by it are accepted again."""
         with self.lock:
             self.flush_failed = False
-            self._looks = True
+            self._times_next = True
             self._regate()
             self.set_limits()
             if self.segment is not None and self.segment.backlog:
@@ -401,27 +402,21 @@ class Tail(SegmentQueue):
         self.notifier.notify("flush", "records")
 
     def zero_ahead(self, segment: Segment, gained: int) -> None:
-        """
-        Prepare the blocks behind *segment*'s records, of which *gained* bytes were just synced, unless that was
-        much.
-        """
+        """Zero the blocks after *segment*'s records, if the *gained* bytes of the last sync were few."""
         if gained > AHEAD_BYTES:
-            return  # a sync of much costs what it costs, and zeros would be written for nothing
+            return  # zeroed blocks do not speed up a large sync
         with self.lock:
             if segment is self.segment and self._reserved is None:
                 segment.zero_ahead()
 
     def flush_keeps_failing(self) -> None:
-        """Refuse producers until a flush succeeds."""
+        """Block appends until a flush succeeds."""
         with self.lock:
             self.flush_failed = True
             self._regate()
 
     def finalized(self, segment: Segment) -> None:
-        """
-        Take note that *segment* is sealed: the next may be activated, and a rollover that waited for it is
-        answered.
-        """
+        """Record that *segment* is sealed: another may become active, and a rollover that waited for it is done."""
         with self.lock:
             self.pending.remove(segment)
             rolled = self.rollover is not None and self.rollover.segment_id == segment.segment_id
@@ -432,7 +427,7 @@ class Tail(SegmentQueue):
         self.notifier.notify("admission", "rollover", "records")
 
     def seal_failed(self, segment: Segment, reason: str) -> None:
-        """Answer the rollover that waits for *segment*, if any, with an error; sealing is tried again all the same."""
+        """Fail the rollover that waits for *segment*, if any; the seal is retried nevertheless."""
         with self.lock:
             if self.rollover is not None and self.rollover.segment_id == segment.segment_id:
                 self.rollover.error = reason
@@ -440,8 +435,8 @@ class Tail(SegmentQueue):
                 self._regate()
         self.notifier.notify("admission", "rollover")
 
-    def ask_rollover(self) -> Rollover | None:
-        """Return the rollover that is under way or was answered, or begin one; None when there is nothing to seal."""
+    def request_rollover(self) -> Rollover | None:
+        """Return the current rollover, done or not, or begin one; None when there is nothing to seal."""
         with self.lock:
             if self.refusal is not None:
                 raise self.refusal()
@@ -458,9 +453,9 @@ class Tail(SegmentQueue):
 
     def retire_early(self, segment: Segment) -> bool:
         """
-        Have *segment* sealed although it is not full, if it takes records and has some; say whether that was done.
+        Retire *segment* before it is full, if it is active and has records; return whether that was done.
 
-        Not while somebody fills a reservation in it, or while another waits to be sealed.
+        Not with an open reservation in it, or while another segment waits to be sealed.
         """
         with self.lock:
             is_active = segment is self.segment and segment.record_count > 0
@@ -469,26 +464,26 @@ class Tail(SegmentQueue):
             self.retire(is_full=False)
             return True
 
-    def is_quiet(self) -> bool:
-        """Say whether there is no unsealed record, and nobody about to append one."""
+    def is_idle(self) -> bool:
+        """Return whether there is no unsealed record and no append in progress."""
         with self.lock:
-            return self._is_quiet()
+            return self._is_idle()
 
-    def _is_quiet(self) -> bool:
+    def _is_idle(self) -> bool:
         busy = self.refusal is not None or self._held or self._is_reserved()
         return not busy and not any(one.record_count for one in self.unsealed())
 
     def end_with_empty(self, spare: Segment) -> bool:
         """
-        Have *spare* sealed without records at the end of a log that is quiet; say whether that was done.
+        Seal *spare* without records at the end of an idle log; return whether that was done.
 
-        It keeps the log's place (ids, offsets, counts) when all segments before it expire.
+        It preserves the log's place (ids, offsets, counts) when all segments before it expire.
         """
         with self.lock:
-            if not self._is_quiet() or self.pending:
+            if not self._is_idle() or self.pending:
                 self.discards.append(spare)
                 return False
-            self.retire()  # one without records
+            self.retire()  # it has no records
             segment = self._begin(spare)
             segment.write_header(self.last_timestamp)
             segment.last_timestamp = self.last_timestamp
@@ -497,13 +492,13 @@ class Tail(SegmentQueue):
             return True
 
     def forget_rollover(self, rollover: Rollover) -> None:
-        """Take note that its answer was collected."""
+        """Forget a rollover after its result was returned to the caller."""
         with self.lock:
             if self.rollover is rollover:
                 self.rollover = None
 
     def refuse(self, refusal: Callable[[], QuiverError]) -> None:
-        """Take nothing from now on; the first reason stays."""
+        """Refuse all calls from now on; the first reason stays."""
         with self.lock:
             self.refusal = self.refusal or refusal
             self._regate()

@@ -1,8 +1,8 @@
 """
-Waiting until a record is in the object store, and sealing for it: one seal and one upload for all who wait.
+Waiting until records are in the object store: concurrent callers share seals and uploads.
 
-Whoever comes first has the segment sealed that takes records. Whoever comes while that is uploaded waits in the next
-segment, which is sealed when the upload is done; so a hundred producers that wait do not make a hundred segments.
+The first caller seals the active segment. Callers that arrive during its upload wait in the next segment, which is
+sealed when the upload is done. So a hundred waiting producers do not make a hundred segments.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ALONE_S = 1.0
 
 class UploadWaiting:
     """
-    Those who wait for uploads of one log. Thread-safe.
+    Waits for uploads of one log. Thread-safe.
 
     Args:
-        name: of the log, for messages.
-        seal: has the log looked after, so that what waits is sealed.
+        name: the name of the log, for messages.
+        seal: schedules the log's maintenance, which seals the wanted segment.
 
     Attributes:
-        uploads: the object side of the log's tiers; None: there is none.
+        uploads: uploads the segments of the log; None without tiers.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class UploadWaiting:
 
     def require_objects(self) -> Uploads:
         """
-        Return the object side.
+        Return the uploads of the log.
 
         Raises:
             UsageError: the log has no object store.
@@ -71,14 +71,14 @@ class UploadWaiting:
 
     def until(self, record_id: int, timeout: float | None) -> None:
         """
-        Return when the segment of a record that exists has an object; seal it first if need be.
+        Wait until the segment of an existing record has an object; seal it first if necessary.
 
         Raises:
-            NotDurableError: *timeout* seconds passed; the record is written, and its upload goes on.
+            NotDurableError: *timeout* seconds passed; the record is written, and its upload continues.
             UnknownRecordError: its segment was retired.
-            CorruptionError: its segment is not what was sealed, and is not uploaded.
-            StoreClosedError, StoreFailedError: nothing will be uploaded any more.
-            UsageError: the log has no object store, or *timeout* is no number.
+            CorruptionError: its segment is damaged and is not uploaded.
+            StoreClosedError, StoreFailedError: nothing more will be uploaded.
+            UsageError: the log has no object store, or *timeout* is not a number.
         """
         uploads = self.require_objects()
         deadline = deadline_of(self._clock, timeout)
@@ -99,7 +99,7 @@ class UploadWaiting:
             pause_s = left
             if not self._workers.threaded:
                 self._workers.run_pending()
-                pause_s = _ALONE_S if left is None else min(left, _ALONE_S)  # nobody else does what is due later
+                pause_s = _ALONE_S if left is None else min(left, _ALONE_S)  # no thread does what is due later
             self._notifier.wait("upload", seen, pause_s)
 
     def _is_uploaded(self, uploads: Uploads, segment_id: int, record_id: int) -> bool:
@@ -119,9 +119,9 @@ class UploadWaiting:
 
     def wants(self, segment_id: int) -> bool:
         """
-        Say whether that segment, which takes records, is to be sealed now. Call it without the lock of the tail.
+        Return whether the active segment *segment_id* should be sealed now. Call it without the tail's lock.
 
-        Not while an upload is under way: those who come until it ends share the next segment.
+        False during an upload: callers that arrive until it ends share the next segment.
         """
         if self.uploads is None or segment_id > self._wanted:
             return False
@@ -129,7 +129,7 @@ class UploadWaiting:
         return all(self.uploads.is_uploaded(one) or one.segment_id in self.uploads.damaged for one in sealed)
 
     def uploaded(self) -> None:
-        """Take note that there is one more object: tell those who wait, and seal for those who came meanwhile."""
+        """Wake the waiting callers after an upload, and seal the segment of those that arrived during it."""
         self._notifier.notify("upload")
         with self._tail.lock:
             segment_id = self._tail.next_segment_id - 1

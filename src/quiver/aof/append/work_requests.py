@@ -1,4 +1,4 @@
-"""What the tail of a log asks of those who work on the disk, and what is asked of it."""
+"""The protocol between the tail of a log and the workers: requests for disk work, rollovers, refusals."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import Protocol
 
 from quiver.errors import InvalidRecordError
 
-__all__ = ["Ask", "Rollover", "invalid_ext_id", "invalid_payload"]
+__all__ = ["Rollover", "WorkRequests", "invalid_ext_id", "invalid_payload"]
 
 
-class Ask(Protocol):
-    """How the tail asks for work on the disk. Called with the tail's lock held; must only note it down."""
+class WorkRequests(Protocol):
+    """How the tail requests disk work. The methods run with the tail's lock held and must only record the request."""
 
     def flush(self, *, now: bool) -> None:
-        """Flush at once, or when the flush interval has passed."""
+        """Flush now, or when the flush interval has passed."""
 
-    def upkeep(self) -> None:
-        """Seal what waits, and make spares."""
+    def maintain(self) -> None:
+        """Seal pending segments and make spares."""
 
-    def took(self, seconds: float) -> None:
-        """Take note how long one append took that was looked at."""
+    def record_latency(self, seconds: float) -> None:
+        """Record the duration of a sampled append."""
 
 
 class Rollover:
-    """A rollover that was asked for: requested → (sealing) → done, or failed with a reason."""
+    """A requested rollover: requested → sealing → done, or failed with a reason."""
 
     __slots__ = ("done", "error", "segment_id")
 
@@ -34,12 +34,12 @@ class Rollover:
 
 
 def invalid_ext_id(ext_id: object) -> InvalidRecordError:
-    """Return the refusal of an append for its *ext_id*."""
-    return InvalidRecordError(f"ext_id is a whole number of 64 bits, not {ext_id!r}; nothing was written")
+    """Return the error for an append with an invalid *ext_id*."""
+    return InvalidRecordError(f"ext_id is an integer of 64 bits, not {ext_id!r}; nothing was written")
 
 
 def invalid_payload(given: object) -> InvalidRecordError:
-    """Return the refusal of an append for what was *given*: a payload, or a list of some."""
+    """Return the error for an append of *given*: an invalid payload, or a list with one."""
     several = given if isinstance(given, list | tuple) else [given]
     found = next((one for one in several if not isinstance(one, bytes | bytearray)), given)
     kind = f"{type(found).__name__} of {found.format}" if isinstance(found, memoryview) else type(found).__name__

@@ -1,11 +1,11 @@
-"""The writing side of a log: appending, making durable, sealing. `Aof` adds the rest."""
+"""The methods of a log that write: append, flush, seal. `Aof` inherits them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
-from quiver.aof.append.blocking import Waiting
+from quiver.aof.append.blocking import BlockedCalls
 from quiver.aof.append.durability import Durability, Durable
 from quiver.aof.append.reservation import Reservation
 from quiver.aof.append.tail import Tail
@@ -18,27 +18,28 @@ __all__ = ["LogWriting"]
 
 
 class LogWriting:
-    """Appends records to one log. Thread-safe."""
+    """The writing half of `Aof`. Thread-safe."""
 
     _tail: Tail
-    _waiting: Waiting
+    _blocked_calls: BlockedCalls
     _durability: Durability
 
     # ---- appending
 
     def append_record(self, payload: Buffer, *, ext_id: int | None = None, durable: Durable = False) -> int:
         """
-        Append one record, or refuse it at once; return its id. It is written, not yet durable.
+        Append one record without waiting, and return its id. The record is written but not yet durable.
 
         *ext_id* defaults to that of the log (`set_current_ext_id`). With *durable* the call waits, without limit, until
         the record is synced (True) or in the object store ("object").
 
         Raises:
-            WouldBlockError: nothing was written; `kind` says what must come first.
-            InvalidRecordError: nothing was written: it is empty, or no segment can hold it.
-            NotDurableError: it is written, but could not be synced; never append it again.
-            UsageError: there is no such level, or no object store; nothing was written. StoreClosedError,
-            StoreFailedError: nothing was written, and nothing will be; with *durable* it may be written.
+            WouldBlockError: nothing was written; `kind` names the cause.
+            InvalidRecordError: nothing was written: the record is empty, or no segment can hold it.
+            NotDurableError: the record is written, but could not be synced; never append it again.
+            UsageError: *durable* has another value, or the log has no object store; nothing was written.
+            StoreClosedError, StoreFailedError: the log accepts no more records. Nothing was written, but with *durable*
+            the record may be.
         """
         if durable:
             return self._durability.durably(lambda _: self._tail.append(payload, ext_id), durable, None)
@@ -48,9 +49,10 @@ class LogWriting:
         self, payloads: Sequence[Buffer], *, ext_id: int | Sequence[int] | None = None, durable: Durable = False
     ) -> list[int]:
         """
-        Append all of *payloads* in one pass, one after the other, or none of them; return their ids.
+        Append all of *payloads* in order, or none of them; return their ids.
 
-        *ext_id* is that of all, or one for each. A crash before they are durable may keep the first few.
+        *ext_id* is one value for all, or a sequence with one for each. A crash before they are durable may keep the
+        first few only.
 
         Raises:
             WouldBlockError, InvalidRecordError, NotDurableError, UsageError, StoreClosedError, StoreFailedError: as
@@ -65,13 +67,13 @@ class LogWriting:
         self, payload: Buffer, timeout: float | None, *, ext_id: int | None = None, durable: Durable = False
     ) -> int:
         """
-        Append one record, waiting up to *timeout* (None: as long as it takes) while it would block.
+        Append one record; while the append would block, wait up to *timeout* seconds (None: without limit).
 
-        With *durable* that time includes the wait until it is durable.
+        With *durable* the timeout includes the wait until the record is durable.
 
         Raises:
-            WouldBlockError: nothing was written in that time; `kind` says what was missing last.
-            NotDurableError: it is written, but not durable in that time; never append it again.
+            WouldBlockError: the timeout passed and nothing was written; `kind` names the last cause.
+            NotDurableError: the timeout passed and the record is written but not durable; never append it again.
             InvalidRecordError, UsageError, StoreClosedError, StoreFailedError: as `append_record`.
         """
         if durable:
@@ -81,7 +83,7 @@ class LogWriting:
         try:
             return self._tail.append(payload, ext_id)
         except WouldBlockError:
-            return self._waiting.retry(lambda: self._tail.append(payload, ext_id), timeout)
+            return self._blocked_calls.retry(lambda: self._tail.append(payload, ext_id), timeout)
 
     @renamed_keyword("timeout_s", "timeout")
     def append_records_with_timeout(
@@ -93,11 +95,12 @@ class LogWriting:
         durable: Durable = False,
     ) -> list[int]:
         """
-        Append all of *payloads*, waiting up to *timeout* while it would block.
+        Append all of *payloads*; while the append would block, wait up to *timeout* seconds.
 
         Raises:
-            WouldBlockError: none was written in that time. InvalidRecordError, NotDurableError, UsageError,
-            StoreClosedError, StoreFailedError: as `append_record_with_timeout`.
+            WouldBlockError: the timeout passed and nothing was written.
+            InvalidRecordError, NotDurableError, UsageError, StoreClosedError, StoreFailedError: as
+            `append_record_with_timeout`.
         """
         if durable:
             return self._durability.durably(
@@ -106,11 +109,11 @@ class LogWriting:
         try:
             return self._tail.append_many(payloads, ext_id)
         except WouldBlockError:
-            return self._waiting.retry(lambda: self._tail.append_many(payloads, ext_id), timeout)
+            return self._blocked_calls.retry(lambda: self._tail.append_many(payloads, ext_id), timeout)
 
     def append_reserve(self, size: int) -> Reservation:
         """
-        Reserve *size* bytes at the end, to be filled in place and committed. See `Reservation`.
+        Reserve a record of *size* bytes, to be filled in place and committed. See `Reservation`.
 
         Raises:
             WouldBlockError, InvalidRecordError, StoreClosedError, StoreFailedError: nothing was reserved.
@@ -119,35 +122,36 @@ class LogWriting:
 
     def append_record_async(self, payload: Buffer, *, ext_id: int | None = None) -> asyncio.Future[int]:
         """
-        Append one record from an event loop: the future has its id as soon as it is written.
+        Append one record from an event loop; the future returns its id once it is written.
 
-        Records of one event loop are written in the order of the calls: while one waits for what `WouldBlockError`
-        names, those that came after it wait, too. Cancelling the future before it is done means that its record is
-        never written. One that fails with any other error holds up no other.
+        Records of one event loop are written in the order of the calls: while one append is blocked, later ones wait,
+        too. If the future is cancelled before it is done, its record is never written. An append that fails with any
+        error other than `WouldBlockError` does not delay the others.
         """
-        return self._waiting.in_order(lambda: self._tail.append(payload, ext_id))
+        return self._blocked_calls.in_order(lambda: self._tail.append(payload, ext_id))
 
     @renamed_keyword("timeout_s", "timeout")
     def wait_for_writable_segment(self, timeout: float | None) -> None:
         """
-        Return when a segment takes records, waiting up to *timeout*.
+        Wait up to *timeout* seconds until a segment accepts records.
 
         Raises:
-            WouldBlockError: there was none in that time.
-            StoreClosedError, StoreFailedError: there will be none.
+            WouldBlockError: the timeout passed.
+            StoreClosedError, StoreFailedError: the log accepts no more records.
         """
-        self._waiting.retry(self._tail.require_writable, timeout)
+        self._blocked_calls.retry(self._tail.require_writable, timeout)
 
     # ---- durability
 
     @renamed_keyword("timeout_s", "timeout")
     def flush_until(self, record_id: int, *, timeout: float | None = None) -> None:
         """
-        Return when the record is durable, and with it all before it. Callers that overlap share one sync.
+        Wait until the record and all records before it are durable. Concurrent callers share one sync.
 
         Raises:
-            NotDurableError: *timeout* passed, or syncs failed; the record is written: never append it again.
-            UnknownRecordError, StoreClosedError: there is no such record; whether there is cannot be told any more.
+            NotDurableError: *timeout* passed, or syncs failed. The record is written: never append it again.
+            UnknownRecordError: there is no such record.
+            StoreClosedError: the log was closed, so it is unknown whether it has the record.
             StoreFailedError: written bytes were lost.
         """
         require_id(record_id)
@@ -156,7 +160,7 @@ class LogWriting:
     @renamed_keyword("timeout_s", "timeout")
     def flush(self, *, timeout: float | None = None) -> None:
         """
-        Make everything durable that was appended before the call.
+        Make all records that were appended before the call durable.
 
         Raises:
             NotDurableError, StoreFailedError: as `flush_until`.
@@ -165,17 +169,17 @@ class LogWriting:
 
     def wait_until_uploaded(self, record_id: int, timeout: float | None = None) -> None:
         """
-        Return when the record is in the object store, waiting up to *timeout* seconds (None: as long as it takes).
+        Wait up to *timeout* seconds (None: without limit) until the record is in the object store.
 
-        Segments are uploaded when they are sealed. One that takes records is sealed for this call; callers that overlap
-        share seals and uploads.
+        Segments are uploaded when they are sealed; this call seals the active segment if the record is in it.
+        Concurrent callers share seals and uploads.
 
         Raises:
-            NotDurableError: *timeout* passed; the record is written, and its upload goes on: never append it again.
+            NotDurableError: *timeout* passed. The record is written and its upload continues: never append it again.
             UnknownRecordError: there is no such record, or retention removed it.
-            CorruptionError: its segment is damaged on the disk, and is not uploaded.
+            CorruptionError: its segment is damaged on the disk and is not uploaded.
             UsageError: the log has no object store.
-            StoreClosedError, StoreFailedError: nothing will be uploaded any more.
+            StoreClosedError, StoreFailedError: nothing more will be uploaded.
         """
         require_id(record_id)
         self._durability.wait_until_uploaded(record_id, timeout)
@@ -184,17 +188,17 @@ class LogWriting:
 
     def seal_current_segment(self) -> int | None:
         """
-        Close the segment that takes records and have it sealed; return its id once that is done, without waiting.
+        Request that the active segment is sealed, without waiting; return its id once it is sealed.
 
-        The first call asks; while the answer is not there, this and every append raise `WouldBlockError("rollover")`.
-        None when there is nothing to seal.
+        The first call makes the request. Until it is done, this method and every append raise
+        `WouldBlockError("rollover")`. Returns None when there is nothing to seal.
 
         Raises:
-            WouldBlockError: the answer is not there yet; call again.
-            RolloverError: sealing failed. Nothing is lost, and it is tried again by itself.
+            WouldBlockError: the segment is not sealed yet; call again.
+            RolloverError: sealing failed. Nothing is lost, and the log retries it.
             StoreClosedError, StoreFailedError: nothing was sealed.
         """
-        rollover = self._tail.ask_rollover()
+        rollover = self._tail.request_rollover()
         if rollover is None:
             return None
         if not rollover.done:
@@ -207,14 +211,14 @@ class LogWriting:
     @renamed_keyword("timeout_s", "timeout")
     def force_rollover(self, *, timeout: float | None = None) -> int | None:
         """
-        Have the segment that takes records sealed, and wait until the next one does; return the id of the sealed one.
+        Seal the active segment and wait until the next one accepts records; return the id of the sealed one.
 
-        None when there is nothing to seal.
+        Returns None when there is nothing to seal.
 
         Raises:
-            WouldBlockError: it took longer than *timeout*; it goes on.
+            WouldBlockError: *timeout* passed; the seal continues in the background.
             RolloverError, StoreClosedError, StoreFailedError: as `seal_current_segment`.
         """
-        sealed = self._waiting.retry(self.seal_current_segment, timeout)
+        sealed = self._blocked_calls.retry(self.seal_current_segment, timeout)
         self.wait_for_writable_segment(timeout)
         return sealed

@@ -92,7 +92,7 @@ class RecordRun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundSegment:
     """
     Records as they lie in the segment: where each begins, their heads, and their payloads as the checksum takes
     them.
@@ -131,7 +131,7 @@ def read_run(source: Source, offset: int, *, records_max: int) -> tuple[RecordRu
     return run, end, damage
 
 
-def _alike(source: Source, offset: int, records_max: int) -> _Found | None:
+def _alike(source: Source, offset: int, records_max: int) -> _FoundSegment | None:
     """Take as many records as have the length of the first one; None when that is hardly any."""
     if offset + RECORD_HEAD_BYTES >= source.limit:
         return None
@@ -151,10 +151,10 @@ def _alike(source: Source, offset: int, records_max: int) -> _Found | None:
         payloads = np.ndarray((count,), kind, source.view, offset + RECORD_HEAD_BYTES, (stride,)).tolist()
     else:
         payloads = _slices(source.view, starts + RECORD_HEAD_BYTES, heads["length"][:count])
-    return _Found(starts, heads[:count], payloads, offset + count * stride, None)
+    return _FoundSegment(starts, heads[:count], payloads, offset + count * stride, None)
 
 
-def _walked(source: Source, offset: int, records_max: int) -> _Found:
+def _walked(source: Source, offset: int, records_max: int) -> _FoundSegment:
     unpack = _LENGTH.unpack_from
     view, limit = source.view, source.limit
     starts: list[int] = []
@@ -172,7 +172,7 @@ def _walked(source: Source, offset: int, records_max: int) -> _Found:
         payloads.append(view[start:behind])
         offset = behind
     joined = b"".join([view[start : start + RECORD_HEAD_BYTES] for start in starts])
-    return _Found(np.array(starts, np.int64), np.frombuffer(joined, _HEAD), payloads, offset, damage)
+    return _FoundSegment(np.array(starts, np.int64), np.frombuffer(joined, _HEAD), payloads, offset, damage)
 
 
 def _slices(view: memoryview, starts: Any, lengths: Any) -> list[memoryview]:

@@ -55,7 +55,7 @@ from quiver.primitives.scan import Frame, as_damage
 __all__ = ["LogFiles", "SegmentFile", "is_log_directory", "logs_below"]
 
 _IDENTITY_BYTES_MAX = 64
-_LOOKS_MAX = 8
+_ATTEMPTS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class LogFiles:
         self._objects = objects
         self._made: Copies | None = None
         self._known: tuple[object, TierState] = (None, TierState())
-        self._believed: tuple[bytes | None, SealedPointer | None] = (None, None)
+        self._end_if_believed: tuple[bytes | None, SealedPointer | None] = (None, None)
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections cannot travel.
@@ -162,13 +162,13 @@ class LogFiles:
         not fit them; None when nothing says so.
         """
         data = self._first_bytes(f"{self.directory}/{SEGMENTS}/{POINTER_NAME}", POINTER_BYTES)
-        if data is None or data != self._believed[0]:
+        if data is None or data != self._end_if_believed[0]:
             problem = self._pointer_problem(data)
             answer = decode_pointer(memoryview(data or b""))
             if problem is not None or not isinstance(answer, Frame):
                 return self._second_footer()
-            self._believed = (data, answer.value)
-        return self._believed[1]
+            self._end_if_believed = (data, answer.value)
+        return self._end_if_believed[1]
 
     def pointer_problem(self) -> str | None:
         """Return why `current.sealed` is ignored; None when it is not, or when there is none."""
@@ -281,7 +281,7 @@ class LogFiles:
             ObjectsUnavailableError: it is an object, and the store does not answer.
             UsageError: it is an object, and nobody said where those are.
         """
-        for _ in range(_LOOKS_MAX):
+        for _ in range(_ATTEMPTS_MAX):
             # In this order: the manifest says where a segment is before its file goes.
             name = next((one for one in self.names() if one.segment_id == segment_id), None)
             durable, pointer = self._known_durable()

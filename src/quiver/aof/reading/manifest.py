@@ -167,9 +167,9 @@ class ManifestLog:
         self.replay_chunk_lag_seconds = max(0.0, (self.now_ms - newest_ms) / 1000)
         self._header = replayed.last
         self._limit = chunk_bytes
-        self._has_no_room = False
+        self._lacks_space = False
         if self._header is not None and not self._header.sealed:
-            self._go_on(self._header)
+            self._continue(self._header)
         else:
             self._header = None
 
@@ -178,7 +178,7 @@ class ManifestLog:
         """The time for records, in milliseconds."""
         return self._clock.now_ns() // 1_000_000
 
-    def _go_on(self, header: ChunkHeader) -> None:
+    def _continue(self, header: ChunkHeader) -> None:
         path = f"{self._folder}/{chunk_name(header.chunk_index)}"
         self._file = self._fs.open_write(path)
         self.replay_journal_lag_bytes = max(0, self._file.size() - header.committed_len)
@@ -195,14 +195,14 @@ class ManifestLog:
                 which does not count them.
         """
         data = b"".join(map(encode_manifest_record, records))
-        self._has_no_room = False
+        self._lacks_space = False
         try:
             if self._file is None or self._header is None or self._is_to_rotate(self._header, len(data)):
                 self._rotate(data)
             else:
                 self._append(self._file, self._header, data)
         except OSError:
-            if not self._has_no_room:
+            if not self._lacks_space:
                 self.close()
             raise
         self._records += len(records)
@@ -244,7 +244,7 @@ class ManifestLog:
             file.pwrite(data, header.committed_len)
         except OSError as error:
             # Nothing counts before the header says so: the chunk goes on, and needs no room for a new one.
-            self._has_no_room = is_full_disk(error)
+            self._lacks_space = is_full_disk(error)
             raise
         # The length must never be on the disk before what it counts.
         file.sync_data()
@@ -270,9 +270,9 @@ class ManifestLog:
         self._file, self._header = self._fs.open_write(path), header
         self._records += len(snapshot)
         self._limit = max(self._chunk_bytes, 2 * end)
-        self._forget_old(index)
+        self._remove_old(index)
 
-    def _forget_old(self, newest: int) -> None:
+    def _remove_old(self, newest: int) -> None:
         names = self._fs.list_dir(self._folder)
         old = [name for name in names if (index := parse_chunk_name(name)) is not None and index <= newest - _KEPT]
         old += [name for name in names if name.endswith(TEMPORARY_SUFFIX)]

@@ -93,9 +93,9 @@ class Reader:
         """Bytes of the log before the segment at the position; None: not known."""
         self._count: int | None = None
         """Records of the log before the position; None: not known."""
-        self._take_bearings(start)
+        self._locate(start)
 
-    def _take_bearings(self, start: int | Place) -> None:
+    def _locate(self, start: int | Place) -> None:
         """Find out where in the log the position is, while that is known: its segment may leave before it is read."""
         if isinstance(start, Place):
             self._base, self._count = start.log_bytes - max(self._offset, HEADER_BYTES), start.record_count
@@ -132,11 +132,11 @@ class Reader:
                 if len(run):
                     yield run
                 if damage is not None:
-                    self._pass_over_damage(source, damage.offset, damage.reason)
+                    self._skip_damage(source, damage.offset, damage.reason)
             if not self._moved_on(source):
                 return
 
-    def look(self) -> None:
+    def probe(self) -> None:
         """
         Look up the segment at the position, as reading does.
 
@@ -176,7 +176,7 @@ class Reader:
                 if found is not None:
                     return self._enter(found)
             if extent is not None or problem is not None:
-                self._leave_unread(extent, problem)
+                self._skip_segment(extent, problem)
                 continue
             following = self._sources.next_segment_id(self._segment_id)
             if following is None:
@@ -244,7 +244,7 @@ class Reader:
             lost = None if count is None or self._count is None else max(self._count - count, 1)
             self._report(first, lost, self._sources.directory, 0, "no segment has them", is_damage=False)
 
-    def _leave_unread(self, extent: Extent | None, problem: CorruptionError | None) -> None:
+    def _skip_segment(self, extent: Extent | None, problem: CorruptionError | None) -> None:
         """Pass over the rest of the segment at the position: it has no file, or no copy of it can be read."""
         first, count, began_at = self.position, self._count, self._offset
         self._has_begun, self._is_done, self._losses = True, True, 0
@@ -305,7 +305,7 @@ class Reader:
                     problem = "no record begins here"
                 self._add_to_count(count)
                 count = 0
-                self._pass_over_damage(source, offset, problem)
+                self._skip_damage(source, offset, problem)
                 offset = self._offset
         finally:
             self._add_to_count(count)
@@ -314,7 +314,7 @@ class Reader:
         if self._count is not None:
             self._count += count
 
-    def _pass_over_damage(self, source: Source, offset: int, reason: str) -> None:
+    def _skip_damage(self, source: Source, offset: int, reason: str) -> None:
         """Go on behind the damaged record at *offset*, with the next intact one."""
         is_start = (source.segment_id, offset) == self._start
         if is_start and not source.problem and not begins_at(self._sources, source, offset):

@@ -18,7 +18,7 @@ from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.reading.source import TIME_UNKNOWN, Source
 from quiver.primitives.checksum import crc64_nvme_function
 
-__all__ = ["Resumed", "behind_record", "is_believed", "resume_after"]
+__all__ = ["Resumed", "end_of_record", "is_believed", "resume_after"]
 
 _HALF = 0xFFFF_FFFF
 _TIME_END = 16
@@ -43,7 +43,7 @@ class Resumed(NamedTuple):
     lost: int | None
 
 
-def behind_record(source: Source, offset: int) -> int | None:
+def end_of_record(source: Source, offset: int) -> int | None:
     """Return the offset behind the record at *offset*; None where no record with its checksum is."""
     start = offset + RECORD_HEAD_BYTES
     if start >= source.limit:
@@ -61,7 +61,7 @@ def is_believed(source: Source, offset: int) -> bool:
     Say whether a record begins at *offset*: it has its checksum, or its length leads to an intact one or to the
     end.
     """
-    return behind_record(source, offset) is not None or _believed(source, offset) is not None
+    return end_of_record(source, offset) is not None or _end_if_believed(source, offset) is not None
 
 
 def resume_after(
@@ -76,12 +76,12 @@ def resume_after(
         marks: places where records are known to begin.
         records_max: how many records there can be behind this one; None when that is not known.
     """
-    stop = _believed(source, offset)
+    stop = _end_if_believed(source, offset)
     if stop is not None:
         return Resumed(stop, None, 1)
     places = {mark.offset for mark in marks} | {source.end}
     for found in _candidates(source, offset + 1):
-        if behind_record(source, found) is None:
+        if end_of_record(source, found) is None:
             continue
         is_known, records = _chain(source, found, places)
         if is_known and (records is None or records_max is None or records <= records_max):
@@ -90,14 +90,14 @@ def resume_after(
     return Resumed(source.end, 0, None if records_max is None else records_max + 1)
 
 
-def _believed(source: Source, offset: int) -> int | None:
+def _end_if_believed(source: Source, offset: int) -> int | None:
     """Return the offset behind the record at *offset* if its length leads to an intact record, or to the end."""
     start = offset + RECORD_HEAD_BYTES
     if start >= source.limit:
         return None
     (length, *_) = RECORD_HEAD.unpack_from(source.view, offset)
     stop = start + int(length)
-    if length and (stop == source.end or (stop < source.end and behind_record(source, stop) is not None)):
+    if length and (stop == source.end or (stop < source.end and end_of_record(source, stop) is not None)):
         return stop
     return None
 

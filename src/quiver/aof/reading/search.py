@@ -8,7 +8,7 @@ from quiver.aof.format.record import RECORD_HEAD, RECORD_HEAD_BYTES, join_record
 from quiver.aof.format.segment_file import HEADER_BYTES
 from quiver.aof.format.sparse_index import IndexMark
 from quiver.aof.reading.index import before_time
-from quiver.aof.reading.resume import behind_record, is_believed, resume_after
+from quiver.aof.reading.resume import end_of_record, is_believed, resume_after
 from quiver.aof.reading.source import Record, Source, Sources
 from quiver.errors import CorruptionError, UnknownRecordError
 
@@ -36,7 +36,7 @@ def read_one(sources: Sources, record_id: int) -> Record:
     source = sources.source(segment_id, durable_only=False)
     if source is None or not HEADER_BYTES <= offset < source.end:
         raise UnknownRecordError(f"no record {record_id}: segment {segment_id} is not there, or ends before {offset}")
-    stop = behind_record(source, offset)
+    stop = end_of_record(source, offset)
     if stop is None:
         if source.problem:
             raise CorruptionError(source.path, offset, source.problem)
@@ -84,7 +84,7 @@ def require_place(sources: Sources, record_id: int) -> None:
         if found + RECORD_HEAD_BYTES + length > offset:
             # Or its length is damaged. Then the record at that place has its checksum.
             whole = sources.stretch(segment_id, offset, None)
-            if whole is None or behind_record(whole, offset) is None:
+            if whole is None or end_of_record(whole, offset) is None:
                 raise unknown_record(source, offset)
             return
 
@@ -173,7 +173,7 @@ def heads(source: Source, offset: int) -> Iterator[tuple[int, int]]:
 def intact_heads(source: Source, offset: int, marks: Sequence[IndexMark]) -> Iterator[tuple[int, int]]:
     """Yield offset and timestamp of the records of *source* from *offset* on that have their checksums."""
     while offset < source.end:
-        stop = behind_record(source, offset)
+        stop = end_of_record(source, offset)
         if stop is None:
             offset = resume_after(source, offset, marks).offset
             continue

@@ -355,7 +355,7 @@ class Copies:
         """
         return self._objects.list_below(folder)
 
-    def adopt_object(self, info: ObjectInfo, now_ms: int) -> TierEntry:
+    def entry_of_object(self, info: ObjectInfo, now_ms: int) -> TierEntry:
         """
         Return the entry of an object that the manifest does not know. Only its ends are read.
 

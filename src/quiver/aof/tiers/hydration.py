@@ -12,11 +12,11 @@ from quiver.aof.format.manifest_record import Event
 from quiver.aof.format.tier_entry import TierEntry
 from quiver.aof.reading.catalog import Catalog, SealedSegment
 from quiver.aof.tiers.copies import Copies
-from quiver.aof.tiers.hydration_queue import Asked
+from quiver.aof.tiers.hydration_queue import HydrationQueue
 from quiver.aof.tiers.packed import PackedSegment, unpack_to
 from quiver.aof.tiers.placement import Placement
 from quiver.aof.tiers.snapshot import TierCounts
-from quiver.aof.tiers.uploads import tell_move
+from quiver.aof.tiers.uploads import report_move
 from quiver.clock import Clock
 from quiver.errors import (
     CapacityError,
@@ -64,7 +64,7 @@ class Hydration:
         again: Callable[[float], None],
         back: Callable[[], None],
     ) -> None:
-        self.asked = Asked()
+        self.queue = HydrationQueue()
         self.used: dict[int, int] = {}
         self.closed = False
         self._catalog = catalog
@@ -101,19 +101,19 @@ class Hydration:
                 return self.restore(sealed)
         if self.closed:
             raise StoreClosedError(f"segment {sealed.segment_id} has no file, and the log was closed")
-        self.asked.ask(sealed.segment_id)
+        self.queue.ask(sealed.segment_id)
         self._observer.event(
             "aof.tier1_hydration_retry_queued", segment=sealed.segment_id, sealed_at=sealed.footer.sealed_at
         )
         self._again(0.0)
         raise WouldBlockError("hydration", f"segment {sealed.segment_id} is being brought back to its file")
 
-    def bring_back(self) -> None:
+    def hydrate_queued(self) -> None:
         """Bring back what was asked for; what fails is kept for whoever asks next."""
-        if self.asked.serve(self._bring_one_back):
+        if self.queue.serve(self._hydrate_queued):
             self._back()
 
-    def _bring_one_back(self, segment_id: int) -> None:
+    def _hydrate_queued(self, segment_id: int) -> None:
         try:
             self.hydrate(segment_id)
         except (OSError, QuiverError) as error:
@@ -121,7 +121,7 @@ class Hydration:
             name = f"aof.tier1_hydration_retry_{how}"
             self._observer.event(name, level=logging.WARNING, segment=segment_id, problem=str(error))
             raise
-        if segment_id in self._placement.away:
+        if segment_id in self._placement.without_file:
             raise CapacityError(f"no room to bring segment {segment_id} back; who waits for it reads it from memory")
 
     def hydrate(self, segment_id: int) -> None:
@@ -162,7 +162,7 @@ class Hydration:
                 latency_s = self._clock.monotonic() - began
                 self._counts.hydrated(latency_s)
                 self._observer.record("aof_hydration_latency_seconds", latency_s)
-                tell_move(self._observer, "tier1_hydration_success", entry, latency_ms=1000 * latency_s)
+                report_move(self._observer, "tier1_hydration_success", entry, latency_ms=1000 * latency_s)
                 self._again(0.0)
                 return view
             return memoryview(b"".join(packed.plain()))
@@ -196,7 +196,7 @@ class Hydration:
             return self._copies.open_object(entry), entry
         fetched = replace(entry, has_warm=True)
         path = f"{self._copies.folder}/{entry.warm_name}"
-        tell_move(self._observer, "tier2_fetch_success", fetched, attempts=1, destination=path)
+        report_move(self._observer, "tier2_fetch_success", fetched, attempts=1, destination=path)
         done = self._placement.event(Event.HYDRATION_DONE, fetched, 0)
         try:
             return self._copies.open_warm(fetched), self._placement.note([done], fetched)
@@ -220,7 +220,7 @@ class Hydration:
                 return None
             raise
         self._fs.rename(temporary, sealed.path)
-        self._placement.away.discard(sealed.segment_id)
+        self._placement.without_file.discard(sealed.segment_id)
         self._fs.sync_dir(sealed.path.rpartition("/")[0])
         return self._catalog.view(sealed)
 

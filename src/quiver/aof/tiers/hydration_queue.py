@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from quiver.errors import QuiverError
 
-__all__ = ["Asked"]
+__all__ = ["HydrationQueue"]
 
 
-class Asked:
+class HydrationQueue:
     """
     Ids of segments that are to be brought back, and why some could not be. Thread-safe; its lock is never held
     long.

@@ -75,7 +75,7 @@ def list_objects(
         if not wanted(parsed[1], info.key):
             continue
         try:
-            found.add(copies.adopt_object(info, now_ms), info.key)
+            found.add(copies.entry_of_object(info, now_ms), info.key)
         except CorruptionError as damaged:
             found.damaged.append(damaged)
     return found

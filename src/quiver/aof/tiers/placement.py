@@ -63,7 +63,7 @@ class Placement:
         self._segments = f"{root}/{SEGMENTS}"
         self._warm = f"{root}/{WARM}"
         self.manifest = ManifestLog(fs, root, stream_id, clock=clock, observer=observer)
-        self.away: set[int] = set()
+        self.without_file: set[int] = set()
         self._failing: set[tuple[Event, int]] = set()
 
     def take_over(self, below: int) -> None:
@@ -85,7 +85,7 @@ class Placement:
                 sealed = None
             if sealed is None:
                 self._catalog.add(self._sealed(entry))
-                self.away.add(segment_id)
+                self.without_file.add(segment_id)
             here = self._copies.warm_bytes(entry) == entry.warm_bytes
             self.entries[segment_id] = replace(entry, has_warm=here)
         for name in self._copies.warm_names():
@@ -114,17 +114,17 @@ class Placement:
                 return False
             entry = self.entries.get(segment_id)
             if entry is not None:  # what the manifest says of it may be old
-                return segment_id in self.away and entry.remote is None and not entry.has_warm
+                return segment_id in self.without_file and entry.remote is None and not entry.has_warm
             return self._catalog.get(segment_id) is None or uploads.get(segment_id) != key
 
         now_ms = self.manifest.now_ms
         found = list_objects(self._copies, self._stream_id, now_ms=now_ms, wanted=wanted)
         for damaged in found.damaged:
-            self._tell_damaged(damaged.path, damaged)
+            self._report_damaged(damaged.path, damaged)
         for entry in found.entries.values():
             if self._catalog.get(entry.segment_id) is None:
                 self._catalog.add(self._sealed(entry))
-                self.away.add(entry.segment_id)
+                self.without_file.add(entry.segment_id)
                 self.note([], entry)
             elif entry.segment_id in self.entries:
                 self.note([], entry)
@@ -149,13 +149,13 @@ class Placement:
             try:
                 entry = self._copies.adopt(name)
             except CorruptionError as error:
-                self._tell_damaged(path, error)
+                self._report_damaged(path, error)
                 return
             self._catalog.add(self._sealed(entry))
-            self.away.add(entry.segment_id)
+            self.without_file.add(entry.segment_id)
             self.note([], entry)
 
-    def _tell_damaged(self, path: str, error: CorruptionError) -> None:
+    def _report_damaged(self, path: str, error: CorruptionError) -> None:
         self._observer.event("aof.tiers.damaged", level=logging.WARNING, path=path, problem=str(error))
 
     def _sealed(self, entry: TierEntry) -> SealedSegment:
@@ -179,7 +179,7 @@ class Placement:
 
     def residency(self, entry: TierEntry) -> Residency:
         """Return where a reader finds the segment."""
-        if entry.segment_id not in self.away:
+        if entry.segment_id not in self.without_file:
             return "resident_in_tier0"
         if entry.has_warm:
             return "staged_for_tier0"

@@ -30,7 +30,7 @@ from functools import partial
 
 from quiver.aof.compaction import HeadTrim
 from quiver.aof.config import AofConfig, TierConfig
-from quiver.aof.expiry import Leaving
+from quiver.aof.expiry import Expiry
 from quiver.aof.format.manifest_record import Event, ManifestRecord
 from quiver.aof.format.names import SEGMENTS, WARM, stream_folder
 from quiver.aof.format.segment_file import HEADER_BYTES
@@ -44,7 +44,7 @@ from quiver.aof.tiers.packed import records_problem
 from quiver.aof.tiers.placement import Placement
 from quiver.aof.tiers.snapshot import TierCounts, TierSnapshot
 from quiver.aof.tiers.state import entry_record, key_record
-from quiver.aof.tiers.uploads import Uploads, tell_move
+from quiver.aof.tiers.uploads import Uploads, report_move
 from quiver.clock import Clock
 from quiver.errors import (
     CorruptionError,
@@ -61,9 +61,9 @@ from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.disk_full import is_full_disk
 from quiver.primitives.disk.file_system import FileSystem
 
-__all__ = ["Tiers", "has_tiers"]
+__all__ = ["TierManager", "has_tiers"]
 
-_AGAIN_S = 5.0
+_RETRY_S = 5.0
 
 
 def has_tiers(fs: FileSystem, config: AofConfig, stream_id: int) -> bool:
@@ -84,7 +84,7 @@ def has_tiers(fs: FileSystem, config: AofConfig, stream_id: int) -> bool:
     return True
 
 
-class Tiers:
+class TierManager:
     """
     Moves the sealed segments of one log between its tiers, and brings them back for readers. Thread-safe.
 
@@ -141,21 +141,21 @@ class Tiers:
             again=again, back=back,
         )  # fmt: skip
         self._manifest = self._placement.manifest
-        self._away = self._placement.away
+        self._without_file = self._placement.without_file
         self._below = below
         self._is_full = False
         # What leaves its file is packed anyhow; a log of which nothing leaves needs no second copy on its disk.
         leaves = config.compression == "zstd" or self._tiers.tier0_max_bytes is not None
         self._uploads = Uploads(
             self._placement, self._copies, catalog, self._tiers, self.counts, stream_id=stream_id, lock=self._lock,
-            observer=observer, again=again, tried=self._tried, sound=self._sound,
+            observer=observer, again=again, tried=self._try_step, sound=self._with_valid_copy,
             packed=self._packed if leaves else None, verified=self._verified, uploaded=uploaded,
         )  # fmt: skip
         self._placement.take_over(below)
-        self._leaving = Leaving(catalog, config.retention, trim, clock)
+        self._expiry = Expiry(catalog, config.retention, trim, clock)
         for sealed in self._catalog.all()[-1:]:
-            if sealed.segment_id in self._away:  # its file was damaged: the next recovery needs one
-                self._tried(partial(self._hydration.restore, sealed))
+            if sealed.segment_id in self._without_file:  # its file was damaged: the next recovery needs one
+                self._try_step(partial(self._hydration.restore, sealed))
 
     @property
     def _entries(self) -> dict[int, TierEntry]:
@@ -172,16 +172,16 @@ class Tiers:
     def run(self) -> None:
         """Do all that is due. What the disk or the object store refuses is tried again later."""
         with self._turn:
-            self._hydration.bring_back()
+            self._hydration.hydrate_queued()
             uploads = self._uploads
             for step in (self._retire_old, self._pack_sealed, uploads.upload, self._evict_over, uploads.trim_warm):
-                self._tried(step)
-            self._tried(uploads.delete, "tier2_delete_failed")
+                self._try_step(step)
+            self._try_step(uploads.delete, "tier2_delete_failed")
             self._make_room_for_manifest()
-            if self._config.retention.policy == "time" or self._trim_head.asks:
-                self._again(_AGAIN_S)
+            if self._config.retention.policy == "time" or self._trim_head.has_hook:
+                self._again(_RETRY_S)
 
-    def _tried(self, step: Callable[[], object], event: str = "tiers.failed") -> bool:
+    def _try_step(self, step: Callable[[], object], event: str = "tiers.failed") -> bool:
         """
         Do *step*; say whether it went well, with *event* if not. One segment that stays must not hold up the
         others.
@@ -192,7 +192,7 @@ class Tiers:
             self.counts.failures += 1
             self._observer.count("aof_tiers_failed_total")
             self._observer.event(f"aof.{event}", level=logging.WARNING, problem=str(error))
-            self._again(_AGAIN_S)
+            self._again(_RETRY_S)
             if isinstance(error, ObjectsUnavailableError):
                 self._uploads.unreachable = True
             self._is_full = self._is_full or (isinstance(error, OSError) and is_full_disk(error))
@@ -210,7 +210,7 @@ class Tiers:
             return
         with self._lock:
             for segment_id, entry in self._entries.items():
-                if entry.has_warm and segment_id not in self._away:
+                if entry.has_warm and segment_id not in self._without_file:
                     self._copies.remove_warm(entry)
                     self._entries[segment_id] = replace(entry, has_warm=False)
 
@@ -221,7 +221,7 @@ class Tiers:
     def _pack_sealed(self) -> None:
         if self._config.compression == "zstd":
             for sealed in self._catalog.all():
-                self._tried(partial(self._packed, sealed), "tier1_compression_failed")
+                self._try_step(partial(self._packed, sealed), "tier1_compression_failed")
 
     def _packed(self, sealed: SealedSegment) -> TierEntry | None:
         """Return the entry of a segment that has a copy, made now if there was none; None when it was retired."""
@@ -250,7 +250,7 @@ class Tiers:
             self._placement.succeeded(Event.COMPRESSION_FAILED, sealed.segment_id)
             del self._attempts[Event.COMPRESSION_STARTED, sealed.segment_id]
             elapsed_ms = 1000 * (self._clock.monotonic() - began)
-        self._tell("tier1_compression_success", entry, attempts=attempts, elapsed_ms=elapsed_ms)
+        self._report("tier1_compression_success", entry, attempts=attempts, elapsed_ms=elapsed_ms)
         return entry
 
     def _pack(self, sealed: SealedSegment) -> TierEntry:
@@ -280,7 +280,7 @@ class Tiers:
         if limit is None:
             return
         with self._lock:
-            held = [one for one in self._catalog.all() if one.segment_id not in self._away]
+            held = [one for one in self._catalog.all() if one.segment_id not in self._without_file]
             total = sum(one.header.max_size for one in held)
             newest = held[-1].segment_id if held else None
             # The longest unread first; those that nobody read, the oldest first.
@@ -292,7 +292,7 @@ class Tiers:
                 continue
             size = sealed.header.max_size
             self._observer.event("aof.tier0_eviction_scheduled", segment=sealed.segment_id, bytes=size)
-            if self._tried(partial(self.evict, sealed.segment_id), "tier0_eviction_failed"):
+            if self._try_step(partial(self.evict, sealed.segment_id), "tier0_eviction_failed"):
                 total -= size
 
     def room_for_packing(self, size: int) -> int:
@@ -305,7 +305,7 @@ class Tiers:
         limit = self._tiers.tier0_max_bytes
         if limit is None or self._copies.has_objects:
             return 0
-        held = [one for one in self._catalog.all() if one.segment_id not in self._away]
+        held = [one for one in self._catalog.all() if one.segment_id not in self._without_file]
         if sum(one.header.max_size for one in held) + size <= limit:
             return 0
         return max([size, *(one.end for one in held if self._placement.entry_of(one) is None)])
@@ -332,23 +332,23 @@ class Tiers:
                 raise
             entry = self._uploads.upload_file(sealed)  # or a disk that ran full would never have room again
         with self._lock:
-            if entry is None or segment_id in self._away:
+            if entry is None or segment_id in self._without_file:
                 return
-            entry = self._sound(sealed, self._entries[segment_id])
-            self._away.add(segment_id)
+            entry = self._with_valid_copy(sealed, self._entries[segment_id])
+            self._without_file.add(segment_id)
             try:
                 self._note([self._event(Event.LOCAL_EVICTED, entry, entry.original_bytes)], entry)
                 self._catalog.forget_map(segment_id)
                 remove_durably(self._fs, [sealed.path])
             except OSError:
                 if self._fs.exists(sealed.path):
-                    self._away.discard(segment_id)
+                    self._without_file.discard(segment_id)
                 raise
             self._hydration.used.pop(segment_id, None)
             self.counts.evictions += 1
-        self._tell("tier0_segment_dropped", entry, bytes=sealed.header.max_size, sealed=True)
+        self._report("tier0_segment_dropped", entry, bytes=sealed.header.max_size, sealed=True)
 
-    def _sound(self, sealed: SealedSegment, entry: TierEntry) -> TierEntry:
+    def _with_valid_copy(self, sealed: SealedSegment, entry: TierEntry) -> TierEntry:
         """
         Return where a segment's copy is that may become the only one, read once more; a new one is made if need be.
 
@@ -363,7 +363,7 @@ class Tiers:
             try:
                 self._copies.check_object(entry)
             except CorruptionError as damaged:
-                entry = self._uploads.doubt(entry, damaged)
+                entry = self._uploads.invalidate_object(entry, damaged)
             else:
                 return entry
         self._failed("tier1_copy_damaged", entry, problem)
@@ -373,8 +373,8 @@ class Tiers:
     def _retire_old(self) -> None:
         if not self._config.retires:
             return
-        for sealed in self._leaving.segments():
-            self._tried(partial(self._retire, sealed))
+        for sealed in self._expiry.segments():
+            self._try_step(partial(self._retire, sealed))
 
     def _retire(self, sealed: SealedSegment) -> None:
         segment_id = sealed.segment_id
@@ -390,7 +390,7 @@ class Tiers:
             if entry is not None:
                 self._copies.remove_warm(entry)
             remove_durably(self._fs, [sealed.path])
-            self._away.discard(segment_id)
+            self._without_file.discard(segment_id)
             self._hydration.used.pop(segment_id, None)
             self._catalog.remove(segment_id)
             self._indexes.remove(sealed)
@@ -489,8 +489,8 @@ class Tiers:
     def _failed(self, event: str, entry: TierEntry, problem: str) -> None:
         self._observer.event(f"aof.{event}", level=logging.WARNING, segment=entry.segment_id, problem=problem)
 
-    def _tell(self, event: str, entry: TierEntry, **fields: Value) -> None:
-        tell_move(self._observer, event, entry, **fields)
+    def _report(self, event: str, entry: TierEntry, **fields: Value) -> None:
+        report_move(self._observer, event, entry, **fields)
 
     def snapshot(self) -> TierSnapshot:
         """Return how much lies where, and what waits."""
@@ -503,13 +503,13 @@ class Tiers:
                 else "resident_in_tier0"
                 for one in sealed
             }
-            resident = sum(one.header.max_size for one in sealed if one.segment_id not in self._away)
+            resident = sum(one.header.max_size for one in sealed if one.segment_id not in self._without_file)
             deletes = len(self._manifest.state.deletes)
             counts = replace(self.counts)
         told = TierSnapshot.of(
             residency, entries, resident_bytes=resident, deletes=deletes, counts=counts,
             uploads_to=self._copies.has_objects, packs_all=self._config.compression == "zstd",
-            hydrations=self._hydration.asked.waiting,
+            hydrations=self._hydration.queue.waiting,
         )  # fmt: skip
         manifest, waiting = self._manifest, self._uploads.waiting()
         lag_ns = self._clock.now_ns() - min((one.footer.sealed_at for one in waiting), default=self._clock.now_ns())

@@ -28,17 +28,17 @@ from quiver.errors import CorruptionError, QuiverError
 from quiver.observe import Observer, Value
 from quiver.primitives.disk.disk_full import is_full_disk
 
-__all__ = ["Uploads", "tell_move"]
+__all__ = ["Uploads", "report_move"]
 
 
-class Tried(Protocol):
+class RunStep(Protocol):
     """Does a step, and says whether it went well."""
 
     def __call__(self, step: Callable[[], object], event: str = ...) -> bool:
         """Do *step*; *event* is told if it fails."""
 
 
-def tell_move(observer: Observer, event: str, entry: TierEntry, **fields: Value) -> None:
+def report_move(observer: Observer, event: str, entry: TierEntry, **fields: Value) -> None:
     """Tell of a segment that went from one tier to another."""
     fields.setdefault("bytes", entry.warm_bytes)
     observer.count("aof_tier_moves_total", kind=event)
@@ -76,7 +76,7 @@ class Uploads:
         lock: threading.RLock,
         observer: Observer,
         again: Callable[[float], None],
-        tried: Tried,
+        tried: RunStep,
         sound: Callable[[SealedSegment, TierEntry], TierEntry],
         packed: Callable[[SealedSegment], TierEntry | None] | None,
         verified: Callable[[SealedSegment], memoryview],
@@ -95,8 +95,8 @@ class Uploads:
         self._lock = lock
         self._observer = observer
         self._again = again
-        self._tried = tried
-        self._sound = sound
+        self._try_step = tried
+        self._with_valid_copy = sound
         self._packed = packed
         self._verified = verified
         self._uploaded = uploaded
@@ -117,7 +117,7 @@ class Uploads:
         if not self._copies.has_objects:
             return []
         with self._lock:
-            entries, away = self._placement.entries, self._placement.away
+            entries, away = self._placement.entries, self._placement.without_file
             return [
                 one
                 for one in self._catalog.all()
@@ -131,7 +131,7 @@ class Uploads:
             if self.unreachable or (self.stopping if until_s is None else now_s() >= until_s):
                 return  # the next one would wait as long, or somebody waits for this to end
             if sealed.segment_id not in self.damaged:
-                self._tried(partial(self._upload_one, sealed), "tier2_upload_failed")
+                self._try_step(partial(self._upload_one, sealed), "tier2_upload_failed")
 
     def _upload_one(self, sealed: SealedSegment) -> None:
         segment_id = sealed.segment_id
@@ -167,14 +167,14 @@ class Uploads:
                 [self._placement.event(Event.UPLOAD_DONE, entry, key, etag)], replace(entry, remote=remote)
             )
             self._placement.succeeded(Event.UPLOAD_FAILED, segment_id)
-        self._tell_uploaded(entry, key, attempts)
+        self._report_uploaded(entry, key, attempts)
 
-    def _tell_uploaded(self, entry: TierEntry, key: str, attempts: int) -> None:
+    def _report_uploaded(self, entry: TierEntry, key: str, attempts: int) -> None:
         self._counts.uploads += 1
         self.problem = ""
         self._attempts.pop(entry.segment_id, None)
         self._uploaded()
-        tell_move(
+        report_move(
             self._observer, "tier2_upload_success", entry, attempts=attempts, object_key=key,
             compressed_bytes=entry.warm_bytes, original_bytes=entry.original_bytes,
         )  # fmt: skip
@@ -218,7 +218,7 @@ class Uploads:
             etag = made.remote.etag if made.remote else None
             made = self._placement.note([self._placement.event(Event.UPLOAD_DONE, made, key, etag)], made)
             self._placement.succeeded(Event.UPLOAD_FAILED, segment_id)
-        self._tell_uploaded(made, key, attempts)
+        self._report_uploaded(made, key, attempts)
         return made
 
     def _verified_file(self, sealed: SealedSegment) -> memoryview:
@@ -237,9 +237,13 @@ class Uploads:
             if sealed is None:
                 return
             self._placement.failed(Event.UPLOAD_FAILED, sealed, error, key)
-            if entry is not None and isinstance(error, CorruptionError) and segment_id not in self._placement.away:
+            if (
+                entry is not None
+                and isinstance(error, CorruptionError)
+                and segment_id not in self._placement.without_file
+            ):
                 # The packed file is not what was written. The segment's own is: the next turn has something to upload.
-                self._sound(sealed, entry)
+                self._with_valid_copy(sealed, entry)
 
     def trim_warm(self) -> None:
         """Remove packed files above their budget, the oldest first, each once its object was read back."""
@@ -256,7 +260,7 @@ class Uploads:
             if total <= limit or self.unreachable:
                 return
             # One that is not uploaded yet stays.
-            if entry.remote is not None and self._tried(partial(self._drop_warm, entry)):
+            if entry.remote is not None and self._try_step(partial(self._drop_warm, entry)):
                 total -= entry.warm_bytes
 
     def _drop_warm(self, entry: TierEntry) -> None:
@@ -266,7 +270,7 @@ class Uploads:
             if self._copies.warm_problem(entry) is None:
                 with self._lock:
                     if self._placement.entries.get(entry.segment_id) == entry:
-                        self.doubt(entry, damaged)
+                        self.invalidate_object(entry, damaged)
             raise
         with self._lock:
             if self._placement.entries.get(entry.segment_id) != entry:
@@ -275,7 +279,7 @@ class Uploads:
             self._placement.note([evicted], replace(entry, has_warm=False))
             self._copies.remove_warm(entry)
 
-    def doubt(self, entry: TierEntry, damaged: CorruptionError) -> TierEntry:
+    def invalidate_object(self, entry: TierEntry, damaged: CorruptionError) -> TierEntry:
         """
         Take an object out of account that is not what was uploaded, so that it is uploaded again; with the lock held.
 

@@ -67,7 +67,7 @@ def restore(
                 typer.echo(f"damaged: {damaged}", err=True)
             for first, behind in one.missing:
                 typer.echo(f"{one.directory}: records {first} to {behind - 1} are missing", err=True)
-    if not all(one.is_whole for one in restored):
+    if not all(one.is_complete for one in restored):
         raise typer.Exit(1)
 
 
@@ -76,7 +76,7 @@ def _restored(
 ) -> list[RestoredLog]:
     from quiver.aof.format.names import is_stream_name, object_folder  # noqa: PLC0415
     from quiver.aof.reading.files import LogFiles, is_log_directory  # noqa: PLC0415
-    from quiver.aof.restore import restore_log, streams_of, take_over_objects  # noqa: PLC0415
+    from quiver.aof.restore import register_objects, restore_log, streams_of  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.observe import InMemoryObserver  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
@@ -99,7 +99,7 @@ def _restored(
     for number in streams:
         directory = present.get(number)
         if directory is not None:
-            one = take_over_objects(
+            one = register_objects(
                 REAL_FILES, directory, tier, location=location, clock=SYSTEM_CLOCK, observer=observer, dry_run=dry_run
             )
         else:
