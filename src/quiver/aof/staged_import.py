@@ -1,23 +1,24 @@
 """
-Records that Spark sinks staged and committed become records of the log. Only the log's owner does this.
+Import of batches that Spark sinks staged and committed. Only the owner of the log imports.
 
 ::
 
-    1  tasks write and sync       incoming/<writer>/<batch>-…/00000.part   nobody reads them
+    1  tasks write and sync       incoming/<writer>/<batch>-…/00000.part   not visible
     2  the sink's driver commits  incoming/<writer>/<batch>.commit         durable: from here on the batch counts
     3  the owner, step by step, until all records of the batch are in the log:
-         a  holds the log          others are refused with `WouldBlockError("tail")`
-         b  notes                  incoming/<writer>/<batch>.begun         which records come, how many the log has
-         c  appends them, in one pass into one segment, and syncs
-         d  lets the log go
+         a  holds the log          other appends raise `WouldBlockError("tail")`
+         b  writes a note          incoming/<writer>/<batch>.begun         the next records, and the log's record count
+         c  appends the records, in one pass into one segment, and syncs
+         d  releases the log
     4  the owner renames          <batch>.commit → <batch>.done            durable: it is not appended again
-    5  the owner removes what was staged, the note, and all but the writer's last `done`
+    5  the owner removes the staged files, the note, and all but the writer's last `done`
 
-The owner is whoever has the log open: it does it when it opens the log, once a second, and when it closes it.
+The owner is the process that has the log open. It imports when it opens the log, once a second, and when it closes it.
 
-Records have no name that would tell those of a batch from others. But between b and d nobody else appends, and what a
-crash leaves of one segment is a prefix of what was appended: what the log has more than the note says is how many of
-the step are there. So where a step fails behind b, the log stays held until it is done, or the log is opened again.
+Records have no mark that tells those of a batch from others. But there are no other appends between b and d, and a
+crash leaves a prefix of what was appended to a segment. So the difference between the log's record count and the one in
+the note is the number of imported records of the step. If a step fails after b, the log stays held until the step is
+done or the log is opened again.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ from quiver.primitives.scan import Frame
 __all__ = ["StagedImport"]
 
 _STEP_BYTES = 4 << 20
-"""About as much is appended at once; a record that is larger is a step of its own."""
+"""The approximate size of a step; a larger record is a step by itself."""
 
 _PATIENCE_S = 5.0
-"""For a reservation that is open, a segment to come, a sync. Then it is tried again with the next turn."""
+"""How long a step waits for an open reservation, a new segment or a sync. The next import tries again."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """Records on their way into the log, and how far they are."""
+    """Records that are being imported, and the progress of their step."""
 
     path: str
     place: BatchStep
@@ -68,8 +69,8 @@ class StagedImport:
     Appends what sinks committed below the log's directory *root*. Thread-safe.
 
     Args:
-        retry: calls what it is given until that no longer raises `WouldBlockError`, for so many seconds at most.
-        flush: makes durable what the log has, in so many seconds at most.
+        retry: calls a function until it no longer raises `WouldBlockError`, for the given number of seconds at most.
+        flush: makes the log durable, within the given number of seconds at most.
     """
 
     def __init__(
@@ -95,10 +96,10 @@ class StagedImport:
 
     def recover(self) -> None:
         """
-        Find out what a crash left of batches whose import had begun. Called before anyone may append.
+        Determine how much of partly imported batches is in the log after a crash. Called before the first append.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk failed.
         """
         log_records = self._tail.record_total
         for writer in self._staged.writers():
@@ -123,16 +124,16 @@ class StagedImport:
 
     def import_all(self) -> int:
         """
-        Append all that is committed; return how many records came. Durable on return. One look when nothing is there.
+        Append all committed batches, durably; return how many records were appended. One listing if there are none.
 
-        What cannot be appended now is reported once, and tried again at the next call.
+        A batch that cannot be appended now is reported once, and tried again at the next call.
         """
         with self._turn:
             before = self._appended
             try:
                 self._import_all()
             except StoreClosedError:
-                pass  # whoever opens the log next goes on
+                pass  # the import continues when the log is opened again
             except (QuiverError, OSError) as error:
                 self._report(error)
             return self._appended - before
@@ -173,7 +174,7 @@ class StagedImport:
         return self._appended - before
 
     def _advance(self) -> None:
-        """Bring the records of the step, if there is one, into the log, from where it is."""
+        """Continue the current step, if there is one, until its records are in the log."""
         step = self._step
         if step is None:
             return
@@ -204,7 +205,7 @@ class StagedImport:
         try:
             replace_file(self._staged.fs, step.path, data)
         except OSError:
-            # The new name may be there although its sync failed. Only where it is not, nothing was begun.
+            # The new name may exist although its sync failed. Only if it does not, the step has not begun.
             if not self._reads(step.path, data):
                 self._let_go()
             raise
@@ -223,7 +224,7 @@ class StagedImport:
 
 @dataclass(slots=True)
 class _Piece:
-    """Records of a part that follow one another; *index* is the place of the first."""
+    """Consecutive records of a part; *index* is the number of the first."""
 
     index: int
     payloads: list[memoryview]
@@ -236,10 +237,10 @@ class _Piece:
 
 def _steps(fs: FileSystem, path: str, part: StagedPart, first: int, *, size_max: int) -> Iterator[_Piece]:
     """
-    Yield the records of a part from number *first* on, verified, a few megabytes at a time, at most *size_max*.
+    Yield the verified records of a part from number *first* on, a few megabytes at a time, at most *size_max*.
 
     Raises:
-        CorruptionError: it is not what was committed.
+        CorruptionError: the part is damaged.
         InvalidRecordError: a record is larger than *size_max*.
     """
     file = fs.open_read(path)
@@ -265,11 +266,11 @@ def _piece(file: File, position: int, size_bytes: int, size_max: int) -> tuple[_
     data = memoryview(file.pread(min(_STEP_BYTES, size_max, left), position))
     if len(data) >= RECORD_HEAD_BYTES:
         (length, *_) = RECORD_HEAD.unpack_from(data, 0)
-        whole = RECORD_HEAD_BYTES + length
-        if size_max < whole <= left:
+        record_bytes = RECORD_HEAD_BYTES + length
+        if size_max < record_bytes <= left:
             raise InvalidRecordError(f"{file.path}: a record of {length} bytes does not fit: raise segment_max_bytes")
-        if len(data) < whole <= left:
-            data = memoryview(file.pread(whole, position))
+        if len(data) < record_bytes <= left:
+            data = memoryview(file.pread(record_bytes, position))
     piece = _Piece(0, [], [])
     at = 0
     while at < len(data):
@@ -280,12 +281,12 @@ def _piece(file: File, position: int, size_bytes: int, size_max: int) -> tuple[_
         piece.ext_ids.append(answer.value.ext_id)
         at = answer.end
     if not at or (at < len(data) and not _is_cut(data, at, left)):
-        raise CorruptionError(file.path, position + at, "a staged record is not what was written")
+        raise CorruptionError(file.path, position + at, "a staged record is damaged")
     return piece, position + at
 
 
 def _is_cut(data: memoryview, at: int, left: int) -> bool:
-    """Say whether the record at *at* only ends behind *data*, which is not the end of the part."""
+    """Return whether the record at *at* extends past *data*, which is not the end of the part."""
     if len(data) >= left:
         return False
     if at + RECORD_HEAD_BYTES > len(data):

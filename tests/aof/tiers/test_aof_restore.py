@@ -187,7 +187,7 @@ def test_objects_that_are_not_what_their_names_say():
     assert streams_of(tier) == [stream_id]
     found = restored(fs, stream_id)
     assert [one.path for one in found.damaged] == [object_key(stream_id, one, 5) for one in (7, 8, 9, 10)]
-    assert "another one than its key says" in found.damaged[2].reason
+    assert "another one than its key names" in found.damaged[2].reason
     assert found.next_segment_id > 10 + 1000
     assert read(fs) == written
 

@@ -1,18 +1,18 @@
 """
-What becomes of sealed segments: compressed copies on the disk, objects in a store, and back again.
+The tiers of sealed segments: compressed copies on the disk, objects in a store, and hydration back to files.
 
 ====================  ==========================================================
 module                purpose
 ====================  ==========================================================
 `tier_manager.py`     moves the segments of one log between its tiers
-`uploads.py`          uploads segments, and deletes objects
-`hydration.py`        brings segments back to their files, for readers
-`copies.py`           packed files and objects, each made whole and verified
+`uploads.py`          uploads segments and deletes objects
+`hydration.py`        restores the files of segments, for readers
+`copies.py`           packed files and objects, written completely and verified
 `placement.py`        where the copies of each segment are, by manifest and disk
-`object_listing.py`   what the object store has of one log
-`packed.py`           packing a segment, and reading it packed
-`hydration_queue.py`  segments that somebody wants back and does not wait for
-`state.py`            what the records of the manifest log add up to (pure)
-`snapshot.py`         how much lies where, and what was done
+`object_listing.py`   the objects of one log
+`packed.py`           packing a segment, and reading a packed one
+`hydration_queue.py`  segments to hydrate in the background
+`state.py`            the tier state that the manifest log describes (pure)
+`snapshot.py`         sizes, queues and counts of the tiers
 ====================  ==========================================================
 """

@@ -1,4 +1,4 @@
-"""The copies of segments: packed files in `warm/`, and objects. Each is made whole and verified, or not at all."""
+"""The copies of segments: packed files in `warm/` and objects. Each is complete and verified, or does not exist."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Copies:
     Makes, finds and removes the copies of one log's segments.
 
     Args:
-        folder: of the packed files.
-        objects: gives the object tier, when it is first needed.
-        level: of zstd.
+        folder: the folder of the packed files.
+        objects: returns the object tier when it is first needed.
+        level: the zstd level.
 
     Attributes:
-        folder: as given.
+        folder: the folder of the packed files.
     """
 
     def __init__(
@@ -54,7 +54,9 @@ class Copies:
     @property
     def _objects(self) -> ObjectTier:
         if self._open_objects is None:
-            raise UsageError(f"{self.folder}: a segment is an object, and no object store was named")
+            raise UsageError(
+                f"{self.folder}: a segment is only in an object store, and none was given; name it in the settings"
+            )
         with self._opening:
             if self._tier is None:
                 self._tier = self._open_objects()
@@ -63,7 +65,7 @@ class Copies:
     # ---- packed files
 
     def warm_names(self) -> list[str]:
-        """Return the names of the packed files, finished or not."""
+        """Return the names of the packed files, including unfinished ones."""
         if not self._fs.exists(self.folder):
             return []
         names = self._fs.list_dir(self.folder)
@@ -78,11 +80,11 @@ class Copies:
 
     def pack(self, sealed: SealedSegment, view: memoryview) -> TierEntry:
         """
-        Make the packed file of a segment, of which *view* is the file; durable and compared with it on return.
+        Write the packed file of a segment, whose file is *view*; on return it is durable and verified against *view*.
 
         Raises:
-            OSError: no room, or the disk refused.
-            CorruptionError: what is read back is not what was written.
+            OSError: there is no space, or the disk failed.
+            CorruptionError: the file differs when it is read back.
         """
         name = warm_name(sealed.segment_id, sealed.header.base_offset, sealed.footer.sealed_at)
         size, checksum = self._write(name, pack(view, sealed.end, sealed.footer, level=self._level))
@@ -102,7 +104,7 @@ class Copies:
                 checksum = crc64_nvme(piece, checksum)
             file.sync_data()
         except (OSError, QuiverError):
-            # On a full disk it holds the last room, which the log needs to go on.
+            # On a full disk it takes the last space, which the log needs to continue.
             with contextlib.suppress(OSError):
                 self._fs.remove(path + TEMPORARY_SUFFIX)
             raise
@@ -114,20 +116,20 @@ class Copies:
 
     def open_warm(self, entry: TierEntry) -> PackedSegment:
         """
-        Return the packed file, to be read.
+        Return the packed file for reading.
 
         Raises:
-            CorruptionError: it is not what `pack` made of this segment.
+            CorruptionError: it is damaged, or belongs to another segment.
             OSError: the disk cannot be read.
         """
         return self._same(self._opened(entry.warm_name, entry.warm_bytes), entry)
 
     def verified_warm(self, entry: TierEntry) -> PackedSegment:
         """
-        Return the packed file, all of it read and compared with its checksum: records do not vouch for their times.
+        Read the complete packed file, verify its checksum and return it: record checksums do not cover timestamps.
 
         Raises:
-            CorruptionError: it is not what was written.
+            CorruptionError: it is damaged.
             OSError: the disk cannot be read.
         """
         packed = self.open_warm(entry)
@@ -137,13 +139,13 @@ class Copies:
 
     def warm_problem(self, entry: TierEntry) -> str | None:
         """
-        Return why the packed file, all of it read, is no copy of the segment; None when it is one.
+        Read the complete packed file; return why it is not a valid copy of the segment, or None when it is.
 
         Raises:
             OSError: the disk cannot be read.
         """
         if not entry.has_warm or self.warm_bytes(entry) != entry.warm_bytes:
-            return "the packed file is not there"
+            return "the packed file is missing"
         try:
             self.verified_warm(entry)
         except CorruptionError as damaged:
@@ -159,7 +161,7 @@ class Copies:
         def read_at(start: int, length: int) -> bytes:
             file = self._fs.open_read(path)
             try:
-                return _read_whole(file, start, length)
+                return _read_exactly(file, start, length)
             finally:
                 file.close()
 
@@ -167,11 +169,11 @@ class Copies:
 
     def salvage(self, entry: TierEntry, start: int, end: int) -> bytes | None:
         """
-        Return the bytes of a segment from *start* to *end* as far as a damaged copy of it can be unpacked, zeros in
-        place of the rest; None when no copy can be read at all.
+        Return the bytes of a segment from *start* to *end*, as far as a damaged copy can be unpacked, and zeros instead
+        of the rest; None when no copy can be read at all.
 
         Raises:
-            ObjectsUnavailableError: the object store does not answer; ask again.
+            ObjectsUnavailableError: the object store does not answer; try again.
             OSError: the disk cannot be read.
         """
         copies = [(f"{self.folder}/{entry.warm_name}", self._reads_file(entry.warm_name))]
@@ -185,15 +187,15 @@ class Copies:
 
     def _same(self, packed: PackedSegment, entry: TierEntry) -> PackedSegment:
         if (packed.header, packed.footer) != (entry.header, entry.footer):
-            raise CorruptionError(packed.name, 0, "it holds another segment than the manifest says")
+            raise CorruptionError(packed.name, 0, "it holds another segment than the one in the manifest")
         return packed
 
-    def adopt(self, name: str) -> TierEntry:
+    def entry_of_file(self, name: str) -> TierEntry:
         """
         Return the entry of a packed file that the manifest does not know.
 
         Raises:
-            CorruptionError: it is not what `pack` made.
+            CorruptionError: it is damaged.
         """
         size = self._fs.stat(f"{self.folder}/{name}").size_bytes
         packed = self._opened(name, size)
@@ -202,18 +204,18 @@ class Copies:
         )
 
     def remove_warm(self, entry: TierEntry) -> None:
-        """Remove the packed file, durably; it may be gone already."""
+        """Remove the packed file, durably; it may be removed already."""
         remove_durably(self._fs, [f"{self.folder}/{entry.warm_name}"])
 
     # ---- objects
 
     def upload(self, entry: TierEntry, key: str) -> str | None:
         """
-        Make the object *key* of the packed file, durably; return its etag.
+        Upload the packed file as object *key*, durably; return its etag.
 
         Raises:
             ObjectsUnavailableError: try again.
-            CorruptionError: the packed file is not what was written.
+            CorruptionError: the packed file is damaged.
         """
         path = f"{self.folder}/{entry.warm_name}"
         file = self._fs.open_read(path)
@@ -223,7 +225,7 @@ class Copies:
 
             def parts() -> Iterator[bytes]:
                 for start in range(0, entry.warm_bytes, _PIECE_BYTES):
-                    yield _read_whole(file, start, min(_PIECE_BYTES, entry.warm_bytes - start))
+                    yield _read_exactly(file, start, min(_PIECE_BYTES, entry.warm_bytes - start))
 
             info = self._objects.put_parts(key, parts)
         finally:
@@ -234,19 +236,19 @@ class Copies:
 
     def upload_segment(self, sealed: SealedSegment, view: memoryview, key: str, now_ms: int) -> TierEntry:
         """
-        Make the object *key* of a segment, of which *view* is the file, durably and without a packed file.
+        Pack a segment, whose file is *view*, directly into the object *key*, durably and without a packed file.
 
-        It is not read back: `check_object` does that before the file goes.
+        The object is not read back: `check_object` does that before the file is removed.
 
         Raises:
             ObjectsUnavailableError: try again.
-            CorruptionError: the object has another size than what was sent.
+            CorruptionError: the object has another size than the bytes that were sent.
         """
         size = checksum = 0
 
         def pieces() -> Iterator[bytes]:
             nonlocal size, checksum
-            size = checksum = 0  # each try begins again
+            size = checksum = 0  # each attempt starts over
             for piece in pack(view, sealed.end, sealed.footer, level=self._level, verify=True):
                 size += len(piece)
                 checksum = crc64_nvme(piece, checksum)
@@ -264,22 +266,22 @@ class Copies:
     def _checksum(self, file: File, size: int) -> int:
         value = 0
         for start in range(0, size, _PIECE_BYTES):
-            value = crc64_nvme(_read_whole(file, start, min(_PIECE_BYTES, size - start)), value)
+            value = crc64_nvme(_read_exactly(file, start, min(_PIECE_BYTES, size - start)), value)
         return value
 
     def check_object(self, entry: TierEntry) -> None:
         """
-        Return when the object of a segment is there and is, byte for byte, what was uploaded.
+        Verify that the object of a segment exists and is, byte for byte, what was uploaded.
 
-        It is read as a whole, once for as long as its etag stays what it was then.
+        The object is read completely, once for each etag.
 
         Raises:
-            CorruptionError: there is none, or it is not.
-            ObjectsUnavailableError: nobody knows.
+            CorruptionError: it is missing or differs.
+            ObjectsUnavailableError: the object store does not answer.
         """
         if entry.remote is None:
             raise CorruptionError(
-                f"{self.folder}/{entry.warm_name}", 0, "the packed file is not there, and there is no object"
+                f"{self.folder}/{entry.warm_name}", 0, "the packed file is missing, and there is no object"
             )
         key = entry.remote.object_key
         try:
@@ -300,12 +302,12 @@ class Copies:
 
     def object_problem(self, entry: TierEntry) -> str | None:
         """
-        Return why the object of a segment, all of it read, is no copy of it; None when it is one.
+        Read the complete object of a segment; return why it is not a valid copy, or None when it is.
 
-        No more than a piece of it is in memory, and of an object with another size nothing is read.
+        The object is read in pieces. An object with a wrong size is not read.
 
         Raises:
-            ObjectsUnavailableError, AccessDeniedError: nobody knows.
+            ObjectsUnavailableError, AccessDeniedError: the object store does not answer.
         """
         key = entry.remote.object_key if entry.remote else ""
         try:
@@ -323,10 +325,10 @@ class Copies:
 
     def open_object(self, entry: TierEntry) -> PackedSegment:
         """
-        Return the object of a segment, to be read where it lies.
+        Return the object of a segment for reading in place.
 
         Raises:
-            CorruptionError: it is missing, or not what was uploaded.
+            CorruptionError: it is missing or damaged.
             ObjectsUnavailableError: try again.
         """
         return self._same(self._open_key(entry.remote.object_key if entry.remote else "", entry.warm_bytes), entry)
@@ -341,7 +343,7 @@ class Copies:
             except ObjectNotFoundError:
                 raise CorruptionError(key, 0, "the object of a segment is missing") from None
             if len(data) != length:
-                raise CorruptionError(key, start, f"{len(data)} bytes came, not {length}")
+                raise CorruptionError(key, start, f"{len(data)} bytes were returned, not {length}")
             return data
 
         return read_at
@@ -357,17 +359,17 @@ class Copies:
 
     def entry_of_object(self, info: ObjectInfo, now_ms: int) -> TierEntry:
         """
-        Return the entry of an object that the manifest does not know. Only its ends are read.
+        Return the entry of an object that the manifest does not know. Only its two ends are read.
 
         Raises:
-            CorruptionError: it is missing, it is not what `pack` made, or it holds another segment than its key says.
+            CorruptionError: it is missing or damaged, or holds another segment than its key names.
             ObjectsUnavailableError: try again.
         """
         packed = self._open_key(info.key, info.size_bytes)
-        said = parse_object_key(info.key)
-        if said is None or said[1:] != (packed.header.segment_index, packed.footer.sealed_at):
+        named = parse_object_key(info.key)
+        if named is None or named[1:] != (packed.header.segment_index, packed.footer.sealed_at):
             what = f"segment {packed.header.segment_index}, sealed at {packed.footer.sealed_at}"
-            raise CorruptionError(info.key, 0, f"it holds {what}: another one than its key says")
+            raise CorruptionError(info.key, 0, f"it holds {what}: another one than its key names")
         problem = packed.end_problem()
         if problem is not None:
             raise CorruptionError(info.key, 0, problem)
@@ -380,12 +382,12 @@ class Copies:
 
     def fetch(self, entry: TierEntry) -> None:
         """
-        Make the packed file of a segment from its object, durable and verified on return.
+        Download the object of a segment to its packed file, durable and verified on return.
 
         Raises:
-            CorruptionError: the object is missing, or not what was uploaded.
+            CorruptionError: the object is missing or damaged.
             ObjectsUnavailableError: try again.
-            OSError: no room, or the disk refused.
+            OSError: there is no space, or the disk failed.
         """
         packed = self.open_object(entry)
         path = f"{self.folder}/{entry.warm_name}"
@@ -417,7 +419,7 @@ class Copies:
 
     def delete(self, key: str) -> None:
         """
-        Remove an object, durably; it may be gone already.
+        Delete an object, durably; it may be deleted already.
 
         Raises:
             ObjectsUnavailableError: try again.
@@ -426,7 +428,7 @@ class Copies:
         self._objects.delete([key])
 
     def close(self) -> None:
-        """Let go of connections. Idempotent."""
+        """Close connections. Idempotent."""
         with self._opening:
             tier, self._tier = self._tier, None
         if tier is not None:
@@ -435,19 +437,19 @@ class Copies:
 
 def _compare(packed: PackedSegment, view: memoryview) -> None:
     """
-    Return when what is packed is what *view* holds.
+    Verify that the packed segment unpacks to *view*.
 
     Raises:
-        CorruptionError: it is not.
+        CorruptionError: it does not.
     """
     offset = 0
     for piece in packed.plain():
         if piece != view[offset : offset + len(piece)]:
-            raise CorruptionError(packed.name, 0, f"what was packed from {offset} on is not what comes out")
+            raise CorruptionError(packed.name, 0, f"the segment unpacks to other bytes from {offset} on")
         offset += len(piece)
 
 
-def _read_whole(file: File, start: int, length: int) -> bytes:
+def _read_exactly(file: File, start: int, length: int) -> bytes:
     """
     Return exactly *length* bytes.
 
@@ -456,5 +458,5 @@ def _read_whole(file: File, start: int, length: int) -> bytes:
     """
     data = file.pread(length, start)
     if len(data) != length:
-        raise CorruptionError(file.path, start + len(data), "the packed file is cut short")
+        raise CorruptionError(file.path, start + len(data), "the packed file is truncated")
     return data

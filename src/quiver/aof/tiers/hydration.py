@@ -1,4 +1,4 @@
-"""The way back: segments whose file left are written again from a copy, for readers and by hand."""
+"""Hydration: the files of evicted segments are restored from copies, for readers and manual calls."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ __all__ = ["Hydration"]
 
 class Hydration:
     """
-    Brings segments of one log back to their files. Thread-safe.
+    Restores the files of evicted segments of one log. Thread-safe.
 
     Args:
-        lock: over the placement.
+        lock: protects the placement.
         again: called with the seconds after which the tiers should run again.
-        back: called when segments that were asked for were brought back, or could not be.
+        back: called when queued segments were hydrated, or could not be.
 
     Attributes:
-        asked: segments that somebody wants back and does not wait for.
-        used: segment → when it was read last, as a number that only grows.
-        closed: nothing is brought back any more.
+        queue: segments to hydrate in the background.
+        used: segment → the sequence number of its last read.
+        closed: whether the log was closed, so that nothing is hydrated.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class Hydration:
 
     def view(self, sealed: SealedSegment, *, wait: bool = True) -> memoryview | None:
         """
-        Return the bytes of a sealed segment, brought back to its file when it has none; None when it was retired.
+        Return the bytes of a sealed segment, hydrated if it has no file; None when it was retired.
 
-        Where the disk has no room for it the bytes are in memory, and the segment stays where it was.
+        If the disk has no space for the file, the bytes are in memory and the segment stays evicted.
 
         Raises:
-            WouldBlockError: it has no file, and without *wait* the thread brings it back.
-            CapacityError: so it was asked to, and the disk had no room.
-            CorruptionError: no copy is what was written.
-            ObjectsUnavailableError: the only copy is an object, and the store does not answer; ask again.
+            WouldBlockError: it has no file; without *wait* the thread hydrates it.
+            CapacityError: the thread could not hydrate it, because the disk had no space.
+            CorruptionError: all copies are damaged.
+            ObjectsUnavailableError: the only copy is an object, and the store does not answer; try again.
             OSError: the disk cannot be read.
         """
         self._uses += 1
@@ -101,16 +101,16 @@ class Hydration:
                 return self.restore(sealed)
         if self.closed:
             raise StoreClosedError(f"segment {sealed.segment_id} has no file, and the log was closed")
-        self.queue.ask(sealed.segment_id)
+        self.queue.add(sealed.segment_id)
         self._observer.event(
             "aof.tier1_hydration_retry_queued", segment=sealed.segment_id, sealed_at=sealed.footer.sealed_at
         )
         self._again(0.0)
-        raise WouldBlockError("hydration", f"segment {sealed.segment_id} is being brought back to its file")
+        raise WouldBlockError("hydration", f"segment {sealed.segment_id} is being hydrated")
 
     def hydrate_queued(self) -> None:
-        """Bring back what was asked for; what fails is kept for whoever asks next."""
-        if self.queue.serve(self._hydrate_queued):
+        """Hydrate the queued segments. An error is raised by the next request for the segment."""
+        if self.queue.process(self._hydrate_queued):
             self._back()
 
     def _hydrate_queued(self, segment_id: int) -> None:
@@ -122,11 +122,11 @@ class Hydration:
             self._observer.event(name, level=logging.WARNING, segment=segment_id, problem=str(error))
             raise
         if segment_id in self._placement.without_file:
-            raise CapacityError(f"no room to bring segment {segment_id} back; who waits for it reads it from memory")
+            raise CapacityError(f"no space to hydrate segment {segment_id}; a reader that waits reads it from memory")
 
     def hydrate(self, segment_id: int) -> None:
         """
-        Bring a segment back to its file.
+        Restore the file of a segment from a copy.
 
         Raises:
             UnknownRecordError: there is no such sealed segment.
@@ -137,12 +137,12 @@ class Hydration:
             raise UnknownRecordError(f"no sealed segment {segment_id}")
 
     def restore(self, sealed: SealedSegment) -> memoryview | None:
-        """Bring back a segment that has no file; as `view`, but it does not count as read."""
+        """Hydrate a segment; as `view`, but without counting it as read."""
         with self._lock:
             if self.closed:
                 raise StoreClosedError(f"segment {sealed.segment_id} has no file, and the log was closed")
             entry = self._placement.entries.get(sealed.segment_id)
-            if self._fs.exists(sealed.path):  # another reader was quicker
+            if self._fs.exists(sealed.path):  # another reader was faster
                 return self._catalog.view(sealed)
             if entry is None:
                 return None
@@ -157,7 +157,7 @@ class Hydration:
             if view is not None:
                 started = self._placement.event(Event.HYDRATION_STARTED, entry, source_tier)
                 done = self._placement.event(Event.HYDRATION_DONE, entry, entry.original_bytes)
-                with contextlib.suppress(OSError):  # the file is there, whatever the manifest says of it
+                with contextlib.suppress(OSError):  # the file exists even if the manifest does not record it
                     self._placement.note([replace(started, timestamp_ms=began_ms), done], entry)
                 latency_s = self._clock.monotonic() - began
                 self._counts.hydrated(latency_s)
@@ -168,9 +168,9 @@ class Hydration:
             return memoryview(b"".join(packed.plain()))
 
     def _readable(self, entry: TierEntry) -> tuple[PackedSegment, TierEntry]:
-        """Return a copy that can be unpacked; an object is fetched first."""
+        """Return a copy that can be unpacked; fetch an object first."""
         if entry.has_warm:
-            problem = "the warm file is not there"
+            problem = "the warm file is missing"
             if self._copies.warm_bytes(entry) == entry.warm_bytes:
                 try:
                     return self._copies.verified_warm(entry), entry
@@ -180,16 +180,14 @@ class Hydration:
             self._failed("tier1_hydration_failed", entry, problem)
         if entry.remote is None:
             path = f"{self._copies.folder}/{entry.warm_name}"
-            raise CorruptionError(path, 0, "the only copy of a segment is not what was written")
+            raise CorruptionError(path, 0, "the only copy of a segment is damaged")
         self._counts.downloads += 1
         try:
             self._copies.fetch(entry)
         except (OSError, QuiverError) as error:
             self._counts.download_failures += 1
             self._failed("tier2_fetch_failed", entry, str(error))
-            if isinstance(
-                error, CorruptionError
-            ):  # readers are told, and so is who looks at the log, until a fetch succeeds
+            if isinstance(error, CorruptionError):  # readers and snapshots report it until a fetch succeeds
                 self._note_failed(replace(entry, residency="needs_recovery"), 2)
             if not passes(error):
                 raise
@@ -202,7 +200,7 @@ class Hydration:
             return self._copies.open_warm(fetched), self._placement.note([done], fetched)
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._copies.remove_warm(fetched)  # it would hold room of which nobody knows
+                self._copies.remove_warm(fetched)  # unregistered, it would waste space
             if not passes(error):
                 raise
             return self._copies.open_object(entry), entry
@@ -211,7 +209,7 @@ class Hydration:
         return self._placement.note([self._placement.event(Event.HYDRATION_FAILED, entry, reason)], entry)
 
     def _write_file(self, sealed: SealedSegment, packed: PackedSegment) -> memoryview | None:
-        """Write a segment's file from a copy; None when there is no room for it, or no descriptor."""
+        """Write a segment's file from a copy; return None when there is no space or no descriptor."""
         temporary = sealed.path + TEMPORARY_SUFFIX
         try:
             unpack_to(self._fs, temporary, packed, max_size=sealed.header.max_size)

@@ -1,4 +1,4 @@
-"""Segments that somebody wants back and does not wait for."""
+"""The queue of segments to hydrate in the background."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ __all__ = ["HydrationQueue"]
 
 
 class HydrationQueue:
-    """
-    Ids of segments that are to be brought back, and why some could not be. Thread-safe; its lock is never held
-    long.
-    """
+    """Ids of segments to hydrate, and the errors of those that failed. Thread-safe; holds its lock only briefly."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wanted: set[int] = set()
         self._errors: dict[int, QuiverError | OSError] = {}
 
-    def ask(self, segment_id: int) -> None:
+    def add(self, segment_id: int) -> None:
         """
-        Take note that a segment is wanted.
+        Queue a segment.
 
         Raises:
-            QuiverError, OSError: it was wanted before, and could not be brought back. The next call wants it again.
+            QuiverError, OSError: the error of its last hydration. The next call queues it again.
         """
         with self._lock:
             error = self._errors.pop(segment_id, None)
@@ -37,21 +34,21 @@ class HydrationQueue:
 
     @property
     def waiting(self) -> int:
-        """How many segments are wanted."""
+        """How many segments are queued."""
         with self._lock:
             return len(self._wanted)
 
-    def serve(self, bring: Callable[[int], None]) -> bool:
+    def process(self, hydrate: Callable[[int], None]) -> bool:
         """
-        Call *bring* with each segment that is wanted, the oldest first; say whether there were any.
+        Call *hydrate* with each queued segment, the oldest first; return whether there were any.
 
-        What it raises is kept for whoever asks next.
+        Its errors are stored for the next `add` of the segment.
         """
         with self._lock:
             wanted, self._wanted = sorted(self._wanted), set()
         for segment_id in wanted:
             try:
-                bring(segment_id)
+                hydrate(segment_id)
             except (OSError, QuiverError) as error:
                 with self._lock:
                     self._errors[segment_id] = error

@@ -1,4 +1,4 @@
-"""What the object store has of one log: its objects describe themselves."""
+"""The objects of one log, listed from the object store: they describe themselves."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ListedObjects:
     The objects of one log.
 
     Attributes:
-        entries: the segments that have one, by id.
-        damaged: what is wrong with others.
-        left_out: keys of objects whose segment another object has.
-        highest_id: of all of them, damaged ones included; -1 when there is none.
+        entries: the segments that have an object, by id.
+        damaged: the errors of damaged objects.
+        left_out: keys of objects whose segment another object holds.
+        highest_id: the highest segment id, including damaged objects; -1 when there are none.
     """
 
     entries: dict[int, TierEntry] = field(default_factory=dict)
@@ -33,10 +33,7 @@ class ListedObjects:
     highest_id: int = -1
 
     def add(self, entry: TierEntry, key: str) -> None:
-        """
-        Take an object. Of two of one segment the one with more records counts, or else the one that was sealed
-        later.
-        """
+        """Add an object. Of two objects of one segment, prefer more records, then the later seal."""
         other = self.entries.get(entry.segment_id)
         if other is not None and _rank(other) >= _rank(entry):
             self.left_out.append(key)
@@ -54,22 +51,22 @@ def list_objects(
     copies: Copies, stream_id: int, *, now_ms: int, wanted: Callable[[int, str], bool] = lambda _id, _key: True
 ) -> ListedObjects:
     """
-    Return what the object store has of the log *stream_id*. Of each object only its ends are read.
+    Return the objects of the log *stream_id*. Only the two ends of each object are read.
 
     Args:
-        copies: a way to the objects.
+        copies: access to the objects.
         stream_id: the log's number.
-        now_ms: what the entries say of when they were uploaded.
-        wanted: says of a segment's id and an object's key whether it is looked at.
+        now_ms: the upload time to set in the entries.
+        wanted: returns whether to read an object, given its segment's id and its key.
 
     Raises:
-        ObjectsUnavailableError, AccessDeniedError: they cannot be read.
+        ObjectsUnavailableError, AccessDeniedError: the objects cannot be read.
     """
     found = ListedObjects()
     for info in copies.objects_below(f"{object_folder(stream_id)}/"):
         parsed = parse_object_key(info.key)
         if parsed is None or parsed[0] != stream_id or object_key(*parsed) != info.key:
-            continue  # somebody else's
+            continue  # not an object of this log
         if parsed[1] <= _SEGMENT_ID_MAX:
             found.highest_id = max(found.highest_id, parsed[1])
         if not wanted(parsed[1], info.key):

@@ -1,7 +1,7 @@
 """
-Packing a sealed segment, and reading it packed: all of it, or the few frames that one needs. Needs pyarrow.
+Packing a sealed segment, and reading a packed one: completely, or only the necessary frames. Needs pyarrow.
 
-Where the bytes come from is the caller's: a file on the disk, or an object that is read by ranges.
+The caller provides the bytes: from a file on the disk, or from an object that is read in ranges.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from quiver.primitives.small_file import checked_value
 __all__ = ["PackedSegment", "ReadAt", "pack", "records_problem", "unpack_to"]
 
 ReadAt = Callable[[int, int], bytes]
-"""Gives so many bytes from a place; fewer only at the end."""
+"""Returns the given number of bytes from an offset; fewer only at the end."""
 
 _READ_BYTES = 8 << 20
 _LIBRARY_ERRORS = (OSError, ValueError)
@@ -54,12 +54,12 @@ def _codec(level: int | None = None) -> Any:
 
 def pack(segment: memoryview, end: int, footer: SegmentFooter, *, level: int, verify: bool = False) -> Iterator[bytes]:
     """
-    Yield the pieces of the packed file of a sealed segment, of which *segment* is the file and *end* the logical size.
+    Yield the pieces of the packed file of a sealed segment, whose file is *segment* and whose logical size is *end*.
 
-    With *verify* each piece is unpacked and compared before it is given out.
+    With *verify* each piece is unpacked and compared before it is yielded.
 
     Raises:
-        CorruptionError: what comes out is not what was packed.
+        CorruptionError: a piece unpacks to other bytes.
     """
     codec = _codec(level)
     sizes: list[tuple[int, int]] = []
@@ -67,7 +67,7 @@ def pack(segment: memoryview, end: int, footer: SegmentFooter, *, level: int, ve
         plain = segment[start : min(start + FRAME_BYTES, end)]
         packed: bytes = codec.compress(plain, asbytes=True)
         if verify and codec.decompress(packed, decompressed_size=len(plain), asbytes=True) != plain:
-            raise CorruptionError(f"segment {footer.segment_index}", start, "what was packed is not what comes out")
+            raise CorruptionError(f"segment {footer.segment_index}", start, "the packed bytes unpack to other bytes")
         sizes.append((len(packed), len(plain)))
         yield packed
     packed = codec.compress(encode_footer(footer), asbytes=True)
@@ -78,16 +78,16 @@ def pack(segment: memoryview, end: int, footer: SegmentFooter, *, level: int, ve
 
 class PackedSegment:
     """
-    A packed segment that is read where it lies.
+    A packed segment that is read in place.
 
     Args:
-        name: for messages: its path, or its key.
-        size_bytes: of the whole.
-        read_at: gives its bytes.
-        known: header and footer of the segment where they are known, so that neither is read here.
+        name: its path or key, for messages.
+        size_bytes: its size.
+        read_at: returns its bytes.
+        known: header and footer of the segment if they are known, so that they are not read.
 
     Raises:
-        CorruptionError: it is not what `pack` made.
+        CorruptionError: it is damaged.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class PackedSegment:
         self.header, self.footer = known or self._ends()
         wrong = agrees_with(self.footer, self.header)
         if wrong is not None or self.footer.durable_bytes - self.header.base_offset != self.end:
-            raise CorruptionError(name, 0, wrong or "its footer has another end than its frames")
+            raise CorruptionError(name, 0, wrong or "its footer contradicts the end of its frames")
 
     def _ends(self) -> tuple[SegmentHeader, SegmentFooter]:
         header = decode_header(memoryview(self._frame(self.frames[0])))
         footer = decode_footer(memoryview(self._frame(self.frames[-1])))
         if not isinstance(header, Frame) or not isinstance(footer, Frame):
-            raise CorruptionError(self.name, 0, "it holds no header and footer of a segment")
+            raise CorruptionError(self.name, 0, "it has no segment header and footer")
         return header.value, footer.value
 
     def _table(self) -> tuple[PackedFrame, ...]:
@@ -139,13 +139,13 @@ class PackedSegment:
         Yield header and records, frame by frame, without the footer.
 
         Raises:
-            CorruptionError: a frame is not what was written.
+            CorruptionError: a frame is damaged.
         """
         for batch in self._batches():
             yield from self._unpack(batch)
 
     def _batches(self) -> Iterator[list[PackedFrame]]:
-        """Yield the frames of header and records, as many at a time as are read in one piece."""
+        """Yield the frames of header and records in batches that are read together."""
         batch: list[PackedFrame] = []
         for frame in self.frames[:-1]:
             if batch and frame.start + frame.packed_bytes - batch[0].start > _READ_BYTES:
@@ -171,11 +171,11 @@ class PackedSegment:
 
     def inspect(self) -> tuple[int, str | None]:
         """
-        Read all of it once, some at a time. Return the CRC-64/NVME of all packed bytes, and what is wrong with its
-        records; when something is, the checksum is of no use.
+        Read all of it in pieces. Return the CRC-64/NVME of all packed bytes and the problem of its records, or None.
+        The checksum is valid only if there is no problem.
 
         Raises:
-            CorruptionError: a frame is not what was written.
+            CorruptionError: a frame is damaged.
         """
         crc64 = 0
 
@@ -198,12 +198,12 @@ class PackedSegment:
 
     def read(self, start: int, end: int, *, is_salvage: bool = False) -> bytes:
         """
-        Return the bytes of the segment from *start* to *end*, unpacking no more frames than hold them.
+        Return the bytes of the segment from *start* to *end*, unpacking only the necessary frames.
 
-        With *is_salvage* a frame that cannot be unpacked is all zeros.
+        With *is_salvage* a frame that cannot be unpacked is returned as zeros.
 
         Raises:
-            CorruptionError: a frame is not what was written.
+            CorruptionError: a frame is damaged.
         """
         end = min(end, self.end)
         if start >= end:
@@ -214,24 +214,28 @@ class PackedSegment:
 
     def end_problem(self) -> str | None:
         """
-        Say what is wrong with the end of the segment: the last record that the footer names must end there.
+        Check that the last record named by the footer ends at the end of the segment; return the problem or None.
 
-        Nothing else vouches for header, footer and table. A segment that says of itself that it is larger than its
-        records is found here, before anybody makes room for it in memory.
+        Nothing else verifies header, footer and table. A segment that claims to be larger than its records is detected
+        here, before memory is allocated for it.
 
         Raises:
-            CorruptionError: a frame is not what was written.
+            CorruptionError: a frame is damaged.
         """
         offset = self.footer.last_record_id & 0xFFFF_FFFF
-        behind = offset
+        record_end = offset
         if self.footer.record_count:
             head = self.read(offset, offset + RECORD_HEAD_BYTES)
             length = RECORD_HEAD.unpack(head)[0] if len(head) == RECORD_HEAD_BYTES else 0
-            behind = offset + RECORD_HEAD_BYTES + length if length else offset
-        return None if behind == self.end else f"its last record ends at {behind}, its footer says {self.end}"
+            record_end = offset + RECORD_HEAD_BYTES + length if length else offset
+        return (
+            None
+            if record_end == self.end
+            else f"its last record ends at {record_end}, according to its footer at {self.end}"
+        )
 
     def read_packed(self, start: int, length: int) -> bytes:
-        """Return packed bytes as they lie."""
+        """Return packed bytes without unpacking them."""
         return self._read_at(start, length)
 
     def checksum(self) -> int:
@@ -243,7 +247,7 @@ class PackedSegment:
 
 
 def records_problem(view: memoryview, header: SegmentHeader, footer: SegmentFooter) -> str | None:
-    """Say what of the records in *view* is not what the footer vouches for; None when all of it is."""
+    """Check the records in *view* against the footer; return the problem, or None."""
     end = footer.durable_bytes - header.base_offset
     return _contradiction(scan_records(view, HEADER_BYTES, min(end, len(view))), header, footer)
 
@@ -253,17 +257,17 @@ def _contradiction(found: RecordScan, header: SegmentHeader, footer: SegmentFoot
     if found.damage is not None:
         return f"at {found.damage.offset}: {found.damage.reason}"
     if (found.end, found.record_count, found.checksum) != (end, footer.record_count, footer.checksum):
-        return f"its records end at {found.end}, the footer says {end}"
+        return f"its records end at {found.end}, according to the footer at {end}"
     return None
 
 
 def unpack_to(fs: FileSystem, path: str, packed: PackedSegment, *, max_size: int) -> None:
     """
-    Write the file of a packed segment to *path*, *max_size* bytes; synced on return, and its records verified.
+    Unpack a segment to *path*, a file of *max_size* bytes; on return it is synced and its records are verified.
 
     Raises:
-        CorruptionError: they are not what was sealed; nothing is left at *path*.
-        OSError: no room, or the disk refused; nothing is left, as far as the disk allows.
+        CorruptionError: the packed segment is damaged; nothing is left at *path*.
+        OSError: there is no space, or the disk failed; the file is removed, as far as the disk allows.
     """
     file = fs.create_or_truncate(path)
     try:
@@ -284,4 +288,4 @@ def unpack_to(fs: FileSystem, path: str, packed: PackedSegment, *, max_size: int
     problem = records_problem(fs.map_read(path).view(), packed.header, packed.footer)
     if problem is not None:
         fs.remove(path)
-        raise CorruptionError(packed.name, 0, f"what is packed is not what was sealed: {problem}")
+        raise CorruptionError(packed.name, 0, f"the packed segment differs from the sealed one: {problem}")

@@ -1,7 +1,4 @@
-"""
-Where the copies of a log's sealed segments are: what the manifest log says, brought together with what the disk
-has.
-"""
+"""Where the copies of a log's sealed segments are, according to the manifest log and the disk."""
 
 from __future__ import annotations
 
@@ -34,14 +31,14 @@ __all__ = ["Placement"]
 
 class Placement:
     """
-    The rows of the manifest log, and which segments have no file. One thread at a time.
+    The entries of the manifest log, and the segments without a file. One thread at a time.
 
     Args:
         catalog: all sealed segments; those without a file are added to it.
 
     Attributes:
-        manifest: what is written when something changes.
-        away: segments that have no file.
+        manifest: the manifest log, to which changes are written.
+        without_file: ids of segments without a local file.
     """
 
     def __init__(
@@ -66,20 +63,20 @@ class Placement:
         self.without_file: set[int] = set()
         self._failing: set[tuple[Event, int]] = set()
 
-    def take_over(self, below: int) -> None:
+    def reconcile(self, below: int) -> None:
         """
-        Bring together what the manifest says and what the disk has. *below* is the first segment that is not sealed.
+        Reconcile the manifest with the disk. *below* is the id of the first unsealed segment.
 
         Raises:
-            ObjectsUnavailableError: the manifest was lost, and nobody knows which objects there are; try again.
-            OSError: the disk refused.
+            ObjectsUnavailableError: the manifest was lost, and the objects cannot be listed; try again.
+            OSError: the disk failed.
         """
         for segment_id, entry in list(self.entries.items()):
             if segment_id >= below:
-                continue  # not of this log as it is now: readers never come that far
+                continue  # not part of the recovered log: readers never reach it
             sealed = self._catalog.get(segment_id)
             if sealed is not None and (sealed.header, sealed.footer) != (entry.header, entry.footer):
-                # Recovery found its file damaged, and sealed what was left. The copy was verified.
+                # Recovery found its file damaged and sealed the rest. The copy was verified.
                 self._catalog.remove(segment_id)
                 remove_durably(self._fs, [sealed.path])
                 sealed = None
@@ -92,18 +89,18 @@ class Placement:
             self._settle_warm(name, below)
         uploads = self.manifest.state.uploads
         if below and (self.manifest.damaged or self.manifest.is_new or ALL_SEGMENTS in uploads):
-            # It stays until somebody has looked. The next write begins a chunk that says so; without one the manifest
-            # is as lost as before.
+            # The mark stays until the objects were listed. The next write begins a chunk with the mark; without that
+            # chunk the manifest is as lost as before.
             uploads[ALL_SEGMENTS] = object_folder(self._stream_id)
             self.find_objects(below)
 
     def find_objects(self, below: int) -> ListedObjects:
         """
-        Take over objects that the manifest does not know, because it was lost or damaged.
+        Register objects that the manifest does not know, because it was lost or damaged.
 
         Raises:
-            ObjectsUnavailableError: nobody knows which there are; try again.
-            OSError: the disk refused.
+            ObjectsUnavailableError: the objects cannot be listed; try again.
+            OSError: the disk failed.
         """
         deletes, uploads = self.manifest.state.deletes, self.manifest.state.uploads
         if not self._copies.has_objects:
@@ -113,7 +110,7 @@ class Placement:
             if segment_id >= below or key in deletes:
                 return False
             entry = self.entries.get(segment_id)
-            if entry is not None:  # what the manifest says of it may be old
+            if entry is not None:  # the manifest may be outdated
                 return segment_id in self.without_file and entry.remote is None and not entry.has_warm
             return self._catalog.get(segment_id) is None or uploads.get(segment_id) != key
 
@@ -129,7 +126,7 @@ class Placement:
             elif entry.segment_id in self.entries:
                 self.note([], entry)
             elif entry.remote is not None:
-                # The segment has its file. Its object goes with it, or is replaced when it is uploaded again.
+                # The segment has its file. Its object is removed with it, or replaced by the next upload.
                 key = entry.remote.object_key
                 self.manifest.write([key_record(Event.UPLOAD_STARTED, entry.segment_id, key, now_ms)])
         if ALL_SEGMENTS in uploads:
@@ -144,10 +141,10 @@ class Placement:
             remove_durably(self._fs, [path])
         elif parsed is not None and parsed[0] not in self.entries:
             if self._catalog.get(parsed[0]) is not None or parsed[0] >= below:
-                remove_durably(self._fs, [path])  # packed, and not yet noted: it will be again
+                remove_durably(self._fs, [path])  # packed but not registered: it will be packed again
                 return
             try:
-                entry = self._copies.adopt(name)
+                entry = self._copies.entry_of_file(name)
             except CorruptionError as error:
                 self._report_damaged(path, error)
                 return
@@ -167,11 +164,11 @@ class Placement:
 
     @property
     def entries(self) -> dict[int, TierEntry]:
-        """The copies of each segment that has any."""
+        """Segment id → its copies, for segments that have any."""
         return self.manifest.state.entries
 
     def entry_of(self, sealed: SealedSegment) -> TierEntry | None:
-        """Return the copies of that very segment. After a loss of data its id may have been another's before."""
+        """Return the copies of a segment. After a loss of data, an entry may describe an earlier segment of that id."""
         entry = self.entries.get(sealed.segment_id)
         if entry is None or entry.footer.sealed_at != sealed.footer.sealed_at:
             return None
@@ -189,21 +186,21 @@ class Placement:
 
     def note(self, events: list[ManifestRecord], entry: TierEntry) -> TierEntry:
         """
-        Write *events* and where the copies are from now on, durably; return what was written of these.
+        Write *events* and the new *entry* to the manifest, durably; return the entry as written.
 
         Raises:
-            OSError: the disk refused; nothing counts.
+            OSError: the disk failed; nothing was recorded.
         """
         entry = replace(entry, residency=self.residency(entry))
         self.manifest.write([entry_record(entry.segment_id, entry, self.manifest.now_ms), *events])
         return entry
 
     def event(self, kind: Event, entry: TierEntry, *fields: int | str | None) -> ManifestRecord:
-        """Return a record of what happened to a segment now."""
+        """Return a record of an event of a segment, with the present time."""
         return ManifestRecord(kind, entry.segment_id, entry.header.base_offset, self.manifest.now_ms, fields)
 
     def packing(self, entry: TierEntry, began_ms: int) -> list[ManifestRecord]:
-        """Return the history of a segment that was packed: opened, sealed, and what was done since *began_ms*."""
+        """Return the history of a packed segment: opened, sealed, and packed since *began_ms*."""
         header, footer = entry.header, entry.footer
         opened_ms, sealed_ms = header.created_at // 1_000_000, footer.sealed_at // 1_000_000
         return [
@@ -220,10 +217,7 @@ class Placement:
         ]  # fmt: skip
 
     def failed(self, kind: Event, sealed: SealedSegment, error: Exception, *rest: str) -> None:
-        """
-        Write that a step failed, the first time in a row. Nothing depends on it: what the disk
-        refuses is left out.
-        """
+        """Record the first of consecutive failures of a step. Nothing depends on it, so disk errors are ignored."""
         failure = (kind, sealed.segment_id)
         if failure in self._failing:
             return
@@ -236,5 +230,5 @@ class Placement:
             self.manifest.write([record])
 
     def succeeded(self, kind: Event, segment_id: int) -> None:
-        """Take note that a step went well: its next failure is written again."""
+        """Record the success of a step, so that its next failure is recorded again."""
         self._failing.discard((kind, segment_id))

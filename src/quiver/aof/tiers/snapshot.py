@@ -1,4 +1,4 @@
-"""What the tiers of a log say of themselves at a moment."""
+"""Snapshots of the tiers of a log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LATENCIES_KEPT = 1000
 
 @dataclass(slots=True)
 class TierCounts:
-    """What was done since the log was opened, and how long the last thousand hydrations took."""
+    """Counts since the log was opened, and the latencies of the last thousand hydrations."""
 
     compressions: int = 0
     compression_failures: int = 0
@@ -34,40 +34,40 @@ class TierCounts:
     hydration_latencies_s: tuple[float, ...] = ()
 
     def hydrated(self, latency_s: float) -> None:
-        """Count a segment that came back."""
+        """Count a hydrated segment."""
         self.hydrations += 1
         self.hydration_latencies_s = (*self.hydration_latencies_s, latency_s)[-_LATENCIES_KEPT:]
 
     def hydration_latency_ms(self, share: float) -> float | None:
-        """Return the latency that *share* of the hydrations did not exceed; None before the first."""
+        """Return the latency that *share* of the hydrations did not exceed; None if there were none."""
         found = sorted(self.hydration_latencies_s)
         return found[min(len(found) - 1, int(share * len(found)))] * 1000 if found else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as plain values."""
-        told = asdict(self)
-        del told["hydration_latencies_s"]
-        told["hydration_latency_samples"] = len(self.hydration_latencies_s)
+        """Return the counts as plain values."""
+        counts = asdict(self)
+        del counts["hydration_latencies_s"]
+        counts["hydration_latency_samples"] = len(self.hydration_latencies_s)
         for percent in (50, 90, 99):
-            told[f"hydration_latency_p{percent}_ms"] = self.hydration_latency_ms(percent / 100)
-        return told
+            counts[f"hydration_latency_p{percent}_ms"] = self.hydration_latency_ms(percent / 100)
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
 class TierSnapshot:
     """
-    How much lies where, and what waits.
+    The sizes and queues of the tiers.
 
     Attributes:
         residency: segment → where a reader finds it.
-        resident_bytes: files of sealed segments.
-        warm_bytes, object_bytes: packed copies, on the disk and in the object store.
-        compression_queue_depth, hydration_queue_depth: sealed segments that are to be packed, and brought back.
-        upload_queue_depth, delete_queue_depth: what the object store is still to be told.
-        upload_lag_bytes: records, with their heads, of sealed segments that have no object yet.
-        upload_lag_seconds: since the oldest of these was sealed; 0 when there is none.
-        replay_chunks, replay_journal_lag_bytes, replay_chunk_lag_seconds: what was found of the manifest log when the
-            log was opened.
+        resident_bytes: the size of the files of sealed segments.
+        warm_bytes, object_bytes: the size of the packed copies on the disk and in the object store.
+        compression_queue_depth, hydration_queue_depth: sealed segments that wait to be packed, and to be hydrated.
+        upload_queue_depth, delete_queue_depth: pending uploads and deletions of objects.
+        upload_lag_bytes: bytes of records and heads in sealed segments without an object.
+        upload_lag_seconds: the time since the oldest of these was sealed; 0 when there are none.
+        replay_chunks, replay_journal_lag_bytes, replay_chunk_lag_seconds: the state of the manifest log when the log
+            was opened.
     """
 
     residency: dict[int, Residency]
@@ -122,7 +122,7 @@ class TierSnapshot:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as plain values, by tier."""
+        """Return the fields as plain values, by tier."""
         by_residency = Counter(self.residency.values())
         names: tuple[Residency, ...] = (
             "resident_in_tier0", "staged_for_tier0", "uploaded_to_tier2", "needs_recovery",

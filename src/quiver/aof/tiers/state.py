@@ -1,13 +1,13 @@
 """
-What the records of the manifest log add up to: the copies of each segment, and objects that still have to be deleted.
+The tier state that the records of the manifest log describe: the copies of each segment, and objects to delete.
 
 ::
 
-    SNAPSHOT_MARKER                     forget everything: what follows says all of it
-    TIER1_SNAPSHOT       of segment n   these rows; none at all: segment n has no copies any more
-    UPLOAD_STARTED, UPLOAD_DONE         an object that may be there and need not go yet, and one that is there
-    TIER2_DELETE_QUEUED, TIER2_DELETED  an object that must go, and one that is gone
-    anything else                       history, for people
+    SNAPSHOT_MARKER                     forget everything: a complete snapshot follows
+    TIER1_SNAPSHOT       of segment n   these rows; no rows: segment n has no copies
+    UPLOAD_STARTED, UPLOAD_DONE         an object that may exist and must not be deleted yet, and one that exists
+    TIER2_DELETE_QUEUED, TIER2_DELETED  an object to delete, and one that is deleted
+    anything else                       history, for human readers
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quiver.primitives.scan import Damage, Frame, as_damage
 __all__ = ["ALL_SEGMENTS", "TierState", "entry_record", "key_record"]
 
 ALL_SEGMENTS = (1 << 64) - 1
-"""In the place of a segment: nobody has looked yet which objects the folder of the log has."""
+"""Instead of a segment id: the objects in the folder of the log were not listed yet."""
 
 _ROWS_PER_RECORD = 1000
 
@@ -29,9 +29,13 @@ _ROWS_PER_RECORD = 1000
 @dataclass(slots=True)
 class TierState:
     """
-    Segments with copies; keys of objects that must go, each with the segment that it was of; and segments whose upload
-    began, each with the key of the object that may be there. `ALL_SEGMENTS` among these means that the manifest was
-    lost while there was no object store to ask: nobody has looked yet which objects there are.
+    The state of the tiers.
+
+    Attributes:
+        entries: segment id → its copies.
+        deletes: key of an object to delete → the id of its segment.
+        uploads: segment id → the key of an object whose upload has begun. `ALL_SEGMENTS` means that the manifest was
+            lost when the object store was not available, so that the objects were not listed yet.
     """
 
     entries: dict[int, TierEntry] = field(default_factory=dict)
@@ -39,7 +43,7 @@ class TierState:
     uploads: dict[int, str] = field(default_factory=dict)
 
     def apply(self, record: ManifestRecord) -> Damage | None:
-        """Take *record* in; return what is wrong with it, if anything is."""
+        """Apply *record*; return its damage, if it is invalid."""
         if record.kind == Event.SNAPSHOT_MARKER:
             self.entries.clear()
             self.deletes.clear()
@@ -53,7 +57,7 @@ class TierState:
             self.entries.update({one.segment_id: one for one in answer.value})
         elif record.kind == Event.UPLOAD_STARTED:
             self.uploads[record.segment_id] = str(record.fields[0])
-            self.deletes.pop(str(record.fields[0]), None)  # its segment was brought back by a crash, and is kept
+            self.deletes.pop(str(record.fields[0]), None)  # a crash restored its segment, which is kept
         elif record.kind == Event.UPLOAD_DONE:
             self.uploads.pop(record.segment_id, None)
         elif record.kind == Event.TIER2_DELETE_QUEUED:
@@ -64,7 +68,7 @@ class TierState:
         return None
 
     def snapshot(self, chunk_index: int, now_ms: int) -> list[ManifestRecord]:
-        """Return the records that say all of it, for the beginning of chunk *chunk_index*."""
+        """Return the records of the complete state, for the beginning of chunk *chunk_index*."""
         records = [ManifestRecord(Event.SNAPSHOT_MARKER, 0, 0, now_ms, (chunk_index, 0, chunk_index))]
         rows = [self.entries[segment_id] for segment_id in sorted(self.entries)]
         for start in range(0, len(rows), _ROWS_PER_RECORD):
@@ -77,7 +81,7 @@ class TierState:
 
 
 def entry_record(segment_id: int, entry: TierEntry | None, now_ms: int) -> ManifestRecord:
-    """Return the record that says where the copies of a segment are now; None: there are none."""
+    """Return the record of the present copies of a segment; with None, of no copies."""
     text = encode_entries([] if entry is None else [entry])
     return ManifestRecord(Event.TIER1_SNAPSHOT, segment_id, 0, now_ms, (text,))
 

@@ -1,19 +1,20 @@
 """
-The tiers of one log: which sealed segments keep their files, which are packed, which are objects, and the way back.
+The tiers of one log: which sealed segments keep their files, which are packed, which are objects, and hydration.
 
 ::
 
     its file ──pack──▶ warm file ──upload──▶ object
-       ▲  └─evict (only behind one of them)    │
+       ▲  └─evict (only if one of them exists) │
        └──────────── hydrate ◀── fetch ────────┘
 
-Where a segment is, the disk says; where its copies ought to be, the manifest log. Each step, and a crash behind it::
+The disk shows where a segment is; the manifest log, where its copies should be. The order within each step, and what
+recovery does after a crash in it::
 
     pack      warm file (temporary, sync, rename, sync) ▸ read back and compared ▸ manifest
-              a warm file that the manifest does not know: it goes when the segment has its file, else it is taken over
-    upload    object ▸ manifest: uploaded again; from the packed file, or where there is none from the segment's own
-    evict     a copy is read back ▸ manifest ▸ the file goes: it is there still, and goes with the next turn
-    trim      the object is read back ▸ manifest ▸ the warm file goes: as above
+              a warm file that is not in the manifest: removed if the segment has its file, otherwise registered
+    upload    object ▸ manifest: uploaded again, from the packed file or, without one, from the segment's own
+    evict     a copy is read back ▸ manifest ▸ the file is removed: it still exists, and the next run removes it
+    trim      the object is read back ▸ manifest ▸ the warm file is removed: as above
     hydrate   file (temporary, sync) ▸ its records verified ▸ rename, sync ▸ manifest
     retire    manifest: no copies, delete the object ▸ warm file ▸ file ▸ object ▸ manifest
 """
@@ -68,10 +69,10 @@ _RETRY_S = 5.0
 
 def has_tiers(fs: FileSystem, config: AofConfig, stream_id: int) -> bool:
     """
-    Say whether a log has tiers: by its settings, or because it had some, and what left its file is still to be found.
+    Return whether a log has tiers: by its settings, or because earlier settings had, and segments may have no file.
 
     Raises:
-        SettingsError: it has, and its retention would move files to the archive.
+        SettingsError: it has tiers, and its retention would move files to the archive.
     """
     if config.tiered:
         return True
@@ -86,17 +87,17 @@ def has_tiers(fs: FileSystem, config: AofConfig, stream_id: int) -> bool:
 
 class TierManager:
     """
-    Moves the sealed segments of one log between its tiers, and brings them back for readers. Thread-safe.
+    Moves the sealed segments of one log between its tiers, and hydrates them for readers. Thread-safe.
 
     Args:
         catalog: all sealed segments; those without a file are added to it.
-        objects: gives the object tier, opened when it is first needed; None where there is none.
+        objects: returns the object tier when it is first needed; None: no object store.
         again: called with the seconds after which `run` should be called again.
-        below: the id of the first segment that is not sealed.
-        indexes: of sealed segments, made before they are packed.
-        trim: says which segments nobody needs any more.
-        back: called when segments that were asked for were brought back, or could not be.
-        uploaded: called when one more segment has an object, or turned out to be damaged.
+        below: the id of the first unsealed segment.
+        indexes: the indexes of sealed segments, made before these are packed.
+        trim: finds the segments that are no longer needed.
+        back: called when queued segments were hydrated, or could not be.
+        uploaded: called when a segment has a new object, or was found to be damaged.
     """
 
     def __init__(
@@ -144,17 +145,17 @@ class TierManager:
         self._without_file = self._placement.without_file
         self._below = below
         self._is_full = False
-        # What leaves its file is packed anyhow; a log of which nothing leaves needs no second copy on its disk.
+        # Segments whose file is to be removed are packed anyway; other logs need no second copy on the disk.
         leaves = config.compression == "zstd" or self._tiers.tier0_max_bytes is not None
         self._uploads = Uploads(
             self._placement, self._copies, catalog, self._tiers, self.counts, stream_id=stream_id, lock=self._lock,
             observer=observer, again=again, tried=self._try_step, sound=self._with_valid_copy,
             packed=self._packed if leaves else None, verified=self._verified, uploaded=uploaded,
         )  # fmt: skip
-        self._placement.take_over(below)
+        self._placement.reconcile(below)
         self._expiry = Expiry(catalog, config.retention, trim, clock)
         for sealed in self._catalog.all()[-1:]:
-            if sealed.segment_id in self._without_file:  # its file was damaged: the next recovery needs one
+            if sealed.segment_id in self._without_file:  # its file was damaged; the next recovery needs it
                 self._try_step(partial(self._hydration.restore, sealed))
 
     @property
@@ -167,10 +168,10 @@ class TierManager:
     def _event(self, kind: Event, entry: TierEntry, *fields: int | str | None) -> ManifestRecord:
         return self._placement.event(kind, entry, *fields)
 
-    # ---- what the thread does
+    # ---- the work of the thread
 
     def run(self) -> None:
-        """Do all that is due. What the disk or the object store refuses is tried again later."""
+        """Do all work that is due. Steps that fail are retried later."""
         with self._turn:
             self._hydration.hydrate_queued()
             uploads = self._uploads
@@ -182,10 +183,7 @@ class TierManager:
                 self._again(_RETRY_S)
 
     def _try_step(self, step: Callable[[], object], event: str = "tiers.failed") -> bool:
-        """
-        Do *step*; say whether it went well, with *event* if not. One segment that stays must not hold up the
-        others.
-        """
+        """Run *step*; on failure report *event* and return False. A failure of one segment must not stop the others."""
         try:
             step()
         except (OSError, QuiverError) as error:
@@ -201,9 +199,9 @@ class TierManager:
 
     def _make_room_for_manifest(self) -> None:
         """
-        Remove packed files of segments that have their own, when a full disk has no room for a chunk of the manifest.
+        Remove packed copies of segments that have their file, if a full disk has no space for a manifest chunk.
 
-        Without the manifest nothing can leave the disk any more. The files are packed again when that is due.
+        Without the manifest no file can be removed. The segments are packed again when that is due.
         """
         was_full, self._is_full = self._is_full, False
         if not was_full or not self._manifest.needs_chunk:
@@ -215,7 +213,7 @@ class TierManager:
                     self._entries[segment_id] = replace(entry, has_warm=False)
 
     def _movable(self) -> list[SealedSegment]:
-        """Return the sealed segments but the newest: recovery learns from that one's file where the log goes on."""
+        """Return the sealed segments except the newest: recovery reads from its file where the log continues."""
         return self._catalog.all()[:-1]
 
     def _pack_sealed(self) -> None:
@@ -224,7 +222,7 @@ class TierManager:
                 self._try_step(partial(self._packed, sealed), "tier1_compression_failed")
 
     def _packed(self, sealed: SealedSegment) -> TierEntry | None:
-        """Return the entry of a segment that has a copy, made now if there was none; None when it was retired."""
+        """Return the entry of a segment with a copy, and pack it if it has none; None when it was retired."""
         with self._lock:
             entry = self._placement.entry_of(sealed)
             if entry is not None and (entry.has_warm or entry.remote):
@@ -243,7 +241,7 @@ class TierManager:
             try:
                 entry = self._note(self._placement.packing(entry, began_ms), entry)
             except OSError:
-                # It would hold room of which nobody knows, perhaps what the manifest lacked.
+                # Unregistered, it would waste space, perhaps the space that the manifest lacked.
                 with contextlib.suppress(OSError):
                     self._copies.remove_warm(entry)
                 raise
@@ -258,17 +256,17 @@ class TierManager:
 
     def _verified(self, sealed: SealedSegment) -> memoryview:
         """
-        Return the bytes of a segment's file, all records verified: its copy may one day be all that is left.
+        Return the bytes of a segment's file with all records verified: a copy of it may become the only one.
 
         Raises:
-            CorruptionError: they are not what was sealed.
+            CorruptionError: the file is damaged.
             OSError: the disk cannot be read.
         """
         view = self._catalog.view(sealed)
         problem = records_problem(view, sealed.header, sealed.footer)
         if problem is not None:
-            raise CorruptionError(sealed.path, 0, f"it is not copied: {problem}")
-        self._indexes.make(sealed, view)  # now, because later it would have to be unpacked
+            raise CorruptionError(sealed.path, 0, f"not copied, because the file is damaged: {problem}")
+        self._indexes.make(sealed, view)  # now, because a packed segment must be unpacked first
         return view
 
     def _attempt(self, step: Event, segment_id: int) -> int:
@@ -283,7 +281,7 @@ class TierManager:
             held = [one for one in self._catalog.all() if one.segment_id not in self._without_file]
             total = sum(one.header.max_size for one in held)
             newest = held[-1].segment_id if held else None
-            # The longest unread first; those that nobody read, the oldest first.
+            # The least recently read first; of those never read, the oldest first.
             held.sort(key=lambda one: (self._hydration.used.get(one.segment_id, 0), one.segment_id))
         for sealed in held:
             if total <= limit:
@@ -297,10 +295,10 @@ class TierManager:
 
     def room_for_packing(self, size: int) -> int:
         """
-        Return how much of the disk must be left beside a new segment of *size* bytes, so that segments can be packed.
+        Return how much disk space must stay free besides a new segment of *size* bytes, so that segments can be packed.
 
-        A segment that is above the budget has to be packed before its file can leave: on a disk that segments fill to
-        its end none could ever leave. With objects none needs room for that. Takes no lock.
+        A segment over the limit must be packed before its file is removed: on a disk that is full of segments no file
+        could ever be removed. With an object store no space is needed for that. Takes no lock.
         """
         limit = self._tiers.tier0_max_bytes
         if limit is None or self._copies.has_objects:
@@ -312,25 +310,25 @@ class TierManager:
 
     def evict(self, segment_id: int) -> None:
         """
-        Remove the file of a sealed segment, once a copy of it is there. Its records are read as before.
+        Remove the file of a sealed segment after a copy of it was verified. Its records can be read as before.
 
         Raises:
             UnknownRecordError: there is no such sealed segment.
-            UsageError: it is the newest sealed one, which keeps its file.
-            CorruptionError: the file is not what was sealed.
-            OSError, ObjectsUnavailableError: no copy could be made, or looked at; the file is still there.
+            UsageError: it is the newest sealed segment, which keeps its file.
+            CorruptionError: the file is damaged.
+            OSError, ObjectsUnavailableError: no copy could be made or verified; the file still exists.
         """
         sealed = self._catalog.get(segment_id)
         if sealed is None:
             raise UnknownRecordError(f"no sealed segment {segment_id}")
         if sealed not in self._movable():
-            raise UsageError(f"segment {segment_id} is the newest sealed one: it keeps its file")
+            raise UsageError(f"segment {segment_id} is the newest sealed one and keeps its file")
         try:
             entry = self._packed(sealed)
         except OSError as error:
             if not self._copies.has_objects or not is_full_disk(error):
                 raise
-            entry = self._uploads.upload_file(sealed)  # or a disk that ran full would never have room again
+            entry = self._uploads.upload_file(sealed)  # otherwise a full disk would never have space again
         with self._lock:
             if entry is None or segment_id in self._without_file:
                 return
@@ -350,7 +348,7 @@ class TierManager:
 
     def _with_valid_copy(self, sealed: SealedSegment, entry: TierEntry) -> TierEntry:
         """
-        Return where a segment's copy is that may become the only one, read once more; a new one is made if need be.
+        Verify the copy of a segment that may become the only one, make a new one if necessary, and return its entry.
 
         Raises:
             CorruptionError, ObjectsUnavailableError, OSError: as `evict`.
@@ -396,11 +394,11 @@ class TierManager:
             self._indexes.remove(sealed)
         self._observer.count("aof_retention_retired_total", action="expire")
 
-    # ---- for readers, and by hand
+    # ---- for readers, and manual calls
 
     def view(self, sealed: SealedSegment, *, wait: bool = True) -> memoryview | None:
         """
-        Return the bytes of a sealed segment, brought back to its file when it has none; None when it was retired.
+        Return the bytes of a sealed segment, hydrated if it has no file; None when it was retired.
 
         Raises:
             WouldBlockError, CapacityError, CorruptionError, ObjectsUnavailableError, OSError: as `Hydration.view`.
@@ -408,14 +406,14 @@ class TierManager:
         return self._hydration.view(sealed, wait=wait)
 
     def salvage(self, sealed: SealedSegment) -> memoryview | None:
-        """Return what can still be unpacked of a segment that `view` found damaged; None when nothing can."""
+        """Return what can still be unpacked of a damaged segment; None when nothing can."""
         entry = self._entries.get(sealed.segment_id)
         found = None if entry is None else self._copies.salvage(entry, 0, sealed.end)
         return None if found is None else memoryview(found)
 
     def hydrate(self, segment_id: int) -> None:
         """
-        Bring a segment back to its file.
+        Restore the file of a segment from a copy.
 
         Raises:
             UnknownRecordError: there is no such sealed segment.
@@ -430,7 +428,7 @@ class TierManager:
         Raises:
             UnknownRecordError: there is no such sealed segment; nothing was deleted.
             UsageError: an older one would stay, or it is the newest sealed one; nothing was deleted.
-            OSError: the disk refused; those before it are gone.
+            OSError: the disk failed; earlier segments are deleted.
         """
         wanted = set(segment_ids)
         known = {one.segment_id: one for one in self._catalog.all()}
@@ -438,27 +436,29 @@ class TierManager:
         if unknown:
             raise UnknownRecordError(f"no sealed segment {unknown[0]}")
         if wanted - {one.segment_id for one in self._movable()}:
-            raise UsageError(f"segment {max(wanted)} is the newest sealed one, which stays: the log goes on behind it")
+            raise UsageError(f"segment {max(wanted)} is the newest sealed one, which stays: the log continues after it")
         older = [one for one in known if wanted and one < max(wanted) and one not in wanted]
         if older:
-            raise UsageError(f"segment {older[0]} is older and would leave a hole: name it, too")
+            raise UsageError(f"segment {older[0]} is older and would leave a hole: delete it, too")
         with self._turn:
             for segment_id in sorted(wanted):
                 self._retire(known[segment_id])
 
     def write_custom_event(self, schema: int, blob: bytes, *, segment_id: int = 0) -> None:
         """
-        Write an event of the program's own into the manifest log, durably on return.
+        Write a custom event to the manifest log, durably.
 
-        It is history, for people and `quiver aof inspect`: it goes when its chunk goes, the second rotation from now.
+        It is history for human readers and `quiver aof inspect`. It is removed with its chunk, at the second rotation
+        from now.
 
         Raises:
-            UsageError: *schema* is no number of 32 bits, *segment_id* none of 64, or *blob* is over 65,535 bytes.
-            OSError: the disk refused.
+            UsageError: *schema* is not an integer of 32 bits, *segment_id* is not one of 64 bits, or *blob* has more
+                than 65,535 bytes.
+            OSError: the disk failed.
         """
         for name, number, bits in (("schema", schema, 32), ("segment_id", segment_id, 64)):
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << bits:
-                raise UsageError(f"the {name} of an event is a whole number of {bits} bits, not {number!r}")
+                raise UsageError(f"the {name} of an event is an integer of {bits} bits, not {number!r}")
         if not isinstance(blob, bytes) or len(blob) >= 1 << 16:
             raise UsageError("the blob of an event is bytes, up to 65,535 of them")
         with self._lock:
@@ -468,11 +468,11 @@ class TierManager:
 
     def rewrite_manifest(self) -> ListedObjects:
         """
-        Take over objects that the manifest log does not know, and begin a new chunk of it with all there is to know, so
-        that no older one is needed. Return what was found of segments that had no copy.
+        Register objects that the manifest log does not know, and begin a new chunk with the complete state, so that no
+        older one is needed. Return the objects that were found for segments without a copy.
 
         Raises:
-            ObjectsUnavailableError, AccessDeniedError, OSError: try again; the older chunks count.
+            ObjectsUnavailableError, AccessDeniedError, OSError: try again; the older chunks stay valid.
         """
         with self._lock:
             self._require_open()
@@ -484,7 +484,7 @@ class TierManager:
         if self._hydration.closed:
             raise StoreClosedError(f"{self._config.root_dir} was closed")
 
-    # ---- what it says of itself
+    # ---- state
 
     def _failed(self, event: str, entry: TierEntry, problem: str) -> None:
         self._observer.event(f"aof.{event}", level=logging.WARNING, segment=entry.segment_id, problem=problem)
@@ -493,7 +493,7 @@ class TierManager:
         report_move(self._observer, event, entry, **fields)
 
     def snapshot(self) -> TierSnapshot:
-        """Return how much lies where, and what waits."""
+        """Return the sizes and queues of the tiers."""
         with self._lock:
             sealed = self._catalog.all()
             entries = dict(self._entries)
@@ -506,7 +506,7 @@ class TierManager:
             resident = sum(one.header.max_size for one in sealed if one.segment_id not in self._without_file)
             deletes = len(self._manifest.state.deletes)
             counts = replace(self.counts)
-        told = TierSnapshot.of(
+        snapshot = TierSnapshot.of(
             residency, entries, resident_bytes=resident, deletes=deletes, counts=counts,
             uploads_to=self._copies.has_objects, packs_all=self._config.compression == "zstd",
             hydrations=self._hydration.queue.waiting,
@@ -514,7 +514,7 @@ class TierManager:
         manifest, waiting = self._manifest, self._uploads.waiting()
         lag_ns = self._clock.now_ns() - min((one.footer.sealed_at for one in waiting), default=self._clock.now_ns())
         return replace(
-            told, upload_lag_bytes=sum(one.end - HEADER_BYTES for one in waiting),
+            snapshot, upload_lag_bytes=sum(one.end - HEADER_BYTES for one in waiting),
             upload_lag_seconds=max(0, lag_ns) / 1e9, replay_chunks=manifest.replay_chunks,
             replay_journal_lag_bytes=manifest.replay_journal_lag_bytes,
             replay_chunk_lag_seconds=manifest.replay_chunk_lag_seconds,
@@ -522,11 +522,11 @@ class TierManager:
 
     @property
     def uploads(self) -> Uploads:
-        """The object side."""
+        """The uploads of the log."""
         return self._uploads
 
     def finish_uploads(self, limit_s: float) -> None:
-        """Upload what is sealed, as far as the store answers and no longer than *limit_s*; report what is left."""
+        """Upload sealed segments for *limit_s* seconds at most, while the store answers; report what is left."""
         with self._turn:
             if not self._uploads.unreachable:
                 now_s = self._clock.monotonic
@@ -536,7 +536,7 @@ class TierManager:
             self._observer.event("aof.uploads_left", level=logging.WARNING, segments=len(left))
 
     def close(self) -> None:
-        """Let go of files and connections. Idempotent."""
+        """Close files and connections. Idempotent."""
         with self._turn, self._lock:
             self._hydration.closed = True
             self._manifest.close()

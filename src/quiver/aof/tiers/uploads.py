@@ -1,8 +1,8 @@
 """
-The object side of a log's tiers: what goes up, what may leave the disk because it is there, what is deleted there.
+Uploads of sealed segments, removal of packed files that have objects, and deletion of objects.
 
-Every sealed segment is uploaded, the oldest first: its packed file, where the tiers keep some; else it is packed on the
-way, from its own file, and takes no more of the disk.
+Every sealed segment is uploaded, the oldest first. If the tiers store packed files, that file is uploaded. Otherwise
+the segment is packed during the upload, from its own file, and needs no more disk space.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["Uploads", "report_move"]
 
 
 class RunStep(Protocol):
-    """Does a step, and says whether it went well."""
+    """Runs a step and returns whether it succeeded."""
 
     def __call__(self, step: Callable[[], object], event: str = ...) -> bool:
-        """Do *step*; *event* is told if it fails."""
+        """Run *step*, and report *event* if it fails."""
 
 
 def report_move(observer: Observer, event: str, entry: TierEntry, **fields: Value) -> None:
-    """Tell of a segment that went from one tier to another."""
+    """Report that a segment moved from one tier to another."""
     fields.setdefault("bytes", entry.warm_bytes)
     observer.count("aof_tier_moves_total", kind=event)
     observer.event(f"aof.{event}", level=logging.INFO, segment=entry.segment_id, **fields)
@@ -50,18 +50,18 @@ class Uploads:
     Uploads sealed segments, trims packed files and deletes objects, for one log. One thread at a time.
 
     Args:
-        lock: over the placement; never held while the network works.
-        tried: does a step, and tells of it when it fails.
-        sound: returns an entry with a copy that was read, made again if need be.
+        lock: protects the placement; never held during network I/O.
+        tried: runs a step, and reports its failure.
+        sound: returns an entry with a verified copy, which is made again if necessary.
         packed: packs a segment first, and returns its entry; None: segments are uploaded from their own files.
-        verified: returns the bytes of a segment's file, all records verified.
-        uploaded: called when there is one more object.
+        verified: returns the bytes of a segment's file, with all records verified.
+        uploaded: called when there is a new object.
 
     Attributes:
-        unreachable: the object store did not answer.
-        stopping: the log is being closed: no upload begins any more.
-        problem: why the last upload failed; empty once one succeeded.
-        damaged: segments whose files are not what was sealed, and why; they are not uploaded.
+        unreachable: whether the object store did not answer.
+        stopping: whether the log is being closed, so that no more uploads begin.
+        problem: why the last upload failed; empty after a success.
+        damaged: segments with damaged files, which are not uploaded, and their errors.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class Uploads:
         return self._copies.has_objects
 
     def is_uploaded(self, sealed: SealedSegment) -> bool:
-        """Say whether a segment has an object. Takes no lock."""
+        """Return whether a segment has an object. Takes no lock."""
         entry = self._placement.entry_of(sealed)
         return entry is not None and entry.remote is not None
 
     def waiting(self) -> list[SealedSegment]:
-        """Return the sealed segments that are to be uploaded, the oldest first."""
+        """Return the sealed segments that have no object yet, the oldest first."""
         if not self._copies.has_objects:
             return []
         with self._lock:
@@ -125,11 +125,11 @@ class Uploads:
             ]
 
     def upload(self, *, until_s: float | None = None, now_s: Callable[[], float] = lambda: 0.0) -> None:
-        """Upload what has no object yet, the oldest first; begin none at *until_s* or later."""
+        """Upload segments without an object, the oldest first; begin no upload at *until_s* or later."""
         self.unreachable = False
         for sealed in self.waiting():
             if self.unreachable or (self.stopping if until_s is None else now_s() >= until_s):
-                return  # the next one would wait as long, or somebody waits for this to end
+                return  # the next one would wait as long, or a caller waits for the end of this
             if sealed.segment_id not in self.damaged:
                 self._try_step(partial(self._upload_one, sealed), "tier2_upload_failed")
 
@@ -153,7 +153,7 @@ class Uploads:
         self._attempts[segment_id] += 1
         attempts = self._attempts[segment_id]
         try:
-            etag = self._copies.upload(entry, key)  # without the lock: readers need not wait for a network
+            etag = self._copies.upload(entry, key)  # without the lock: readers must not wait for the network
         except (OSError, QuiverError) as error:
             self._upload_failed(segment_id, key, error)
             raise
@@ -183,14 +183,14 @@ class Uploads:
         key = object_key(self._stream_id, segment_id, sealed_at)
         manifest = self._placement.manifest
         with self._lock:
-            if manifest.state.uploads.get(segment_id) != key:  # from now on there may be an object
+            if manifest.state.uploads.get(segment_id) != key:  # from here on there may be an object
                 manifest.write([key_record(Event.UPLOAD_STARTED, segment_id, key, manifest.now_ms)])
         self._counts.upload_attempts += 1
         return key
 
     def upload_file(self, sealed: SealedSegment) -> TierEntry | None:
         """
-        Upload a segment from its file; None when it retired meanwhile.
+        Upload a segment from its file; return None if it was retired meanwhile.
 
         Raises:
             OSError, QuiverError: there is no object yet; try again.
@@ -213,7 +213,7 @@ class Uploads:
             if entry is not None and entry.has_warm:
                 if (entry.warm_bytes, entry.warm_crc64) != (made.warm_bytes, made.warm_crc64):
                     self._again(0.0)
-                    return entry  # it was packed meanwhile, and not to the same bytes: that is uploaded next
+                    return entry  # it was packed meanwhile, with other bytes: the packed file is uploaded next
                 made = replace(entry, remote=made.remote)
             etag = made.remote.etag if made.remote else None
             made = self._placement.note([self._placement.event(Event.UPLOAD_DONE, made, key, etag)], made)
@@ -226,7 +226,7 @@ class Uploads:
             return self._verified(sealed)
         except CorruptionError as damaged:
             self.damaged[sealed.segment_id] = damaged
-            self._uploaded()  # whoever waits for it must not wait for ever
+            self._uploaded()  # wake the callers that wait for it
             raise
 
     def _upload_failed(self, segment_id: int, key: str, error: Exception) -> None:
@@ -246,7 +246,7 @@ class Uploads:
                 self._with_valid_copy(sealed, entry)
 
     def trim_warm(self) -> None:
-        """Remove packed files above their budget, the oldest first, each once its object was read back."""
+        """Remove packed files above their limit, the oldest first, each after its object was read back."""
         limit = self._config.warm_max_bytes
         if limit is None:
             return
@@ -259,7 +259,7 @@ class Uploads:
         for entry in warm:
             if total <= limit or self.unreachable:
                 return
-            # One that is not uploaded yet stays.
+            # A file that is not uploaded yet stays.
             if entry.remote is not None and self._try_step(partial(self._drop_warm, entry)):
                 total -= entry.warm_bytes
 
@@ -274,33 +274,33 @@ class Uploads:
             raise
         with self._lock:
             if self._placement.entries.get(entry.segment_id) != entry:
-                return  # retired, or brought back, meanwhile
+                return  # retired or hydrated meanwhile
             evicted = self._placement.event(Event.LOCAL_EVICTED, entry, entry.warm_bytes)
             self._placement.note([evicted], replace(entry, has_warm=False))
             self._copies.remove_warm(entry)
 
     def invalidate_object(self, entry: TierEntry, damaged: CorruptionError) -> TierEntry:
         """
-        Take an object out of account that is not what was uploaded, so that it is uploaded again; with the lock held.
+        Invalidate a damaged object, so that it is uploaded again. Call it with the lock held.
 
         Raises:
-            OSError: the manifest cannot be written; it counts as before.
+            OSError: the manifest cannot be written; the object is still considered valid.
         """
         key = entry.remote.object_key if entry.remote else ""
         self._observer.event(
             "aof.tier2_object_damaged", level=logging.WARNING, segment=entry.segment_id, problem=damaged.reason
         )
-        # There may be an object all the same, and it goes with its segment.
+        # There may still be an object; it is deleted with its segment.
         started = key_record(Event.UPLOAD_STARTED, entry.segment_id, key, self._placement.manifest.now_ms)
         self._again(0.0)
         return self._placement.note([started], replace(entry, remote=None))
 
     def delete(self) -> None:
         """
-        Delete the objects that must go.
+        Delete the objects that are queued for deletion.
 
         Raises:
-            OSError, QuiverError: of the first that could not be deleted; tried again.
+            OSError, QuiverError: the first error; the deletion is retried.
         """
         manifest = self._placement.manifest
         with self._lock:
