@@ -41,7 +41,7 @@ def _table(frame: pd.DataFrame) -> Any:
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_a_column_is_what_arrow_makes_of_it(name):
+def test_a_column_is_converted_by_arrow(name):
     """The same type, the same values, the name as a text."""
     frame = pd.DataFrame({name: COLUMNS[name]}, index=["a", "b", "c"])
     wanted = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
@@ -49,7 +49,7 @@ def test_a_column_is_what_arrow_makes_of_it(name):
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
-def test_floats_are_taken_as_they_are(dtype):
+def test_floats_are_not_converted(dtype):
     """NaN is what a missing float is on the wire; every second row of a block is found, too."""
     frame = pd.DataFrame(np.array([[1, 9], [2, 9], [np.nan, 9]], dtype), columns=["x", "y"])[::2]
     found = _table(frame)
@@ -66,7 +66,7 @@ def test_floats_are_taken_as_they_are(dtype):
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "same name"),
     ],
 )
-def test_what_arrow_does_not_take_is_refused_with_the_column(frame, reason):
+def test_a_column_that_arrow_rejects_is_named(frame, reason):
     """Before anything is sent."""
     with pytest.raises(UsageError, match=reason):
         record_batches(frame)
@@ -90,7 +90,7 @@ STAMPS = pa.array([1], pa.timestamp("ns"))
         ({"a": ["x"]}, {"symbols": True}, "a list of column names, not True"),
     ],
 )
-def test_columns_that_a_server_would_refuse_are_refused_before(columns, options, reason):
+def test_columns_that_a_server_would_refuse_are_refused_up_front(columns, options, reason):
     """By the same rules as those of rows; a column without a name would be the designated timestamp over there."""
     batch = pa.record_batch(columns)
     keys: dict[str, Any] = {"symbols": (), "at": None} | options
@@ -107,7 +107,7 @@ def test_the_designated_timestamp_may_have_any_name():
 
 
 @pytest.mark.parametrize("unit", ["s", "ms"])
-def test_a_designated_timestamp_that_no_server_has_is_refused_by_name(unit):
+def test_a_designated_timestamp_out_of_range_is_refused_by_name(unit):
     """Like the values of other columns."""
     batch = pa.record_batch({"when": pa.array([1 << 60], pa.timestamp(unit)), "a": [1]})
     with pytest.raises(UsageError, match="column when: .*out of bounds"):
@@ -116,7 +116,7 @@ def test_a_designated_timestamp_that_no_server_has_is_refused_by_name(unit):
 
 @pytest.mark.parametrize("said", ["UUID", "LONG256", "BOOLEAN"])
 @pytest.mark.parametrize("values", [pa.array(["x"]), pa.array([b"x"]), pa.array([1.5]), pa.array([1])])
-def test_a_column_that_is_not_what_its_metadata_say_is_refused(values, said):
+def test_a_column_that_contradicts_its_metadata_is_refused(values, said):
     """As when a column that was read is replaced, and its field is kept."""
     schema = pa.schema([pa.field("a", values.type, metadata={TYPE_KEY: said.encode()})])
     batch = pa.record_batch([values], schema=schema)
@@ -124,7 +124,7 @@ def test_a_column_that_is_not_what_its_metadata_say_is_refused(values, said):
         next(encode_slices("t", [batch], symbols=(), at=None, message_bytes_max=1000, dialect="inline"))
 
 
-def test_a_table_without_a_proper_name_is_refused():
+def test_an_invalid_table_name_is_refused():
     """Also where only messages are made, as in a task of Spark."""
     batch = pa.record_batch({"a": [1]})
     with pytest.raises(UsageError, match="invalid characters"):

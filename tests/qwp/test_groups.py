@@ -43,7 +43,7 @@ def patient(tmp_path, server, more=""):
     return replace(settings(tmp_path, server.address, more), close_flush_s=20.0)
 
 
-def test_a_group_that_is_sent_again_is_not_there_twice(tmp_path):
+def test_a_group_that_is_sent_again_is_stored_once(tmp_path):
     """Whether the server was there in between or not."""
     group = Group("query", 7)
     first = send_group(settings(tmp_path), group, MESSAGES)
@@ -68,7 +68,7 @@ def test_another_content_under_the_same_number_is_sent(tmp_path):
 
 
 @pytest.mark.parametrize("kept", range(6))
-def test_a_group_that_broke_off_goes_on_where_it_stopped(tmp_path, kept):
+def test_an_interrupted_group_is_continued(tmp_path, kept):
     """After each of its messages."""
 
     class Killed(Exception):
@@ -106,7 +106,7 @@ send_group(SenderSettings.from_conf(sys.argv[1]), Group("query", 1), until_the_e
 """
 
 
-def test_an_executor_that_dies_halfway_leaves_nothing_twice(tmp_path):
+def test_an_executor_that_dies_halfway_leaves_no_duplicates(tmp_path):
     """No destructor ran: the lock is gone with the process, the note says that the group was begun."""
     conf = f"ws::addr=127.0.0.1:1;sf_dir={tmp_path};sender_id=p0;close_flush_timeout_millis=0;"
     command = [sys.executable, "-c", PROGRAM, conf]
@@ -118,7 +118,7 @@ def test_an_executor_that_dies_halfway_leaves_nothing_twice(tmp_path):
         assert (sent.known, sent.confirmed, server.frames) == (3, True, MESSAGES)
 
 
-def test_a_note_that_nobody_can_read_is_none(tmp_path):
+def test_an_unreadable_note_is_ignored(tmp_path):
     """The group is sent."""
     group = Group("query", 7)
     send_group(settings(tmp_path), group, MESSAGES)
@@ -133,7 +133,7 @@ def test_nothing_to_send_leaves_no_note(tmp_path):
     assert not (tmp_path / "p0" / GROUP_NAME).exists()
 
 
-def test_a_server_that_does_not_take_it_is_heard(tmp_path):
+def test_a_refusal_of_the_server_is_raised(tmp_path):
     """The messages stay in the slot, and the next attempt does not add to them."""
 
     def refuse(_life, sequence, _frame):
@@ -146,7 +146,7 @@ def test_a_server_that_does_not_take_it_is_heard(tmp_path):
             assert send_group(settings(tmp_path), Group("query", 7), MESSAGES).known == 5, known
 
 
-def test_slots_of_tasks_that_died_are_emptied(tmp_path):
+def test_slots_of_dead_tasks_are_drained(tmp_path):
     """By the next group of any partition."""
     send_group(settings(tmp_path), Group("query", 1), MESSAGES)
     with QwpServer() as server:
@@ -160,7 +160,7 @@ def test_slots_of_tasks_that_died_are_emptied(tmp_path):
         assert sorted(server.frames) == sorted([*MESSAGES, message(8)])
 
 
-def test_a_long_task_keeps_no_other_from_its_slot_while_no_server_answers(tmp_path):
+def test_a_long_task_does_not_block_adopted_slots_while_no_server_answers(tmp_path):
     """It had begun to empty that one, and leaves no mark on it either, however long the outage is."""
     send_group(settings(tmp_path), Group("query", 1), MESSAGES)
     long = replace(settings(tmp_path, more="drain_orphans=on;reconnect_max_duration_millis=1;"), sender_id="p1")
@@ -187,7 +187,7 @@ def test_a_long_task_keeps_no_other_from_its_slot_while_no_server_answers(tmp_pa
         assert server.frames == [*MESSAGES, message(9)]
 
 
-def test_a_slot_that_stays_taken_is_said(tmp_path):
+def test_a_slot_that_stays_in_use_is_reported(tmp_path):
     """After a while."""
     made = settings(tmp_path)
     slot = open_slot(REAL_FILES, str(tmp_path), "p0", made.ring, observer=InMemoryObserver())
@@ -198,7 +198,7 @@ def test_a_slot_that_stays_taken_is_said(tmp_path):
         slot.close()
 
 
-def test_without_a_directory_there_is_no_once(tmp_path):
+def test_a_group_needs_a_directory(tmp_path):
     """It is said at once."""
     with pytest.raises(UsageError, match="sf_dir is missing"):
         send_group(SenderSettings.from_conf("ws::addr=127.0.0.1:1;"), Group("query", 1), MESSAGES)

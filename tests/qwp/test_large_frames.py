@@ -129,7 +129,7 @@ def test_frames_that_are_built_offline_fit_any_server(tmp_path, how):
     assert len(server.lives) == 1
 
 
-def test_a_single_row_may_be_larger_until_a_server_says_that_it_is_not(tmp_path):
+def test_a_single_row_may_be_larger_until_a_server_announces_its_limit(tmp_path):
     """It goes in a frame of its own: some servers take it."""
     with Sender.from_conf(f"{OFFLINE}sf_dir={tmp_path};sender_id=edge;") as sender:
         for value in range(3):
@@ -142,7 +142,7 @@ def test_a_single_row_may_be_larger_until_a_server_says_that_it_is_not(tmp_path)
 # ── what is there ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_frame_that_the_server_would_not_take_goes_in_pieces(tmp_path):
+def test_a_frame_above_the_limit_is_sent_in_pieces(tmp_path):
     """All rows in order, as one group, and the frames behind it."""
     observer = InMemoryObserver()
     slot_with(tmp_path, message(0, 10), message(10, 36_000, size=90), message(36_000, 36_010))
@@ -156,7 +156,7 @@ def test_a_frame_that_the_server_would_not_take_goes_in_pieces(tmp_path):
     assert letters(tmp_path) == []
 
 
-def test_a_row_that_no_cut_makes_smaller_becomes_a_dead_letter(tmp_path):
+def test_a_row_above_the_limit_becomes_a_dead_letter(tmp_path):
     """Alone in its frame, or between others; the rest arrives."""
     row = message(7, 8, size=4000)
     made = RowTable("t")
@@ -177,7 +177,7 @@ def test_a_row_that_no_cut_makes_smaller_becomes_a_dead_letter(tmp_path):
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_piece_that_is_refused_is_given_up_and_the_others_are_sent_again(tmp_path, durable):
+def test_a_refused_piece_is_dropped_and_the_others_are_sent_again(tmp_path, durable):
     """As a group without it; also when it was the last piece, which commits."""
     for refused in (0, 25, 99):
         place = tmp_path / str(refused)
@@ -209,7 +209,7 @@ def test_a_connection_that_breaks_in_a_group_sends_all_of_it_again(tmp_path):
     assert len(server.lives) == 2
 
 
-def test_the_next_server_may_take_less_or_more(tmp_path):
+def test_the_next_server_may_have_another_limit(tmp_path):
     """Pieces are cut for the one that is connected; what was too large for one of them is not for the other."""
     fitter = FrameFitter()
     data = message(0, 100)
@@ -222,7 +222,7 @@ def test_the_next_server_may_take_less_or_more(tmp_path):
     assert fitter.fit(5, data, 0).messages == [data]
 
 
-def test_what_cannot_be_cut_because_it_cannot_be_read_becomes_a_dead_letter(tmp_path):
+def test_an_unreadable_frame_above_the_limit_becomes_a_dead_letter(tmp_path):
     """It would close every connection."""
     unreadable = bytearray(message(0, 100))
     unreadable[5] |= 0x40
@@ -254,7 +254,7 @@ def schema(table: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_pieces_say_what_the_message_said(group):
+def test_pieces_have_the_rows_of_the_message(group):
     """Every recorded frame of the official client, whole, in a few pieces and row by row."""
     dictionary = SymbolDictionary()
     for one in GROUPS[group]["frames"]:
@@ -276,7 +276,7 @@ def test_pieces_say_what_the_message_said(group):
             )  # fmt: skip
 
 
-def test_a_whole_message_is_one_piece_byte_for_byte():
+def test_a_small_message_is_one_identical_piece():
     """Also in the older dialect."""
     table = RowTable("t")
     for value in range(5):
@@ -346,7 +346,7 @@ def test_a_refusal_names_the_piece():
     assert isinstance(again, Reconnect)
 
 
-def test_what_is_given_up_confirms_nothing_before_it():
+def test_a_dropped_frame_confirms_nothing_before_it():
     """Frames that are on their way are not confirmed because one behind them cannot be sent."""
     session = Session(SessionSettings())
     session.connected(acked_fsn=-1, durable_ack=False, now=0.0)

@@ -189,7 +189,7 @@ def test_we_drain_its_slot(tmp_path):
     assert sorted(path.name for path in (tmp_path / "theirs").iterdir()) == [".lock", ".lock.pid"]
 
 
-def test_we_cut_its_frames_for_a_server_that_takes_less(tmp_path):
+def test_we_split_its_frames_for_a_server_with_a_lower_limit(tmp_path):
     """Built offline they may be larger than any server takes."""
     with QwpServer() as server:
         _leave_a_slot(server, tmp_path, rows_a_frame=10)

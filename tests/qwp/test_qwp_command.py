@@ -74,7 +74,7 @@ def run_json(*arguments, code=0):
     return json.loads(run(*arguments, "--json", code=code))
 
 
-def test_list_says_what_waits_and_for_whom(sf_dir):
+def test_list_shows_backlog_and_holder(sf_dir):
     """Backlog, holder, mark; and the same for programs."""
     one, two = run_json("qwp", "list", sf_dir)
 
@@ -88,7 +88,7 @@ def test_list_says_what_waits_and_for_whom(sf_dir):
     assert "no server in time" in text
 
 
-def test_list_looks_again_and_again(sf_dir, monkeypatch):
+def test_list_watch_polls(sf_dir, monkeypatch):
     """A line of JSON for each look; segments that have not changed are read once."""
     from quiver.qwp.slots import inspection
 
@@ -103,7 +103,7 @@ def test_list_looks_again_and_again(sf_dir, monkeypatch):
     assert "--looks needs --watch" in run("qwp", "list", sf_dir, "--looks", 2, code=2)
 
 
-def test_a_look_reads_what_has_changed_and_forgets_what_is_gone(sf_dir):
+def test_a_poll_reads_only_changed_segments(sf_dir):
     """Frames that were appended, segments that were removed."""
     known = {}
     assert look_at_slot(REAL_FILES, str(sf_dir), "edge-2", known).backlog == 1
@@ -115,7 +115,7 @@ def test_a_look_reads_what_has_changed_and_forgets_what_is_gone(sf_dir):
     assert known == {}
 
 
-def test_inspect_says_which_tables_wait(sf_dir):
+def test_inspect_shows_unconfirmed_rows_by_table(sf_dir):
     """Rows that are not confirmed, by table."""
     assert run_json("qwp", "inspect", sf_dir, "edge-1")["tables"] == {"t": 1, "u": 1}
     assert "unconfirmed rows" in run("qwp", "inspect", sf_dir, "edge-1")
@@ -131,7 +131,7 @@ def test_tail_prints_the_newest_rows(sf_dir):
     assert row["row"]["s"] == "S4"
 
 
-def test_tail_writes_values_as_people_do(tmp_path):
+def test_tail_prints_human_readable_values(tmp_path):
     """Every line is JSON, whatever is in an array."""
     keys = {"sf_dir": str(tmp_path), "initial_connect_retry": "async", "close_flush_timeout_millis": 0}
     columns = {
@@ -154,7 +154,7 @@ def test_tail_writes_values_as_people_do(tmp_path):
     assert (second["x"], second["c"], second["u"], second["f"]) == (1.0, None, None, None)
 
 
-def test_dead_letters_say_why(sf_dir):
+def test_dead_letters_have_the_reason(sf_dir):
     """With their rows when asked."""
     (letter,) = run_json("qwp", "dead-letters", sf_dir, "edge-1")
     assert (letter["frame"], letter["reason"], letter["tables"]) == (7, "no such column", {"gone": 1})
@@ -162,7 +162,7 @@ def test_dead_letters_say_why(sf_dir):
     assert "no such column" in run("qwp", "dead-letters", sf_dir, "edge-1")
 
 
-def test_drain_empties_all_that_are_not_marked(sf_dir):
+def test_drain_drains_all_unmarked_slots(sf_dir):
     """What is confirmed is not sent again."""
     with QwpServer() as server:
         conf = f"ws::addr={server.address};"
@@ -187,7 +187,7 @@ def test_a_drain_that_fails_leaves_no_mark(sf_dir):
     assert next((one["failed"], one["backlog_frames"]) for one in run_json("qwp", "list", sf_dir)) == (None, 2)
 
 
-def test_a_slot_that_somebody_holds_is_passed_over(sf_dir):
+def test_a_slot_in_use_is_skipped(sf_dir):
     """Its sender sends."""
     settings = RingSettings(segment_bytes=4096, bytes_max=1 << 20, append_deadline_s=1.0)
     slot = open_slot(REAL_FILES, str(sf_dir), "edge-1", settings, observer=InMemoryObserver())
@@ -200,14 +200,14 @@ def test_a_slot_that_somebody_holds_is_passed_over(sf_dir):
     assert held == {"edge-1": True, "edge-2": False}
 
 
-def test_clear_failed_takes_the_mark(sf_dir):
+def test_clear_failed_removes_the_mark(sf_dir):
     """Of those named, or of all."""
     assert run_json("qwp", "clear-failed", sf_dir, "edge-1") == {"cleared": []}
     assert run_json("qwp", "clear-failed", sf_dir) == {"cleared": ["edge-2"]}
     assert not (sf_dir / "edge-2" / ".failed").exists()
 
 
-def test_a_slot_that_cannot_be_read_is_said_and_left_alone(sf_dir):
+def test_an_unreadable_slot_is_reported_and_not_changed(sf_dir):
     """Exit code 1, and the others are listed all the same."""
     (segment,) = (sf_dir / "edge-2").glob("*.sfa")
     data = bytearray(segment.read_bytes())
@@ -219,7 +219,7 @@ def test_a_slot_that_cannot_be_read_is_said_and_left_alone(sf_dir):
     assert segment.read_bytes() == data
 
 
-def test_quiver_inspect_knows_the_files_of_a_slot(sf_dir):
+def test_quiver_inspect_describes_the_files_of_a_slot(sf_dir):
     """Segments, watermark, dead letters; a torn tail is a warning, another version is damage."""
     slot = sf_dir / "edge-1"
     segment = min(slot.glob("*.sfa"))
@@ -239,14 +239,14 @@ def test_quiver_inspect_knows_the_files_of_a_slot(sf_dir):
     assert not run_json("inspect", segment, code=1)["sound"]
 
 
-def test_quiver_inspect_knows_an_empty_slot(tmp_path):
+def test_quiver_inspect_describes_an_empty_slot(tmp_path):
     """The usual one: everything in it is confirmed."""
     open_slot(REAL_FILES, str(tmp_path), "edge", RingSettings(4096, 1 << 20, 1.0), observer=InMemoryObserver()).close()
     assert "an empty slot" in run("inspect", tmp_path / "edge")
     assert run_json("inspect", tmp_path / "edge") == []
 
 
-def test_damage_in_the_middle_is_said(sf_dir):
+def test_damage_in_the_middle_is_reported(sf_dir):
     """With the path and the place, by all that look; it does not count as an empty rest."""
     (path,) = (sf_dir / "edge-1").glob("*.sfa")
     data = bytearray(path.read_bytes())
@@ -274,7 +274,7 @@ SMALL_FILES = [".lock", ".lock.pid", ".ack-watermark", ".failed", ".symbol-dict"
 
 
 @pytest.mark.parametrize("name", [*SMALL_FILES, ".dead-letters", "sf-0000000000000000.sfa"])
-def test_a_pipe_in_place_of_a_file_of_a_slot_stops_nothing(sf_dir, name):
+def test_a_pipe_instead_of_a_slot_file_blocks_nothing(sf_dir, name):
     """No command and no sender waits for the other end of the pipe, and the other slots are listed."""
     path = sf_dir / "edge-1" / name
     path.unlink(missing_ok=True)

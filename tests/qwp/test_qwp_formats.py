@@ -111,7 +111,7 @@ def _examples(page: str) -> dict[str, tuple[bytes, Any]]:
     return {name: (bytes.fromhex(text), json.loads(said) if said else None) for name, text, said in found}
 
 
-def test_examples_decode_to_what_is_said():
+def test_examples_decode_to_the_documented_values():
     """The hex of each page is what the code writes, and reads as the values beside it."""
     data, said = _examples("qwp-segment")[""]
     scan = _scan(data)
@@ -132,7 +132,7 @@ def test_examples_decode_to_what_is_said():
     assert {"table": table.name, **{column.name: column.values() for column in table.columns}} == said
 
 
-def test_names_are_made_and_parsed():
+def test_names_are_built_and_parsed():
     """What is written is read; what is not ours has no number."""
     assert segment_name(0x1F) == "sf-000000000000001f.sfa"
     assert generation_of(segment_name(2**64 - 1)) == 2**64 - 1
@@ -195,7 +195,7 @@ def test_frames_end_where_zeros_begin():
         assert not isinstance(decode_frame(memoryview(flipped), 0), Frame)
 
 
-def test_a_walk_stops_at_the_torn_frame():
+def test_a_scan_stops_at_the_torn_frame():
     """However much of the last frame is there: the ones before it are, and what is left is called torn."""
     first, second = b"QWP1" + b"a" * 20, b"QWP1" + b"b" * 30
     data = _segment(first, second)
@@ -211,7 +211,7 @@ def test_a_walk_stops_at_the_torn_frame():
         assert scan.later is None
 
 
-def test_whole_frames_behind_a_hole_are_noticed():
+def test_intact_frames_after_a_hole_are_detected():
     """Lost pages in the middle are not the end of what was written."""
     payloads = [b"QWP1" + bytes([65 + number]) * 20 for number in range(4)]
     data = bytearray(_segment(*payloads))
@@ -222,7 +222,7 @@ def test_whole_frames_behind_a_hole_are_noticed():
     assert scan.later == starts[2] - 8
 
 
-def test_a_watermark_is_whole_or_nothing():
+def test_an_incomplete_watermark_is_ignored():
     """Zeros, another magic, reserved bytes and a negative number all mean: none."""
     assert decode_watermark(memoryview(encode_watermark(7))) == Frame(7, 16)
     for data in (bytes(16), b"AKW2" + bytes(12), b"AKW1\1" + bytes(11), encode_watermark(-1), b"XXXX" + bytes(12)):
@@ -283,7 +283,7 @@ def test_symbol_files_of_both_versions():
     assert isinstance(decode_symbol_file(memoryview(b"NOPE\1\0\0\0")), Damage)
 
 
-def test_dead_letters_end_at_the_last_whole_record():
+def test_dead_letters_end_at_the_last_complete_record():
     """Header, records, and each prefix of the last one."""
     header = encode_dead_letters_header()
     assert decode_dead_letters_header(memoryview(header)) == Frame(None, 8)

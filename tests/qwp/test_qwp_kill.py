@@ -27,7 +27,7 @@ CHILD = Path(__file__).with_name("qwp_kill_child.py")
     ("durability", "cycles", "seed"),
     [*(("memory", 50, seed) for seed in (1, 4, 5, 6)), ("flush", 60, 2), ("append", 40, 3)],
 )
-def test_every_kept_row_arrives(tmp_path, durability, cycles, seed):
+def test_every_stored_row_arrives(tmp_path, durability, cycles, seed):
     """
     kill -9 at random, three hundred times: what a flush returned for reaches the server, in order. A row comes twice
     only when it was sent and its confirmation had not been written down: no life begins before the first frame that the

@@ -96,7 +96,7 @@ def test_rows_flush_by_count_by_bytes_and_by_time(server):
     sender.close()
 
 
-def test_a_row_that_cannot_be_sent_takes_nothing_with_it(server):
+def test_an_invalid_row_does_not_affect_others(server):
     """Refused when it comes; decimals that only fit apart go apart; what no frame can hold is named."""
     from decimal import Decimal
 
@@ -132,7 +132,7 @@ def test_timeout_s_still_works_with_a_warning(server):
             sender.wait_until_confirmed(fsn, 10, timeout_s=10)
 
 
-def test_a_flush_larger_than_a_segment_is_cut(server):
+def test_a_flush_larger_than_a_segment_is_split(server):
     """Into as many frames as it takes, in order."""
     with Sender.from_conf(f"ws::addr={server.address};auto_flush=off;sf_max_bytes=4096;") as sender:
         for number in range(300):
@@ -143,7 +143,7 @@ def test_a_flush_larger_than_a_segment_is_cut(server):
     assert [row["v"] for row in rows_of(server)] == list(range(300))
 
 
-def test_no_message_is_larger_than_the_server_takes():
+def test_no_message_exceeds_the_server_limit():
     """What it said in the handshake counts, for rows and for tables."""
     with QwpServer(headers={"X-QWP-Max-Batch-Size": "3000"}) as server:
         with Sender.from_conf(f"ws::addr={server.address};auto_flush=off;") as sender:
@@ -183,7 +183,7 @@ def test_tables_arrive_row_by_row(server):
     assert count < ROWS_MAX
 
 
-def test_a_table_that_does_not_fit_says_how_far_it_came():
+def test_a_table_that_does_not_fit_reports_the_stored_rows():
     """The caller goes on behind the rows that were kept."""
     with QwpServer(lambda *_: None) as server:
         keys = "sf_max_bytes=8K;sf_max_total_bytes=32K;sf_append_deadline_millis=10;close_flush_timeout_millis=0;"
@@ -233,7 +233,7 @@ def test_a_server_that_flaps_gets_every_row_in_order(tmp_path):
     assert sorted(path.name for path in (tmp_path / "default").iterdir()) == [".lock", ".lock.pid"]
 
 
-def test_the_next_host_takes_over(server):
+def test_the_sender_fails_over_to_the_next_host(server):
     """When one is gone the other gets what was not confirmed, at once."""
     with QwpServer(lambda _life, sequence, _frame: encode_ok(Ok(sequence)) if sequence < 3 else Close(1006)) as first:
         keys = "auto_flush=off;reconnect_initial_backoff_millis=60000;reconnect_max_backoff_millis=60000;"
@@ -281,7 +281,7 @@ def test_a_server_without_the_protocol_is_waited_for(tmp_path, server, status):
         assert sender.wait_until_confirmed(fsn, 10)
 
 
-def test_a_server_that_is_none_is_no_end(tmp_path):
+def test_an_invalid_server_does_not_halt_the_sender(tmp_path):
     """Bytes that are not HTTP: the next host, or later."""
     import socket
 
@@ -300,7 +300,7 @@ def test_a_server_that_is_none_is_no_end(tmp_path):
         thread.join()
 
 
-def test_each_durability_syncs_as_it_says(tmp_path, server):
+def test_each_durability_syncs_as_documented(tmp_path, server):
     """memory never, flush once a flush, append with every frame."""
     syncs: dict[str, int] = {}
     for durability in ("memory", "flush", "append"):
@@ -332,7 +332,7 @@ def frames_after_a_power_loss(disk: CrashFileSystem, seed: int) -> int:
     return max(one.next_fsn for one in scan_slot(disk.clone_after_crash(seed=seed), "/sf/default"))
 
 
-def test_what_was_kept_of_a_table_survives_a_power_loss():
+def test_stored_rows_of_a_table_survive_a_power_loss():
     """The caller goes on behind these rows, which one that is too large stands behind."""
     disk = CrashFileSystem()
     with QwpServer(lambda *_: None) as server:
@@ -344,7 +344,7 @@ def test_what_was_kept_of_a_table_survives_a_power_loss():
     assert found == [sender.published_fsn + 1] * 8
 
 
-def test_a_flush_syncs_what_a_row_brought_to_the_slot(server):
+def test_a_flush_syncs_rows_published_earlier(server):
     """What had found no room is appended by the next row, which is then refused: nothing is left for the flush."""
     gate = threading.Event()
     server.answer = lambda _life, sequence, _: encode_ok(Ok(sequence)) if gate.is_set() and sequence < 1 else None
@@ -391,7 +391,7 @@ def test_from_the_environment(server, monkeypatch):
         Sender.from_env({})
 
 
-def test_times_are_what_was_meant(server):
+def test_timestamps_are_converted(server):
     """Nanoseconds, datetimes with a zone, and none; without a zone a datetime says no instant."""
     instant = datetime.datetime(2024, 1, 2, 3, 4, 5, 678901, datetime.UTC)
     with Sender.from_conf(f"ws::addr={server.address};") as sender:
@@ -406,7 +406,7 @@ def test_times_are_what_was_meant(server):
     assert [column.name for column in tables["s"].columns] == ["v"]
 
 
-def test_instants_of_pandas_keep_their_nanoseconds(server):
+def test_pandas_timestamps_keep_their_nanoseconds(server):
     """As in a data frame: also those without a zone. NaT is refused when it comes, and takes no other row with it."""
     instant = pd.Timestamp("2024-01-02T03:04:05.123456789", tz="UTC")
     with Sender.from_conf(f"ws::addr={server.address};") as sender:
@@ -417,7 +417,7 @@ def test_instants_of_pandas_keep_their_nanoseconds(server):
     assert [column.values() for column in table.columns] == [[instant.value]] * 3
 
 
-def test_encrypted_with_given_roots_or_loudly_without(tmp_path):
+def test_tls_verifies_with_given_roots_and_warns_without_verification(tmp_path):
     """wss: the certificate counts, unless it is said that it does not, and then that is said."""
     authority = Authority(tmp_path, "root")
     certificate, key = authority.issue("localhost")
@@ -440,7 +440,7 @@ def test_encrypted_with_given_roots_or_loudly_without(tmp_path):
         assert len(rows_of(server)) == 50
 
 
-def test_messages_are_put_together_in_memory_that_is_kept(server):
+def test_messages_are_encoded_in_a_reused_buffer(server):
     """It begins as `init_buf_size` says, grows to what is needed and never beyond `max_buf_size`."""
     keys = "init_buf_size=1K;max_buf_size=64K;sf_max_bytes=1M;auto_flush=off;"
     with Sender.from_conf(f"ws::addr={server.address};{keys}") as sender:
@@ -458,7 +458,7 @@ def test_messages_are_put_together_in_memory_that_is_kept(server):
     assert [row["v"] for row in rows_of(server)] == list(range(40))
 
 
-def test_messages_that_found_no_room_are_their_own(server):
+def test_messages_waiting_for_space_are_copies(server):
     """What waits for room is not written over by what is encoded behind it."""
     gate = threading.Event()
     server.answer = lambda _life, sequence, _frame: encode_ok(Ok(sequence)) if gate.is_set() else None
@@ -483,7 +483,7 @@ def test_messages_that_found_no_room_are_their_own(server):
     assert list(seen) == list(range(6))
 
 
-def test_schemas_of_a_message_are_bounded(server):
+def test_schemas_of_a_message_are_limited(server):
     """Only the older dialect numbers them: tables that would need more go into another message."""
     keys = "quiver_dialect=schema;max_schemas_per_connection=2;auto_flush=off;"
     with Sender.from_conf(f"ws::addr={server.address};{keys}") as sender:
@@ -496,7 +496,7 @@ def test_schemas_of_a_message_are_bounded(server):
     assert [len(life.decode(frame).tables) for frame in life.frames] == [1, 2, 1, 2]
 
 
-def test_what_is_counted_is_counted_as_metrics_too(server):
+def test_counters_are_also_metrics(server):
     """A refusal, a lost connection and what was sent again, the same numbers in both places."""
 
     def answer(life: Any, sequence: int, _frame: bytes) -> Any:

@@ -28,7 +28,7 @@ def names(cell: str) -> list[str]:
     return re.findall(r"`([\w*]+)`", cell)
 
 
-def test_every_key_is_there():
+def test_every_key_is_documented():
     """And none that is not taken."""
     told = {name for key, _, _ in rows("Keys") for name in names(key)}
     told |= {name for _, _, text in rows("Keys") for name in re.findall(r"Also called `(\w+)`", text)}
@@ -40,7 +40,7 @@ def test_every_key_is_there():
 
 
 @pytest.mark.parametrize("row", rows("Keys"), ids=lambda row: row[0])
-def test_its_default_is_what_it_is_without_it(row):
+def test_the_documented_default_is_the_default(row):
     """Given as it stands there, it changes nothing."""
     plain = SenderSettings.from_conf("ws::addr=h:1;sf_dir=/x;")
     for key in names(row[0]):
@@ -58,7 +58,7 @@ def test_its_default_is_what_it_is_without_it(row):
     )
 
 
-def test_every_category_is_there_with_its_policy():
+def test_every_category_is_documented_with_its_policy():
     """And with the key that changes it."""
     words = {"dropped": Policy.DROP, "halt": Policy.HALT, "sent": Policy.RETRY}
     told = {names(category)[0]: (words[policy.split()[0].strip(",")], names(key)) for _, category, policy, key in
@@ -70,7 +70,7 @@ def test_every_category_is_there_with_its_policy():
         assert keys == [key for key, known in _POLICIES.items() if known is category]
 
 
-def test_every_property_is_there():
+def test_every_property_is_documented():
     """Whatever a sender says of itself."""
     told = {name for row in rows("Counters and gauges") for name in names(row[0].replace("()", ""))}
     public = {name for name, value in vars(Sender.__mro__[1]).items() if not name.startswith("_")}

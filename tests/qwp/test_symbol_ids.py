@@ -50,7 +50,7 @@ def _symbols(*values: str) -> TableData:
     ))])  # fmt: skip
 
 
-def test_a_message_that_was_refused_leaves_no_ids_behind():
+def test_a_refused_message_leaves_no_ids():
     """Neither a symbol that is too long, nor a table behind it that is wrong."""
     shared = SymbolIds()
     encode_message([_symbols("a", "b")], shared=shared)

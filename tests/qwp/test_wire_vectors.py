@@ -157,7 +157,7 @@ def test_a_symbol_from_a_gap_is_refused():
     assert repr(first.tables[0].to_arrow()) == repr(again.tables[0].to_arrow())
 
 
-def test_a_later_frame_stands_alone_with_all_symbols_in_front():
+def test_a_later_frame_is_self_sufficient_with_all_symbols_added():
     """Ids stay, the rows stay; only the dictionary part is another."""
     told = SymbolDictionary()
     for number in range(4):
@@ -315,7 +315,7 @@ def test_an_unreadable_message_is_damage():
     assert "UTF-8" in split.reason
 
 
-def test_what_a_message_cannot_say_is_refused():
+def test_values_that_a_message_cannot_represent_are_refused():
     """Counts and names beyond the limits, columns of different lengths."""
     column = fixed_column("v", ColumnType.LONG, np.array([1]))
     for tables, words in (
@@ -354,7 +354,7 @@ def test_answers_of_the_server():
 # ---- rows
 
 
-def test_a_row_is_refused_whole():
+def test_a_row_is_refused_completely():
     """What cannot be sent is said when it comes, and nothing of the row is kept."""
     table = RowTable("t")
     table.append({"s": "a"}, {"v": 1}, 5, bytes_max=1000)
@@ -381,7 +381,7 @@ def test_a_row_is_refused_whole():
     assert sorted(column.name for column in data.columns) == ["", "s", "v"]
 
 
-def test_what_the_caller_changes_later_is_not_sent():
+def test_later_changes_by_the_caller_are_not_sent():
     """Arrays and buffers are copied when they come; one of another kind than the column is refused."""
     table = RowTable("t")
     array = np.array([1, 2, 3])
@@ -397,7 +397,7 @@ def test_what_the_caller_changes_later_is_not_sent():
     assert columns[1].values() == [b"abc", b"bbc"]
 
 
-def test_halves_hold_the_same_rows():
+def test_halves_have_the_same_rows():
     """Splitting keeps order and columns, however the columns of the rows change."""
     table = RowTable("t")
     for number in range(11):
@@ -428,7 +428,7 @@ def _round(batch: Any, **options: Any) -> Any:
     return _message(encode_message([TableData("t", batch.num_rows, columns)])).tables[0]
 
 
-def test_arrow_slices_are_written_as_if_they_were_whole():
+def test_arrow_slices_are_encoded_correctly():
     """Offsets of slices are respected for every kind of buffer, with nulls and without."""
     arrays = {
         "i": pa.array([1, None, 3, 4, 5, None]), "f": pa.array([1.5, 2.5, None, 4.0, 5.0, 6.0], pa.float32()),
@@ -458,7 +458,7 @@ def test_arrow_slices_are_written_as_if_they_were_whole():
             assert rows[name] == piece[name].to_pylist(), name
 
 
-def test_an_arrow_column_without_counterpart_is_named():
+def test_an_unsupported_arrow_column_is_named():
     """The error says which column."""
     with pytest.raises(UsageError, match="column m"):
         _round(pa.record_batch({"m": pa.array([{"a": 1}], pa.struct([("b", pa.int8())]))}))
@@ -474,7 +474,7 @@ def test_an_arrow_column_without_counterpart_is_named():
         _round(pa.record_batch({"a": pa.array([[[1.0], [2.0, 3.0]]])}))
 
 
-def test_a_column_without_a_type_is_left_out():
+def test_a_column_of_type_null_is_omitted():
     """Arrow's `null` is what a column becomes that holds nothing but None; as a symbol it has a type."""
     nothing = pa.nulls(2)
     batch = pa.record_batch({"a": nothing, "b": [1, 2], "c": nothing})

@@ -48,7 +48,7 @@ def kept(path) -> list[quiver.Bundle]:
 
 
 @pytest.mark.parametrize("signal", list(ROOTS))
-def test_a_request_is_kept_as_tables_that_say_the_same(tmp_path, signal):
+def test_a_request_is_stored_as_equivalent_tables(tmp_path, signal):
     data = request(signal).SerializeToString()
     with quiver.open(str(tmp_path / "tables")) as tables, quiver.open(str(tmp_path / "whole")) as whole:
         assert OtlpIntake(tables, SETTINGS).accept(signal, data).outcome == "stored"
@@ -89,7 +89,7 @@ def test_more_records_than_ids_are_several_bundles_and_the_last_is_waited_for():
     assert sum(bundle[30].num_rows for bundle in store.bundles) == 70_000
 
 
-def test_garbage_and_ids_that_tables_have_no_room_for_are_refused_and_leave_nothing():
+def test_garbage_and_oversized_ids_are_refused_and_store_nothing():
     store = Spy()
     intake = OtlpIntake(store, SETTINGS)
     bad = request("logs")
@@ -100,7 +100,7 @@ def test_garbage_and_ids_that_tables_have_no_room_for_are_refused_and_leave_noth
     assert store.bundles == []
 
 
-def test_a_request_without_records_is_confirmed_with_a_warning_and_leaves_nothing():
+def test_a_request_without_records_is_confirmed_with_a_warning_and_stores_nothing():
     store = Spy()
     observer = InMemoryObserver()
     made = ExportLogsServiceRequest()
@@ -112,7 +112,7 @@ def test_a_request_without_records_is_confirmed_with_a_warning_and_leaves_nothin
     assert observer.total("quiver.receiver.left_out_total") == 1
 
 
-def test_a_request_sent_again_is_kept_once_while_the_receiver_lives():
+def test_a_repeated_request_is_stored_once_while_the_receiver_runs():
     store = Spy()
     intake = OtlpIntake(store, replace(SETTINGS, dedupe_window_s=60))
     data = request("logs").SerializeToString()
@@ -126,7 +126,7 @@ def with_entity() -> ExportLogsServiceRequest:
     return made
 
 
-def test_what_has_no_place_in_tables_is_a_warning_in_the_reply():
+def test_parts_that_tables_cannot_represent_are_a_warning_in_the_reply():
     store = Spy()
     whole = request("logs").SerializeToString()
     with OtlpGrpcReceiver(store, SETTINGS) as receiver, grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:

@@ -51,7 +51,7 @@ def test_the_oldest_are_forgotten_first_when_there_are_too_many():
     assert [window.begin(digest) for digest in known] == [True, True, False, False, False]
 
 
-def test_what_is_older_than_the_window_takes_no_memory():
+def test_expired_entries_take_no_memory():
     clock = ManualClock()
     window = DedupeWindow(10, clock=clock)
     for digest in digests(5):
@@ -81,7 +81,7 @@ def test_a_request_in_flight_is_waited_for_and_its_success_is_shared():
     assert concurrent(stored=True) == [False]
 
 
-def test_after_a_failure_in_flight_the_second_tries_itself():
+def test_after_a_failure_in_flight_the_second_caller_tries_itself():
     assert concurrent(stored=False) == [True]
 
 
@@ -105,7 +105,7 @@ def test_the_window_is_rebuilt_from_entries_younger_than_it():
     assert not window.begin(request_digest(62, b"metrics"))
 
 
-def test_entries_that_are_no_requests_are_left_out_and_unreadable_ones_counted():
+def test_other_entries_are_skipped_and_unreadable_ones_counted():
     window = DedupeWindow(10, clock=ManualClock(now_ns=NOW_NS))
     broken = wal_entry(b"broken", ingested_at_ns=NOW_NS)
     broken.slots[0].payload = broken.slots[0].payload[:20]

@@ -57,7 +57,7 @@ class Full:
 
 
 @pytest.mark.parametrize("after", ["convert_to_arrow", "pass_through"])
-def test_a_request_kept_as_tables_is_known_by_the_next_process(tmp_path, after):
+def test_a_request_stored_as_tables_is_known_to_the_next_process(tmp_path, after):
     """Its bytes are nowhere: another handling cannot recognise it, and keeps it again."""
     with quiver.open(str(tmp_path)) as store:
         assert OtlpIntake(store, SETTINGS).accept("logs", request()).outcome == "stored"
@@ -69,7 +69,7 @@ def test_a_request_kept_as_tables_is_known_by_the_next_process(tmp_path, after):
     assert bundles(tmp_path) == (2 if after == "convert_to_arrow" else 3)
 
 
-def test_tables_are_asked_for_no_longer_than_they_are_remembered(tmp_path):
+def test_tables_are_looked_up_only_while_they_are_remembered(tmp_path):
     clock = ManualClock(now_ns=1_700_000_000_000_000_000)
     with quiver.open(str(tmp_path), clock=clock) as store:
         assert OtlpIntake(store, SETTINGS, clock=clock).accept("logs", request()).confirmed
@@ -82,7 +82,7 @@ def test_tables_are_asked_for_no_longer_than_they_are_remembered(tmp_path):
         assert intake.accept("logs", request()).outcome == "stored"
 
 
-def test_the_part_of_a_request_that_got_in_is_not_kept_twice():
+def test_the_stored_part_of_a_request_is_not_stored_twice():
     store = Full(room=1)
     intake = OtlpIntake(store, SETTINGS)
     data = request(rows=70_000)
@@ -98,7 +98,7 @@ def otap_intake(store, *, window=None, observer=None) -> OtapIntake:
     return OtapIntake(store, OtapSettings(), observer or InMemoryObserver(), window=shared)
 
 
-def test_a_batch_sent_again_on_another_stream_is_confirmed_and_kept_once():
+def test_a_batch_resent_on_another_stream_is_confirmed_and_stored_once():
     store, observer = Full(room=9), InMemoryObserver()
     intake = otap_intake(store, observer=observer)
     first, second = StreamEncoder("logs"), StreamEncoder("logs")
@@ -112,7 +112,7 @@ def test_a_batch_sent_again_on_another_stream_is_confirmed_and_kept_once():
     assert observer.counts["quiver.receiver.batches_total", (("outcome", "duplicate"), ("signal", "logs"))] == 1
 
 
-def test_a_batch_that_did_not_get_in_may_be_sent_again():
+def test_a_refused_batch_may_be_sent_again():
     store = Full(room=0)
     intake = otap_intake(store)
     assert intake.open("logs").take(message(StreamEncoder("logs"))).status.code == StatusCode.UNAVAILABLE
@@ -121,7 +121,7 @@ def test_a_batch_that_did_not_get_in_may_be_sent_again():
     assert store.kept == 1
 
 
-def test_a_batch_of_a_stream_is_known_by_the_next_process(tmp_path):
+def test_a_batch_of_a_stream_is_known_to_the_next_process(tmp_path):
     with quiver.open(str(tmp_path)) as store:
         assert otap_intake(store).open("logs").take(message(StreamEncoder("logs"))).stored
     with quiver.open(str(tmp_path)) as store:
@@ -129,7 +129,7 @@ def test_a_batch_of_a_stream_is_known_by_the_next_process(tmp_path):
     assert bundles(tmp_path) == 1
 
 
-def test_without_a_window_every_batch_is_kept():
+def test_without_a_window_every_batch_is_stored():
     store = Full(room=9)
     intake = OtapIntake(store, OtapSettings(), InMemoryObserver())
     for _ in range(2):

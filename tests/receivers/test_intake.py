@@ -30,13 +30,13 @@ def test_a_request_is_stored_byte_for_byte_in_its_signals_slot():
 
 
 @pytest.mark.parametrize(("ack", "durable"), [("synced", True), ("logged", False)])
-def test_ack_says_whether_the_disk_is_waited_for(ack, durable):
+def test_ack_determines_whether_to_wait_for_the_disk(ack, durable):
     store = FakeStore()
     OtlpIntake(store, OtlpSettings(ack=ack)).accept("logs", log_request())
     assert store.durable == [durable]
 
 
-def test_an_empty_request_is_confirmed_and_leaves_nothing():
+def test_an_empty_request_is_confirmed_and_stores_nothing():
     store = FakeStore()
     assert OtlpIntake(store, OtlpSettings()).accept("logs", b"").confirmed
     assert OtlpIntake(store, OtlpSettings()).accept("logs", gzip.compress(b""), encoding="gzip").confirmed
@@ -44,7 +44,7 @@ def test_an_empty_request_is_confirmed_and_leaves_nothing():
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0b" * 100_000, log_request()[:-1], b"\x0a\x02\x12\x05", b"hello"])
-def test_garbage_is_refused_for_good_and_not_stored(data):
+def test_garbage_is_refused_permanently_and_not_stored(data):
     store = FakeStore()
     verdict = OtlpIntake(store, OtlpSettings()).accept("logs", data)
     assert (verdict.outcome, verdict.retry_after_s) == ("invalid", None)
@@ -52,7 +52,7 @@ def test_garbage_is_refused_for_good_and_not_stored(data):
     assert store.kept == []
 
 
-def test_compressed_requests_are_stored_inflated_and_broken_ones_refused():
+def test_compressed_requests_are_stored_decompressed_and_invalid_ones_refused():
     store = FakeStore()
     intake = OtlpIntake(store, OtlpSettings())
     packed = gzip.compress(log_request())
@@ -74,7 +74,7 @@ def test_sizes_are_bounded_before_and_after_decompression():
     assert len(store.kept) == 1
 
 
-def test_rows_that_no_reader_could_hold_are_refused_before_they_are_stored():
+def test_rows_too_large_for_readers_are_refused():
     request = ExportLogsServiceRequest()
     resource_logs = request.resource_logs.add()
     resource_logs.resource.attributes.add(key="k").value.string_value = "x" * 1_000_000
@@ -86,7 +86,7 @@ def test_rows_that_no_reader_could_hold_are_refused_before_they_are_stored():
     assert store.kept == []
 
 
-def test_a_full_store_says_when_to_come_back_and_later_the_longer_it_is_full():
+def test_the_retry_delay_grows_while_the_store_is_full():
     store = FakeStore()
     clock = ManualClock()
     intake = OtlpIntake(store, OtlpSettings(), clock=clock)
@@ -107,7 +107,7 @@ def test_a_full_store_says_when_to_come_back_and_later_the_longer_it_is_full():
 @pytest.mark.parametrize(
     "failure", [StoreFailedError("sync failed"), StoreClosedError("closed"), OSError(28, "No space")]
 )
-def test_a_store_that_cannot_take_anything_asks_to_come_back(failure):
+def test_an_unavailable_store_answers_with_a_retry_delay(failure):
     store = FakeStore()
     store.failures.append(failure)
     verdict = OtlpIntake(store, OtlpSettings()).accept("logs", log_request())
@@ -115,13 +115,13 @@ def test_a_store_that_cannot_take_anything_asks_to_come_back(failure):
     assert verdict.retry_after_s > 0
 
 
-def test_a_request_the_store_can_never_take_is_refused_for_good():
+def test_a_request_above_the_capacity_is_refused_permanently():
     store = FakeStore()
     store.failures.append(InvalidBundleError("takes more than wal.max_size"))
     assert OtlpIntake(store, OtlpSettings()).accept("logs", log_request()).outcome == "invalid"
 
 
-def test_requests_in_flight_are_bounded_together():
+def test_requests_in_flight_share_one_limit():
     data = log_request(size=600)
     store = FakeStore()
     store.gate = threading.Event()
@@ -137,7 +137,7 @@ def test_requests_in_flight_are_bounded_together():
     assert intake.accept("logs", data).outcome == "stored"
 
 
-def test_requests_in_json_do_not_hold_up_the_others(monkeypatch):
+def test_json_requests_do_not_block_others(monkeypatch):
     held, entered = threading.Event(), threading.Semaphore(0)
 
     def slow(data, signal):
@@ -164,7 +164,7 @@ def test_requests_in_json_do_not_hold_up_the_others(monkeypatch):
 # -- the window ---------------------------------------------------------------------------------------------
 
 
-def test_a_request_sent_again_is_confirmed_and_stored_once():
+def test_a_repeated_request_is_confirmed_and_stored_once():
     store = FakeStore()
     intake = OtlpIntake(store, WITH_WINDOW, clock=ManualClock())
     outcomes = [intake.accept("logs", log_request()) for _ in range(3)]
@@ -225,7 +225,7 @@ def test_when_the_first_of_them_fails_another_one_tries():
     assert len(store.kept) == 1
 
 
-def test_an_error_nobody_expected_leaves_no_request_in_flight_for_ever():
+def test_an_unexpected_error_leaves_no_request_in_flight():
     store = FakeStore()
     store.failures.append(ZeroDivisionError())
     intake = OtlpIntake(store, WITH_WINDOW, clock=ManualClock())
@@ -270,7 +270,7 @@ def test_unreadable_entries_of_the_log_are_counted():
         {"body_timeout_s": 0},
     ],
 )
-def test_settings_that_cannot_work_are_refused(bad):
+def test_invalid_settings_are_refused(bad):
     with pytest.raises(SettingsError, match=next(iter(bad))):
         OtlpSettings(**bad)
 

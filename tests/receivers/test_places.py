@@ -61,7 +61,7 @@ def test_the_slowest_loses_its_place():
         asyncio.run(go())
 
 
-def test_an_address_takes_from_itself_once_it_has_its_share():
+def test_an_address_at_its_limit_takes_from_itself():
     async def go():
         room = Places(8)
         with contextlib.ExitStack() as stack:
@@ -75,7 +75,7 @@ def test_an_address_takes_from_itself_once_it_has_its_share():
         asyncio.run(go())
 
 
-def test_who_is_not_waited_for_keeps_its_place():
+def test_a_client_that_is_not_waited_for_keeps_its_place():
     async def go():
         room = Places(2)
         with contextlib.ExitStack() as stack:
@@ -170,7 +170,7 @@ def test_slow_bodies_do_not_keep_a_client_out():
         assert slow[0].recv(4096).startswith(b"HTTP/1.1 503 ")
 
 
-def test_a_body_below_the_minimum_rate_is_given_up(monkeypatch):
+def test_a_body_below_the_minimum_rate_is_refused(monkeypatch):
     """Long before its timeout."""
     monkeypatch.setattr(otlp_http, "_BODY_PATIENCE_S", 0.1)
     head = f"POST /v1/logs HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nContent-Length: 5000\r\n\r\n"

@@ -97,7 +97,7 @@ def test_a_boot_after_a_step_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("step_s", "boot"), [(-DAYS_S, "one"), (DAYS_S, "one"), (-DAYS_S, "two"), (-DAYS_S, None)])
-def test_what_a_crash_left_unsettled(
+def test_unsettled_claims_after_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: int, boot: str | None
 ) -> None:
     """Its data are found by whatever clock they bear: from before the step, or from after it."""
@@ -119,7 +119,7 @@ def test_what_a_crash_left_unsettled(
 
 
 @STEPS_S
-def test_what_a_qwp_client_sends_again(tmp_path: Path, step_s: int) -> None:
+def test_rows_resent_by_a_qwp_client(tmp_path: Path, step_s: int) -> None:
     """Tables of a connection that ended are known for the window after it: not longer, and not shorter."""
     clock = ManualClock()
     settings = replace(HERE, dedupe_window_s=600)

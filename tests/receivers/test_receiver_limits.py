@@ -57,14 +57,14 @@ def ended(client) -> bytes:
 
 
 @pytest.mark.parametrize("said", [b"", b"POST /v1/logs HTTP/1.1\r\nHost:"], ids=["nothing", "half a head"])
-def test_a_client_that_never_gets_to_its_request_is_cut_off(store, said):
+def test_a_client_without_a_request_is_disconnected(store, said):
     with OtlpHttpReceiver(store, replace(SETTINGS, head_timeout_s=0.2)) as receiver, connected(receiver) as client:
         client.sendall(said)
         assert ended(client) == b""
         assert post(receiver) == 200
 
 
-def test_a_head_that_trickles_is_cut_off_all_the_same(store):
+def test_a_slow_head_is_disconnected(store):
     with OtlpHttpReceiver(store, replace(SETTINGS, head_timeout_s=0.3)) as receiver, connected(receiver) as client:
         client.settimeout(0.02)
         client.sendall(HEAD)
@@ -95,7 +95,7 @@ def test_a_connection_is_kept_between_requests_and_ends_when_idle(store):
     assert len(store.kept) == 3
 
 
-def test_a_request_in_hand_is_not_silence(store):
+def test_a_connection_with_a_request_is_not_silent(store):
     store.gate = threading.Event()
     body = log_request()
     with (
@@ -130,7 +130,7 @@ def test_more_connections_than_allowed_are_closed_and_counted(store):
             pytest.fail("nobody gets in any more")
 
 
-def test_an_address_without_its_family_is_left_out_and_a_strange_one_refused(store, monkeypatch):
+def test_an_address_without_its_family_is_skipped_and_an_unknown_one_refused(store, monkeypatch):
     real = socket.socket
 
     def without_ipv6(family=-1, *more, **named):
@@ -191,7 +191,7 @@ def test_bodies_that_arrive_slowly_take_a_bounded_amount_of_memory_together(stor
     b"Content-Length: -1\r\n\r\n",
     b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
 ])  # fmt: skip
-def test_heads_that_are_too_much_or_ambiguous_are_refused(store, flood, caplog):
+def test_oversized_or_ambiguous_heads_are_refused(store, flood, caplog):
     with OtlpHttpReceiver(store, SETTINGS) as receiver:
         with connected(receiver) as client:
             with contextlib.suppress(ConnectionError):
@@ -207,7 +207,7 @@ def test_heads_that_are_too_much_or_ambiguous_are_refused(store, flood, caplog):
 # ── gRPC ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_calls_that_never_send_their_request_are_ended_and_hold_up_nobody(store):
+def test_calls_without_a_request_are_ended_and_block_no_others(store):
     never = threading.Event()
 
     def nothing():
@@ -236,7 +236,7 @@ def test_a_call_without_a_request_is_an_invalid_argument(store):
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_more_requests_than_may_wait_are_told_to_come_back(store):
+def test_requests_above_the_limit_are_told_to_retry(store):
     store.gate = threading.Event()
     with OtlpGrpcReceiver(store, replace(SETTINGS, requests_waiting_max=1)) as receiver:
         target = f"127.0.0.1:{receiver.port}"
@@ -253,7 +253,7 @@ def test_more_requests_than_may_wait_are_told_to_come_back(store):
     assert status.details[0].type_url.endswith("RetryInfo")
 
 
-def test_calls_that_were_cancelled_count_until_nobody_holds_their_request(store):
+def test_cancelled_calls_count_until_their_request_is_released(store):
     store.gate = threading.Event()
     with (
         OtlpGrpcReceiver(store, replace(SETTINGS, requests_waiting_max=3)) as receiver,
@@ -290,7 +290,7 @@ def test_more_connections_than_allowed_are_closed(store):
 
 
 @pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0\r\n\r\nSM", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00"])
-def test_who_does_not_speak_http2_is_cut_off(store, said):
+def test_a_client_without_http2_is_disconnected(store, said):
     with OtlpGrpcReceiver(store, replace(SETTINGS, head_timeout_s=0.3)) as receiver:
         with connected(receiver) as client:
             client.sendall(said)

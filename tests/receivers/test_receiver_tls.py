@@ -110,13 +110,13 @@ def export_raw(protocol, receiver, ca, *, client=None, authorization=None) -> st
     return {"200": "", "401": "UNAUTHENTICATED"}.get(status, status)
 
 
-def test_an_sdk_that_trusts_our_authority_is_heard(protocol, store, authority, server_files):
+def test_an_sdk_that_trusts_our_authority_is_accepted(protocol, store, authority, server_files):
     with RECEIVERS[protocol](store, settings(server_files)) as receiver:
         emit(exporter(protocol, receiver, authority.cert), "secret")
     assert bodies(store) == ["secret"]
 
 
-def test_an_sdk_shows_its_certificate_and_its_token(protocol, store, authority, server_files, client_files):
+def test_an_sdk_sends_its_certificate_and_its_token(protocol, store, authority, server_files, client_files):
     both = settings(server_files, client_ca=authority.cert, auth=AuthSettings(tokens=("t0ken",)))
     with RECEIVERS[protocol](store, both) as receiver:
         headers = {"authorization": "Bearer t0ken"}
@@ -125,7 +125,7 @@ def test_an_sdk_shows_its_certificate_and_its_token(protocol, store, authority, 
 
 
 @pytest.mark.parametrize("shown", [None, "Bearer other", "Basic dDBrZW46", ""])
-def test_strangers_are_told_so_before_their_request_is_read(protocol, store, authority, server_files, shown):
+def test_unknown_clients_are_rejected_before_their_request_is_read(protocol, store, authority, server_files, shown):
     observer = InMemoryObserver()
     closed = settings(server_files, auth=AuthSettings(tokens=("t0ken",)))
     with RECEIVERS[protocol](store, closed, observer=observer) as receiver:
@@ -136,7 +136,7 @@ def test_strangers_are_told_so_before_their_request_is_read(protocol, store, aut
     assert observer.total("quiver.receiver.requests_total") == 1
 
 
-def test_clients_without_a_certificate_of_ours_are_kept_out(
+def test_clients_without_a_trusted_certificate_are_rejected(
     protocol, store, authority, other_authority, server_files, client_files
 ):
     mutual = settings(server_files, client_ca=authority.cert)
@@ -189,7 +189,7 @@ def test_plain_text_on_a_tls_port_gets_nothing(protocol, store, server_files):
     assert store.kept == []
 
 
-def test_a_handshake_that_never_ends_is_ended_and_disturbs_nobody(protocol, store, authority, server_files):
+def test_an_endless_handshake_is_ended_and_blocks_no_others(protocol, store, authority, server_files):
     impatient = settings(server_files, head_timeout_s=0.5)
     with RECEIVERS[protocol](store, impatient) as receiver:
         hellos = [socket.create_connection(("127.0.0.1", receiver.port), timeout=10) for _ in range(20)]
@@ -202,6 +202,6 @@ def test_a_handshake_that_never_ends_is_ended_and_disturbs_nobody(protocol, stor
         assert export_raw(protocol, receiver, authority.cert) == ""
 
 
-def test_certificates_that_cannot_be_read_stop_the_start(protocol, store, tmp_path):
+def test_unreadable_certificates_prevent_the_start(protocol, store, tmp_path):
     with pytest.raises(SettingsError, match="cannot read"):
         RECEIVERS[protocol](store, settings((tmp_path / "cert.pem", tmp_path / "key.pem")))

@@ -26,7 +26,7 @@ def stored(path) -> list[bytes]:
     return [bundle[60].column("data")[0].as_py() for _, bundle in quiver.read(str(path)).bundles()]
 
 
-def test_a_confirmed_request_is_in_the_store_as_it_came(tmp_path):
+def test_a_confirmed_request_is_in_the_store_unchanged(tmp_path):
     with quiver.open(str(tmp_path)) as store, OtlpGrpcReceiver(store, SETTINGS) as receiver:
         export(receiver.port, log_request())
         # Not closed, not sealed: this is what a reader finds beside the live writer.
@@ -57,7 +57,7 @@ def test_a_request_sent_again_after_a_restart_is_stored_once(tmp_path):
     assert stored(tmp_path) == [*data, log_request("new")]
 
 
-def test_many_clients_that_send_everything_twice_leave_every_request_once(tmp_path):
+def test_requests_that_many_clients_send_twice_are_stored_once(tmp_path):
     data = [log_request(str(number)) for number in range(100)]
     with quiver.open(str(tmp_path)) as store:
         intake = OtlpIntake(store, SETTINGS)
@@ -68,7 +68,7 @@ def test_many_clients_that_send_everything_twice_leave_every_request_once(tmp_pa
     assert decode_requests(stored(tmp_path), "logs").batch.num_rows == 100
 
 
-def test_a_full_store_refuses_with_a_delay_and_takes_again_when_there_is_room(tmp_path):
+def test_a_full_store_refuses_with_a_delay_until_space_is_freed(tmp_path):
     settings = quiver.Settings(
         segment_bytes_max=MIB, wal_rotate_bytes=MIB, wal_bytes_max=4 * MIB, size_cap_bytes=4 * MIB, delete_grace_s=0
     )
@@ -90,7 +90,7 @@ def test_a_full_store_refuses_with_a_delay_and_takes_again_when_there_is_room(tm
             export(receiver.port, log_request("after", size=MIB // 2))
 
 
-def test_a_closed_store_keeps_nothing_and_says_to_come_back(tmp_path):
+def test_a_closed_store_refuses_with_a_delay(tmp_path):
     store = quiver.open(str(tmp_path))
     intake = OtlpIntake(store, SETTINGS)
     store.close()

@@ -66,7 +66,7 @@ def test_cores_share_the_window(tmp_path: Path) -> None:
     assert bundles(tmp_path) == 2
 
 
-def test_another_number_of_cores_knows_them(tmp_path: Path) -> None:
+def test_another_number_of_cores_knows_the_requests(tmp_path: Path) -> None:
     """Also what a core stored that there is no more of."""
     with quiver.open(tmp_path, cores=3) as store:
         for core in range(3):
@@ -77,7 +77,7 @@ def test_another_number_of_cores_knows_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_what_another_core_is_storing_is_waited_for(tmp_path: Path, stored: bool) -> None:
+def test_a_request_being_stored_by_another_core_is_waited_for(tmp_path: Path, stored: bool) -> None:
     """Its success is shared; after its failure the second stores the request itself."""
     with quiver.open(tmp_path, cores=2) as store, window(store.core(0), tmp_path) as first:
         clock = ManualClock(waits="hold")
@@ -95,7 +95,7 @@ def test_what_another_core_is_storing_is_waited_for(tmp_path: Path, stored: bool
             assert said == [not stored]
 
 
-def test_who_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
+def test_the_wait_for_another_core_is_limited(tmp_path: Path) -> None:
     """The client is told to come later; nothing is stored twice."""
     with quiver.open(tmp_path, cores=2) as store, window(store.core(0), tmp_path) as first:
         with window(store.core(1), tmp_path, clock=ManualClock()) as second:
@@ -109,7 +109,7 @@ def test_who_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
             assert not second.begin(b"a" * 16)
 
 
-def test_what_a_dead_core_stored_is_found_in_its_data(tmp_path: Path) -> None:
+def test_requests_of_a_dead_core_are_found_in_its_data(tmp_path: Path) -> None:
     """It died before it could note it, or before it could store it."""
     settings = replace(SETTINGS, otlp_handling="pass_through")
     with quiver.open(tmp_path, cores=2) as store:
@@ -174,7 +174,7 @@ def test_a_restart_without_a_log(tmp_path: Path) -> None:
         assert outcome(store) == "duplicate"
 
 
-def test_a_restart_after_the_data_are_gone(tmp_path: Path) -> None:
+def test_a_restart_after_the_data_were_removed(tmp_path: Path) -> None:
     """Delivered, deleted, and purged from the log: within the window it is known all the same."""
     settings = quiver.Settings(
         segment_bytes_max=4096, wal_rotate_bytes=4096, wal_bytes_max=16384, wal_files_max=4, delete_grace_s=0.0
@@ -197,7 +197,7 @@ def test_a_restart_after_the_data_are_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ["wal", "segment_only"])
-def test_a_power_loss_that_takes_rows(tmp_path: Path, durability: str) -> None:
+def test_a_power_loss_that_removes_rows(tmp_path: Path, durability: str) -> None:
     """What the data have and the file has no more is found when a receiver starts."""
     settings = quiver.Settings(durability=durability)  # type: ignore[arg-type]
     with quiver.open(tmp_path, settings) as store:
@@ -262,7 +262,7 @@ def test_several_receivers_of_one_store_share_it(tmp_path: Path) -> None:
         assert len(other) == 1
 
 
-def test_what_another_receiver_of_the_store_logged_is_synced_first(tmp_path: Path) -> None:
+def test_entries_of_another_receiver_are_synced_first(tmp_path: Path) -> None:
     """It is confirmed only then, by a receiver that promises more."""
     with quiver.open(tmp_path, background=False) as store:
         assert OtlpIntake(store, LOGGED).accept("logs", log_request()).outcome == "stored"
@@ -276,7 +276,7 @@ def test_what_another_receiver_of_the_store_logged_is_synced_first(tmp_path: Pat
         other.window.close()  # type: ignore[union-attr]
 
 
-def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
+def test_a_damaged_file_is_quarantined(tmp_path: Path) -> None:
     """And made anew from the data. Beside a receiver that has it open it is refused."""
     observer = InMemoryObserver()
     with quiver.open(tmp_path) as store:
@@ -304,7 +304,7 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
             OtlpIntake(store, SETTINGS)
 
 
-def test_a_request_that_cannot_be_noted_is_known_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unrecorded_request_is_known_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stored; the next process finds it in the data."""
     with quiver.open(tmp_path) as store:
         intake = OtlpIntake(store, SETTINGS)
@@ -323,7 +323,7 @@ def test_a_request_that_cannot_be_noted_is_known_here(tmp_path: Path, monkeypatc
         assert outcome(store) == "duplicate"
 
 
-def test_a_window_that_cannot_be_used_refuses_requests(tmp_path: Path) -> None:
+def test_an_unusable_window_refuses_requests(tmp_path: Path) -> None:
     """Without it the promise would not hold."""
     with quiver.open(tmp_path) as store:
         intake = OtlpIntake(store, SETTINGS)
@@ -332,7 +332,7 @@ def test_a_window_that_cannot_be_used_refuses_requests(tmp_path: Path) -> None:
     assert bundles(tmp_path) == 0
 
 
-def test_what_becomes_durable_is_noted(tmp_path: Path) -> None:
+def test_durable_requests_are_recorded(tmp_path: Path) -> None:
     """Then other cores confirm it, too."""
     with quiver.open(tmp_path, cores=2, background=False) as store:
         first, second = OtlpIntake(store.core(0), LOGGED), OtlpIntake(store.core(1), SETTINGS, clock=ManualClock())

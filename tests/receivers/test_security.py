@@ -65,7 +65,7 @@ def test_only_this_machine_can_reach_a_loopback_address(host, expected):
     (TLS, AUTH, ""),
     (MUTUAL, None, ""),
 ])  # fmt: skip
-def test_an_address_that_others_can_reach_needs_tls_and_knows_its_clients(tls, auth, missing):
+def test_a_public_address_needs_tls_and_authentication(tls, auth, missing):
     protected = SecuritySettings(tls=tls, auth=auth)
     for address in ("0.0.0.0:4317", "[::]:4317", "example.com:4317"):
         if missing:
@@ -79,7 +79,7 @@ def test_an_address_that_others_can_reach_needs_tls_and_knows_its_clients(tls, a
     check_exposure("127.0.0.1", protected)
 
 
-def test_what_is_open_to_others_is_told_loudly_and_nothing_else_is(events):
+def test_only_an_exposed_port_is_reported(events):
     open_to_all = SecuritySettings(insecure=True)
     warn_of_exposure("127.0.0.1:1", "127.0.0.1", open_to_all, events)
     warn_of_exposure("0.0.0.0:1", "0.0.0.0", SecuritySettings(tls=TLS, auth=AUTH, insecure=True), events)
@@ -94,7 +94,7 @@ def basic(text: str | bytes) -> str:
     return "Basic " + base64.b64encode(text if isinstance(text, bytes) else text.encode()).decode()
 
 
-def test_only_the_whole_credential_lets_in(events):
+def test_only_the_complete_credential_is_accepted(events):
     settings = AuthSettings(tokens=("t0ken", "second"), users={"ada": "p:w ü"})
     door = Authenticator(settings, events)
     for good in ("Bearer t0ken", "bearer second", "BEARER  second ", basic("ada:p:w ü"), b"Bearer t0ken"):
@@ -108,7 +108,7 @@ def test_only_the_whole_credential_lets_in(events):
     assert door.challenge == 'Bearer, Basic realm="quiver", charset="UTF-8"'
 
 
-def test_every_credential_is_compared_in_constant_time_whichever_fits(events, monkeypatch):
+def test_all_credentials_are_compared_in_constant_time(events, monkeypatch):
     compared: list[tuple[int, int]] = []
 
     def counted(a, b):
@@ -124,7 +124,7 @@ def test_every_credential_is_compared_in_constant_time_whichever_fits(events, mo
         assert compared == [(32, 32)] * 3
 
 
-def test_secrets_are_in_no_text_of_the_settings(events):
+def test_secrets_do_not_appear_in_the_settings_text(events):
     settings = AuthSettings(tokens=("s3cret",), users={"ada": "s3cret"})
     assert "s3cret" not in repr(settings)
     assert "s3cret" not in repr(SecuritySettings(auth=settings))
@@ -159,7 +159,7 @@ def test_auth_without_a_credential_is_refused(tmp_path, events):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_a_file_says_what_stands_in_it_whoever_wrote_it(tmp_path, events, mark, end):
+def test_credential_files_of_any_editor_are_read(tmp_path, events, mark, end):
     """A mark before the first line is none of its name; a password is all that stands behind the colon."""
     users = ["ada:first", "", "  bob : p w  ", "cy:a\u2028b\x0bc", "di:x:y\u00a0"]
     (tmp_path / "users").write_bytes((mark + end.join(users)).encode())
@@ -173,7 +173,7 @@ def test_a_file_says_what_stands_in_it_whoever_wrote_it(tmp_path, events, mark, 
     assert door.check(["Bearer second"])
 
 
-def test_a_password_of_blanks_is_none(tmp_path, events):
+def test_a_blank_password_is_refused(tmp_path, events):
     (tmp_path / "users").write_text("ada: \n")
     with pytest.raises(SettingsError, match="neither may be empty"):
         Authenticator(AuthSettings(user_file=str(tmp_path / "users")), events)
@@ -222,7 +222,9 @@ def test_credentials_follow_their_files_and_a_bad_file_changes_nothing(tmp_path,
 # ── TLS files ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_files_that_are_no_certificate_and_its_key_are_refused(tmp_path, authority, server_files, client_files, events):
+def test_files_other_than_a_certificate_and_its_key_are_refused(
+    tmp_path, authority, server_files, client_files, events
+):
     cert, key = map(str, server_files)
     junk = tmp_path / "junk.pem"
     junk.write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
@@ -259,7 +261,7 @@ def handshake(context: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
     return client_side.getpeercert(binary_form=True)
 
 
-def test_a_certificate_replaced_midway_is_never_half_taken(tmp_path, authority, server_files, events):
+def test_a_partially_replaced_certificate_is_never_used(tmp_path, authority, server_files, events):
     target = (tmp_path / "cert.pem", tmp_path / "key.pem")
     install(server_files, target)
     context = server_context(TlsSettings(*map(str, target)), events)
@@ -275,7 +277,7 @@ def test_a_certificate_replaced_midway_is_never_half_taken(tmp_path, authority, 
     assert events.names == ["quiver.receiver.reload_failed", "quiver.receiver.reloaded"]
 
 
-def test_an_authority_that_was_taken_out_of_the_file_lets_nobody_in(
+def test_a_removed_authority_is_no_longer_trusted(
     tmp_path, authority, other_authority, server_files, client_files, events
 ):
     trusted = tmp_path / "ca.pem"

@@ -14,7 +14,7 @@ RECEIVERS = pytest.mark.parametrize("receiver", [OtlpGrpcReceiver, OtlpHttpRecei
 
 
 @RECEIVERS
-def test_a_port_is_shared_when_both_say_so(receiver):
+def test_a_port_is_shared_if_both_settings_allow_it(receiver):
     """The kernel deals connections out among them."""
     with receiver(FakeStore(), OtlpSettings(listening_addr="127.0.0.1:0", share_port=True)) as first:
         settings = OtlpSettings(listening_addr=f"127.0.0.1:{first.port}", share_port=True)
@@ -33,7 +33,7 @@ def test_a_port_is_not_shared_by_mistake(receiver, shares):
 
 
 @pytest.mark.parametrize(("age_s", "closes"), [(None, [False, False]), (1e-9, [False, True]), (3600.0, [False, False])])
-def test_an_old_http_connection_is_closed_behind_an_answer(age_s, closes):
+def test_an_old_http_connection_is_closed_after_an_answer(age_s, closes):
     """Counted from its first request; the client makes a new one, and loses nothing."""
     settings = OtlpSettings(listening_addr="127.0.0.1:0", keepalive=KeepaliveSettings(max_connection_age_s=age_s))
     with OtlpHttpReceiver(FakeStore(), settings) as receiver:

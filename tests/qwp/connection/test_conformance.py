@@ -165,13 +165,13 @@ def test_c2_sizes(said, value):
         ("username=a:b;password=c;", "not contain a colon"),
     ],
 )
-def test_c1_values_that_no_sender_could_use_are_refused(keys, reason):
+def test_c1_invalid_values_are_refused(keys, reason):
     """When they are read, and not by whatever they would break later."""
     with pytest.raises(SettingsError, match=reason):
         conf(keys)
 
 
-def test_c3_an_unknown_key_is_refused_with_the_nearest_one():
+def test_c3_an_unknown_key_is_refused_and_the_nearest_one_is_suggested():
     """Nothing is ignored in silence."""
     with pytest.raises(SettingsError, match="did you mean sf_max_bytes"):
         conf("sf_max_byte=1;")
@@ -226,7 +226,7 @@ def test_c8_without_a_directory_frames_stay_in_memory():
         conf("sf_max_bytes=1M;sf_max_total_bytes=1M;")
 
 
-def test_c9_addresses_add_up():
+def test_c9_addresses_accumulate():
     """Lists and repeated keys, default ports, brackets; escapes in values."""
     hosts = SenderSettings.from_conf("ws::addr=a:1, b ;addr=[::1]:2;sf_dir=/x;;y").addresses
     assert [str(host) for host in hosts] == ["a:1", "b:9000", "[::1]:2"]
@@ -262,7 +262,7 @@ def test_c11_policies_by_category():
 # ---- the slot
 
 
-def test_s1_the_lock_is_held_for_life():
+def test_s1_the_lock_is_held_until_close():
     """Nobody else opens the slot while it is open; a dead holder holds nothing."""
     fs = CrashFileSystem()
     slot_on(fs)
@@ -395,7 +395,7 @@ def test_g5_the_checksum_covers_length_and_payload():
     assert encode_frame_head(b"hello") == (crc ^ 0xFFFFFFFF).to_bytes(4, "little") + data[:4]
 
 
-def test_g6_a_length_that_no_frame_has_ends_the_scan():
+def test_g6_an_invalid_length_ends_the_scan():
     """Negative or over the end: that is where writing stopped."""
     for length in (b"\xff\xff\xff\xff", b"\x00\x10\x00\x00"):
         fs = CrashFileSystem()
@@ -408,7 +408,7 @@ def test_g6_a_length_that_no_frame_has_ends_the_scan():
         assert read(fs, "sf-0000000000000000.sfa") == segment(0, payload(0))
 
 
-def test_g7_nothing_unpublished_is_read():
+def test_g7_unpublished_frames_are_not_read():
     """While a frame is being written its number does not exist yet."""
     fs = CrashFileSystem()
     slot = slot_on(fs)
@@ -420,7 +420,7 @@ def test_g7_nothing_unpublished_is_read():
     assert set(seen) == {0}
 
 
-def test_g8_killed_anywhere_a_prefix_is_left():
+def test_g8_a_kill_leaves_a_prefix():
     """At every byte of the last frame."""
     whole = segment(0, payload(0), payload(1))
     end = 24 + 2 * (8 + len(payload(0)))
@@ -430,7 +430,7 @@ def test_g8_killed_anywhere_a_prefix_is_left():
         assert fsns(slot_on(fs)) == [0]
 
 
-def test_g9_whole_segments_are_trimmed():
+def test_g9_complete_segments_are_trimmed():
     """When their last frame is confirmed, and never the active one."""
     fs = CrashFileSystem()
     slot = slot_on(fs)
@@ -500,7 +500,7 @@ def test_w1_sixteen_bytes():
 
 
 @pytest.mark.parametrize("data", [None, bytes(16), b"XXXX" + bytes(12), b"AKW1\1\0\0\0\1" + bytes(7), b"AKW1"])
-def test_w2_without_one_nothing_counts_as_confirmed(data):
+def test_w2_without_a_watermark_nothing_is_confirmed(data):
     """Absent, zeros, another magic, reserved bytes, too short."""
     fs = CrashFileSystem()
     put(fs, "sf-0000000000000000.sfa", segment(4, payload(4), payload(5)))
@@ -542,7 +542,7 @@ def test_w5_the_number_before_the_magic():
     assert read(fs, ".ack-watermark") == encode_watermark(2)
 
 
-def test_w6_a_confirmation_syncs_nothing():
+def test_w6_a_confirmation_does_not_sync():
     """Only a trim does."""
     fs = CrashFileSystem()
     slot = slot_on(fs)
@@ -553,7 +553,7 @@ def test_w6_a_confirmation_syncs_nothing():
     assert "sync" not in steps
 
 
-def test_w7_a_stale_file_goes_at_a_fresh_start():
+def test_w7_a_stale_watermark_is_removed_at_a_fresh_start():
     """Without segments it belongs to nobody."""
     fs = CrashFileSystem()
     put(fs, ".ack-watermark", encode_watermark(7))
@@ -625,7 +625,7 @@ def test_f6_ok_confirms_only_without_durable_acknowledgements():
     assert told(session(durable=True, sent=2), Ok(1, {"t": 5})) == []
 
 
-def test_f7_frames_are_complete_in_themselves():
+def test_f7_frames_are_self_sufficient():
     """Symbols from 0, dense; every column described; nothing refers to another frame."""
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};auto_flush=off;") as sender:
         for number in range(5):
@@ -674,7 +674,7 @@ def test_h1_path_and_headers():
         assert server.lives[1].headers["Authorization"] == "Bearer t"
 
 
-def test_h2_the_wish_for_durability_is_a_literal():
+def test_h2_the_durability_header_is_a_literal():
     """`true`, and nothing else."""
     headers = request_headers(durable_ack=True, client_id=None, username=None, password=None, token=None)
     assert ("X-QWP-Request-Durable-Ack", "true") in headers
@@ -722,7 +722,7 @@ def test_d1_layout():
     assert encode_durable_ack(DurableAck({"ab": 3})) == b"\x02\x01\x00\x02\x00ab" + b"\3" + bytes(7)
 
 
-def test_d2_a_table_only_goes_forward():
+def test_d2_the_transaction_of_a_table_only_increases():
     """An older acknowledgement that comes late changes nothing."""
     one = session(durable=True, sent=2)
     told(one, DurableAck({"t": 9}))
@@ -730,7 +730,7 @@ def test_d2_a_table_only_goes_forward():
     assert told(one, Ok(1, {"t": 8})) == [Confirm(1)]
 
 
-def test_d3_what_is_covered_at_the_head_is_confirmed_at_once():
+def test_d3_covered_frames_at_the_head_are_confirmed_immediately():
     """All consecutive ones, with the highest number, and nothing behind one that is not."""
     one = session(durable=True, sent=4)
     for sequence, tables in enumerate(({"a": 1}, {"b": 1}, {"a": 2, "b": 2}, {"a": 3})):
@@ -740,7 +740,7 @@ def test_d3_what_is_covered_at_the_head_is_confirmed_at_once():
     assert told(one, DurableAck({"a": 3})) == [Confirm(3)]
 
 
-def test_d4_an_ok_without_tables_is_durable_behind_its_predecessors():
+def test_d4_an_ok_without_tables_is_durable_after_its_predecessors():
     """At once when there are none."""
     one = session(durable=True, sent=3)
     assert told(one, Ok(0)) == [Confirm(0)]
@@ -749,7 +749,7 @@ def test_d4_an_ok_without_tables_is_durable_behind_its_predecessors():
     assert told(one, DurableAck({"t": 1})) == [Confirm(2)]
 
 
-def test_d5_a_reconnect_starts_afresh():
+def test_d5_a_reconnect_resets_the_state():
     """What was remembered is forgotten: the server says it again."""
     one = session(durable=True, sent=2)
     told(one, DurableAck({"t": 9}))
@@ -761,7 +761,7 @@ def test_d5_a_reconnect_starts_afresh():
     assert told(one, DurableAck({"t": 3})) == [Confirm(0)]
 
 
-def test_d6_pings_only_while_something_waits():
+def test_d6_pings_are_sent_only_while_frames_await_durability():
     """Negotiated, pending, interval above 0, and so much time without sending."""
     one = session(durable=True, sent=1)
     assert one.ping_in_s(9.0) is None
@@ -794,7 +794,7 @@ def test_d6_pings_only_while_something_waits():
 # ---- reconnecting
 
 
-def test_r1_the_best_host_that_was_not_tried():
+def test_r1_the_best_untried_host_is_picked():
     """Healthy, unknown, catching up, broken, elsewhere; then the order of the connect string."""
     tracker = HostTracker(5)
     tracker.record_role_reject(0, transient=False)
@@ -926,7 +926,7 @@ def test_r9_the_first_connection():
         sender.close()
 
 
-def test_r10_the_producer_goes_on_during_an_outage():
+def test_r10_the_producer_continues_during_an_outage():
     """It is not told; what it appends meanwhile goes out in order behind what is sent again."""
     broken = [True]
 
@@ -1018,7 +1018,7 @@ def test_e3_in_durable_mode_a_dropped_frame_waits_for_its_predecessors():
     assert [type(action) for action in told(first, Refusal(9, 0, ""))] == [Drop, Confirm, Reconnect]
 
 
-def test_e4_a_halt_is_told_at_the_next_call():
+def test_e4_the_next_call_raises_after_a_halt():
     """The call raises with the error in it; the frame stays; after `resume_after_halt` it goes out again."""
     refusing = [True]
 
@@ -1081,7 +1081,7 @@ def test_e6_without_a_handler_errors_are_logged(caplog):
 
 
 @pytest.mark.parametrize("code", [1002, 1003, 1007, 1008, 1009, 1010])
-def test_e7_closes_that_are_final(code):
+def test_e7_final_close_codes(code):
     """The unconfirmed window, no status, no sequence, and the server's words."""
     one = session(acked=4, sent=2)
     action = one.closed(code, "because", 0.0, published_fsn=9)
@@ -1092,7 +1092,7 @@ def test_e7_closes_that_are_final(code):
 
 
 @pytest.mark.parametrize("code", [1000, 1001, 1006, 1011, 1012, 3000, 4000])
-def test_e7_closes_that_are_not(code):
+def test_e7_transient_close_codes(code):
     """Another connection, as long as something is confirmed in between."""
     one = session(sent=3)
     for number in range(9):
@@ -1105,7 +1105,7 @@ def test_e7_closes_that_are_not(code):
 @pytest.mark.parametrize(
     ("keys", "status"), [("on_internal_error", 6), ("on_server_error", 6), ("on_server_error", 12)]
 )
-def test_e7_a_policy_of_retry_has_no_end(keys, status):
+def test_e7_a_retry_policy_has_no_limit(keys, status):
     """The user asked for it; by default the same refusals count as poison after a while, and halt."""
     policies = conf(f"{keys}=retry;").policies
     for given, ends in ((policies, False), ({}, True)):
@@ -1144,7 +1144,7 @@ def test_e7_a_frame_that_ends_every_connection_is_poison():
 # ---- backpressure and close
 
 
-def test_b1_b2_a_full_slot_tells_why():
+def test_b1_b2_the_error_of_a_full_slot_has_the_reason():
     """After the deadline: publishing slowly, or reconnecting, how often and since when."""
     keys = "sf_max_bytes=4096;sf_max_total_bytes=8192;sf_append_deadline_millis=20;auto_flush=off;"
     with QwpServer(lambda *_: None) as server:
@@ -1179,7 +1179,7 @@ def test_b2_an_outage_that_began_before_the_first_connection_is_counted():
             sender.close()
 
 
-def test_b3_close_waits_or_does_not(tmp_path):
+def test_b3_close_waits_up_to_its_time_out(tmp_path):
     """0 and -1 publish what is buffered and go; a time-out warns and leaves the frames."""
     for millis in (0, -1, 30):
         with QwpServer(lambda *_: None) as server:
@@ -1195,7 +1195,7 @@ def test_b3_close_waits_or_does_not(tmp_path):
 
 
 @pytest.mark.parametrize(("handler", "call", "raises"), [(0, 0, True), (1, 0, False), (0, 1, False)])
-def test_b4_close_tells_what_nobody_was_told(handler, call, raises):
+def test_b4_close_raises_an_unreported_error(handler, call, raises):
     """A halt is raised by close unless a handler was given it, or a call has raised it."""
     told_handler = threading.Event()
     components = {"on_error": lambda _error: told_handler.set()} if handler else {}
@@ -1221,7 +1221,7 @@ def test_b4_close_tells_what_nobody_was_told(handler, call, raises):
         sender.close()
 
 
-def test_b5_everything_is_let_go_whatever_happens(tmp_path):
+def test_b5_everything_is_released_after_any_error(tmp_path):
     """After a close that raised the slot can be opened again."""
     with QwpServer(lambda _life, sequence, _frame: encode_refusal(Refusal(8, sequence, "no"))) as server:
         sender = Sender.from_conf(f"ws::addr={server.address};sf_dir={tmp_path};")
@@ -1249,7 +1249,7 @@ def _orphan(sf_dir: str, name: str, frames: int) -> None:
     slot.close()
 
 
-def test_o1_o3_o4_orphans_are_drained_beside_the_own_slot(tmp_path):
+def test_o1_o3_o4_orphans_are_drained_concurrently(tmp_path):
     """Each over its own connection; drained, nothing is left of it; the own slot and marked ones are not touched."""
     for name in ("a", "b", "marked"):
         _orphan(str(tmp_path), name, 5)
@@ -1270,7 +1270,7 @@ def test_o1_o3_o4_orphans_are_drained_beside_the_own_slot(tmp_path):
     assert (tmp_path / "marked" / "sf-0000000000000000.sfa").exists()
 
 
-def test_o2_only_so_many_at_once(tmp_path):
+def test_o2_concurrent_drainers_are_limited(tmp_path):
     """The others wait for their turn."""
     for number in range(5):
         _orphan(str(tmp_path), f"orphan{number}", 2)

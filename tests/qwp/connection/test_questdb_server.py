@@ -108,7 +108,7 @@ def _values(server: QwpServer) -> list[int]:
     ]  # fmt: skip
 
 
-def test_rows_wait_for_a_server_that_speaks_qwp(start, tmp_path):
+def test_rows_wait_for_a_server_with_qwp(start, tmp_path):
     """404 from the real one, nobody behind the other address: kept and said so, and sent as soon as one answers."""
     port = start()
     told = _Told()
@@ -129,7 +129,7 @@ def test_rows_wait_for_a_server_that_speaks_qwp(start, tmp_path):
         assert _values(server) == list(range(50))
 
 
-def test_a_lone_server_without_qwp_is_refused_in_words(start, tmp_path):
+def test_a_single_server_without_qwp_is_reported(start, tmp_path):
     """Who asks for a connection at once is told what the server said; the slot keeps what it has."""
     port = start()
     slot = f"sf_dir={tmp_path / 'sf'};"
@@ -147,7 +147,7 @@ def test_a_lone_server_without_qwp_is_refused_in_words(start, tmp_path):
         assert _values(server) == [7]
 
 
-def test_a_server_that_does_not_know_us_halts_the_sender(start, tmp_path, monkeypatch):
+def test_rejected_credentials_halt_the_sender(start, tmp_path, monkeypatch):
     """Its 401 is final; the rows stay, and the right server gets them later."""
     port = start("http.user=admin\nhttp.password=quest\n")
     slot = f"sf_dir={tmp_path / 'sf'};initial_connect_retry=async;"

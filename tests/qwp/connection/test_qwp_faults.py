@@ -80,7 +80,7 @@ def segment(base: int, count: int, *, damaged: int | None = None) -> bytes:
 
 @pytest.mark.parametrize("damaged", [0, 2, 4])
 @pytest.mark.parametrize("watermark", [None, 0, 1, 3])
-def test_unconfirmed_frames_behind_damage_in_a_sealed_segment_are_never_passed_over(damaged, watermark):
+def test_unconfirmed_frames_after_damage_in_a_sealed_segment_are_never_skipped(damaged, watermark):
     """
     One flipped bit in the older of two segments: what lies behind it was not confirmed, so opening is refused as at any
     other gap, wherever in the segment the bit is and whatever the watermark covers of it.
@@ -160,7 +160,7 @@ def test_a_failed_slot_keeps_its_watermark():
 # ---- what servers say
 
 
-def test_a_refusal_of_what_was_confirmed_ends_the_session_in_words():
+def test_a_refusal_of_a_confirmed_frame_ends_the_session():
     """The frame may be gone from the slot: there is nothing to drop, and nothing else may be dropped for it."""
     session = Session(SessionSettings())
     session.connected(acked_fsn=9, durable_ack=False, now=0.0)
@@ -182,7 +182,7 @@ def test_numbers_of_a_server_are_bounded_before_they_are_read():
     assert accepted == Accepted(durable_ack=False, batch_bytes_max=0, version=1)
 
 
-def test_an_address_that_no_name_server_is_asked_for_is_a_host_that_is_down():
+def test_an_invalid_host_name_counts_as_a_host_that_is_down():
     """The other hosts are tried all the same."""
     with QwpServer() as server, Sender.from_conf(f"ws::addr={'a' * 70}:1,{server.address};{QUICK}") as sender:
         sender.row("t", columns={"v": 1})
@@ -204,7 +204,7 @@ def test_a_sender_that_never_connected_names_the_unconfirmed_frames():
     assert (error.from_fsn, error.to_fsn) == (4, 5)
 
 
-def test_the_last_words_of_a_server_that_hung_up_are_heard():
+def test_messages_before_a_close_are_received():
     """It refused a frame and closed while more was on its way: a sending error must not hide why."""
     said = encode_refusal(Refusal(9, 0, "no"))
     with QwpServer(lambda *_: said) as server:
@@ -233,7 +233,7 @@ def test_the_last_words_of_a_server_that_hung_up_are_heard():
 
 
 @pytest.mark.parametrize("shape", [[0, 2**31 - 1, 2**31 - 1, 2**31 - 1], [0] + [2**31 - 1] * 31])
-def test_an_empty_array_of_a_shape_that_nobody_has_is_damage(shape):
+def test_an_empty_array_with_an_invalid_shape_is_damage(shape):
     """It holds nothing, so its bytes suffice; its shape is still beyond any array."""
     array = bytes([len(shape)]) + b"".join(length.to_bytes(4, "little") for length in shape)
     body = b"\1t\1\1\1c\x11\0" + array
@@ -244,7 +244,7 @@ def test_an_empty_array_of_a_shape_that_nobody_has_is_damage(shape):
 # ---- the producer
 
 
-def test_a_decimal_beyond_all_arithmetic_takes_no_other_row_with_it():
+def test_a_decimal_out_of_range_drops_only_its_row():
     """It is refused alone, as any value that cannot be sent."""
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};auto_flush=off;") as sender:
         sender.row("t", columns={"d": Decimal("1E-500000")})
@@ -258,14 +258,14 @@ def test_a_decimal_beyond_all_arithmetic_takes_no_other_row_with_it():
         assert sorted((table.name, table.rows) for table in tables) == [("other", 1), ("t", 1)]
 
 
-def test_a_ragged_list_is_refused_like_any_other_value():
+def test_a_ragged_list_is_refused():
     """Numpy's own error says nothing of the column."""
     table = RowTable("t")
     with pytest.raises(UsageError, match="column v"):
         table.append({}, {"v": [[1.0], [1.0, 2.0]]}, None, bytes_max=1000)
 
 
-def test_rows_in_front_of_one_that_cannot_be_sent_are_told():
+def test_rows_before_an_invalid_one_are_reported():
     """They are on their way: whoever believes that nothing was kept sends them twice."""
     table = pa.table({"v": ["a" * 30] * 2500 + ["b" * 200_000, "a"]})
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};sf_max_bytes=64K;") as sender:
@@ -278,7 +278,7 @@ def test_rows_in_front_of_one_that_cannot_be_sent_are_told():
             sender.table("t", table.slice(2500))
 
 
-def test_room_that_was_confirmed_before_an_outage_is_there_during_it(tmp_path):
+def test_space_confirmed_before_an_outage_is_available_during_it(tmp_path):
     """The connection is lost before anything was trimmed, and no server answers any more."""
     conf = f"sf_dir={tmp_path};sf_max_bytes=4K;sf_max_total_bytes=8K;auto_flush=off;sf_append_deadline_millis=100;"
     with QwpServer() as server:
@@ -302,7 +302,7 @@ def test_room_that_was_confirmed_before_an_outage_is_there_during_it(tmp_path):
             sender.close()
 
 
-def test_a_connection_notices_a_host_that_is_gone():
+def test_a_connection_detects_a_dead_host():
     """The kernel asks for the server when nothing is said, and gives up when nothing is acknowledged."""
     with QwpServer() as server:
         host, port = server.address.split(":")
@@ -326,7 +326,7 @@ def _orphan(path: Any, name: str) -> None:
     slot.close()
 
 
-def test_a_listener_that_fails_leaves_no_slot_locked_and_no_orphan_behind(tmp_path):
+def test_a_failing_listener_leaves_no_slot_locked(tmp_path):
     """Every orphan is emptied, and the counts are right, whatever the caller's code does."""
     for name in ("a", "b", "c"):
         _orphan(tmp_path, name)

@@ -54,7 +54,7 @@ def _der(path: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(path.read_text())
 
 
-def test_what_keytool_wrote_is_read():
+def test_a_keystore_from_keytool_is_read():
     """One certificate, as it is in the file."""
     answer = decode_java_keystore(memoryview(BY_KEYTOOL), PASSWORD)
     assert isinstance(answer, Frame)
@@ -76,7 +76,7 @@ def test_only_trusted_entries_count():
     assert answer.value == [b"old"]
 
 
-def test_a_wrong_password_and_every_damage_are_told():
+def test_a_wrong_password_and_damage_are_reported():
     """The checksum covers all of it; with a good one lengths that lead outside are still damage."""
     answer = decode_java_keystore(memoryview(BY_KEYTOOL), "other")
     assert isinstance(answer, Damage)
@@ -96,7 +96,7 @@ def test_a_wrong_password_and_every_damage_are_told():
         assert isinstance(decode_java_keystore(memoryview(bad), PASSWORD), Damage)
 
 
-def test_a_server_is_believed_because_of_it(tmp_path):
+def test_a_server_with_a_trusted_certificate_is_accepted(tmp_path):
     """With the trust store the connection is made; without its password it is no roots file."""
     authority = Authority(tmp_path, "root")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -114,7 +114,7 @@ def test_a_server_is_believed_because_of_it(tmp_path):
             Sender.from_conf(keys)
 
 
-def test_pkcs12_needs_a_package_and_says_so(tmp_path, monkeypatch):
+def test_pkcs12_without_its_package_is_reported(tmp_path, monkeypatch):
     """What to install, or to do without it."""
     path = tmp_path / "trust.p12"
     path.write_bytes(b"\x30\x82")
@@ -139,7 +139,7 @@ def test_pkcs12_is_read_with_that_package(tmp_path):
         trusted_certificates(str(path), "wrong")
 
 
-def test_what_is_no_trust_store_is_refused(tmp_path):
+def test_other_files_are_refused(tmp_path):
     """A PEM file has no password; a store without certificates trusts nobody."""
     pem = tmp_path / "roots.pem"
     pem.write_text("-----BEGIN CERTIFICATE-----\n")
@@ -155,7 +155,7 @@ def test_what_is_no_trust_store_is_refused(tmp_path):
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("what", ["nothing", "text", "pipe", "directory"])
-def test_roots_that_are_none_are_named(tmp_path, what):
+def test_invalid_root_files_are_named(tmp_path, what):
     """The system's own error does not say which file it means, and it waits for a pipe."""
     roots = tmp_path / "roots.pem"
     if what == "text":

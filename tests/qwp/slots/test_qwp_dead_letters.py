@@ -95,7 +95,7 @@ class CountedFile:
         return data
 
 
-def test_keeping_one_more_reads_nothing():
+def test_an_append_reads_nothing():
     """However many there are; a process that starts reads one file of a bounded size."""
     counted = Counted(disk())
     files = files_on(counted, 80_000)
@@ -110,7 +110,7 @@ def test_keeping_one_more_reads_nothing():
     again.close()
 
 
-def test_the_oldest_are_removed_for_the_newest_and_counted():
+def test_the_oldest_letters_are_removed_for_the_newest_and_counted():
     """All files together stay below the bound."""
     fs, observer = disk(), InMemoryObserver()
     files = files_on(fs, 4000, observer)
@@ -125,7 +125,7 @@ def test_the_oldest_are_removed_for_the_newest_and_counted():
     files.close()
 
 
-def test_a_large_file_from_a_time_without_a_bound_is_not_removed_for_one_letter():
+def test_a_large_unbounded_file_is_not_removed_for_one_letter():
     """Only when as much as half of the bound has come behind it."""
     fs = disk()
     old = files_on(fs, 1 << 20)
@@ -141,7 +141,7 @@ def test_a_large_file_from_a_time_without_a_bound_is_not_removed_for_one_letter(
     files.close()
 
 
-def test_what_was_kept_survives_a_crash_at_every_step():
+def test_stored_letters_survive_a_crash_at_every_step():
     """Each call that returned; after the crash letters are kept, too."""
     fs, kept, steps = disk(), [], 0
 
@@ -170,7 +170,7 @@ def test_what_was_kept_survives_a_crash_at_every_step():
     assert numbers(fs)[0] > 0
 
 
-def test_a_disk_that_refuses_loses_no_letter_that_was_kept():
+def test_a_disk_error_loses_no_stored_letter():
     """The n-th write or sync; what failed is not counted as kept."""
     for operation in ("pwrite", "sync", "sync_dir", "rename", "create"):
         for nth in range(1, 12):
@@ -213,7 +213,7 @@ def test_a_torn_record_and_damage_hide_no_other_letter():
     assert fs.read_all(PATH, size_max=1 << 20) == bytes(flipped) + b"torn"
 
 
-def test_a_large_record_that_is_damaged_or_torn_is_passed_over_quickly(monkeypatch):
+def test_a_large_damaged_record_is_skipped_quickly(monkeypatch):
     """Not byte by byte: a listing that meets it would take minutes."""
     asked = []
     real = record_format.end_of_dead_letter
@@ -245,7 +245,7 @@ def test_a_record_is_found_wherever_it_begins(monkeypatch, searched_at_once):
     assert find_dead_letter(memoryview(b"\xff" + record[:-1]), 0) is None
 
 
-def test_files_of_a_large_bound_are_small_enough_to_be_read(monkeypatch):
+def test_files_stay_small_with_a_large_limit(monkeypatch):
     """There are more of them, and the oldest is still the one that is removed."""
     monkeypatch.setattr("quiver.qwp.slots.dead_letters._SHARE_BYTES_MAX", 500)
     fs = disk()
@@ -257,7 +257,7 @@ def test_files_of_a_large_bound_are_small_enough_to_be_read(monkeypatch):
     assert numbers(fs) == list(range(40))
 
 
-def test_a_file_that_is_none_is_damage():
+def test_another_file_is_damage():
     """And left alone."""
     fs = disk()
     file = fs.create(PATH)
@@ -290,7 +290,7 @@ def ids(fs: Any) -> dict[int, str]:
     return {one.letter.fsn: one.id for one in dead_letters_of(fs, SLOT)}
 
 
-def test_letters_are_removed_beside_a_sender():
+def test_letters_are_removed_while_a_sender_runs():
     """It goes on with the file as it is now."""
     fs = disk()
     files = files_on(fs)
@@ -325,7 +325,7 @@ def test_removing_is_all_or_nothing_for_a_file():
     assert numbers(fs.clone_after_crash(0)) == [0, 3]
 
 
-def test_who_cannot_have_the_lock_does_not_wait_for_ever():
+def test_waiting_for_the_lock_ends():
     """A sender takes another file; a command says so."""
     fs = disk()
     files = files_on(fs)
@@ -367,7 +367,7 @@ def refuse_odd(life: Any, sequence: int, data: bytes) -> Any:
     return confirm(life, sequence, data)
 
 
-def test_a_sender_counts_what_it_drops_and_what_it_cannot_keep(tmp_path):
+def test_a_sender_counts_dropped_frames_and_dropped_letters(tmp_path):
     """Within the bound that was set; in memory nothing is kept."""
     for more in (f"sf_dir={tmp_path};quiver_dead_letters_max_bytes=400;", ""):
         observer = InMemoryObserver()
@@ -419,7 +419,7 @@ def settings(server: QwpServer) -> SenderSettings:
     return SenderSettings.from_conf(f"ws::addr={server.address};on_schema_error=halt;{QUICK}")
 
 
-def test_letters_that_the_server_takes_now_are_removed(sf_dir):
+def test_accepted_letters_are_removed(sf_dir):
     """In order; one of a group commits by itself."""
     with QwpServer() as server:
         done = resend(settings(server), f"{sf_dir}/edge", stored(sf_dir))
@@ -438,7 +438,7 @@ def test_letters_that_are_refused_again_stay_with_the_new_reason(sf_dir):
 
 
 @pytest.mark.parametrize("bytes_max", [1, 2000])
-def test_a_letter_that_is_refused_again_costs_no_other_letter(sf_dir, bytes_max):
+def test_a_letter_that_is_refused_again_displaces_no_other_letter(sf_dir, bytes_max):
     """Whatever the bound is where it is sent from: the slot's sender may have a larger one."""
     with closing(
         DeadLetterFiles(REAL_FILES, f"{sf_dir}/edge", 8000, clock=ManualClock(), observer=InMemoryObserver())
@@ -454,7 +454,7 @@ def test_a_letter_that_is_refused_again_costs_no_other_letter(sf_dir, bytes_max)
     ]  # fmt: skip
 
 
-def test_letters_that_are_too_large_go_in_pieces_or_stay(sf_dir):
+def test_large_letters_are_sent_in_pieces_or_stay(sf_dir):
     """Only the row that is too large stays."""
     files = DeadLetterFiles(REAL_FILES, f"{sf_dir}/edge", 1 << 20, clock=ManualClock(), observer=InMemoryObserver())
     rows = RowTable("t")
@@ -483,7 +483,7 @@ def test_letters_stay_when_there_is_no_server_or_it_ends_it(sf_dir):
     assert [one.letter.fsn for one in stored(sf_dir)] == [2, 3, 4, 5]
 
 
-def test_many_letters_go_in_batches(sf_dir, monkeypatch):
+def test_letters_are_resent_in_batches(sf_dir, monkeypatch):
     """So that memory is bounded."""
     monkeypatch.setattr("quiver.qwp.slots.resending._BATCH_BYTES", 150)
     with QwpServer() as server:
@@ -515,7 +515,7 @@ def test_list_and_show(sf_dir):
     assert "has no dead letter 17" in run(sf_dir, "show", 17, code=2)
 
 
-def test_resend_says_what_became_of_them(sf_dir):
+def test_resend_reports_the_results(sf_dir):
     """And exits with 1 when letters are left."""
     with QwpServer(refuse_odd) as server:
         conf = f"ws::addr={server.address};{QUICK}"
@@ -553,7 +553,7 @@ def test_export_writes_parquet(sf_dir):
     assert len(stored(sf_dir)) == 7
 
 
-def test_clear_removes_those_that_are_named_or_all(sf_dir):
+def test_clear_removes_the_named_letters_or_all(sf_dir):
     """With damage only when it is all of them."""
     assert run(sf_dir, "clear", 0, 1, "--json") == {"removed": 2}
     assert run(sf_dir, "clear", "--table", "u", "--json") == {"removed": 2}

@@ -146,7 +146,7 @@ def test_a_drained_slot_leaves_only_its_locks():
     again.close()
 
 
-def test_an_old_watermark_is_never_believed_later():
+def test_an_old_watermark_is_never_used_later():
     """
     A crash between the removal of segments and that of the watermark, and then a new life: its number, once reached by
     new frames, would hide them all.
@@ -161,7 +161,7 @@ def test_an_old_watermark_is_never_believed_later():
     assert list(_frames(again)) == list(range(9))
 
 
-def test_a_removed_file_that_is_back_is_no_gap():
+def test_a_restored_file_is_not_a_gap():
     """A power loss keeps the first of two trimmed segments: it is known to be leftover."""
     fs = CrashFileSystem()
     _write(fs, "sf-0000000000000000.sfa", _segment(0, 3))
@@ -172,7 +172,7 @@ def test_a_removed_file_that_is_back_is_no_gap():
     slot.close()
 
 
-def test_a_gap_is_refused_and_nothing_is_touched():
+def test_a_gap_is_refused_and_nothing_is_changed():
     """Frames are missing that were never confirmed: a person has to look."""
     fs = CrashFileSystem()
     _write(fs, "sf-0000000000000000.sfa", _segment(0, 3))
@@ -188,7 +188,7 @@ def test_a_gap_is_refused_and_nothing_is_touched():
 
 
 @pytest.mark.parametrize(("at", "byte"), [(4, 2), (5, 2), (5, 0x80)])
-def test_what_a_newer_version_wrote_is_left_alone(at, byte):
+def test_files_of_a_newer_version_are_not_changed(at, byte):
     """Unknown versions and flags are refused before anything is touched, and not marked as failed either."""
     fs = CrashFileSystem()
     data = bytearray(_segment(0, 3))
@@ -201,7 +201,7 @@ def test_what_a_newer_version_wrote_is_left_alone(at, byte):
     assert ".failed" not in fs.list_dir(DIRECTORY)
 
 
-def test_spares_are_no_gap_and_files_of_any_size_are_read():
+def test_spares_are_not_a_gap_and_files_of_any_size_are_read():
     """Empty segments have a provisional base; other clients' files have other sizes and names."""
     fs = CrashFileSystem()
     _write(fs, "sf-initial.sfa", _segment(0, 2, size=0))
@@ -218,7 +218,7 @@ def test_spares_are_no_gap_and_files_of_any_size_are_read():
 
 
 @pytest.mark.parametrize(("hole", "left"), [((60, 130), [0, 3, 4, 5]), ((2, 3), [1, 2, 3, 4, 5])])
-def test_what_lies_behind_a_hole_is_sent_all_the_same(hole, left):
+def test_frames_after_a_hole_are_sent(hole, left):
     """Pages lost in the newest segment: the other frames follow each other, and a copy shows what was there."""
     fs = CrashFileSystem()
     data = bytearray(_segment(0, 6))
@@ -239,7 +239,7 @@ def test_what_lies_behind_a_hole_is_sent_all_the_same(hole, left):
     again.close()
 
 
-def test_frames_behind_a_hole_that_need_symbols_of_others_are_only_kept():
+def test_frames_after_a_hole_that_need_other_symbols_are_only_copied():
     """What a newer client's frame refers to may be in the frame that is lost."""
     fs = CrashFileSystem()
     frames = _newer_slot(fs, side_file=True)
@@ -252,7 +252,7 @@ def test_frames_behind_a_hole_that_need_symbols_of_others_are_only_kept():
     assert any(name.endswith(".damaged") for name in fs.list_dir(DIRECTORY))
 
 
-def test_a_segment_whose_header_is_gone_is_kept_aside():
+def test_a_segment_without_its_header_is_quarantined():
     """Only a power loss in durability `memory` does that; behind it a gap is still a gap."""
     fs = CrashFileSystem()
     _write(fs, "sf-0000000000000000.sfa", _segment(0, 3))
@@ -289,7 +289,7 @@ def test_without_syncs_a_power_loss_leaves_a_prefix_or_is_refused(seed):
         assert list(frames) == list(range(min(frames, default=0), max(frames, default=-1) + 1))
 
 
-def test_what_is_no_segment_is_refused():
+def test_a_file_that_is_not_a_segment_is_refused():
     """Bytes under a segment's name that are no segment are not skipped: they may be all there is."""
     fs = CrashFileSystem()
     _write(fs, "sf-0000000000000000.sfa", b"rubbish, and more of it than a header")
@@ -313,7 +313,7 @@ def test_two_owners_are_refused_with_the_first_ones_pid():
     _open(fs).close()
 
 
-def test_the_cap_counts_whole_segments_and_trimming_makes_room():
+def test_the_cap_counts_complete_segments_and_trimming_frees_space():
     """A producer that waits is served by a confirmation; one that has no time left is told who holds the room."""
     fs = CrashFileSystem()
     clock = ManualClock()
@@ -362,7 +362,7 @@ def test_memory_is_the_same_ring():
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "sync_dir", "remove", "rename", "reserve"])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_a_failing_disk_never_takes_what_was_synced(operation, error):
+def test_a_disk_error_never_loses_synced_frames(operation, error):
     """Each call fails in turn: what was synced is there afterwards, and the slot says so or goes on."""
     nth = 0
     while True:
@@ -394,7 +394,7 @@ def test_a_failing_disk_never_takes_what_was_synced(operation, error):
             return
 
 
-def test_dead_letters_are_kept_one_behind_the_other():
+def test_dead_letters_are_appended():
     """Also behind one that was cut short; what is listed is what was kept."""
     fs = CrashFileSystem()
     slot = _open(fs)
@@ -457,7 +457,7 @@ def _newer_slot(fs: FileSystem, *, side_file: bool) -> list[bytes]:
 
 
 @pytest.mark.parametrize("side_file", [True, False])
-def test_a_newer_slot_is_taken_over(side_file):
+def test_a_newer_slot_is_imported(side_file):
     """Its watermark counts, its symbols are known, with the side file or without, and its manifest is gone."""
     fs = CrashFileSystem()
     frames = _newer_slot(fs, side_file=side_file)
@@ -473,7 +473,7 @@ def test_a_newer_slot_is_taken_over(side_file):
     again.close()
 
 
-def test_taking_over_survives_a_crash_at_any_step():
+def test_the_import_survives_a_crash_at_any_step():
     """No frame is lost, and none that was confirmed comes back with its watermark gone, but the one in doubt."""
     fs = CrashFileSystem()
     frames = _newer_slot(fs, side_file=True)
@@ -487,7 +487,7 @@ def test_taking_over_survives_a_crash_at_any_step():
         assert list(found.values())[-2:] == frames[1:]
 
 
-def test_a_frame_whose_symbols_are_gone_is_refused():
+def test_a_frame_without_its_symbols_is_refused():
     """Without the side file and without the frame that brought them nothing can be sent."""
     fs = CrashFileSystem()
     frame = _delta_frame(2, [], 1)

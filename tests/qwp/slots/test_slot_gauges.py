@@ -33,7 +33,7 @@ def ring(clock: ManualClock, **more: Any) -> Ring:
     return Ring(settings, MemorySegments(), clock=clock, observer=InMemoryObserver(), **more)
 
 
-def test_bytes_and_age_of_what_is_not_confirmed():
+def test_bytes_and_age_of_unconfirmed_frames():
     """Of frames, without what stands in front of them; nothing when all is confirmed."""
     clock = ManualClock()
     one = ring(clock)
@@ -105,7 +105,7 @@ def collect(reader: InMemoryMetricReader) -> dict[str, dict[Any, Any]]:
     }  # fmt: skip
 
 
-def test_a_sender_that_is_connected_says_so(tmp_path):
+def test_a_sender_reports_its_connection(tmp_path):
     """And has nothing that waits."""
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};") as sender:
         sender.row("t", columns={"v": 1})
@@ -141,7 +141,7 @@ def loop_on(slot: Any, keys: str, tracker: HostTracker, observer: Told) -> WireL
     )
 
 
-def test_who_finds_every_host_tried_by_others_says_what_they_were_told(tmp_path):
+def test_a_loop_without_an_untried_host_reports_the_reason_of_others(tmp_path):
     """A drainer beside a sender shares what is known of the hosts."""
     tracker, told = HostTracker(1), Told()
     first = memory_slot(RingSettings(512, 1024, 0.0), clock=ManualClock(), observer=told)

@@ -61,7 +61,7 @@ def test_segments_that_are_confirmed_meanwhile_are_left_out(slot, tmp_path, at, 
 
 @pytest.mark.parametrize("confirmed", [4, 5, 9, 11])
 @pytest.mark.parametrize("at", range(1, 9))
-def test_messages_are_read_whatever_is_confirmed_meanwhile(slot, tmp_path, at, confirmed):
+def test_messages_are_read_while_others_are_confirmed(slot, tmp_path, at, confirmed):
     """In order, each once, all that were not confirmed among them."""
     for number in range(12):
         slot.ring.append(message(number))
@@ -78,7 +78,7 @@ def test_messages_are_read_whatever_is_confirmed_meanwhile(slot, tmp_path, at, c
     assert [frame.tables[0].to_arrow()["v"][0].as_py() for frame in frames] == found
 
 
-def test_frames_that_come_meanwhile_are_no_gap(slot, tmp_path):
+def test_frames_appended_meanwhile_are_not_a_gap(slot, tmp_path):
     """The active segment is filled, and the next one begun, between the looks at the two."""
     for _ in range(3):
         slot.ring.append(b"x" * 1012)
@@ -94,7 +94,7 @@ def test_frames_that_come_meanwhile_are_no_gap(slot, tmp_path):
     assert report.next_fsn == 4
 
 
-def test_a_frame_that_is_being_written_is_no_hole(slot, tmp_path):
+def test_a_write_in_progress_is_not_a_hole(slot, tmp_path):
     """A look that saw the next frame and not yet this one is taken again."""
     for number in range(3):
         slot.ring.append(message(number))
@@ -108,7 +108,7 @@ def test_a_frame_that_is_being_written_is_no_hole(slot, tmp_path):
     assert report.next_fsn == 3
 
 
-def test_slots_may_have_a_disk_of_their_own(slot, tmp_path):
+def test_slots_may_be_on_separate_disks(slot, tmp_path):
     """Nobody but root may look into its `lost+found`, and that is no slot."""
 
     class LostAndFound(Meanwhile):

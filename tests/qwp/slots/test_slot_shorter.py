@@ -63,7 +63,7 @@ def _as_the_document_says(fs: FileSystem) -> dict[int, bytes]:
     return frames
 
 
-def test_what_is_confirmed_is_no_longer_on_the_disk():
+def test_confirmed_frames_are_removed_from_the_disk():
     """The file has the other frames, under its old name, and no more bytes than they need; so it is found again."""
     fs = CrashFileSystem()
     slot = _filled(_open(fs))
@@ -85,7 +85,7 @@ def test_what_is_confirmed_is_no_longer_on_the_disk():
     assert not fs.exists(path)
 
 
-def test_not_before_it_has_lasted():
+def test_a_segment_is_not_shortened_immediately():
     """A server that confirms steadily costs no copies; one that has stopped in the middle costs one, after a second."""
     fs = CrashFileSystem()
     clock = ManualClock()
@@ -111,7 +111,7 @@ def test_not_before_it_has_lasted():
     assert observer.total("quiver.qwp.segments_shortened_total") == 1
 
 
-def test_the_newest_segment_stays_as_long_as_it_is():
+def test_the_newest_segment_is_not_shortened():
     """It is written to."""
     fs = CrashFileSystem()
     slot = _filled(_open(fs), 10)
@@ -149,7 +149,7 @@ def test_a_crash_at_any_step_leaves_the_old_segment_or_the_new_one():
     assert firsts == {0, 13}
 
 
-def test_an_unfinished_copy_is_nobodys_segment():
+def test_an_unfinished_copy_is_not_a_segment():
     """It is removed when the slot is opened, and does not make a directory a slot."""
     fs = CrashFileSystem()
     fs.make_dirs(DIRECTORY)
@@ -160,7 +160,7 @@ def test_an_unfinished_copy_is_nobodys_segment():
 
 
 @pytest.mark.parametrize("operation", ["create", "reserve", "pwrite", "sync"])
-def test_without_room_for_the_copy_the_segment_stays_whole(operation):
+def test_without_space_for_the_copy_the_segment_is_unchanged(operation):
     """Nothing fails, nothing is left behind, and the next frame is taken."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, error=errno.ENOSPC)
@@ -190,7 +190,7 @@ def test_a_disk_that_fails_halts_the_slot_and_loses_nothing():
     assert _as_the_document_says(disk) == {fsn: _payload(fsn) for fsn in range(51)}
 
 
-def test_memory_is_given_back_too():
+def test_memory_is_released_too():
     """Without a disk it is the same, less the disk."""
     ring = memory_slot(RingSettings(SEGMENT_BYTES, 1 << 20, 0.0), clock=ManualClock(), observer=InMemoryObserver()).ring
     for number in range(3 * PER_SEGMENT):
@@ -205,7 +205,7 @@ def test_memory_is_given_back_too():
     assert [bytes(ring.read(fsn)) for fsn in range(51, 90)] == [_payload(fsn) for fsn in range(51, 90)]
 
 
-def test_a_rename_without_room_leaves_the_segment_readable():
+def test_a_rename_without_space_leaves_the_segment_readable():
     """Its file was closed before, for systems that replace no open file."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, error=errno.ENOSPC)

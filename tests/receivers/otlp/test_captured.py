@@ -40,7 +40,7 @@ def test_chosen_headers_are_on_every_resource_and_others_are_not():
     assert len(first) == 2
 
 
-def test_what_a_client_wrote_in_their_place_is_gone_also_when_the_header_is_missing():
+def test_attributes_of_the_client_with_these_names_are_removed_even_without_the_header():
     request = ExportLogsServiceRequest.FromString(log_request())
     for _ in range(2):
         forged = request.resource_logs[0].resource.attributes.add(key="http.request.header.x-tenant")
@@ -51,7 +51,7 @@ def test_what_a_client_wrote_in_their_place_is_gone_also_when_the_header_is_miss
     assert kept(data, []) == [{}]
 
 
-def test_odd_values_are_text_all_the_same():
+def test_unusual_values_become_text():
     (found,) = kept(log_request(), [("x-tenant", "\udcff"), ("user-agent", b"\xffu")])
     assert found["http.request.header.x-tenant"].string_value == "�"
     assert found["http.request.header.user-agent"].string_value == "�u"
@@ -64,7 +64,7 @@ def test_unknown_fields_stay_and_garbage_is_damage():
     assert isinstance(add_headers(b"\xff", "logs", [], names=NAMES), Damage)
 
 
-def test_an_intake_keeps_them_and_knows_the_request_again():
+def test_an_intake_stores_headers_and_recognizes_the_request():
     store = FakeStore()
     settings = OtlpSettings(capture_headers=NAMES, dedupe_window_s=60)
     intake = OtlpIntake(store, settings)
@@ -77,7 +77,7 @@ def test_an_intake_keeps_them_and_knows_the_request_again():
     assert shown == ["a", "b"]
 
 
-def test_both_protocols_hand_their_headers_on():
+def test_both_protocols_pass_their_headers():
     store = FakeStore()
     settings = OtlpSettings(listening_addr="127.0.0.1:0", capture_headers=NAMES)
     with OtlpGrpcReceiver(store, settings) as receiver, grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
@@ -93,7 +93,7 @@ def test_both_protocols_hand_their_headers_on():
     assert all("http.request.header.user-agent" in one and len(one) == 2 for (one,) in found)
 
 
-def test_what_grows_over_the_limit_is_too_large():
+def test_a_request_that_exceeds_the_limit_with_headers_is_too_large():
     limits = OtlpSettings(
         max_request_bytes=1000, max_decompressed_bytes=1000, in_flight_bytes_max=1000, capture_headers=NAMES
     )
@@ -102,6 +102,6 @@ def test_what_grows_over_the_limit_is_too_large():
 
 
 @pytest.mark.parametrize("name", ["authorization", "Cookie", "Proxy-Authorization", "two words", "", "a:b", "x" * 101])
-def test_credentials_and_what_is_no_header_are_not_captured(name):
+def test_credentials_and_invalid_headers_are_not_captured(name):
     with pytest.raises(SettingsError, match="capture_headers"):
         OtlpSettings(capture_headers=("ok", name))

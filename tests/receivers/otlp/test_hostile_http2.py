@@ -129,7 +129,7 @@ def receiver():
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_hostile_headers_cost_their_own_connection(receiver, name):
+def test_hostile_headers_only_affect_their_own_connection(receiver, name):
     payload = ATTACKS[name]()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     for _ in range(3):

@@ -61,14 +61,14 @@ async def close_after(turns):
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_a_connection_that_comes_while_the_listener_closes_is_closed(turns):
+def test_a_new_connection_during_close_is_closed(turns):
     """In whatever state it is: waiting in the kernel, just accepted, in its handshake."""
     for client in asyncio.run(close_after(turns)):
         with client:
             assert is_over(client)
 
 
-def test_without_file_descriptors_nobody_is_let_in_until_they_are_back(monkeypatch):
+def test_without_file_descriptors_no_connection_is_accepted(monkeypatch):
     """The listener pauses; it neither spins nor ends."""
 
     class Exhausted(socket.socket):
@@ -133,7 +133,7 @@ def test_an_address_cannot_keep_others_out(newcomer, closed):
     assert asyncio.run(crowded(addresses, newcomer=newcomer)) == [closed]
 
 
-def test_an_address_takes_from_itself(monkeypatch):
+def test_an_address_replaces_its_own_connections(monkeypatch):
     """What was silent for a while."""
     monkeypatch.setattr("quiver.receivers.otlp.http_listener.WAIT_MIN_S", 0.0)
     assert asyncio.run(crowded(["127.0.0.2"] * 10, newcomer="127.0.0.2")) == [0]

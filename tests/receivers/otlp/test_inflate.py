@@ -8,13 +8,13 @@ from quiver.primitives.scan import Damage
 from quiver.receivers.inflate import inflate
 
 
-def test_what_was_compressed_comes_back():
+def test_compressed_data_round_trips():
     data = random.Random(1).randbytes(50_000)
     assert inflate(gzip.compress(data), size_max=50_000) == data
     assert inflate(gzip.compress(b""), size_max=10) == b""
 
 
-def test_members_one_behind_the_other_are_one_stream():
+def test_consecutive_members_are_one_stream():
     assert inflate(gzip.compress(b"one ") + gzip.compress(b"two"), size_max=7) == b"one two"
 
 
@@ -44,7 +44,7 @@ def test_every_cut_and_every_flipped_byte_gives_an_answer():
     assert isinstance(inflate(data + b"junk", size_max=1000), Damage)
 
 
-def test_members_that_bring_nothing_are_counted():
+def test_empty_members_are_limited():
     assert inflate(gzip.compress(b"") * 1000, size_max=10) == b""
     many = inflate(gzip.compress(b"") * 5000, size_max=10)
     assert isinstance(many, Damage)

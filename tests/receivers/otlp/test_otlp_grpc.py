@@ -61,7 +61,7 @@ def test_each_service_stores_into_its_slot(receiver, store, signal, slot, compre
     assert store.durable == [True]
 
 
-def test_garbage_is_an_invalid_argument_and_leaves_nothing(receiver, store):
+def test_garbage_is_an_invalid_argument_and_stores_nothing(receiver, store):
     error = refused(receiver, b"\xff\xff")
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "ExportLogsServiceRequest" in error.details()
@@ -99,7 +99,7 @@ def test_requests_over_the_wire_limit_are_refused(small, store):
     assert len(store.kept) == 1
 
 
-def test_requests_over_the_limit_once_decompressed_are_refused_without_retry_info(small, store):
+def test_requests_over_the_decompressed_limit_are_refused_without_retry_info(small, store):
     gzip = grpc.Compression.Gzip
     assert send(small, log_request(size=3900), compression=gzip) == b""
     for size in (4000, 900_000):
@@ -121,7 +121,7 @@ def test_other_methods_are_refused(receiver):
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_taken_address_is_refused_and_may_be_tried_again(receiver, store):
+def test_a_taken_address_is_refused_and_may_be_retried(receiver, store):
     settings = replace(SETTINGS, listening_addr=f"127.0.0.1:{receiver.port}")
     with pytest.raises(TransientError, match="cannot listen on 127.0.0.1.*Address already in use"):
         OtlpGrpcReceiver(store, settings).start()
@@ -130,7 +130,7 @@ def test_a_taken_address_is_refused_and_may_be_tried_again(receiver, store):
         assert send(second, log_request()) == b""
 
 
-def test_starting_twice_is_once_and_a_stopped_receiver_stays_so(receiver):
+def test_start_is_idempotent_and_a_stopped_receiver_cannot_restart(receiver):
     assert receiver.start() == receiver.port
     receiver.stop()
     receiver.stop()
@@ -139,7 +139,7 @@ def test_starting_twice_is_once_and_a_stopped_receiver_stays_so(receiver):
     assert refused(receiver, log_request()).code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_stopping_lets_a_request_in_hand_finish(receiver, store):
+def test_stop_lets_a_current_request_finish(receiver, store):
     store.gate = threading.Event()
     with grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
         answer = channel.unary_unary(f"/{SERVICES['logs']}/Export").future(log_request(), timeout=30)

@@ -81,7 +81,7 @@ def test_other_types_and_encodings_are_refused(receiver, store, headers):
     assert store.kept == []
 
 
-def test_a_refusal_in_json_repeats_odd_bytes_as_text(receiver):
+def test_a_json_refusal_repeats_invalid_bytes_as_text(receiver):
     status, _, body = post(receiver, b"{}", content_type=JSON, content_encoding="\xff")
     assert (status, json.loads(body)["message"]) == (415, "content encoding ? is not gzip or zstd")
 
@@ -114,7 +114,7 @@ def test_refusals_of_json_are_json(receiver, store):
     assert store.kept == []
 
 
-def test_zstd_is_stored_inflated(receiver, store):
+def test_zstd_is_stored_decompressed(receiver, store):
     data = b"\x0a\x00" * 100
     assert post(receiver, packed(data, "zstd"), content_encoding="zstd")[0] == 200
     assert store.kept == [(60, data)]
@@ -126,7 +126,7 @@ def test_zstd_is_stored_inflated(receiver, store):
     ("gzip", "gzip"), ("zstd, gzip", "zstd"), ("br, GZIP;q=0.5", "gzip"),
     ("gzip;q=0", None), ("zstd; q=0.0, br", None), ("identity", None), ("", None), ("*", None), (",;,", None),
 ])  # fmt: skip
-def test_replies_are_compressed_when_that_was_asked_for(receiver, accepted, expected):
+def test_replies_are_compressed_on_request(receiver, accepted, expected):
     _, headers, body = post(receiver, b"\xff", accept_encoding=accepted)
     assert headers["Content-Encoding"] == expected
     if expected == "gzip":
@@ -139,7 +139,7 @@ def test_replies_are_compressed_when_that_was_asked_for(receiver, accepted, expe
     assert (headers["Content-Encoding"], body) == (None, b"")  # nothing to compress
 
 
-def test_garbage_is_a_bad_request_and_leaves_nothing(receiver, store):
+def test_garbage_is_a_bad_request_and_stores_nothing(receiver, store):
     status, message, code = refused(post(receiver, b"\xff\xff"))
     assert (status, code) == (400, 3)
     assert "ExportLogsServiceRequest" in message
@@ -153,7 +153,7 @@ def test_garbage_is_a_bad_request_and_leaves_nothing(receiver, store):
     (StoreFailedError("sync failed"), "5"),
     (StoreClosedError("closed"), "5"),
 ])  # fmt: skip
-def test_a_full_failed_or_closed_store_says_when_to_come_back(receiver, store, failure, seconds):
+def test_a_full_failed_or_closed_store_answers_with_a_retry_delay(receiver, store, failure, seconds):
     store.failures.append(failure)
     answer = post(receiver, log_request())
     assert answer[1]["Retry-After"] == seconds
@@ -185,7 +185,7 @@ def test_sizes_are_bounded_before_and_after_decompression(small, store):
     assert len(store.kept) == 2
 
 
-def test_a_client_that_never_ends_its_request_is_told_so(store):
+def test_a_client_that_never_completes_its_request_gets_a_time_out(store):
     with OtlpHttpReceiver(store, replace(SETTINGS, body_timeout_s=0.05)) as receiver:
         with socket.create_connection(("127.0.0.1", receiver.port), timeout=30) as client:
             head = f"POST /v1/logs HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nContent-Length: 10\r\n\r\n"
@@ -199,7 +199,7 @@ def test_a_client_that_never_ends_its_request_is_told_so(store):
     "Content-Length: 10\r\n\r\nabc",
     "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
 ])  # fmt: skip
-def test_a_request_that_breaks_off_disturbs_nobody(receiver, store, caplog, rest):
+def test_an_aborted_request_does_not_affect_others(receiver, store, caplog, rest):
     with socket.create_connection(("127.0.0.1", receiver.port), timeout=30) as client:
         head = f"POST /v1/logs HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\n"
         client.sendall(head.encode() + rest.encode())
@@ -216,7 +216,7 @@ def test_other_paths_and_methods_are_refused(receiver):
     assert post(receiver, None, method="GET")[0] == 405
 
 
-def test_more_requests_than_may_wait_are_told_to_come_back(store):
+def test_requests_above_the_limit_are_told_to_retry(store):
     store.gate = threading.Event()
     with OtlpHttpReceiver(store, replace(SETTINGS, requests_waiting_max=1)) as receiver, ThreadPoolExecutor(1) as pool:
         first = pool.submit(post, receiver, log_request())
@@ -228,7 +228,7 @@ def test_more_requests_than_may_wait_are_told_to_come_back(store):
     assert refused(answer)[0] == 503
 
 
-def test_a_taken_address_is_refused_and_may_be_tried_again(receiver, store):
+def test_a_taken_address_is_refused_and_may_be_retried(receiver, store):
     settings = replace(SETTINGS, listening_addr=f"127.0.0.1:{receiver.port}")
     with pytest.raises(TransientError, match="cannot listen on 127.0.0.1"):
         OtlpHttpReceiver(store, settings).start()
@@ -237,7 +237,7 @@ def test_a_taken_address_is_refused_and_may_be_tried_again(receiver, store):
         assert post(second, log_request())[0] == 200
 
 
-def test_starting_twice_is_once_and_a_stopped_receiver_stays_so(receiver):
+def test_start_is_idempotent_and_a_stopped_receiver_cannot_restart(receiver):
     assert receiver.start() == receiver.port
     receiver.stop()
     receiver.stop()
@@ -247,7 +247,7 @@ def test_starting_twice_is_once_and_a_stopped_receiver_stays_so(receiver):
         post(receiver, log_request())
 
 
-def test_stopping_lets_a_request_in_hand_finish(receiver, store):
+def test_stop_lets_a_current_request_finish(receiver, store):
     store.gate = threading.Event()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(post, receiver, log_request())

@@ -83,7 +83,7 @@ def test_unknown_keys_are_ignored_wherever_they_are_and_whatever_they_hold():
 
 
 @pytest.mark.parametrize("value", [9, "SEVERITY_NUMBER_INFO", "9", 9.0])
-def test_an_enum_is_a_number_or_the_name_that_protobuf_gives_it(value):
+def test_an_enum_is_a_number_or_its_protobuf_name(value):
     assert read(logs({"severityNumber": value})).severity_number == 9
     assert read(logs({"severity_number": -1})).severity_number == -1
 
@@ -104,12 +104,12 @@ def test_bytes_are_base64_of_either_alphabet_padded_or_not(text, expected):
     ("1" + "0" * 300 + "e-299", 10),
 ])  # fmt: skip
 @pytest.mark.parametrize("quote", ['"', ""])
-def test_an_integer_is_taken_exactly_however_it_is_written(text, expected, quote):
+def test_an_integer_is_exact_in_any_notation(text, expected, quote):
     data = logs({"timeUnixNano": "?"}).replace(b'"?"', f"{quote}{text}{quote}".encode())
     assert read(data).time_unix_nano == expected
 
 
-def test_numbers_of_lists_are_taken_exactly():
+def test_numbers_in_lists_are_exact():
     point = {"bucketCounts": ["9007199254740993.0", 9007199254740995, "3"], "explicitBounds": [0.5, "1e3"]}
     document = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [{"histogram": {"dataPoints": [point]}}]}]}]}
     found = ExportMetricsServiceRequest.FromString(request_from_json(json.dumps(document).encode(), "metrics"))
@@ -123,7 +123,7 @@ def test_numbers_of_lists_are_taken_exactly():
 @pytest.mark.parametrize("text", ["1.0000000000000000001", "9007199254740993.5", "1e-99999999999999999999", "1e400"])
 @pytest.mark.parametrize("quote", ['"', ""])
 @pytest.mark.parametrize("field", ["timeUnixNano", "severityNumber"])
-def test_a_fraction_is_no_integer_also_where_a_float_cannot_hold_it(text, quote, field):
+def test_a_fraction_is_not_an_integer_even_if_a_float_cannot_represent_it(text, quote, field):
     answer = request_from_json(logs({field: "?"}).replace(b'"?"', f"{quote}{text}{quote}".encode()), "logs")
     assert isinstance(answer, Damage)
 
@@ -132,11 +132,11 @@ def test_a_fraction_is_no_integer_also_where_a_float_cannot_hold_it(text, quote,
     ("1544712660300000001.0", 1.5447126603e18), ("-1.5e3", -1500.0), (9007199254740993, 2.0**53), ("1.", 1.0),
     ("1e-999", 0.0), ("Infinity", float("inf")), ("inf", float("inf")), ("-Infinity", float("-inf")),
 ])  # fmt: skip
-def test_a_float_is_the_nearest_there_is(value, expected):
+def test_a_float_is_the_nearest_one(value, expected):
     assert read(logs({"body": {"doubleValue": value}})).body.double_value == expected
 
 
-def test_names_of_fields_as_protobuf_spells_them_are_read_too():
+def test_protobuf_field_names_are_accepted():
     data = {"resource_logs": [{"scope_logs": [{"log_records": [{"trace_id": TRACE, "severity_number": 9}]}]}]}
     record = read(json.dumps(data).encode())
     assert (record.trace_id.hex().upper(), record.severity_number) == (TRACE, 9)
@@ -161,14 +161,14 @@ def test_names_of_fields_as_protobuf_spells_them_are_read_too():
     b'{"a":' * 100_000, b"[" * 1_000_000, b'{"a": ' + b"1" * 10_000 + b"}",
     logs({"body": json.loads('{"arrayValue": {"values": [' * 200 + "]}}" * 200)}),
 ])  # fmt: skip
-def test_what_is_no_request_is_damage(data):
+def test_other_json_is_damage(data):
     answer = request_from_json(data, "logs")
     assert isinstance(answer, Damage), answer
     assert answer.reason.startswith("not an ExportLogsServiceRequest in JSON: ")
     assert len(answer.reason) < 300
 
 
-def test_a_key_that_stands_twice_in_an_object_is_damage():
+def test_a_repeated_key_in_an_object_is_damage():
     """What the first one held would be lost in silence; protobuf's own reader of texts refuses it, too."""
     data = b'{"resourceLogs": [{"scopeLogs": [{"logRecords": []}], "scopeLogs": []}]}'
     answer = request_from_json(data, "logs")
@@ -177,7 +177,7 @@ def test_a_key_that_stands_twice_in_an_object_is_damage():
 
 
 @pytest.mark.parametrize("piece", [b"{},", b"[],", b'{"scopeLogs":[]},'])
-def test_a_small_text_cannot_ask_for_much_memory(piece):
+def test_a_small_text_cannot_request_much_memory(piece):
     bomb = b'{"resourceLogs": [' + piece * 200_000 + b"{}]}"
     answer = request_from_json(bomb, "logs")
     assert isinstance(answer, Damage)
@@ -207,7 +207,7 @@ def test_every_cut_is_damage_and_every_changed_byte_gives_an_answer():
             assert isinstance(request_from_json(changed, "logs"), (bytes, Damage))
 
 
-def test_what_protobufs_own_json_writes_is_read_back_when_ids_are_hexadecimal():
+def test_protobuf_json_with_hexadecimal_ids_round_trips():
     request = ExportLogsServiceRequest()
     record = request.resource_logs.add(schema_url="u").scope_logs.add().log_records.add()
     record.attributes.add(key="k").value.double_value = float("inf")

@@ -34,7 +34,7 @@ def rle(blocks: int, *, window: int = 0x40) -> bytes:
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 65_791, 65_792, 300_000, 9_000_000])
 @pytest.mark.parametrize("make", [pack, stream])
-def test_what_was_compressed_comes_back(make, size):
+def test_compressed_data_round_trips(make, size):
     data = random.Random(1).randbytes(size // 2) + bytes(size - size // 2)
     packed = make(data)
     bound = bound_frames(packed)
@@ -44,7 +44,7 @@ def test_what_was_compressed_comes_back(make, size):
         assert inflate_zstd(packed, size_max=size - 1) is None
 
 
-def test_frames_one_behind_the_other_are_one_stream_and_skippable_ones_are_skipped():
+def test_consecutive_frames_are_one_stream_and_skippable_ones_are_skipped():
     assert inflate_zstd(pack(b"one ") + SKIPPED + EMPTY_FRAME + stream(b"two"), size_max=7) == b"one two"
     assert inflate_zstd(b"", size_max=1) == b""
 
@@ -62,7 +62,7 @@ def test_a_bomb_takes_no_more_memory_than_the_limit():
     assert inflate_zstd(pack(bytes(50_000_000)), size_max=100_000) is None
 
 
-def test_frames_that_break_late_leave_no_memory_behind():
+def test_late_errors_leak_no_memory():
     late = rle(8)[:-3] + (10 << 3 | 2 << 1 | 1).to_bytes(3, "little") + b"\xff" * 10
     assert isinstance(inflate_zstd(late, size_max=2_000_000), Damage)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -71,7 +71,7 @@ def test_frames_that_break_late_leave_no_memory_behind():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB; kept, it would be 200 MiB
 
 
-def test_memory_that_only_the_frame_asks_for_is_refused():
+def test_excessive_memory_requests_of_a_frame_are_refused():
     assert isinstance(inflate_zstd(rle(1, window=(13 << 3)), size_max=200_000), bytes)  # 8 MiB, the most
     for window in (13 << 3 | 1, 17 << 3, 0xFF):
         asked = inflate_zstd(rle(1, window=window), size_max=200_000)
@@ -83,7 +83,7 @@ def test_memory_that_only_the_frame_asks_for_is_refused():
     assert inflate_zstd(claimed, size_max=WINDOW_BYTES_MAX) is None
 
 
-def test_pieces_that_bring_nothing_are_counted():
+def test_empty_pieces_are_limited():
     assert inflate_zstd(EMPTY_FRAME * 1000, size_max=10) == b""
     many = inflate_zstd(EMPTY_FRAME * 60_000, size_max=10)
     assert isinstance(many, Damage)
@@ -96,7 +96,7 @@ def test_pieces_that_bring_nothing_are_counted():
     ZSTD_MAGIC + b"\x20\x00\x07\x00\x00",  # a block of a reserved kind
     b"\x1f\x8b\x08\x00",
 ])  # fmt: skip
-def test_what_nobody_agreed_on_is_damage(wrong):
+def test_unsupported_features_are_damage(wrong):
     assert isinstance(bound_frames(wrong), Damage)
 
 

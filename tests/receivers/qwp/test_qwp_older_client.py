@@ -94,7 +94,7 @@ def test_it_sends_to_us(client, receiver, tmp_path):
     assert values(receiver, "frame", "n") == list(range(1000))
 
 
-def test_clients_that_say_the_same_are_all_stored(client, receiver):
+def test_equal_rows_of_several_clients_are_all_stored(client, receiver):
     """Side by side, and one after the other."""
     for _ in range(2):
         client(f"ws::addr=127.0.0.1:{receiver.port};", rows=8, copies=3)
@@ -102,7 +102,7 @@ def test_clients_that_say_the_same_are_all_stored(client, receiver):
     assert values(receiver) == sorted([*range(8)] * 6)
 
 
-def test_what_it_sends_again_is_stored_once(client, receiver, tmp_path):
+def test_resent_rows_are_stored_once(client, receiver, tmp_path):
     """Nothing that it was told has reached it; its next life sends all of it again."""
     slot = f"sf_dir={tmp_path}/sf;sender_id=a;"
     with LossyProxy(receiver.port) as proxy:

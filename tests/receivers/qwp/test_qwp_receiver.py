@@ -42,7 +42,7 @@ COMMIT = MESSAGE_HEADER.pack(b"QWP1", 1, Flags.DELTA_SYMBOLS, 0, 2) + b"\0\0"
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_rows_of_our_sender_are_in_the_log_when_they_are_confirmed(store):
+def test_confirmed_rows_of_our_sender_are_in_the_log(store):
     """Tables by name, in one slot, without anything sealed."""
     with receiving(store) as receiver:
         with Sender.from_conf(f"ws::addr=127.0.0.1:{receiver.port};") as sender:
@@ -100,7 +100,7 @@ def test_the_official_client_may_pool_its_connections(store, tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x10\0", message(1), b"QWP1"], ids=["empty", "short", "rows", "header"])
-def test_what_is_no_query_ends_a_connection_for_queries(store, data):
+def test_an_invalid_query_ends_a_query_connection(store, data):
     """Rows are not taken there."""
     with receiving(store) as receiver, client(receiver, "/read/v1") as connection:
         assert connection.recv(10).startswith(b"QWP1")
@@ -111,7 +111,7 @@ def test_what_is_no_query_ends_a_connection_for_queries(store, data):
     assert not rows_of(store)
 
 
-def test_one_ok_is_for_all_messages_before_it(store):
+def test_one_ok_covers_all_earlier_messages(store):
     """A sequence from 0; each table with the number of its newest bundle."""
     with receiving(store) as receiver, client(receiver) as connection:
         for number in range(5):
@@ -126,7 +126,7 @@ def test_one_ok_is_for_all_messages_before_it(store):
     assert [row["v"] for _, row in rows_of(store)] == list(range(5))
 
 
-def test_a_group_is_confirmed_as_a_whole(store):
+def test_a_group_is_confirmed_atomically(store):
     """What is deferred is stored, and waits for its commit to be confirmed."""
     with receiving(store) as receiver, client(receiver) as connection:
         assert send(connection, message(0)) == Ok(0, {"t": 0})
@@ -157,7 +157,7 @@ def store_batch():
     return pa.record_batch([pa.array([1])], names=["a"])
 
 
-def test_who_waits_for_durable_waits_no_longer_than_was_said(store):
+def test_the_wait_for_durability_is_limited(store):
     """Then the open segment is sealed for it: our sender drains, too."""
     settings = replace(HERE, durable_wait_s=0.05)
     with receiving(store, settings) as receiver:
@@ -167,7 +167,7 @@ def test_who_waits_for_durable_waits_no_longer_than_was_said(store):
         assert len(store.catalog) == 1
 
 
-def test_a_restart_keeps_nobody_waiting_for_durable(tmp_path):
+def test_a_restart_does_not_delay_durable_acknowledgements(tmp_path):
     """What is sent again is known from the log, and is sealed for who waits, though nothing new ever comes."""
     settings = Settings(segment_open_s_max=600)
     with quiver.open(str(tmp_path / "buffer"), settings=settings) as store:
@@ -181,7 +181,7 @@ def test_a_restart_keeps_nobody_waiting_for_durable(tmp_path):
         assert len(rows_of(store)) == 1
 
 
-def test_durable_means_in_the_object_tier_where_that_is_asked_for(tmp_path):
+def test_durable_tier_means_in_the_object_tier(tmp_path):
     """A sealed segment is not enough: its object has been read back when the client is told."""
     settings = Settings(segment_open_s_max=600, cold_objects=ObjectLocation.from_url(str(tmp_path / "cold")))
     headers = {"X-QWP-Request-Durable-Ack": "true"}
@@ -202,7 +202,7 @@ def test_durable_means_in_the_object_tier_where_that_is_asked_for(tmp_path):
         assert answer(connection) == DurableAck({"t": 1})
 
 
-def test_a_tier_that_is_long_in_coming_makes_no_small_segments():
+def test_a_slow_tier_causes_no_small_segments():
     """Who waits for it has the open segment sealed once in `durable_wait_s`, not ten times a second."""
     sealed = []
     waiting = {"waiting_sequence": 0}
@@ -225,7 +225,7 @@ def test_a_tier_that_is_long_in_coming_makes_no_small_segments():
     assert intake.durable_through(seal=False) == sealed[-1], "what was told is not taken back"
 
 
-def test_without_a_tier_nobody_can_wait_for_it(store):
+def test_durable_tier_needs_a_tier(store):
     """Said when the receiver is made."""
     with pytest.raises(SettingsError, match="cold.objects"):
         QwpReceiver(store, replace(HERE, durable="tier"))
@@ -234,7 +234,7 @@ def test_without_a_tier_nobody_can_wait_for_it(store):
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_message_that_cannot_be_read_is_refused_and_nothing_behind_it_is_stored(store):
+def test_an_invalid_message_is_refused_and_nothing_after_it_is_stored(store):
     """With its number; what came before is stored."""
     with receiving(store) as receiver, client(receiver) as connection:
         assert isinstance(send(connection, message(1)), Ok)
@@ -247,7 +247,7 @@ def test_a_message_that_cannot_be_read_is_refused_and_nothing_behind_it_is_store
     assert [row["v"] for _, row in rows_of(store)] == [1]
 
 
-def test_a_gap_in_the_symbols_has_a_status_of_its_own(store):
+def test_a_gap_in_the_symbols_has_its_own_status(store):
     """A client may send the whole dictionary and go on."""
     data = bytearray(message(2))
     data[12] = 9
@@ -270,7 +270,7 @@ def test_a_few_bytes_never_become_gigabytes(store):
 
 
 @pytest.mark.parametrize("data", ["a text", b"x" * 2_000_000], ids=["text", "large"])
-def test_what_is_no_message_ends_the_connection(store, data):
+def test_invalid_data_ends_the_connection(store, data):
     """With the code for it."""
     settings = replace(HERE, max_request_bytes=1_000_000)
     with receiving(store, settings) as receiver, client(receiver) as connection:
@@ -283,7 +283,7 @@ def test_what_is_no_message_ends_the_connection(store, data):
 
 
 @pytest.mark.parametrize(("path", "status"), [("/", 404), ("/exec", 404), ("/write/v3", 404)])
-def test_other_paths_are_not_there(store, path, status):
+def test_other_paths_are_not_found(store, path, status):
     """And say where it is."""
     with receiving(store) as receiver, pytest.raises(InvalidStatus) as refused, client(receiver, path):
         pass
@@ -298,7 +298,7 @@ def test_a_plain_request_is_told_to_upgrade(store):
         assert plain.recv(100).startswith(b"HTTP/1.1 426 ")
 
 
-def test_who_shows_no_credential_is_not_let_in(store):
+def test_a_client_without_credentials_is_rejected(store):
     """Token or password; our sender and the plain client."""
     security = SecuritySettings(auth=AuthSettings(tokens=("secret",), users={"ada": "lovelace"}))
     with receiving(store, replace(HERE, security=security)) as receiver:
@@ -326,7 +326,7 @@ def test_tls_with_a_client_certificate(store, authority, server_files, client_fi
     assert len(rows_of(store)) == 1
 
 
-def test_a_client_that_does_not_read_is_not_read_either(store):
+def test_reading_pauses_while_the_client_does_not_read(store):
     """Answers do not pile up: sooner or later it cannot send any more."""
     ping = b"\x89\xfd\0\0\0\0" + b"x" * 125
     upgrade = b"GET /write/v4 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -343,7 +343,7 @@ def test_a_client_that_does_not_read_is_not_read_either(store):
             assert isinstance(send(connection, message(1)), Ok)
 
 
-def test_no_more_connections_than_may_be(store):
+def test_connections_are_limited(store):
     """One too many is closed as it comes."""
     with receiving(store, replace(HERE, connections_max=1)) as receiver, client(receiver) as connection:
         with pytest.raises((OSError, EOFError, WebSocketException)), client(receiver, open_timeout=2):
@@ -351,7 +351,7 @@ def test_no_more_connections_than_may_be(store):
         assert isinstance(send(connection, message(1)), Ok)
 
 
-def test_settings_that_contradict_each_other_are_refused():
+def test_conflicting_settings_are_refused():
     """In words."""
     for change in ({"max_request_bytes": 0}, {"tables_bytes_max": 1}, {"receiving_bytes_max": 1}, {"ack": "never"},
                    {"durable_wait_s": 0}, {"durable": "elsewhere"}, {"listening_addr": "0.0.0.0:1"}):  # fmt: skip
@@ -385,7 +385,7 @@ def test_a_full_store_makes_the_client_wait(store):
     assert len(rows_of(store)) == 1
 
 
-def test_a_store_that_fails_ends_the_connection_and_lets_nobody_in_for_a_while(store):
+def test_a_failed_store_ends_the_connection_and_refuses_new_ones_for_a_while(store):
     """The client keeps what it has."""
 
     def broken(bundle, **options):

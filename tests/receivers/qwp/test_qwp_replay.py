@@ -83,7 +83,7 @@ def rows_to(sender, *values):
         sender.flush()
 
 
-def test_clients_that_say_the_same_are_all_stored(store):
+def test_equal_rows_of_several_clients_are_all_stored(store):
     """Side by side, and one after the other: every row that was confirmed is there."""
     with receiving(store) as receiver:
         conf = f"ws::addr=127.0.0.1:{receiver.port};"
@@ -100,7 +100,7 @@ def test_clients_that_say_the_same_are_all_stored(store):
 
 
 @pytest.mark.parametrize("slot", [False, True], ids=["memory", "slot"])
-def test_a_client_that_never_heard_the_answer_sends_again_and_is_stored_once(store, tmp_path, slot):
+def test_a_client_that_missed_the_answer_resends_and_is_stored_once(store, tmp_path, slot):
     """Its connection breaks after everything was stored and confirmed, and the confirmations are lost on the way."""
     with receiving(store) as receiver, LossyProxy(receiver.port) as proxy:
         conf = f"ws::addr=127.0.0.1:{proxy.port};" + (f"sf_dir={tmp_path}/sf;sender_id=a;" if slot else "")
@@ -116,7 +116,7 @@ def test_a_client_that_never_heard_the_answer_sends_again_and_is_stored_once(sto
     assert sorted(values_of(store)) == list(range(25))
 
 
-def test_a_client_comes_back_after_the_receiver_was_killed(tmp_path):
+def test_a_client_reconnects_after_the_receiver_was_killed(tmp_path):
     """The rows are in a sealed segment by then, and the log has forgotten them."""
     path = tmp_path / "buffer"
     with quiver.open(str(path), settings=SETTINGS) as store, receiving(store) as receiver:
@@ -141,7 +141,7 @@ def test_a_client_comes_back_after_the_receiver_was_killed(tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_a_client_that_comes_back_is_recognised_whatever_the_number_of_cores(tmp_path):
+def test_a_reconnecting_client_is_recognized_with_any_number_of_cores(tmp_path):
     """Its confirmations are lost and its connection breaks, again and again: each row is stored once, in order."""
     config = QwpReceiverConfig(listening_addr=f"127.0.0.1:{free_port()}")
     path = str(tmp_path / "buffer")
@@ -192,7 +192,7 @@ def wait_until(condition):
 # ── connections ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_was_never_answered_is_recognised_on_the_next_connection(store):
+def test_unanswered_rows_are_recognized_on_the_next_connection(store):
     """In order, up to the first table that is new; afterwards everything is."""
     with receiving(store) as receiver, LossyProxy(receiver.port) as proxy:
         with client(proxy) as connection:
@@ -210,7 +210,7 @@ def test_what_was_never_answered_is_recognised_on_the_next_connection(store):
     assert values_of(store) == [0, 1, 2, 3, 4, 0]
 
 
-def test_the_same_rows_on_one_connection_are_other_rows(store):
+def test_equal_rows_on_one_connection_are_distinct(store):
     """Nobody sends again where the first was not lost."""
     with receiving(store) as receiver, client(receiver) as connection:
         for _ in range(3):
@@ -219,7 +219,7 @@ def test_the_same_rows_on_one_connection_are_other_rows(store):
 
 
 @pytest.mark.parametrize("at", [1000, None])
-def test_what_a_client_knows_to_be_stored_is_not_expected_again(store, at):
+def test_rows_that_a_client_knows_to_be_stored_are_not_expected_again(store, at):
     """It said goodbye after it had answered: whoever says the same is somebody else."""
     with receiving(store) as receiver:
         for _ in range(3):
@@ -228,7 +228,7 @@ def test_what_a_client_knows_to_be_stored_is_not_expected_again(store, at):
     assert len(values_of(store)) == 3
 
 
-def test_two_open_connections_that_say_the_same_are_two_clients(store):
+def test_two_open_connections_with_equal_rows_are_two_clients(store):
     """Message by message, side by side."""
     with receiving(store) as receiver, client(receiver) as one, client(receiver) as other:
         for number in range(5):
@@ -239,7 +239,7 @@ def test_two_open_connections_that_say_the_same_are_two_clients(store):
     assert sorted(values_of(store)) == sorted([*range(5), *range(10, 15)] * 2)
 
 
-def test_a_host_that_vanished_is_waited_for_and_then_given_up(store):
+def test_a_vanished_host_is_waited_for_up_to_a_limit(store):
     """Its connection looks open, and does not answer: its next one is not stored beside it."""
     settings = replace(HERE, keepalive=KeepaliveSettings(ping_timeout_s=0.2))
     with receiving(store, settings) as receiver, LossyProxy(receiver.port) as proxy, client(proxy) as vanished:
@@ -255,7 +255,7 @@ def test_a_host_that_vanished_is_waited_for_and_then_given_up(store):
     assert values_of(store) == [1, 2]
 
 
-def test_without_recognition_everything_is_stored(store):
+def test_without_deduplication_everything_is_stored(store):
     """Off by 0."""
     with receiving(store, replace(HERE, dedupe_window_s=0)) as receiver, LossyProxy(receiver.port) as proxy:
         proxy.loses_answers = False
@@ -303,7 +303,7 @@ class Gated:
 
 
 @pytest.mark.parametrize("at", [1000, None])
-def test_a_queue_that_a_broken_connection_left_is_not_stored_beside_what_is_sent_again(store, at):
+def test_the_queue_of_a_broken_connection_is_not_stored_in_addition_to_resent_rows(store, at):
     """The client comes back while the first connection's messages still wait, and is faster than these."""
     gated = Gated(store)
     with receiving(gated) as receiver:
@@ -326,7 +326,7 @@ def test_a_queue_that_a_broken_connection_left_is_not_stored_beside_what_is_sent
 
 @pytest.mark.parametrize("at", [1000, None])
 @pytest.mark.parametrize("begun", [0, 1, 2])
-def test_who_comes_back_takes_over_wherever_the_broken_connection_is(store, begun, at):
+def test_a_reconnecting_client_replaces_its_broken_connection(store, begun, at):
     """Message by message, without threads: what the old one had stored is recognised, it stores nothing more."""
     messages = [message(number, at=at) for number in range(4)]
     with taking(store) as intake:
@@ -343,7 +343,7 @@ def test_who_comes_back_takes_over_wherever_the_broken_connection_is(store, begu
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_connection_that_ends_while_it_stores_stores_nothing_unnoticed(store, before, restarts):
+def test_a_connection_that_ends_during_storage_records_every_table(store, before, restarts):
     """As when a receiver stops. What is being stored is recognised later, and the rest is left to the client."""
     messages = [message(number) for number in range(4)]
     gated = Gated(store)
@@ -370,7 +370,7 @@ def test_a_connection_that_ends_while_it_stores_stores_nothing_unnoticed(store, 
     assert values_of(store) == [0, 1, 2, 3]
 
 
-def test_a_connection_that_may_be_broken_is_asked_first(store):
+def test_a_possibly_broken_connection_is_pinged_first(store):
     """The later one waits; then the answer shows two clients, or the end of the other one shows one."""
     with taking(store) as intake:
         one, two, three = (intake.open() for _ in range(3))
@@ -386,7 +386,7 @@ def test_a_connection_that_may_be_broken_is_asked_first(store):
     assert values_of(store) == [0, 0, 1]
 
 
-def test_the_earlier_of_two_connections_is_asked_for_itself_when_the_later_one_was_faster(store):
+def test_the_earlier_of_two_connections_is_pinged_when_the_later_one_was_faster(store):
     """What it still has to store is stored when it answers, and left to the other one when it is over."""
     with taking(store) as intake:
         slow, slower, fast = (intake.open() for _ in range(3))
@@ -401,7 +401,7 @@ def test_the_earlier_of_two_connections_is_asked_for_itself_when_the_later_one_w
     assert values_of(store) == [0, 0]
 
 
-def test_senders_that_differ_are_never_asked(store):
+def test_connections_of_other_senders_are_never_pinged(store):
     """By client id, by host, by credential."""
     keys = {
         sender_key("a", "10.0.0.1", []),
@@ -419,7 +419,7 @@ def test_senders_that_differ_are_never_asked(store):
     assert values_of(store) == [0] * 5
 
 
-def test_what_nobody_was_told_may_be_sent_again_from_elsewhere(store):
+def test_unconfirmed_rows_may_be_resent_by_another_sender(store):
     """And only once: no stored row is confirmed to two clients."""
     with taking(store) as intake:
         lost = intake.open(b"host 1")
@@ -433,7 +433,7 @@ def test_what_nobody_was_told_may_be_sent_again_from_elsewhere(store):
     assert values_of(store) == [0, 1, 0, 1]
 
 
-def test_what_a_client_was_told_is_recognised_from_the_same_sender_alone(store):
+def test_confirmed_rows_are_only_recognized_from_the_same_sender(store):
     """It may not have heard it; another sender surely has not said it."""
     with taking(store) as intake:
         one = intake.open(b"a")
@@ -445,7 +445,7 @@ def test_what_a_client_was_told_is_recognised_from_the_same_sender_alone(store):
     assert values_of(store) == [0, 0]
 
 
-def test_rows_without_a_time_that_were_confirmed_are_never_taken_for_repetitions(store):
+def test_confirmed_rows_without_a_timestamp_never_count_as_resent(store):
     """Two heartbeats may say the same; one that was not confirmed is sent again."""
     with taking(store) as intake:
         one = intake.open()
@@ -457,7 +457,7 @@ def test_rows_without_a_time_that_were_confirmed_are_never_taken_for_repetitions
     assert values_of(store) == [0, 1, 0]
 
 
-def test_a_client_that_waits_for_durability_sends_again_what_is_not_durable(store):
+def test_a_client_that_waits_for_durability_resends_undurable_rows(store):
     """It was told that its rows are stored, and knows it, and keeps them all the same."""
     with taking(store) as intake:
         one = intake.open()
@@ -491,7 +491,7 @@ def test_a_group_that_was_not_committed_is_sent_again(store):
     assert values_of(store) == [0, 1, 2]
 
 
-def test_a_client_may_come_back_days_later_unless_that_is_limited(store):
+def test_a_client_may_reconnect_days_later_unless_limited(store):
     """By time after the end of its connection."""
     for number, (window_s, expected) in enumerate([(None, 1), (3600, 2)]):
         clock = ManualClock()
@@ -504,7 +504,7 @@ def test_a_client_may_come_back_days_later_unless_that_is_limited(store):
         assert len(values_of(store, f"t{number}")) == expected
 
 
-def test_as_many_bytes_are_remembered_as_a_client_may_keep(store, monkeypatch):
+def test_as_many_bytes_are_remembered_as_a_client_may_buffer(store, monkeypatch):
     """Of each connection; of all together so many tables. The oldest are forgotten first."""
     monkeypatch.setattr("quiver.receivers.qwp.replay._TRIM_BYTES", 1000)
     size = len(message(100))
@@ -522,7 +522,7 @@ def test_as_many_bytes_are_remembered_as_a_client_may_keep(store, monkeypatch):
         assert intake.open(b"x").take([message(1059)]).tables == {"t": 419}
 
 
-def test_what_a_client_knows_is_forgotten_soon(store, monkeypatch):
+def test_acknowledged_rows_are_soon_forgotten(store, monkeypatch):
     """All but a few segments: it has removed the others."""
     monkeypatch.setattr("quiver.receivers.qwp.replay._KNOWN_BYTES", 5000)
     monkeypatch.setattr("quiver.receivers.qwp.replay._TRIM_BYTES", 1000)
@@ -543,7 +543,7 @@ def copied(tmp_path, store, name):
     return shutil.copytree(store.path, tmp_path / name)
 
 
-def test_a_process_that_dies_leaves_what_it_knows(store, tmp_path):
+def test_the_ledger_survives_a_killed_process(store, tmp_path):
     """Whose connection it was, and what was told on those that had ended before."""
     with taking(store) as intake:
         ended, known, living = intake.open(b"a"), intake.open(b"a"), intake.open(b"a")
@@ -561,7 +561,7 @@ def test_a_process_that_dies_leaves_what_it_knows(store, tmp_path):
         assert intake.open(b"a").take([message(2)]).tables == {"t": 2}
 
 
-def test_what_the_ledger_does_not_have_is_read_from_the_log(store, tmp_path):
+def test_tables_missing_in_the_ledger_are_read_from_the_log(store, tmp_path):
     """The process died between the two; whoever sends it again is taken for its sender."""
     with taking(store) as intake:
         intake.open(b"a").take([message(0)])
@@ -576,7 +576,7 @@ def test_what_the_ledger_does_not_have_is_read_from_the_log(store, tmp_path):
         assert intake.open(b"c").take([message(2, at=None)]).tables == {"t": 4}
 
 
-def test_a_receiver_that_was_stopped_reads_nothing_from_the_log(store):
+def test_a_stopped_receiver_reads_nothing_from_the_log(store):
     """What it stored it knows; the rest is not for it to judge."""
     with taking(store) as intake:
         one = intake.open()
@@ -589,7 +589,7 @@ def test_a_receiver_that_was_stopped_reads_nothing_from_the_log(store):
     assert values_of(store) == [0, 0]
 
 
-def test_rows_that_the_store_lost_are_not_taken_for_stored(store, tmp_path):
+def test_rows_that_the_store_lost_do_not_count_as_stored(store, tmp_path):
     """After a loss of power the ledger may be ahead of the log."""
     with taking(store) as intake:
         before = copied(tmp_path, store, "before")
@@ -604,7 +604,7 @@ def test_rows_that_the_store_lost_are_not_taken_for_stored(store, tmp_path):
         assert values_of(later) == [0]
 
 
-def test_a_ledger_that_cannot_be_read_is_set_aside(store, tmp_path):
+def test_an_unreadable_ledger_is_quarantined(store, tmp_path):
     """Junk, a later version, a directory: rows may be repeated, and none is lost or refused."""
     path = tmp_path / "buffer" / LEDGER_NAME
     for number, kind in enumerate(["junk", "version", "directory"]):
@@ -626,7 +626,7 @@ def test_a_ledger_that_cannot_be_read_is_set_aside(store, tmp_path):
     assert values_of(store) == [0, 1, 2]
 
 
-def test_two_receivers_of_a_store_have_a_file_each(store, tmp_path):
+def test_two_receivers_of_a_store_have_separate_files(store, tmp_path):
     """The second one takes the next name."""
     with taking(store) as first, taking(store) as second:
         for intake in (first, second):
@@ -635,7 +635,7 @@ def test_two_receivers_of_a_store_have_a_file_each(store, tmp_path):
     assert names == {LEDGER_NAME, f"{LEDGER_NAME}-2"}
 
 
-def test_a_file_that_cannot_be_written_stops_nothing(store):
+def test_an_unwritable_file_does_not_stop_the_receiver(store):
     """It is counted and reported; what is sent again meanwhile is stored again."""
     observer = InMemoryObserver()
     with taking(store, observer=observer) as intake:
