@@ -30,7 +30,7 @@ def test_age(step_s: int, looks: bool) -> None:
     with opened(clock, CrashFileSystem(clock=clock), HOUR) as store:
         log = store.topic(TOPIC)
         log.append(b"0")
-        log.wal.rotate()
+        log._engine.wal.rotate()
         if looks:
             store.maintain()
         clock.step_wall(step_s)
@@ -38,7 +38,7 @@ def test_age(step_s: int, looks: bool) -> None:
         store.maintain()
         assert offsets(log) == [0]
         log.append(b"1")
-        log.wal.rotate()
+        log._engine.wal.rotate()
         clock.advance(61 * 60)
         store.maintain()
         assert offsets(log) == []
@@ -51,14 +51,14 @@ def test_a_restart_after_a_step_back() -> None:
     fs = CrashFileSystem(clock=clock)
     with opened(clock, fs, HOUR) as store:
         store.topic(TOPIC).append(b"0")
-        store.topic(TOPIC).wal.rotate()
+        store.topic(TOPIC)._engine.wal.rotate()
         store.topic(TOPIC).append(b"1")
     clock.step_wall(-DAYS_S)
     with opened(clock, fs, HOUR) as store:
         log = store.topic(TOPIC)
         store.maintain()
         assert offsets(log) == [0, 1]
-        log.wal.rotate()
+        log._engine.wal.rotate()
         clock.advance(62 * 60)
         store.maintain()
         assert offsets(log) == []
@@ -72,7 +72,7 @@ def test_a_restart_after_a_step_forward() -> None:
     with opened(clock, fs, kept) as store:
         for number in range(2):
             store.topic(TOPIC).append(b"%d" % number)
-            store.topic(TOPIC).wal.rotate()
+            store.topic(TOPIC)._engine.wal.rotate()
         store.subscribe(TOPIC, "billing", start=0)
     clock.step_wall(DAYS_S)
     with opened(clock, fs, kept) as store:

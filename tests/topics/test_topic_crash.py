@@ -52,14 +52,14 @@ def live(store: TopicStore, clock: ManualClock, told: Told) -> None:
             told.durable = told.logged
             confirmed = store.confirmed_offset(TOPIC) or 0
             told.released = max(told.released, min(confirmed, told.durable))
-            log.wal.release_below(told.released)
+            log._engine.wal.release_below(told.released)
     store.unload(TOPIC)
 
 
 def check(disk: CrashFileSystem, told: Told, promised: int, label: str) -> None:
     with open_topics(disk, **WAL) as store:
         log = store.topic(TOPIC)
-        first = log.wal.start_offset
+        first = log._engine.wal.start_offset
         assert first <= max(told.released, promised), label
         with log.reader(first, follow=False, on_lost="skip") as reader:
             found = {message.offset: message.payload for message in reader}

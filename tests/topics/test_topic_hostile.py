@@ -139,7 +139,7 @@ def test_a_topic_that_is_unloaded_is_not_opened_before_its_files_are_let_go():
         log.append(b"0")
         begun, opened = threading.Event(), threading.Event()
         found: list[Any] = []
-        original = log.close
+        original = log._engine.close
 
         def close() -> None:
             def reopen() -> None:
@@ -152,7 +152,7 @@ def test_a_topic_that_is_unloaded_is_not_opened_before_its_files_are_let_go():
             assert not opened.wait(0.05)
             original()
 
-        log.close = close
+        log._engine.close = close
         assert store.unload(TOPIC) == 1
         opened.wait()
         assert found[0] is not log
@@ -199,7 +199,7 @@ def test_a_delay_of_centuries_is_a_delay():
     with open_topics(CrashFileSystem()) as store:
         store.topic(TOPIC).append(b"0")
         with store.subscribe(TOPIC, "s", start="earliest").consumer("a") as consumer:
-            consumer.receive(0).nack(delay_s=float("inf"))
+            consumer.receive(0).nack(delay=float("inf"))
             assert consumer.receive(10_000.0) is None
             store.topic(TOPIC).append(b"1")
             assert consumer.receive(0).offset == 1

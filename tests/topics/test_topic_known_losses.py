@@ -47,10 +47,10 @@ def test_promised_state_restored_from_the_checkpoint():
         store.topic(TOPIC).append_batch([b"x"] * 2)
         for _ in range(6):
             store.topic(TOPIC).append(b"x")
-        before = [(file.seq, file.first_offset, file.next_offset) for file in store.topic(TOPIC).wal.files()]
+        before = [(file.seq, file.first_offset, file.next_offset) for file in store.topic(TOPIC)._engine.wal.files()]
     with open_topics(fs, rotate_max_bytes=250) as store:
         log = store.topic(TOPIC)
-        assert [(file.seq, file.first_offset, file.next_offset) for file in log.wal.files()] == before
+        assert [(file.seq, file.first_offset, file.next_offset) for file in log._engine.wal.files()] == before
         assert log.append(b"x") == 8
 
 
@@ -79,7 +79,7 @@ def test_promised_start_offset_survives_the_next_flush():
     log = store.topic(TOPIC)
     for _ in range(6):
         log.append(b"x")
-    log.wal.release_below(3)
+    log._engine.wal.release_below(3)
     log.append(b"x")
     clock.advance(10)
     store.maintain()

@@ -57,7 +57,7 @@ class TopicModel(RuleBasedStateMachine):
 
     @rule()
     def rotate(self) -> None:
-        self.log.wal.rotate()
+        self.log._engine.wal.rotate()
         self.durable = len(self.messages) if self.log.durable_offset() == len(self.messages) else self.durable
 
     @rule(seconds=st.sampled_from([1, 6]))
@@ -80,8 +80,8 @@ class TopicModel(RuleBasedStateMachine):
     @precondition(lambda self: self.reader.offset > self.start)
     @rule()
     def release(self) -> None:
-        self.log.wal.release_below(self.reader.offset)
-        self.start = self.log.wal.start_offset
+        self.log._engine.wal.release_below(self.reader.offset)
+        self.start = self.log._engine.wal.start_offset
 
     @rule()
     def reopen(self) -> None:

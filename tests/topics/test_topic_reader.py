@@ -137,7 +137,7 @@ def test_following_across_eviction_rotation_and_release():
             if number % 7 == 0:
                 seen += [message.offset for message in reader.poll(2)]
             if number % 31 == 0:
-                log.wal.release_below(reader.offset)
+                log._engine.wal.release_below(reader.offset)
         while found := reader.poll():
             seen += [message.offset for message in found]
         assert seen == list(range(200))
@@ -149,23 +149,23 @@ def test_a_file_stays_while_it_is_read():
     with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"x"] * 20)
-        log.wal.rotate()
+        log._engine.wal.rotate()
         log.append(b"y")
         reader = log.reader(0)
         assert [message.offset for message in reader.poll(1)] == [0]
-        assert log.wal.release_below(20) == ()
+        assert log._engine.wal.release_below(20) == ()
         assert [message.offset for message in reader.poll(100)] == list(range(1, 20))
         assert [message.offset for message in reader.poll(100)] == [20]
-        assert len(log.wal.release_below(20)) == 1
-        assert log.wal.start_offset == 20
+        assert len(log._engine.wal.release_below(20)) == 1
+        assert log._engine.wal.start_offset == 20
         with log.reader(0, follow=False) as late, pytest.raises(DataLossError, match="0 to 19"):
             next(late)
-        path = log.wal.files()[-1].path
-        log.wal.take_hold(path, log)
-        log.wal.rotate()
-        assert log.wal.release_below(21) == ()
-        log.wal.drop_hold(path, log)
-        assert len(log.wal.release_below(21)) == 1
+        path = log._engine.wal.files()[-1].path
+        log._engine.wal.take_hold(path, log)
+        log._engine.wal.rotate()
+        assert log._engine.wal.release_below(21) == ()
+        log._engine.wal.drop_hold(path, log)
+        assert len(log._engine.wal.release_below(21)) == 1
         reader.close()
 
 
@@ -174,12 +174,12 @@ def test_a_reader_that_is_dropped_holds_nothing():
     with open_topics(CrashFileSystem(), rotate_max_bytes=300, cache_capacity=1) as store:
         log = store.topic(TOPIC)
         log.append_batch([b"x"] * 20)
-        log.wal.rotate()
+        log._engine.wal.rotate()
         for message in log.reader(0):
             assert message.offset == 0
             break
         gc.collect()
-        assert len(log.wal.release_below(20)) == 1
+        assert len(log._engine.wal.release_below(20)) == 1
 
 
 def test_a_closed_reader_refuses():
@@ -299,7 +299,7 @@ class Objects:
             raise CapacityError("the object store is away")
         self.attached.remove(topic)
 
-    def hand_over(self, topics: list[str], *, timeout_s: float) -> list[Any]:
+    def hand_over(self, topics: list[str], *, timeout: float) -> list[Any]:
         for topic in topics:
             self.detach(topic, sealed=True)
         return []

@@ -207,13 +207,13 @@ def test_leftovers_of_a_deletion_go():
         log.append(b"x" * 100)
     disks: list[CrashFileSystem] = []
     fs.on_step = lambda op, path: disks.append(fs.clone_after_kill()) if op == "remove" else None
-    assert [file.seq for file in log.wal.release_below(3)] == [0, 1, 2]
+    assert [file.seq for file in log._engine.wal.release_below(3)] == [0, 1, 2]
     fs.on_step = None
-    assert log.wal.start_offset == 3
+    assert log._engine.wal.start_offset == 3
     assert len(disks) == 3
     for disk in disks:
         with open_topics(disk, rotate_max_bytes=100) as again:
-            assert again.topic(TOPIC).wal.start_offset == 3
+            assert again.topic(TOPIC)._engine.wal.start_offset == 3
             assert offsets(again.topic(TOPIC)) == [3, 4]
         assert not disk.exists(WAL)
     store.close()
@@ -247,7 +247,7 @@ def test_a_failed_sync_poisons():
     fs.fail_on("sync")
     with pytest.raises(StoreFailedError):
         log.flush()
-    for attempt in (lambda: log.append(b"2"), lambda: log.append_batch([b"2"]), log.flush, log.wal.rotate):
+    for attempt in (lambda: log.append(b"2"), lambda: log.append_batch([b"2"]), log.flush, log._engine.wal.rotate):
         with pytest.raises(StoreFailedError):
             attempt()
     with log.reader(2) as reader, pytest.raises(StoreFailedError):

@@ -118,16 +118,16 @@ def test_the_interval_of_looking():
         log = store.topic(TOPIC)
         for number in range(30):
             log.append(b"%d" % number)
-        log.upkeep()
+        log._engine.maintain()
         start = log.start_offset()
         assert start > 0
         for number in range(30):
             log.append(b"%d" % number)
         clock.advance(299)
-        log.upkeep()
+        log._engine.maintain()
         assert log.start_offset() == start
         clock.advance(1)
-        log.upkeep()
+        log._engine.maintain()
         assert log.start_offset() > start
 
 
@@ -137,7 +137,7 @@ def test_by_default_nothing_goes(settings):
     clock = ManualClock()
     with opened(settings, clock=clock) as store:
         store.topic(TOPIC).append(b"0")
-        store.topic(TOPIC).wal.rotate()
+        store.topic(TOPIC)._engine.wal.rotate()
         clock.advance(1e7)
         store.maintain()
         assert offsets(store.topic(TOPIC)) == [0]
@@ -211,12 +211,12 @@ def test_settings_of_single_topics():
     assert settings.of("default/x", has_objects=False).deleter == DeleterSettings(5, None, None)
     assert settings.fsync_interval_ms_min == 0
     with opened(settings) as store:
-        assert store.topic(TOPIC).syncs_each
-        assert not store.topic("logs/x").syncs_each
+        assert store.topic(TOPIC)._engine.syncs_each
+        assert not store.topic("logs/x")._engine.syncs_each
         assert store.subscribe(TOPIC, "s")._settings.max_redelivery_count == 3
         assert store.subscribe("logs/x", "s")._settings.max_redelivery_count is None
-        assert store.topic("logs/audit").deleter is not None
-        assert store.topic("default/x").deleter is None
+        assert store.topic("logs/audit")._engine.deleter is not None
+        assert store.topic("default/x")._engine.deleter is None
 
 
 @pytest.mark.parametrize(("topics", "words"), [

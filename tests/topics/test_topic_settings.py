@@ -190,7 +190,7 @@ def test_when_a_sync_is_due():
     told: list[bool] = []
     with open_topics(CrashFileSystem(), fsync_max_batch_bytes=1_000, rotate_max_bytes=5_000) as store:
         log = store.topic("default/orders")
-        log.wal._on_dirty = told.append
+        log._engine.wal._on_dirty = told.append
         log.append(bytes(100))
         log.append(bytes(100))
         assert told == [False]
@@ -203,7 +203,7 @@ def test_when_a_sync_is_due():
         assert told == [False, True, False]
         log.append_batch([bytes(500)] * 3)
         assert told == [False, True, False, True]
-        log.wal.rotate()
+        log._engine.wal.rotate()
         del told[:]
         log.append(bytes(100))
         assert told == [False]
@@ -220,7 +220,7 @@ def test_a_long_file_is_not_unsynced_when_it_is_opened():
     told: list[bool] = []
     with open_topics(fs, fsync_max_batch_bytes=1_000) as store:
         log = store.topic("default/orders")
-        log.wal._on_dirty = told.append
+        log._engine.wal._on_dirty = told.append
         log.append(b"x")
         assert told == [False]
 
@@ -244,7 +244,7 @@ def test_rotate_max_bytes():
         log.append_batch([b"x"] * 2)
         for _ in range(5):
             log.append(b"x" * 300)
-        found = log.wal.files()
+        found = log._engine.wal.files()
         assert [file.first_offset for file in found] == [0, *(file.next_offset for file in found[:-1])]
         assert [file.seq for file in found] == list(range(len(found)))
         assert len(found) > 4
@@ -258,17 +258,17 @@ def test_rotate_max_seconds():
         log = store.topic(TOPIC)
         clock.advance(100)
         store.maintain()
-        assert len(log.wal.files()) == 1
+        assert len(log._engine.wal.files()) == 1
         log.append(b"1")
         clock.advance(59)
         store.maintain()
-        assert len(log.wal.files()) == 1
+        assert len(log._engine.wal.files()) == 1
         clock.advance(2)
         store.maintain()
-        assert len(log.wal.sealed_ranges()) == 1
+        assert len(log._engine.wal.sealed_ranges()) == 1
         clock.advance(200)
         store.maintain()
-        assert len(log.wal.files()) == 2
+        assert len(log._engine.wal.files()) == 2
 
 
 def test_cloud_settings_have_a_repr():

@@ -66,7 +66,7 @@ def test_metrics_have_the_documents_names():
         log = store.topic(TOPIC)
         for _ in range(20):
             log.append(b"x" * 50)
-        rotations = len(log.wal.sealed_ranges())
+        rotations = len(log._engine.wal.sealed_ranges())
         size = log.stats()["disk_bytes"]
     assert observer.total("danube_wal_rotation_total") == rotations > 1
     assert observer.total("danube_wal_bytes_written_total") == size

@@ -21,7 +21,7 @@ module               purpose
 `requests.py`        … asked for by another process
 `takeover.py`        owners that may be dead are watched, over restarts
 `handover.py`        topics handed over when the store closes
-`log.py`             one topic: append, read, seal
+`log.py`             one topic as its users see it; `engine.py` has its files, memory and objects
 `producer.py`        numbered messages, appended once
 `recovery.py`        what is done when it is opened: scan, cut, set aside, go on
 `cache.py`           the newest messages in memory

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 from quiver.errors import UsageError
 from quiver.topics.cold.opening import OWNER_FILE, owner_of
-from quiver.topics.log import Start, TopicLog
+from quiver.topics.engine import Start, TopicEngine
 from quiver.topics.reappend import Reappended, reappend_replaced
 from quiver.topics.removal import remove_topic_directory
 from quiver.topics.subscribing import TopicSubscriptions
@@ -37,7 +37,7 @@ class TopicAdministration(TopicSubscriptions):
         pass
 
     @abstractmethod
-    def _let_go(self, log: TopicLog) -> None:
+    def _let_go(self, log: TopicEngine) -> None:
         pass
 
     def upload(self, topic: str) -> int:
@@ -50,7 +50,7 @@ class TopicAdministration(TopicSubscriptions):
             FencedError: another process has taken it over.
             TransientError: the object store or the metadata store cannot be reached; what was uploaded stays.
         """
-        log = self._existing(topic)
+        log = self._existing(topic).engine
         if self._cold is None or log.wal.directory is None:
             raise UsageError(f"{log.topic} is not uploaded: open its directory with objects")
         log.flush()
@@ -69,8 +69,8 @@ class TopicAdministration(TopicSubscriptions):
             FencedError: another process has taken it over.
             TransientError: the object store or the metadata store cannot be reached; some may be gone.
         """
-        log = self._existing(topic)
-        offset = log.resolve(before, kept=True)
+        log = self._existing(topic).engine
+        offset = log.resolve(before, stored=True)
         log.truncate(offset)
         if self._cold is not None and log.wal.directory is not None:
             self._cold.truncate(log.topic, offset)
@@ -90,7 +90,7 @@ class TopicAdministration(TopicSubscriptions):
             TransientError: the object store or the metadata store cannot be reached; some may be gone.
             OSError: the disk refused.
         """
-        log = self._existing(topic)
+        log = self._existing(topic).engine
         with self._opening_of(log.topic), self._no_subscribers(log):
             try:
                 log.close()
@@ -109,7 +109,7 @@ class TopicAdministration(TopicSubscriptions):
                 remove_topic_directory(self._fs, self.root, log.topic)
 
     @contextmanager
-    def _no_subscribers(self, log: TopicLog) -> Iterator[None]:
+    def _no_subscribers(self, log: TopicEngine) -> Iterator[None]:
         for one in self._open_subscriptions(log.topic):
             one.close()
         keep = self._subscription_files(log)
@@ -130,7 +130,8 @@ class TopicAdministration(TopicSubscriptions):
             UsageError: there is no such topic, or nobody can say from where on a file was replaced.
             CapacityError, StoreFailedError, FencedError, TransientError: some may be appended; call it again.
         """
-        log = self._existing(topic)
+        found = self._existing(topic)
+        log = found.engine
         if log.wal.directory is None or self.root is None:
             return []
         cold = self._cold
@@ -138,4 +139,4 @@ class TopicAdministration(TopicSubscriptions):
         # Without a tier there is no name, and none is made up: it would say that there was a tier.
         owner = owner_of(self._fs, self.root) if self._fs.exists(f"{self.root}/{OWNER_FILE}") else ""
         with self._reappending:
-            return reappend_replaced(self._fs, log, owner=owner, upload=upload)
+            return reappend_replaced(self._fs, found, owner=owner, upload=upload)

@@ -1,9 +1,9 @@
 """
-A producer that numbers its messages, so that what it sends again is appended once.
+A producer that numbers its messages, so that a message that it sends again is appended once.
 
-The number is in the message: its name and request id are fields of the layout. Nothing else is kept, so nothing else
-can disagree with the log after a crash or a move to another process: opening a producer reads the newest messages of
-the topic and takes the highest number under its name.
+The number is in the message: the producer's name and the request id are fields of the layout. Nothing else is stored,
+so nothing else can disagree with the log after a crash or a move to another process: opening a producer reads the
+newest messages of the topic and takes the highest number under its name.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import itertools
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+from weakref import WeakValueDictionary
 
 from quiver.errors import UsageError
 from quiver.primitives.disk.file_system import Buffer
+from quiver.topics.engine import TopicEngine
 from quiver.topics.format.message import MessageCodec
+from quiver.topics.format.names import check_producer
 
-if TYPE_CHECKING:
-    from quiver.topics.log import TopicLog
-
-__all__ = ["WINDOW_MESSAGES", "Producer"]
+__all__ = ["WINDOW_MESSAGES", "Producer", "Producers"]
 
 WINDOW_MESSAGES = 65_536
-"""So far back a producer's last number is looked for."""
+"""How many of the newest messages are searched for a producer's last number."""
 
 SEQUENCE_MAX = (1 << 64) - 1
 
@@ -33,19 +33,19 @@ _U64 = struct.Struct("<Q")
 
 class Producer:
     """
-    One producer of one topic. Made by `TopicLog.producer`. Thread-safe.
+    One producer of one topic. Created by `TopicLog.producer`. Thread-safe.
 
     Attributes:
         name: written into each of its messages.
-        last_sequence: the highest number that is appended; None when the newest messages have none of it.
+        last_sequence: the highest number that was appended; None when the newest messages have none of this producer.
     """
 
-    def __init__(self, log: TopicLog, name: str, *, last_sequence: int | None) -> None:
+    def __init__(self, engine: TopicEngine, name: str, *, last_sequence: int | None) -> None:
         self.name = name
         self.last_sequence = last_sequence
-        self._log = log
-        self._codec = MessageCodec(log.topic, producer_name=name)
-        self._turn = threading.Lock()
+        self._engine = engine
+        self._codec = MessageCodec(engine.topic, producer_name=name)
+        self._guard = threading.Lock()
 
     def append(
         self,
@@ -57,9 +57,10 @@ class Producer:
         durable: bool | Literal["object"] = False,
     ) -> int | None:
         """
-        Append message number *sequence* and return its offset; None when it, or a later one, was appended before.
+        Append message number *sequence* and return its offset; None if it, or a later one, was appended before.
 
-        As durable on return as with `TopicLog.append`, also when it was there already. Numbers grow; they may skip.
+        It is as durable on return as with `TopicLog.append`, even if it was appended before. Numbers increase; there
+        may be gaps.
 
         Raises:
             UsageError, CapacityError, StoreFailedError, StoreClosedError: as `TopicLog.append`; nothing was appended.
@@ -75,36 +76,36 @@ class Producer:
         durable: bool | Literal["object"] = False,
     ) -> range:
         """
-        Append *messages*, numbered from *first_sequence* on, in one write; return the offsets of those that were new.
+        Append *messages*, numbered from *first_sequence* on, in one write; return the offsets of the new ones.
 
-        Each is a payload, or a payload with its attributes and its key. Those at the beginning that were appended
-        before are left out: an empty range when all of them were.
+        Each is a payload, or a tuple of payload, attributes and key. Messages at the beginning that were appended
+        before are skipped: the range is empty if all of them were.
 
         Raises:
             UsageError, CapacityError, StoreFailedError, StoreClosedError: as `TopicLog.append`; nothing was appended.
         """
         if durable and durable is not True:
-            self._log.require_uploads(durable)
+            self._engine.require_uploads(durable)
         if not isinstance(first_sequence, int) or not 0 <= first_sequence <= SEQUENCE_MAX - len(messages):
-            raise UsageError(f"{self._log.topic}: a sequence is a whole number from 0 on, not {first_sequence!r}")
+            raise UsageError(f"{self._engine.topic}: a sequence is an integer, at least 0, not {first_sequence!r}")
         last = first_sequence + len(messages) - 1
-        with self._turn:
+        with self._guard:
             known = -1 if self.last_sequence is None else self.last_sequence
             fresh = messages[max(0, known + 1 - first_sequence) :]
-            first = self._log.current_offset()
+            first = self._engine.current_offset()
             if fresh:
                 number = last + 1 - len(fresh)
-                batch = self._log.laid_out(fresh, self._codec)
-                first = self._log.wal.append_batch(batch, encode=self._encode_from(number))
+                batch = self._engine.encode_batch(fresh, self._codec)
+                first = self._engine.wal.append_batch(batch, encode=self._encode_from(number))
                 self.last_sequence = last
-        if durable or self._log.syncs_each:
-            # Also what was there already: it may be anywhere before the end.
-            self._log.make_durable(self._log.current_offset() - 1, durable)
+        if durable or self._engine.syncs_each:
+            # Messages that were appended before may be anywhere before the end.
+            self._engine.make_durable(self._engine.current_offset() - 1, durable)
         return range(first, first + len(fresh))
 
-    def note(self, number: int) -> None:
-        """Take note that message *number* was appended by other means."""
-        with self._turn:
+    def record_sequence(self, number: int) -> None:
+        """Record that message *number* was appended in another way."""
+        with self._guard:
             self.last_sequence = max(number, -1 if self.last_sequence is None else self.last_sequence)
 
     def _encode_from(self, number: int) -> Callable[[int, bytes, int, bytes], bytes]:
@@ -116,3 +117,37 @@ class Producer:
             return _U64.pack(next(numbers)) + encode(offset, payload, publish_time_ms, tail)[_U64.size :]
 
         return numbered
+
+
+class Producers:
+    """The producers of one topic that this process has. Thread-safe."""
+
+    def __init__(self, engine: TopicEngine) -> None:
+        self._engine = engine
+        self._producers: WeakValueDictionary[str, Producer] = WeakValueDictionary()
+        self._guard = threading.Lock()
+
+    def get(self, name: str, window_messages: int = WINDOW_MESSAGES) -> Producer:
+        """
+        Return the producer *name*; see `TopicLog.producer`.
+
+        Raises:
+            UsageError, DataLossError, StoreFailedError, TransientError: as `TopicLog.producer`.
+        """
+        check_producer(name)
+        with self._guard:
+            found = self._producers.get(name)
+            if found is None:
+                start = max(self._engine.start_offset(), self._engine.wal.next_offset - window_messages)
+                with self._engine.reader(start, follow=False) as reader:
+                    numbers = [one.request_id for one in reader if one.producer_name == name]
+                found = Producer(self._engine, name, last_sequence=max(numbers, default=None))
+                self._producers[name] = found
+            return found
+
+    def record_sequence(self, name: str, number: int) -> None:
+        """Record in the producer *name*, if this process has it, that its message *number* was appended."""
+        with self._guard:
+            found = self._producers.get(name)
+        if found is not None:
+            found.record_sequence(number)

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from quiver.errors import DataLossError, StoreClosedError
+from quiver.lazy_names import warn_renamed
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage
@@ -115,9 +116,18 @@ class TopicReader:
             self._fetch()
         return [buffer.popleft() for _ in range(min(count_max, len(buffer)))]
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until there is a message or the topic takes no more; False when *timeout_s* passed first."""
-        return bool(self._buffer) or self._wal.wait_for(self._fetched, timeout_s)
+    def wait(self, timeout: float | None = None, *, timeout_s: float | None = None) -> bool:
+        """
+        Wait until there is a message or the topic accepts no more; return False if *timeout* seconds pass first.
+
+        Args:
+            timeout: seconds; None waits without limit.
+            timeout_s: the former name of *timeout*.
+        """
+        if timeout_s is not None:
+            warn_renamed("TopicReader.wait", "timeout_s", "timeout")
+            timeout = timeout_s
+        return bool(self._buffer) or self._wal.wait_for(self._fetched, timeout)
 
     def __aiter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from quiver.errors import ObjectsUnavailableError, UsageError
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.scan import Damage
+from quiver.topics.engine import TopicEngine
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.message import ATTRIBUTES_MAX, NS_PER_MS, Message, MessageCodec, decode_message
 from quiver.topics.format.names import (
@@ -28,7 +29,7 @@ from quiver.topics.format.names import (
     REPLACED_SUFFIX,
     parse_replaced_name,
 )
-from quiver.topics.log import TopicLog
+from quiver.topics.log import OpenTopic
 from quiver.topics.wal.files import FileMarks, FrameScanner, Good
 from quiver.topics.wal.local_files import first_offset_of
 
@@ -61,14 +62,14 @@ class Reappended:
 
 
 def reappend_replaced(
-    fs: FileSystem, log: TopicLog, *, owner: str, upload: Callable[[], int] | None
+    fs: FileSystem, topic: OpenTopic, *, owner: str, upload: Callable[[], int] | None
 ) -> list[Reappended]:
     """
-    Append what the replaced files of *log*'s topic hold and the topic does not; return what became of each file.
+    Append what the replaced files of *topic* hold and the topic does not; return what became of each file.
 
     Args:
-        fs: the file system of the log.
-        log: the topic; it has a directory.
+        fs: the file system of the topic.
+        topic: the topic, which has a directory.
         owner: the name of the directory of topics.
         upload: uploads the topic and returns the offset that objects reach to; None without objects.
 
@@ -77,6 +78,7 @@ def reappend_replaced(
         CapacityError, StoreFailedError, FencedError, TransientError: some may be appended; the next call goes on.
         OSError: a file cannot be read or renamed.
     """
+    log = topic.engine
     quarantine = f"{log.wal.directory}/{QUARANTINE_DIR}"
     names = fs.list_dir(quarantine) if fs.exists(quarantine) else []
     found = []
@@ -87,7 +89,7 @@ def reappend_replaced(
             found.append(_File(fs, path, owner, 0 if first is None else first))
     done = []
     for one in sorted(found, key=lambda file: file.first_offset):
-        done.append(_reappend(log, one))
+        done.append(_reappend(topic, one))
         log.flush()
         if upload is not None and upload() < log.durable_offset():
             raise ObjectsUnavailableError("upload", log.topic, "not everything that was appended is in objects yet")
@@ -125,7 +127,8 @@ class _File:
         return f"{self.owner}/{self.name.removesuffix(REPLACED_SUFFIX)}:{offset}"
 
 
-def _reappend(log: TopicLog, file: _File) -> Reappended:
+def _reappend(topic: OpenTopic, file: _File) -> Reappended:
+    log = topic.engine
     start = _replaced_from(log, file)
     result = Reappended(file.name, start)
     by_producer = {
@@ -136,12 +139,12 @@ def _reappend(log: TopicLog, file: _File) -> Reappended:
     there = _in_topic(log, start, file, by_producer)
     missing = _missing(file, start, there, result)
     while chunk := list(itertools.islice(missing, _CHUNK_MESSAGES)):
-        _append(log, file, chunk)
+        _append(topic, file, chunk)
         result.appended += len(chunk)
     return result
 
 
-def _replaced_from(log: TopicLog, file: _File) -> int:
+def _replaced_from(log: TopicEngine, file: _File) -> int:
     noted = parse_replaced_name(file.name)
     if noted is not None:
         return noted
@@ -182,7 +185,7 @@ def _producer_key(message: Message) -> tuple[str, int] | None:
     return message.producer_name, 0 if ":" in message.producer_name else message.request_id
 
 
-def _in_topic(log: TopicLog, start: int, file: _File, by_producer: set[tuple[str, int]]) -> set[object]:
+def _in_topic(log: TopicEngine, start: int, file: _File, by_producer: set[tuple[str, int]]) -> set[object]:
     there: set[object] = set()
     prefix = file.identity(0).removesuffix("0")
     is_same = _is_in(file)
@@ -213,7 +216,8 @@ def _missing(file: _File, start: int, there: set[object], result: Reappended) ->
             yield offset, message
 
 
-def _append(log: TopicLog, file: _File, chunk: list[tuple[int, Message]]) -> None:
+def _append(topic: OpenTopic, file: _File, chunk: list[tuple[int, Message]]) -> None:
+    log = topic.engine
     batch = []
     codecs = []
     for offset, message in chunk:
@@ -238,4 +242,4 @@ def _append(log: TopicLog, file: _File, chunk: list[tuple[int, Message]]) -> Non
     for _, message in chunk:
         key = _producer_key(message)
         if key is not None:
-            log.note_sequence(*key)
+            topic.producers.record_sequence(*key)

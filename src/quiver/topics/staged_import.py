@@ -29,6 +29,7 @@ from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.staged_commits import StagedLog
 from quiver.primitives.scan import Damage
 from quiver.primitives.small_file import read_checked
+from quiver.topics.engine import TopicEngine
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.sink_batch import (
     COMMITS,
@@ -40,7 +41,6 @@ from quiver.topics.format.sink_batch import (
     message_name,
     named_tail,
 )
-from quiver.topics.log import TopicLog
 from quiver.topics.wal.files import read_frames
 
 __all__ = ["StagedImport"]
@@ -59,7 +59,7 @@ class StagedImport:
         observer: where counts and events go.
     """
 
-    def __init__(self, fs: FileSystem, root: str, *, topic: Callable[[str], TopicLog], observer: Observer) -> None:
+    def __init__(self, fs: FileSystem, root: str, *, topic: Callable[[str], TopicEngine], observer: Observer) -> None:
         self._staged = StagedLog(fs, f"{root}/{INCOMING_DIR}", COMMITS)
         self._topic = topic
         self._observer = observer
@@ -118,7 +118,7 @@ class StagedImport:
         return count
 
 
-def _named_since(log: TopicLog, offset: int, prefix: str) -> set[str]:
+def _named_since(log: TopicEngine, offset: int, prefix: str) -> set[str]:
     with log.reader(max(offset, log.start_offset()), follow=False, on_lost="skip") as reader:
         return {message.producer_name for message in reader if message.producer_name.startswith(prefix)}
 

@@ -27,6 +27,7 @@ from quiver.topics.cold.opening import names_in, refuse_tier_in_vain, tier_behin
 from quiver.topics.cold.port import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.subscription import Subscription
+from quiver.topics.engine import TopicEngine
 from quiver.topics.format.names import (
     LOCK_NAME,
     WAL_CHECKPOINT,
@@ -35,7 +36,7 @@ from quiver.topics.format.names import (
     parse_wal_file_name,
 )
 from quiver.topics.handover import UnfinishedHandOver
-from quiver.topics.log import TopicLog
+from quiver.topics.log import OpenTopic, TopicLog
 from quiver.topics.removal import remove_deleted
 from quiver.topics.requests import RequestQueue, perform
 from quiver.topics.settings import TopicSettings
@@ -79,7 +80,7 @@ class TopicStore(TopicAdministration):
         self._takeover_wait = takeover_wait
         self._guard = threading.Lock()
         self._opening: dict[str, threading.Lock] = {}
-        self._logs: dict[str, TopicLog] = {}
+        self._open: dict[str, OpenTopic] = {}
         self._closed = False
         self._failure: WorkerDiedError | None = None
         self._full: set[str] = set()
@@ -89,7 +90,9 @@ class TopicStore(TopicAdministration):
         self._worker = Worker(
             f"quiver-topics {root}", self._turn, every=self._tick_s, on_death=self._fail, clock=clock, observer=observer
         )
-        self._staged_import = None if root is None else StagedImport(fs, root, topic=self._topic_now, observer=observer)
+        self._staged_import = (
+            None if root is None else StagedImport(fs, root, topic=self._engine_now, observer=observer)
+        )
         self._requests = None if root is None else RequestQueue(fs, root)
         self._administrator = Worker(
             f"quiver-topics-requests {root}", self._serve, every=None, on_death=self._fail, clock=clock,
@@ -195,35 +198,41 @@ class TopicStore(TopicAdministration):
             StoreClosedError: the store was closed.
             OSError: the disk failed.
         """
+        return self._topic(name, reliable=reliable).log
+
+    def _topic(self, name: str, *, reliable: bool = True) -> OpenTopic:
         return patiently(
             lambda: self._topic_now(name, reliable=reliable), wait_s=self._takeover_wait, clock=self._clock
         )
 
-    def _topic_now(self, name: str, *, reliable: bool = True) -> TopicLog:
+    def _topic_now(self, name: str, *, reliable: bool = True) -> OpenTopic:
         topic = check_topic(name)
-        with self._opening_of(topic):  # two callers, one log; other topics open meanwhile
-            log = self._logs.get(topic)
-            if log is None:
-                log = self._open_log(topic) if reliable else self._memory_log(topic)
-                refuse_in_children(log, f"the topic {topic}")
+        with self._opening_of(topic):  # two callers share one log; other topics open meanwhile
+            found = self._open.get(topic)
+            if found is None:
+                found = OpenTopic.of(self._open_log(topic) if reliable else self._memory_log(topic))
+                refuse_in_children(found.log, f"the topic {topic}")
                 with self._guard:
                     closed = self._closed
                     if not closed:
-                        self._logs[topic] = log
-                if closed:  # meanwhile: another process may have the directory by now
-                    log.close()
+                        self._open[topic] = found
+                if closed:  # another process may have the directory by now
+                    found.engine.close()
                     self._require_open()
-        if reliable is not (log.wal.directory is not None or self.root is None):
+        if reliable is not (found.engine.wal.directory is not None or self.root is None):
             raise UsageError(f"{topic} is open as a topic that is {'not ' if reliable else ''}reliable")
-        return log
+        return found
+
+    def _engine_now(self, name: str) -> TopicEngine:
+        return self._topic_now(name).engine
 
     def _opening_of(self, topic: str) -> threading.Lock:
         with self._guard:
             self._require_open()
             return self._opening.setdefault(topic, threading.Lock())
 
-    def _memory_log(self, topic: str) -> TopicLog:
-        return TopicLog(
+    def _memory_log(self, topic: str) -> TopicEngine:
+        return TopicEngine(
             topic,
             None,
             settings=self.settings.of(topic, has_objects=False).wal,
@@ -232,22 +241,22 @@ class TopicStore(TopicAdministration):
             observer=self._observer,
         )
 
-    def _open_log(self, topic: str) -> TopicLog:
+    def _open_log(self, topic: str) -> TopicEngine:
         cold = self._cold
         if cold is None:
             return self._log_of(topic, None, next_offset_min=0)
-        next_offset = cold.next_offset_min(topic, self.directory_of(topic))
+        next_offset = cold.next_offset_min(topic, self._directory_of(topic))
         try:
             return self._log_of(topic, cold, next_offset_min=next_offset)
         except BaseException:
             cold.give_up(topic)  # a machine that cannot open it must not keep it from those that can
             raise
 
-    def _log_of(self, topic: str, cold: ColdTier | None, *, next_offset_min: int) -> TopicLog:
+    def _log_of(self, topic: str, cold: ColdTier | None, *, next_offset_min: int) -> TopicEngine:
         chosen = self.settings.of(topic, has_objects=cold is not None)
-        directory = self.directory_of(topic)
+        directory = self._directory_of(topic)
         floor = 0 if directory is None else SubscriptionFiles(self._fs, directory).highest()
-        log = TopicLog(
+        log = TopicEngine(
             topic,
             directory,
             settings=chosen.wal,
@@ -276,7 +285,7 @@ class TopicStore(TopicAdministration):
 
     def topics(self) -> list[str]:
         """Return the names of all topics that are open or have files."""
-        found = set(self._logs)
+        found = set(self._open)
         if self.root is not None:
             found.update(topics_below(self._fs, self.root, file_name=self.settings.wal.file_name))
         return sorted(found)
@@ -294,12 +303,12 @@ class TopicStore(TopicAdministration):
             TransientError: the tier behind the files cannot finish now; nothing more is taken, and `unload` tries
             again.
         """
-        log = self._existing(name)
+        log = self._existing(name).engine
         topic = log.topic
         with self._opening_of(topic):  # nobody opens it anew before its files are let go
             for one in self._open_subscriptions(topic):
                 one.close()
-            next_offset = log.seal()
+            next_offset = log.wal.seal()
             try:
                 if self._cold is not None:
                     self._cold.detach(topic, sealed=True)
@@ -312,10 +321,10 @@ class TopicStore(TopicAdministration):
             self._let_go(log)
         return next_offset
 
-    def _let_go(self, log: TopicLog) -> None:
+    def _let_go(self, log: TopicEngine) -> None:
         log.close()
         with self._guard:
-            self._logs.pop(log.topic, None)
+            self._open.pop(log.topic, None)
 
     # ── figures ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -369,7 +378,7 @@ class TopicStore(TopicAdministration):
         failed: QuiverError | None = None
         for one in self._open_now():
             try:
-                one.upkeep(within_s=within_s)
+                one.maintain(within_s=within_s)
             except StoreClosedError:
                 continue
             except QuiverError as error:
@@ -377,12 +386,12 @@ class TopicStore(TopicAdministration):
         if failed is not None:
             raise failed
 
-    def _open_now(self) -> list[Subscription | TopicLog]:
+    def _open_now(self) -> list[Subscription | TopicEngine]:
         return [*self._open_subscriptions(), *self._open_logs()]
 
-    def _open_logs(self) -> list[TopicLog]:
+    def _open_logs(self) -> list[TopicEngine]:
         with self._guard:
-            return list(self._logs.values())
+            return [one.engine for one in self._open.values()]
 
     def flush(self) -> None:
         """
@@ -412,7 +421,7 @@ class TopicStore(TopicAdministration):
             self._administrator.wake()
         for one in self._open_now():
             try:
-                one.upkeep(within_s=self._tick_s)
+                one.maintain(within_s=self._tick_s)
             except StoreClosedError:
                 continue
             except (QuiverError, OSError) as error:
@@ -475,14 +484,15 @@ class TopicStore(TopicAdministration):
         self._worker.stop()
         self._administrator.stop(_ADMINISTRATION_S)
         failed: QuiverError | OSError | None = None
-        synced: list[TopicLog] = []
+        synced: list[TopicEngine] = []
         try:
             for one in self._open_subscriptions():
                 try:
                     one.close()
                 except (StoreFailedError, OSError) as error:
                     failed = failed or error
-            for _, log in sorted(self._logs.items()):
+            for _, opened in sorted(self._open.items()):
+                log = opened.engine
                 try:
                     log.close()
                     synced.append(log)
@@ -499,13 +509,13 @@ class TopicStore(TopicAdministration):
             raise failed
         return unfinished
 
-    def _hand_over(self, logs: Sequence[TopicLog], timeout: float | None) -> Sequence[UnfinishedHandOver]:
+    def _hand_over(self, logs: Sequence[TopicEngine], timeout: float | None) -> Sequence[UnfinishedHandOver]:
         cold = self._cold
         if cold is None:
             return ()
         limit_s = self.settings.uploader.hand_over_seconds if timeout is None else timeout
         topics = [log.topic for log in logs if log.wal.directory is not None]
-        unfinished = cold.hand_over(topics, timeout_s=limit_s) if limit_s > 0 else ()
+        unfinished = cold.hand_over(topics, timeout=limit_s) if limit_s > 0 else ()
         for one in unfinished:
             self._observer.event(
                 "danube.topic.not_handed_over", level=logging.ERROR, topic=one.topic, first_offset=one.first_offset,

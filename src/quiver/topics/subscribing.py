@@ -14,6 +14,7 @@ from quiver.primitives.forked import refuse_in_children
 from quiver.topics.cold.port import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.subscription import DeadLetter, Subscription
+from quiver.topics.engine import Start, TopicEngine
 from quiver.topics.format.message import Message
 from quiver.topics.format.names import (
     CHECKPOINT_SUBSCRIPTION,
@@ -22,7 +23,7 @@ from quiver.topics.format.names import (
     check_topic,
 )
 from quiver.topics.format.subscription import SavedSubscription, SubscriptionKind
-from quiver.topics.log import Start, TopicLog
+from quiver.topics.log import OpenTopic, TopicLog
 from quiver.topics.settings import SubscriptionSettings, TopicSettings
 
 __all__ = ["TopicSubscriptions"]
@@ -37,7 +38,7 @@ class TopicSubscriptions(ABC):
     _clock: Clock
     _observer: Observer
     _guard: threading.Lock
-    _logs: dict[str, TopicLog]
+    _open: dict[str, OpenTopic]
     _cold: ColdTier | None
 
     def __init__(self) -> None:
@@ -49,20 +50,23 @@ class TopicSubscriptions(ABC):
         """Return the log of a topic; see `TopicStore.topic`."""
 
     @abstractmethod
-    def _topic_now(self, name: str, *, reliable: bool = True) -> TopicLog:
+    def _topic_now(self, name: str, *, reliable: bool = True) -> OpenTopic:
         pass
 
-    def directory_of(self, topic: str) -> str | None:
-        """Return the directory of a topic's files; None in memory."""
+    @abstractmethod
+    def _topic(self, name: str, *, reliable: bool = True) -> OpenTopic:
+        pass
+
+    def _directory_of(self, topic: str) -> str | None:
         return None if self.root is None else f"{self.root}/{topic}"
 
-    def _any_topic(self, name: str) -> TopicLog:
-        return self._logs.get(check_topic(name)) or self.topic(name)
+    def _any_topic(self, name: str) -> OpenTopic:
+        return self._open.get(check_topic(name)) or self._topic(name)
 
-    def _existing(self, name: str) -> TopicLog:
+    def _existing(self, name: str) -> OpenTopic:
         topic = check_topic(name)
-        directory = self.directory_of(topic)
-        is_here = topic in self._logs or (directory is not None and self._fs.exists(directory))
+        directory = self._directory_of(topic)
+        is_here = topic in self._open or (directory is not None and self._fs.exists(directory))
         if not is_here and (self._cold is None or not self._cold.knows(topic)):
             where = "in memory" if self.root is None else f"below {self.root}"
             raise UsageError(
@@ -90,7 +94,7 @@ class TopicSubscriptions(ABC):
             CorruptionError: what was kept of it cannot be read.
             StoreClosedError: the store was closed.
         """
-        log = self._any_topic(topic)
+        log = self._any_topic(topic).engine
         name = check_subscription(subscription)
         if kind not in get_args(SubscriptionKind):
             raise UsageError(f"{kind!r} is no kind of subscription: {', '.join(get_args(SubscriptionKind))}")
@@ -119,12 +123,12 @@ class TopicSubscriptions(ABC):
             return made
 
     def _saved(
-        self, log: TopicLog, name: str, kind: SubscriptionKind, start: Start, keep: SubscriptionFiles | None
+        self, log: TopicEngine, name: str, kind: SubscriptionKind, start: Start, keep: SubscriptionFiles | None
     ) -> SavedSubscription:
         saved = keep.load(name) if keep is not None else None
         if saved is not None and saved.kind == kind:
             return saved
-        offset = log.resolve(start, kept=True) if saved is None else saved.next_offset
+        offset = log.resolve(start, stored=True) if saved is None else saved.next_offset
         saved = SavedSubscription(name, kind, offset, saved.acked if saved is not None else ())
         if keep is not None:
             if offset > log.durable_offset():
@@ -143,7 +147,7 @@ class TopicSubscriptions(ABC):
             DirectoryInUseError: a streaming query or a pipeline is this subscription.
             CorruptionError: what was kept of it cannot be read.
         """
-        log = self._existing(topic)
+        log = self._existing(topic).engine
         name = check_subscription(subscription)
         with self._subscribing:
             with self._guard:
@@ -153,7 +157,7 @@ class TopicSubscriptions(ABC):
         # Outside the lock: a consumer that reads from the object store may keep its subscription for minutes.
         return found.seek(start)
 
-    def _seek_saved(self, log: TopicLog, name: str, start: Start) -> int:
+    def _seek_saved(self, log: TopicEngine, name: str, start: Start) -> int:
         keep = self._subscription_files(log)
         if keep is None:
             raise UsageError(f"{log.topic} is in memory only: its subscriptions are not kept")
@@ -162,7 +166,7 @@ class TopicSubscriptions(ABC):
             saved = keep.load(name)
             if saved is None:
                 raise UsageError(f"{log.topic} has no subscription {name}; it has {', '.join(keep.names()) or 'none'}")
-            offset = log.resolve(start, kept=True)
+            offset = log.resolve(start, stored=True)
             if offset > log.durable_offset():
                 log.flush()
             keep.save(SavedSubscription(name, saved.kind, offset))
@@ -178,7 +182,7 @@ class TopicSubscriptions(ABC):
             UsageError: no name, or there is no such topic.
             DirectoryInUseError: a streaming query or a pipeline is this subscription.
         """
-        log = self._existing(topic)
+        log = self._existing(topic).engine
         name = check_subscription(subscription, internal=True)
         with self._subscribing:
             with self._guard:
@@ -198,7 +202,7 @@ class TopicSubscriptions(ABC):
 
     def subscriptions(self, topic: str) -> list[str]:
         """Return the names of the subscriptions of a topic."""
-        log = self._any_topic(topic)
+        log = self._any_topic(topic).engine
         keep = self._subscription_files(log)
         with self._guard:
             open_now = {name for of, name in self._subscriptions if of == log.topic}
@@ -210,7 +214,7 @@ class TopicSubscriptions(ABC):
 
         What was acknowledged with `ack_checkpoint` counts as one.
         """
-        directory = self.directory_of(check_topic(topic))
+        directory = self._directory_of(check_topic(topic))
         return None if directory is None else SubscriptionFiles(self._fs, directory).confirmed()
 
     def ack_checkpoint(self, topic: str, up_to_offset: int) -> None:
@@ -220,7 +224,7 @@ class TopicSubscriptions(ABC):
         Raises:
             UsageError: nothing was appended there yet.
         """
-        log = self._any_topic(topic)
+        log = self._any_topic(topic).engine
         keep = self._subscription_files(log)
         if not -1 <= up_to_offset < log.current_offset():
             raise UsageError(f"{log.topic} has nothing at {up_to_offset} to acknowledge")
@@ -232,7 +236,7 @@ class TopicSubscriptions(ABC):
                 log.flush()
                 keep.save(SavedSubscription(CHECKPOINT_SUBSCRIPTION, "exclusive", up_to_offset + 1))
 
-    def _subscription_files(self, log: TopicLog) -> SubscriptionFiles | None:
+    def _subscription_files(self, log: TopicEngine) -> SubscriptionFiles | None:
         return None if log.wal.directory is None else SubscriptionFiles(self._fs, log.wal.directory)
 
     def _dead_letter_of(self, topic: str) -> DeadLetter:
@@ -244,7 +248,7 @@ class TopicSubscriptions(ABC):
                 "x-original-topic-offset": str(message.offset),
                 "x-delivery-attempt": str(attempts),
             }
-            dead = self._topic_now(f"{topic}{DEAD_LETTER_SUFFIX}")
+            dead = self._topic_now(f"{topic}{DEAD_LETTER_SUFFIX}").log
             dead.append(message.payload, attributes=attributes, publish_time_ns=message.publish_time_ns, durable=True)
 
         return keep

@@ -159,7 +159,7 @@ def test_a_directory_with_a_cold_tier_is_left_to_its_owner(tmp_path, loses_its_n
 def test_log_files_of_another_name_are_not_written_beside(tmp_path):
     with open_topics(REAL_FILES, str(tmp_path), file_name="queue.log") as store:
         store.topic(ORDERS).append(b"own", durable=True)
-        store.topic(ORDERS).wal.try_checkpoint()
+        store.topic(ORDERS)._engine.wal.try_checkpoint()
     with pytest.raises(UsageError, match="say how, with fileName"):
         write(REAL_FILES, str(tmp_path), 0, ["a"])
 

@@ -386,7 +386,7 @@ def test_damage_is_named(topics):
     """Its offsets exactly, and what is around it is read."""
     log = fill(topics, 60)
     log.flush()
-    path = log.wal.files()[0].path
+    path = log._engine.wal.files()[0].path
     data = bytearray(REAL_FILES.read_all(path, size_max=1 << 20))
     data[data.index(b"." * 90 + b"10") - 3] ^= 1
     with open(path, "r+b") as file:

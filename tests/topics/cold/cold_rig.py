@@ -119,7 +119,7 @@ class Rig:
 def append(log: TopicLog, count: int) -> None:
     """The next *count* messages, each saying its own number."""
     for _ in range(count):
-        number = log.wal.next_offset
+        number = log._engine.wal.next_offset
         if log.append(payload(number)) != number:
             raise AssertionError("an offset that nobody expected")
 

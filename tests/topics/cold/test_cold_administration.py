@@ -55,7 +55,7 @@ def test_truncating_deletes_objects_too(before):
     rig.close()
     two = Rig(memory=rig.memory, facts=rig.facts, owner="two", chosen=rig.chosen)
     with two.opened() as log:
-        assert log.wal.next_offset == 20
+        assert log._engine.wal.next_offset == 20
         assert log.start_offset() == start
         append(log, 3)
 
@@ -78,7 +78,7 @@ def test_deleting_leaves_nothing_in_either_store():
     assert read(other) == expected(3)
     rig.close()
     with Rig(memory=rig.memory, facts=rig.facts, owner="two", chosen=rig.chosen).opened() as log:
-        assert log.wal.next_offset == 20
+        assert log._engine.wal.next_offset == 20
         assert read(log, 20) == []
 
 
@@ -99,7 +99,7 @@ def test_a_machine_that_had_the_topic_brings_nothing_back(what, rotate):
     for _ in range(2):
         with one.opened() as log:
             assert log.start_offset() >= 20
-            assert read(log, log.start_offset()) == expected(log.wal.next_offset, 20)
+            assert read(log, log.start_offset()) == expected(log._engine.wal.next_offset, 20)
             append(log, 3)
 
 

@@ -72,7 +72,7 @@ def test_objects_are_read_on_while_the_metadata_store_is_away():
         append(log, 60)
         log.flush()
         rig.store.maintain()
-        assert log.wal.start_offset > 20
+        assert log._engine.wal.start_offset > 20
         rig.metadata.is_away = True
         assert read(log) == expected(60)
         assert read(log, 17) == expected(60, 17)

@@ -44,10 +44,10 @@ def test_files_that_objects_have(step_s: int) -> None:
         rig.tier.maintain()
         rig.clock.step_wall(step_s)
         rig.tier.maintain()
-        assert log.wal.start_offset == 0
+        assert log._engine.wal.start_offset == 0
         rig.clock.advance(601)
         rig.tier.maintain()
-        assert log.wal.start_offset > 0
+        assert log._engine.wal.start_offset > 0
         assert read(log) == expected(20)
 
 

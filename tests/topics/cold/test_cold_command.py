@@ -52,7 +52,7 @@ def test_the_topic_is_readable_again(cold):
         cold / "t", objects=str(cold / "cold"), settings=settings(rotate=600), background=False
     ) as store:
         assert read(store.topic(NAME)) == expected(40)
-        assert store.topic(NAME).wal.next_offset == 40
+        assert store.topic(NAME)._engine.wal.next_offset == 40
 
 
 def test_damage_is_told_and_owners_are_left_alone(cold):
@@ -147,7 +147,7 @@ def test_a_lost_name_does_not_hide_the_tier(tmp_path, lost):
         append(store.topic(NAME), 40)
         store.flush()
         store.maintain()
-        assert store.topic(NAME).wal.start_offset > 0
+        assert store.topic(NAME)._engine.wal.start_offset > 0
     for name in lost:
         (root / name).unlink()
     with pytest.raises(SettingsError, match="move away") as refused:
@@ -166,7 +166,7 @@ def test_commands_take_the_tier(tmp_path):
         append(store.topic(NAME), 40)
         store.flush()
         store.maintain()
-        local = store.topic(NAME).wal.start_offset
+        local = store.topic(NAME)._engine.wal.start_offset
     assert local > 0
     lines = [f"{number}\t{text.decode()}" for number, text in enumerate(expected(40))]
     tail = ("topic", "tail", tmp_path / "t", NAME)
@@ -255,7 +255,7 @@ def test_files_that_go_while_they_are_checked_are_no_damage(tmp_path, monkeypatc
         append(store.topic(NAME), 40)
         store.topic(NAME).flush()
         done = run("topic", "verify", tmp_path / "t", "--objects", tmp_path / "cold", "--json")
-        assert store.topic(NAME).wal.start_offset > 0
+        assert store.topic(NAME)._engine.wal.start_offset > 0
     (report,) = json.loads(done.stdout)
     assert (done.exit_code, report["sound"]) == (0, True)
     assert (report["start_offset"], report["next_offset"]) == (0, 40)
@@ -286,7 +286,7 @@ def test_a_dead_machine_is_handed_over_by_hand(tmp_path):
     killed("one", 5)
     assert "15" in run("topic", "unload", tmp_path / "one", NAME, *place).stdout
     with opened("two") as store:
-        assert store.topic(NAME).wal.next_offset == 15
+        assert store.topic(NAME)._engine.wal.next_offset == 15
 
     killed("one", 5)  # 15 to 19 are there only
     with opened("two") as store:  # and are replaced

@@ -41,7 +41,7 @@ def seal(rig):
 def check(moment: Moment, rig: Rig, disk) -> None:
     after = Rig(disk=disk, memory=moment.memory.clone(), facts=moment.facts.clone(), chosen=rig.chosen, clock=rig.clock)
     with after.opened() as log:
-        count = log.wal.next_offset
+        count = log._engine.wal.next_offset
         assert count >= moment.promised
         assert read(log) == expected(count)
         append(log, 3)
@@ -96,7 +96,7 @@ def test_a_crash_while_objects_expire():
             after.tier.maintain()
             check_tidy(after)
             start = after.tier.catalogue(TOPIC).start_offset or 0
-            assert read(log, start) == expected(log.wal.next_offset, start)
+            assert read(log, start) == expected(log._engine.wal.next_offset, start)
     assert any(moment.label.endswith("commit") for moment in found)
 
 
@@ -124,7 +124,7 @@ def test_a_power_cut_that_takes_log_and_objects():
     for label, count_min, survivor, facts in survivors:
         after = Rig(disk=survivor, memory=DirectoryObjects(survivor, "/cold"), facts=facts, clock=rig.clock)
         with after.opened() as log:
-            count = log.wal.next_offset
+            count = log._engine.wal.next_offset
             assert count >= count_min, label
             assert read(log) == expected(count), label
             log.flush()

@@ -35,7 +35,7 @@ def take(rig, name, count):
     consumer = subscription.consumer("c")
     offsets = []
     for _ in range(count):
-        delivery = consumer.receive(timeout_s=0)
+        delivery = consumer.receive(timeout=0)
         if delivery is None:
             break
         offsets.append(delivery.message.offset)
@@ -101,7 +101,7 @@ def test_an_owner_that_dies_costs_repeats_and_nothing_else():
 
     two = other(one, "two", patience_s=301.0)
     log = two.open()
-    assert log.wal.next_offset == 15
+    assert log._engine.wal.next_offset == 15
     append(log, 2)
     assert take(two, "billing", 99) == [15, 16]
     two.close()

@@ -100,11 +100,11 @@ def test_nothing_goes_that_is_not_uploaded():
         rig.objects.fail_on("put_parts", times=999)
         with pytest.raises(ObjectsUnavailableError):
             rig.tier.maintain()
-        assert log.wal.start_offset == 0
+        assert log._engine.wal.start_offset == 0
 
         rig.objects.heal()
         rig.tier.maintain()
-        assert log.wal.start_offset > 0
+        assert log._engine.wal.start_offset > 0
 
 
 @pytest.mark.parametrize("trouble", ["missing", "shorter"])
@@ -124,7 +124,7 @@ def test_nothing_goes_whose_object_is_not_there_any_more(trouble):
 
         rig.tier.maintain()
 
-        assert log.wal.start_offset == 0
+        assert log._engine.wal.start_offset == 0
         assert rig.observer.total("danube_wal_delete_refused_total") == 1
         assert read(log) == expected(20)
 
@@ -138,9 +138,9 @@ def test_nothing_goes_that_a_subscription_has_not_confirmed():
             append(log, 20)
             log.flush()
             rig.tier.maintain()
-            last_sealed = log.wal.files()[-1].first_offset
-            assert (log.wal.start_offset < last_sealed) is kept
-            assert log.wal.start_offset <= (20 if confirmed is None else confirmed)
+            last_sealed = log._engine.wal.files()[-1].first_offset
+            assert (log._engine.wal.start_offset < last_sealed) is kept
+            assert log._engine.wal.start_offset <= (20 if confirmed is None else confirmed)
 
 
 def test_a_file_that_is_being_read_stays():
@@ -149,14 +149,14 @@ def test_a_file_that_is_being_read_stays():
     with rig.opened() as log:
         append(log, 20)
         log.flush()
-        first = log.wal.files()[0]
-        log.wal.take_hold(first.path, log)
+        first = log._engine.wal.files()[0]
+        log._engine.wal.take_hold(first.path, log)
         rig.tier.maintain()
-        assert log.wal.start_offset == 0
+        assert log._engine.wal.start_offset == 0
         assert rig.disk.exists(first.path)
-        log.wal.drop_hold(first.path, log)
+        log._engine.wal.drop_hold(first.path, log)
         rig.tier.maintain()
-        assert log.wal.start_offset > 0
+        assert log._engine.wal.start_offset > 0
         assert not rig.disk.exists(first.path)
 
 
@@ -172,12 +172,12 @@ def test_a_file_that_cannot_be_removed_is_not_forgotten():
         with pytest.raises(OSError, match="Input/output"):
             rig.store.maintain()
         left = [name for name in disk.list_dir("/topics/default/orders") if name.startswith("wal.")]
-        named = [file.path.rpartition("/")[2] for file in log.wal.files()]
+        named = [file.path.rpartition("/")[2] for file in log._engine.wal.files()]
         assert len(left) > len(named) + 1, "the checkpoint is one of them"
         rig.clock.advance(3600)
         rig.store.maintain()
         left = [name for name in disk.list_dir("/topics/default/orders") if name.startswith("wal.")]
-        assert sorted(left) == sorted([*(file.path.rpartition("/")[2] for file in log.wal.files()), "wal.ckpt"])
+        assert sorted(left) == sorted([*(file.path.rpartition("/")[2] for file in log._engine.wal.files()), "wal.ckpt"])
         assert read(log) == expected(12)
 
 
@@ -198,15 +198,15 @@ def test_start_offset_survives_a_restart():
         append(log, 20)
         log.flush()
         rig.tier.maintain()
-        start = log.wal.start_offset
+        start = log._engine.wal.start_offset
         assert start > 0
         append(log, 1)
         log.flush()
     again = Rig(disk=rig.disk, memory=rig.memory.clone(), facts=rig.facts, chosen=rig.chosen)
     with again.opened() as log:
-        assert log.wal.start_offset == start
+        assert log._engine.wal.start_offset == start
         log.flush()
-        assert log.wal.start_offset == start
+        assert log._engine.wal.start_offset == start
         assert read(log) == expected(21)
 
 

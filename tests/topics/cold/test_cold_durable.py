@@ -112,7 +112,7 @@ def test_what_will_never_be_uploaded_is_said():
     append(log, 9)
     log.flush()
     file = rig.disk.open_write(f"/topics/{TOPIC}/wal.log")
-    file.pwrite(b"\xff" * 30, log.wal.files()[0].size_bytes // 2)
+    file.pwrite(b"\xff" * 30, log._engine.wal.files()[0].size_bytes // 2)
     file.close()
     log.wait_until_uploaded(0, 5)
     with pytest.raises(CorruptionError, match="message 4 is damaged in the log, and is not uploaded"):

@@ -67,7 +67,7 @@ def test_an_object_store_that_stays_away_costs_only_disk(operation):
         work(rig, log)
         assert read(log) == expected(15)
         if operation != "delete":
-            assert log.wal.start_offset == 0
+            assert log._engine.wal.start_offset == 0
         mend_and_check(rig, log)
 
 
@@ -98,7 +98,7 @@ def test_a_metadata_outage_of_minutes():
             with pytest.raises(MetadataUnavailableError):
                 rig.tier.maintain()
         assert rig.clock.monotonic() >= 240.0
-        assert log.wal.start_offset == 0
+        assert log._engine.wal.start_offset == 0
         assert read(log) == expected(29)
 
         rig.metadata.is_away = False
@@ -125,7 +125,7 @@ def test_an_object_that_came_out_different_is_not_published():
         with pytest.raises(CorruptionError, match="something else than was sent"):
             rig.tier.maintain()
         assert rig.named() == []
-        assert log.wal.start_offset == 0
+        assert log._engine.wal.start_offset == 0
 
         rig.memory.copy = whole_copy
         rig.store.maintain()
@@ -176,7 +176,7 @@ def test_an_upload_goes_on_at_the_byte_where_it_ended():
         append(log, 5)
         log.flush()
         rig.tier.maintain()
-        size = log.wal.files()[0].size_bytes
+        size = log._engine.wal.files()[0].size_bytes
         append(log, 5)
         log.flush()
     disk = rig.disk
@@ -217,10 +217,10 @@ def test_damage_in_the_log_is_stepped_over_and_told():
     with rig.opened() as log:
         append(log, 9)
         log.flush()
-        log.wal.rotate()
-        path = log.wal.files()[0].path
+        log._engine.wal.rotate()
+        path = log._engine.wal.files()[0].path
         file = rig.disk.open_write(path)
-        frame = log.wal.files()[0].size_bytes // 9
+        frame = log._engine.wal.files()[0].size_bytes // 9
         byte = file.pread(1, 4 * frame + 60)
         file.pwrite(bytes([byte[0] ^ 0xFF]), 4 * frame + 60)
         file.close()
@@ -231,7 +231,7 @@ def test_damage_in_the_log_is_stepped_over_and_told():
         assert len(names) == 2
         (hole,) = holes(rig.tier.catalogue("default/orders"), 9)
         assert hole[1] - hole[0] == 1
-        assert log.wal.start_offset == 9  # all that the file could give is in objects
+        assert log._engine.wal.start_offset == 9  # all that the file could give is in objects
         with log.reader(start=0, follow=False, on_lost="skip") as reader:
             assert [one.offset for one in reader] == [n for n in range(9) if n != hole[0]]
             assert reader.lost == [hole]
@@ -258,7 +258,7 @@ def test_an_empty_place_is_not_a_loss():
         append(log, 9)
         log.flush()
         rig.store.maintain()
-        assert log.wal.start_offset > 0
+        assert log._engine.wal.start_offset > 0
     mounted = rig.memory
     rig.memory = MemoryObjects()
     with rig_on(rig).opened() as log:

@@ -51,9 +51,9 @@ def hostile(request, compression):
     rig = Rig(chosen=settings(rotate=400, compression=compression))
     log = rig.open()
     append(log, COUNT)
-    log.wal.rotate()
+    log._engine.wal.rotate()
     rig.store.maintain()
-    assert log.wal.start_offset == COUNT
+    assert log._engine.wal.start_offset == COUNT
     first, victim, other = rig.tier.catalogue(TOPIC).descriptors()[:3]
     assert first.end_offset < victim.start_offset
     tier = HostileObjects(rig.memory)
@@ -117,7 +117,7 @@ def test_an_object_that_never_comes_whole(compression):
     rig = Rig(chosen=settings(rotate=400, compression=compression))
     log = rig.open()
     append(log, COUNT)
-    log.wal.rotate()
+    log._engine.wal.rotate()
     rig.store.maintain()
     first, victim = rig.tier.catalogue(TOPIC).descriptors()[:2]
     tier = HostileObjects(rig.memory)

@@ -21,7 +21,7 @@ with opened(sys.argv[1], sys.argv[2]) as store:
     log = store.topic(NAME)
     store._cold._find(NAME).upload_at = 0.0
     while True:
-        number = log.wal.next_offset
+        number = log._engine.wal.next_offset
         log.append(b"message %d" % number)
         if number % 20 == 19:
             store.maintain()
@@ -55,12 +55,12 @@ def killed_after(root, owner, count):
 def check(root, owner, last):
     with opened(root, owner, background=False) as store:
         log = store.topic(NAME)
-        count = log.wal.next_offset
+        count = log._engine.wal.next_offset
         assert count > last
         store.maintain()
         with log.reader(start=0, follow=False) as reader:
             assert [message.payload for message in reader] == [b"message %d" % number for number in range(count)]
-        assert log.wal.start_offset > 0
+        assert log._engine.wal.start_offset > 0
     return count
 
 

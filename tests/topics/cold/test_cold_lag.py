@@ -49,7 +49,7 @@ def test_what_no_object_has_yet():
         assert lag_of(rig) == [0, 0, 0.0]
 
     with Rig(disk=rig.disk, memory=rig.memory, facts=rig.facts, chosen=rig.chosen).opened() as log:
-        assert log.wal.start_offset == 0
+        assert log._engine.wal.start_offset == 0
 
 
 def test_after_a_restart_only_the_rest_is_behind():

@@ -52,7 +52,7 @@ class ColdTopic(RuleBasedStateMachine):
 
     @rule()
     def rotate(self):
-        self.log.wal.rotate()
+        self.log._engine.wal.rotate()
         self.synced = self.count
 
     @rule(
@@ -87,7 +87,7 @@ class ColdTopic(RuleBasedStateMachine):
     def crash(self, seed, power):
         disk = self.rig.disk
         self.again(disk.clone_after_crash(seed=seed) if power else disk.clone_after_kill(), self.rig.owner)
-        found = self.log.wal.next_offset
+        found = self.log._engine.wal.next_offset
         assert (self.synced if power else self.count) <= found <= self.count
         self.count = self.synced = found
 
@@ -95,7 +95,7 @@ class ColdTopic(RuleBasedStateMachine):
     def restart(self):
         self.rig.close()
         self.again(self.rig.disk, self.rig.owner)
-        assert self.log.wal.next_offset == self.count
+        assert self.log._engine.wal.next_offset == self.count
         self.synced = self.count
 
     @precondition(lambda self: not self.faulty)
@@ -105,7 +105,7 @@ class ColdTopic(RuleBasedStateMachine):
         self.rig.close()
         self.owners += 1
         self.again(CrashFileSystem(), f"owner {self.owners}")
-        assert self.log.wal.next_offset == self.count
+        assert self.log._engine.wal.next_offset == self.count
         self.synced = self.count
 
     @precondition(lambda self: not self.faulty)
@@ -117,7 +117,7 @@ class ColdTopic(RuleBasedStateMachine):
     @invariant()
     def offsets_are_dense(self):
         if hasattr(self, "log"):
-            assert self.log.wal.next_offset == self.count
+            assert self.log._engine.wal.next_offset == self.count
 
     def teardown(self):
         if not hasattr(self, "log"):

@@ -28,9 +28,9 @@ def cold(count, *, rotate=100_000_000, compression="none", batch=None):
     rig = Rig(chosen=settings(rotate=rotate, compression=compression, batch=batch))
     log = rig.open()
     append(log, count)
-    log.wal.rotate()
+    log._engine.wal.rotate()
     rig.store.maintain()
-    assert log.wal.start_offset == count
+    assert log._engine.wal.start_offset == count
     return rig, log
 
 
@@ -93,7 +93,7 @@ def test_an_object_is_the_log_byte_for_byte():
         append(log, 20)
         log.flush()
         rig.tier.maintain()
-        file = log.wal.files()[0]
+        file = log._engine.wal.files()[0]
         data = rig.memory.get(PREFIX + "data-0-19.dnb1", size_max=1 << 20)
 
         assert data == rig.disk.read_all(file.path, size_max=1 << 20)[: file.size_bytes]
@@ -256,9 +256,9 @@ def test_by_time():
         for _ in range(40):
             append(log, 1)
             rig.clock.advance(1.0)
-        log.wal.rotate()
+        log._engine.wal.rotate()
         rig.store.maintain()
-        assert log.wal.start_offset == 40
+        assert log._engine.wal.start_offset == 40
         reader = reader_of(rig)
 
         for number in (0, 1, 7, 20, 39):

@@ -17,7 +17,7 @@ def made(compression="none", count=40, rotate=600):
     rig = Rig(chosen=settings(rotate=rotate, compression=compression))
     with rig.opened() as log:
         append(log, count)
-        log.wal.rotate()
+        log._engine.wal.rotate()
         rig.store.maintain()
         rig.before = rig.tier.catalogue(TOPIC).descriptors()
     return rig
@@ -45,7 +45,7 @@ def test_all_of_it_comes_back(compression, count, rotate):
     with again.opened() as log:
         assert read(log) == expected(count)
         append(log, 1)
-        assert log.wal.next_offset == count + 1
+        assert log._engine.wal.next_offset == count + 1
 
 
 def test_leftovers_and_strangers_are_left_out():

@@ -40,7 +40,7 @@ def through(store_of, *, check_keys=None):
         append(log, 30)
         log.flush()
         store.maintain()
-        assert log.wal.start_offset > 0
+        assert log._engine.wal.start_offset > 0
         assert read(log) == expected(30)
     with store_of("one") as store:
         log = store.topic(NAME)
@@ -127,7 +127,7 @@ def test_the_death_of_a_real_s3_server(tmp_path):
             append(log, 20)
             log.flush()
             store.maintain()
-            start = log.wal.start_offset
+            start = log._engine.wal.start_offset
             assert start > 0
             stop(process)
 
@@ -136,14 +136,14 @@ def test_the_death_of_a_real_s3_server(tmp_path):
             with pytest.raises(ObjectsUnavailableError) as raised:
                 store.maintain()
             assert server.secret_key not in str(raised.value)
-            assert log.wal.start_offset == start
+            assert log._engine.wal.start_offset == start
             assert read(log, start) == expected(40, start)
             with log.reader(start=0, follow=False) as reader, pytest.raises(ObjectsUnavailableError):
                 next(reader)
 
             process = start_weed(binary, folder, server, ports)
             store.maintain()
-            assert log.wal.start_offset > start
+            assert log._engine.wal.start_offset > start
             assert read(log) == expected(40)
     finally:
         stop(process)
@@ -165,19 +165,19 @@ def test_the_death_of_a_real_etcd(tmp_path):
             append(log, 20)
             log.flush()
             store.maintain()
-            start = log.wal.start_offset
+            start = log._engine.wal.start_offset
             stop(process)
 
             append(log, 20)
             log.flush()
             with pytest.raises(MetadataUnavailableError):
                 store.maintain()
-            assert log.wal.start_offset == start
+            assert log._engine.wal.start_offset == start
             assert read(log) == expected(40)
 
             process = start_etcd(binary, tmp_path, client, peer)
             store.maintain()
-            assert log.wal.start_offset > start
+            assert log._engine.wal.start_offset > start
             assert read(log) == expected(40)
     finally:
         stop(process)
@@ -227,7 +227,7 @@ def test_objects_in_memory_cost_no_local_file(tmp_path):
             log.flush()
             clock.advance(200_000)
             store.maintain()
-            assert log.wal.start_offset == 0
+            assert log._engine.wal.start_offset == 0
             assert read(log) == expected(first + 20)
 
 

@@ -115,7 +115,7 @@ def test_a_consumer_that_waits_hears_of_room_that_another_made():
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(other.receive(30.0)))
         thread.start()
-        while not log.wal.arrivals.waiters and not subscription._ready:
+        while not log._engine.wal.arrivals.waiters and not subscription._ready:
             pass
         assert holder.receive(0).offset == 1
         thread.join(20.0)
@@ -166,13 +166,13 @@ def test_a_subscription_that_is_being_made_for_minutes_keeps_no_topic_from_its_s
         log = store.topic(TOPIC)
         inside, leave = threading.Event(), threading.Event()
 
-        def resolve(_start: Any, *, kept: bool = False) -> int:
-            if kept:
+        def resolve(_start: Any, *, stored: bool = False) -> int:
+            if stored:
                 inside.set()
                 leave.wait()
             return 0
 
-        log.resolve = resolve
+        log._engine.resolve = resolve
         thread = threading.Thread(target=lambda: store.subscribe(TOPIC, "s", start="earliest"))
         thread.start()
         inside.wait()

@@ -294,7 +294,7 @@ def test_at_least_once_across_crashes(kill):
             delivery = consumer.receive(0)
             acked += 1
             delivery.ack()
-            subscription.upkeep()
+            subscription.maintain()
     rig.fs.on_step = None
     assert len(disks) > 10
     for confirmed, disk in disks:
@@ -342,7 +342,7 @@ def test_progress_is_never_ahead_of_what_is_synced():
     subscription = rig.subscribe()
     with subscription.consumer("a") as consumer:
         drain(consumer)
-        subscription.upkeep()
+        subscription.maintain()
     rig.reopen(rig.fs.clone_after_crash(0))
     assert rig.store.topic(TOPIC).append(b"new") == 2
     with rig.subscribe().consumer("a") as consumer:
@@ -529,3 +529,21 @@ def test_payloads_of_the_rig(rig):
     assert payloads(rig.store.topic(TOPIC)) == [b"0", b"1", b"2"]
     with open_topics(CrashFileSystem()) as store:
         assert payloads(store.topic(TOPIC)) == []
+
+
+# ── former names ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_former_argument_names_still_work_and_warn(rig):
+    rig.fill(1)
+    consumer = rig.subscribe().consumer("c")
+    with pytest.warns(DeprecationWarning, match="timeout_s is now Consumer.receive.timeout"):
+        delivery = consumer.receive(timeout_s=0)
+    with pytest.warns(DeprecationWarning, match="delay_s is now Delivery.nack.delay"):
+        delivery.nack(delay_s=5)
+    assert consumer.receive(0) is None
+    rig.clock.advance(5)
+    assert consumer.receive(0).attempt == 2
+    former = pytest.warns(DeprecationWarning, match="timeout_s is now TopicReader.wait.timeout")
+    with rig.store.topic(TOPIC).reader("latest") as reader, former:
+        assert not reader.wait(timeout_s=0)

@@ -101,8 +101,8 @@ class ColdTier(Protocol):
     def detach(self, topic: str, *, sealed: bool) -> None:
         """End the work on *topic*; with *sealed* everything is uploaded first, and ownership is given up."""
 
-    def hand_over(self, topics: Sequence[str], *, timeout_s: float) -> Sequence[UnfinishedHandOver]:
-        """Detach *topics*, sealed where that is possible within *timeout_s*; return the others."""
+    def hand_over(self, topics: Sequence[str], *, timeout: float) -> Sequence[UnfinishedHandOver]:
+        """Detach *topics*, sealed where that is possible within *timeout* seconds; return the others."""
 
     def close(self) -> None:
         """End all work. Idempotent."""

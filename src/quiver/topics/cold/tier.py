@@ -541,15 +541,15 @@ class ObjectColdTier:
                 owned.cursors.tell(owned.kept)
             owned.ownership.release(owned.catalogue.changes_for(self._state(owned, sealed=True)))
 
-    def hand_over(self, topics: Sequence[str], *, timeout_s: float) -> Sequence[UnfinishedHandOver]:
+    def hand_over(self, topics: Sequence[str], *, timeout: float) -> Sequence[UnfinishedHandOver]:
         """
-        Detach *topics*, each as `detach` does with *sealed*, within *timeout_s*; return those that could not be sealed.
+        Detach *topics*, each as `detach` does with *sealed*, within *timeout* seconds; return those not sealed.
 
-        These are detached all the same. Nothing else is uploaded meanwhile.
+        These are detached, too. Nothing else is uploaded meanwhile.
         """
         self._is_closing = self._left_behind = True  # also when somebody interrupts this
         unfinished = []
-        for topic, error in do_within(timeout_s, topics, lambda topic: self.detach(topic, sealed=True)).items():
+        for topic, error in do_within(timeout, topics, lambda topic: self.detach(topic, sealed=True)).items():
             with self._guard:
                 owned = self._owned.get(topic)
             if owned is None or owned.wal is None:

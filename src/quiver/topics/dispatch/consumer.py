@@ -1,4 +1,4 @@
-"""What a consumer holds: its place at the subscription, and messages to answer for."""
+"""A consumer of a subscription, and the messages that it has to acknowledge."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from quiver.lazy_names import warn_renamed
 from quiver.topics.format.message import Message
 
 __all__ = ["Consumer", "Delivery", "MessageSource"]
@@ -15,12 +16,12 @@ __all__ = ["Consumer", "Delivery", "MessageSource"]
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """
-    A message that was handed out. Answer it with `ack` or `nack`, on this or on the consumer.
+    A delivered message. Answer it with `ack` or `nack`.
 
     Attributes:
         message: what was published.
         attempt: 1 for the first delivery.
-        generation: which life of the subscription it belongs to; a seek begins another.
+        generation: of the subscription's position; a seek begins another, and answers to older deliveries are ignored.
     """
 
     message: Message
@@ -35,22 +36,30 @@ class Delivery:
 
     def ack(self) -> None:
         """
-        Say that it is done. Again, or after it was delivered to another, is fine.
+        Confirm that the message is processed. It may be called again, and after a redelivery to another consumer.
 
         Raises:
             StoreClosedError: the subscription was closed.
         """
         self.answer(self, None, True)
 
-    def nack(self, delay_s: float | None = None) -> None:
+    def nack(self, delay: float | None = None, *, delay_s: float | None = None) -> None:
         """
-        Give it back: it is delivered again after *delay_s*, or the setting's delay. Nothing happens once its
-        `ack_timeout_seconds` are over and it is delivered to another consumer.
+        Refuse the message: it is delivered again after *delay* seconds, or the delay of the settings.
+
+        It has no effect once `ack_timeout_seconds` has passed and the message was delivered to another consumer.
+
+        Args:
+            delay: seconds until the redelivery.
+            delay_s: the former name of *delay*.
 
         Raises:
             StoreClosedError: the subscription was closed.
         """
-        self.answer(self, delay_s, False)
+        if delay_s is not None:
+            warn_renamed("Delivery.nack", "delay_s", "delay")
+            delay = delay_s
+        self.answer(self, delay, False)
 
 
 class MessageSource(Protocol):
@@ -63,28 +72,39 @@ class MessageSource(Protocol):
         """Return whether *consumer* gets messages now."""
 
     def leave(self, consumer: Consumer) -> None:
-        """Remove *consumer*; its unanswered messages are delivered to others immediately. Idempotent."""
+        """Remove *consumer*; its unacknowledged messages are delivered to others immediately. Idempotent."""
 
 
 class Consumer:
-    """One consumer of a subscription. Made by `Subscription.consumer`; closing gives back what was not answered."""
+    """
+    One consumer of a subscription. Created by `Subscription.consumer`.
+
+    Closing it returns its unacknowledged messages to the subscription.
+    """
 
     def __init__(self, subscription: MessageSource, name: str) -> None:
         self._subscription = subscription
         self.name = name
 
-    def receive(self, timeout_s: float | None = None) -> Delivery | None:
+    def receive(self, timeout: float | None = None, *, timeout_s: float | None = None) -> Delivery | None:
         """
-        Return the next message for this consumer; None when none came within *timeout_s* (None waits for ever).
+        Return the next message for this consumer; None when there is none within *timeout* seconds.
 
         A standby of a failover subscription gets none until it is promoted.
 
+        Args:
+            timeout: seconds; None waits without limit.
+            timeout_s: the former name of *timeout*.
+
         Raises:
-            StoreClosedError: consumer, subscription or topic were closed.
+            StoreClosedError: the consumer, the subscription or the topic was closed.
             StoreFailedError: the topic's disk failed.
             TransientError: the object store cannot be reached.
         """
-        return self._subscription.receive(self, timeout_s)
+        if timeout_s is not None:
+            warn_renamed("Consumer.receive", "timeout_s", "timeout")
+            timeout = timeout_s
+        return self._subscription.receive(self, timeout)
 
     def __iter__(self) -> Iterator[Delivery]:
         return self
@@ -97,11 +117,11 @@ class Consumer:
 
     @property
     def active(self) -> bool:
-        """Say whether it is this consumer's turn: always, but for standbys of a failover subscription."""
+        """Whether this consumer gets messages now: always, except for the standbys of a failover subscription."""
         return self._subscription.is_active(self)
 
     def close(self) -> None:
-        """Leave. What was delivered and not answered goes to others at once. Idempotent."""
+        """Leave the subscription. Unacknowledged messages are delivered to others immediately. Idempotent."""
         self._subscription.leave(self)
 
     def __enter__(self) -> Self:

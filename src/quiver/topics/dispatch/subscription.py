@@ -33,9 +33,9 @@ from quiver.primitives.disk.file_system import Lock
 from quiver.topics.dispatch.consumer import Consumer, Delivery
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.state import Confirmed
+from quiver.topics.engine import Start, TopicEngine
 from quiver.topics.format.message import Message
 from quiver.topics.format.subscription import SavedSubscription, SubscriptionKind
-from quiver.topics.log import Start, TopicLog
 from quiver.topics.settings import SubscriptionSettings
 
 __all__ = ["DeadLetter", "Subscription"]
@@ -76,7 +76,7 @@ class Subscription:
 
     def __init__(
         self,
-        log: TopicLog,
+        log: TopicEngine,
         saved: SavedSubscription,
         *,
         settings: SubscriptionSettings,
@@ -413,7 +413,7 @@ class Subscription:
                 "consumers": len(self._consumers),
             }
 
-    def upkeep(self, *, within_s: float = 0.0) -> None:
+    def maintain(self, *, within_s: float = 0.0) -> None:
         """
         Wake who waits for what was not answered in time, and save progress that would be too old in *within_s* seconds.
 
@@ -476,7 +476,7 @@ class Subscription:
         """
         with self._lock:
             self._require_open()
-            offset = self._log.resolve(start, kept=True)
+            offset = self._log.resolve(start, stored=True)
             self._reader.close()
             self._stand_at(offset)
             self.save()

@@ -21,12 +21,12 @@ class Arrivals:
         self._wakers: list[Callable[[], None]] = []
         self.waiters = 0
 
-    def wait(self, is_there: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until *is_there* says so; False when *timeout_s* passed first."""
+    def wait(self, is_there: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until *is_there* says so; False when *timeout* seconds passed first."""
         self.waiters += 1
         try:
             while not is_there():
-                if not self._clock.wait(self._arrived, timeout_s):
+                if not self._clock.wait(self._arrived, timeout):
                     return is_there()
         finally:
             self.waiters -= 1

@@ -203,10 +203,10 @@ class Wal:
             self._tell_dirty(position)
         return first
 
-    def wait_for(self, offset: int, timeout_s: float | None) -> bool:
-        """Wait until the message *offset* is there or the log takes no more; False when *timeout_s* passed first."""
+    def wait_for(self, offset: int, timeout: float | None) -> bool:
+        """Wait until the log has the message *offset* or is closed; return False if *timeout* seconds pass first."""
         with self.lock:
-            return self.arrivals.wait(lambda: self.next_offset > offset or self._full_at < 0, timeout_s)
+            return self.arrivals.wait(lambda: self.next_offset > offset or self._full_at < 0, timeout)
 
     def call_when(self, offset: int, wake: Callable[[], None]) -> None:
         """

@@ -21,11 +21,11 @@ def test_restore_state_from_the_checkpoint_on_startup():
         rig.store.maintain()
         append(log, 3)
         log.flush()
-        seq = log.wal.files()[-1].seq
+        seq = log._engine.wal.files()[-1].seq
     again = Rig(disk=rig.disk.clone_after_kill(), memory=rig.memory, facts=rig.facts, chosen=rig.chosen)
     with again.opened() as log:
-        assert log.wal.next_offset == 15
-        assert log.wal.files()[-1].seq >= seq
+        assert log._engine.wal.next_offset == 15
+        assert log._engine.wal.files()[-1].seq >= seq
         append(log, 9)
         log.flush()
         again.store.maintain()
@@ -40,14 +40,14 @@ def test_start_offset_is_the_hand_off_point_and_is_never_set_back():
         append(log, 12)
         log.flush()
         rig.store.maintain()
-        start = log.wal.start_offset
+        start = log._engine.wal.start_offset
         assert start > 0
         for _ in range(3):
             append(log, 1)
             log.flush()
-            log.wal.write_checkpoint()
-            assert log.wal.start_offset == start
-            assert log.wal.checkpoint().start_offset == start
+            log._engine.wal.write_checkpoint()
+            assert log._engine.wal.start_offset == start
+            assert log._engine.wal.checkpoint().start_offset == start
         assert read(log) == expected(15)
 
 
@@ -123,7 +123,7 @@ def test_a_failed_copy_never_costs_the_pending_object_nor_the_local_file():
             with pytest.raises(ObjectsUnavailableError):
                 rig.tier.maintain()
             assert rig.keys() == ["data-0-pending.dnb1"]
-            assert log.wal.start_offset == 0
+            assert log._engine.wal.start_offset == 0
         rig.objects.heal()
         rig.store.maintain()
         check_tidy(rig)
@@ -151,7 +151,7 @@ def test_a_descriptor_stays_small():
     with rig.opened() as log:
         for _ in range(50):
             log.append_batch([b"x"] * 500)
-        log.wal.rotate()
+        log._engine.wal.rotate()
         rig.tier.maintain()
         (entry,) = [one for one in rig.facts.range(DESCRIPTORS) if not one.key.endswith("cur")]
         assert len(entry.value) < 1000

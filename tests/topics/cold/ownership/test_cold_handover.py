@@ -51,12 +51,12 @@ def test_another_machine_goes_on_where_a_clean_close_stopped():
     two = machine(one)
     with two.opened() as log:
         assert two.clock.monotonic() == 0.0
-        assert log.wal.next_offset == 1000
+        assert log._engine.wal.next_offset == 1000
         assert read(log) == expected(1000)
         append(log, 10)
     back = Rig(disk=one.disk, memory=one.memory, facts=one.facts, chosen=one.chosen)
     with back.opened() as log:
-        assert log.wal.next_offset == 1010
+        assert log._engine.wal.next_offset == 1010
         assert read(log) == expected(1010)
         assert not back.disk.exists(f"/topics/{TOPIC}/quarantine")
         back.store.maintain()
@@ -238,7 +238,7 @@ def test_damage_at_the_end_does_not_keep_a_topic_here():
     with one.opened() as log:
         one.objects.fail_on("put_parts", times=99)
         append(log, 9)
-        size = log.wal.files()[-1].size_bytes
+        size = log._engine.wal.files()[-1].size_bytes
     one.objects.heal()
     file = one.disk.open_write(f"/topics/{TOPIC}/wal.log")
     file.pwrite(b"\xff" * 20, size - 20)
@@ -248,6 +248,6 @@ def test_damage_at_the_end_does_not_keep_a_topic_here():
     again.open()
     assert again.store.close() == []
     with machine(one).opened() as log:
-        assert log.wal.next_offset == 9
+        assert log._engine.wal.next_offset == 9
         with log.reader(0, follow=False, on_lost="skip") as reader:
             assert [message.payload for message in reader] == expected(8)

@@ -16,7 +16,7 @@ from quiver.errors import (
 )
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.topics import log as topic_log
+from quiver.topics import engine as topic_engine
 from quiver.topics.dispatch.saved import SubscriptionFiles
 
 
@@ -48,7 +48,7 @@ def test_moving_a_topic_loses_and_repeats_nothing():
 
     two = other(one)
     with two.opened() as log:
-        assert log.wal.next_offset == 10
+        assert log._engine.wal.next_offset == 10
         assert read(log) == expected(10)
         append(log, 5)
         log.flush()
@@ -61,7 +61,7 @@ def test_moving_a_topic_loses_and_repeats_nothing():
     with three.opened() as log:
         assert read(log) == expected(15)
         append(log, 1)
-        assert log.wal.next_offset == 16
+        assert log._engine.wal.next_offset == 16
 
 
 def test_the_state_is_the_documents():
@@ -90,7 +90,7 @@ def test_an_empty_topic_moves_too():
 
     two = other(one)
     with two.opened() as log:
-        assert log.wal.next_offset == 0
+        assert log._engine.wal.next_offset == 0
 
 
 def test_a_topic_whose_upload_fails_is_not_given_up():
@@ -123,7 +123,7 @@ def test_the_loser_is_fenced_and_told_so():
     log.flush()
     two = other(one, patience_s=301.0)
     with two.opened() as theirs:
-        assert theirs.wal.next_offset == 5
+        assert theirs._engine.wal.next_offset == 5
         append(theirs, 4)
         theirs.flush()
         two.tier.maintain()
@@ -205,7 +205,7 @@ def test_a_restart_after_a_kill_does_not_wait():
 
     again = Rig(disk=one.disk.clone_after_kill(), memory=one.memory, facts=one.facts, clock=one.clock)
     with again.opened() as log:
-        assert log.wal.next_offset == 5
+        assert log._engine.wal.next_offset == 5
         assert one.clock.monotonic() == 0.0
         append(log, 1)
 
@@ -224,7 +224,7 @@ def test_who_cannot_open_a_topic_does_not_keep_it_from_others(monkeypatch, step)
 
     with monkeypatch.context() as patched:
         target = {
-            "subscriptions": (SubscriptionFiles, "highest"), "files": (topic_log, "recover"),
+            "subscriptions": (SubscriptionFiles, "highest"), "files": (topic_engine, "recover"),
             "attach": (two.tier, "attach"),
         }[step]  # fmt: skip
         patched.setattr(*target, fail)
@@ -247,7 +247,7 @@ def test_who_had_a_topic_before_is_waited_for_as_usual(monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(topic_log, "recover", fail)
+        patched.setattr(topic_engine, "recover", fail)
         with pytest.raises(OSError, match="No space"):
             one.open()
     two = other(one)
@@ -256,7 +256,7 @@ def test_who_had_a_topic_before_is_waited_for_as_usual(monkeypatch):
     two.clock.advance(200)
     one.tier.maintain()
     two.clock.advance(101)
-    assert two.store.topic(TOPIC).wal.next_offset == 0
+    assert two.store.topic(TOPIC)._engine.wal.next_offset == 0
     two.close()
     one.close()
 
@@ -271,7 +271,7 @@ def test_offsets_never_go_back():
 
     again = Rig(memory=one.memory, facts=one.facts)
     with again.opened() as log:
-        assert log.wal.next_offset == 6
+        assert log._engine.wal.next_offset == 6
         assert read(log) == expected(6)
 
 

@@ -106,12 +106,12 @@ def test_what_was_replaced_a_second_time_comes_back_once_too():
     rig.objects.fail_on("put_parts", times=99)
     with pytest.raises(ObjectsUnavailableError):
         rig.store.reappend(TOPIC)
-    assert log.wal.next_offset == 42
+    assert log._engine.wal.next_offset == 42
     rig.objects.heal()
     killed = rig.disk.clone_after_kill()
     two = Rig(memory=rig.memory, facts=rig.facts, owner="two", patience_s=301.0, chosen=rig.chosen)
     with two.opened() as theirs:
-        assert theirs.wal.next_offset == 30
+        assert theirs._engine.wal.next_offset == 30
         append(theirs, 5)
     back = Rig(disk=killed, memory=rig.memory, facts=rig.facts, chosen=rig.chosen)
     with back.opened() as log:
@@ -182,7 +182,7 @@ def test_what_came_back_is_no_damage():
         told = [one.reason for one in found.findings if one.kind == "quarantined" and one.path.endswith(".log")]
         assert told == [f"messages {first} to {behind - 1}: another owner replaced messages before them"]
         assert found.sound
-        gone = log.wal.files()[1]
+        gone = log._engine.wal.files()[1]
         rig.disk.remove(gone.path)
         lost = check_topic_directory(rig.disk, f"/topics/{TOPIC}").findings
         told = f"messages {gone.first_offset} to 9 are in no file"  # the next ones are in the quarantine

@@ -25,7 +25,7 @@ def forked(uploaded: int, mine: int, theirs: int, *, rotate: int | None = 400) -
     log.flush()
     two = Rig(memory=one.memory, facts=one.facts, owner="two", patience_s=301.0, chosen=one.chosen)
     with two.opened() as log:
-        assert log.wal.next_offset == uploaded
+        assert log._engine.wal.next_offset == uploaded
         append(log, theirs)
         two.store.unload(TOPIC)
     disk = one.disk
@@ -49,7 +49,7 @@ def test_the_topic_is_what_its_owner_wrote(rotate, mine):
     """What a former owner has under the same offsets hides nothing, is kept, and is said."""
     rig, wanted = forked(10, mine, 40, rotate=rotate)
     with rig.opened() as log:
-        assert log.wal.next_offset == 50
+        assert log._engine.wal.next_offset == 50
         assert read(log) == wanted
         kept = quarantined(rig)
         assert kept
@@ -171,7 +171,7 @@ def test_a_topic_that_another_took_is_let_go_of():
         append(theirs, 5)
         with pytest.raises(FencedError):
             one.store.unload(TOPIC)
-        assert log.wal.closed
+        assert log._engine.wal.closed
         two.store.unload(TOPIC)
     again = one.store.topic(TOPIC)
     assert again is not log
@@ -196,4 +196,4 @@ def test_a_cycle_ends_with_what_was_there_when_it_began():
         one.objects.on_call = lambda _operation, _key: None
         assert one.tier.catalogue(TOPIC).next_offset == 10
         one.tier.maintain()
-        assert read(log) == expected(log.wal.next_offset)
+        assert read(log) == expected(log._engine.wal.next_offset)
