@@ -1,4 +1,4 @@
-"""What an operator does to whole topics: upload, truncate, delete, append again what another owner replaced."""
+"""Operations on whole topics: upload, truncate, delete, and reappend superseded messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from quiver.errors import UsageError
 from quiver.topics.cold.opening import OWNER_FILE, owner_of
 from quiver.topics.engine import Start, TopicEngine
-from quiver.topics.reappend import Reappended, reappend_replaced
+from quiver.topics.reappend import Reappended, reappend_superseded
 from quiver.topics.removal import remove_topic_directory
 from quiver.topics.subscribing import TopicSubscriptions
 
@@ -18,7 +18,7 @@ __all__ = ["TopicAdministration"]
 
 
 class TopicAdministration(TopicSubscriptions):
-    """A base of `TopicStore`, which sets what is declared here and opens and closes topics."""
+    """A base of `TopicStore`, which sets the attributes declared here and opens and closes topics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,13 +42,13 @@ class TopicAdministration(TopicSubscriptions):
 
     def upload(self, topic: str) -> int:
         """
-        Upload everything that was appended to *topic* so far; return the offset below which objects have all there is.
+        Upload everything appended to *topic* so far; return the offset below which objects have everything available.
 
         Raises:
-            UsageError: there is no such topic, or nothing of it is uploaded.
+            UsageError: there is no such topic, or it is not uploaded.
             StoreFailedError: the topic's disk failed.
-            FencedError: another process has taken it over.
-            TransientError: the object store or the metadata store cannot be reached; what was uploaded stays.
+            FencedError: another process has taken over the topic.
+            TransientError: the object store or the metadata store cannot be reached; uploaded objects stay.
         """
         log = self._existing(topic).engine
         if self._cold is None or log.wal.directory is None:
@@ -58,16 +58,17 @@ class TopicAdministration(TopicSubscriptions):
 
     def truncate(self, topic: str, before: Start) -> int:
         """
-        Delete the messages below *before*, as far as whole files and objects allow; return the oldest that is left.
+        Delete the messages below *before*, as far as complete files and objects allow; return the oldest remaining.
 
-        Files that readers or an upload are at stay, too. With ``latest`` nothing is left. The offsets of later messages
-        stay the same. Subscriptions that had not come so far pass over what is gone, and count it as lost.
+        Files that readers or an upload use are not deleted. ``"latest"`` deletes everything. The offsets of later
+        messages do not change. Subscriptions that have not reached *before* skip the deleted messages and count them
+        as lost.
 
         Raises:
             UsageError: there is no such topic or offset.
             StoreFailedError: the topic's disk failed.
-            FencedError: another process has taken it over.
-            TransientError: the object store or the metadata store cannot be reached; some may be gone.
+            FencedError: another process has taken over the topic.
+            TransientError: the object store or the metadata store cannot be reached; some may be deleted.
         """
         log = self._existing(topic).engine
         offset = log.resolve(before, stored=True)
@@ -78,17 +79,18 @@ class TopicAdministration(TopicSubscriptions):
 
     def delete(self, topic: str) -> None:
         """
-        Delete *topic*: its messages, here and in objects, its subscriptions, and what was kept aside.
+        Delete *topic*: its local messages and its objects, its subscriptions, and its quarantine.
 
-        A topic of that name that is opened later begins at offset 0; with objects it goes on at the next offset, so
-        that files which another machine still has bring nothing back. A crash may leave some of it: delete it again.
+        A topic of the same name that is opened later starts at offset 0; with objects it continues at the next offset,
+        so that files on another machine do not bring messages back. After a crash some of it may remain: delete it
+        again.
 
         Raises:
             UsageError: there is no such topic.
             DirectoryInUseError: another process owns it, or a streaming query or a pipeline has a subscription of it.
-            FencedError: another process has taken it over.
-            TransientError: the object store or the metadata store cannot be reached; some may be gone.
-            OSError: the disk refused.
+            FencedError: another process has taken over the topic.
+            TransientError: the object store or the metadata store cannot be reached; some may be deleted.
+            OSError: a file cannot be removed.
         """
         log = self._existing(topic).engine
         with self._opening_of(log.topic), self._no_subscribers(log):
@@ -121,13 +123,13 @@ class TopicAdministration(TopicSubscriptions):
 
     def reappend(self, topic: str) -> list[Reappended]:
         """
-        Append the messages of *topic* that another owner's have replaced, each once, however often this is called.
+        Append the superseded messages of *topic*, whose offsets another owner has given out, exactly once each.
 
-        They are in `quarantine/*.replaced`; such a file is called `.reappended` when all of it is in the topic, and in
-        objects where there are some.
+        They are in `quarantine/*.replaced`; such a file is renamed to `.reappended` when all its messages are in the
+        topic, and in objects if there is an object store. Calling it again continues or does nothing.
 
         Raises:
-            UsageError: there is no such topic, or nobody can say from where on a file was replaced.
+            UsageError: there is no such topic, or it cannot be determined from which offset on a file was superseded.
             CapacityError, StoreFailedError, FencedError, TransientError: some may be appended; call it again.
         """
         found = self._existing(topic)
@@ -136,7 +138,7 @@ class TopicAdministration(TopicSubscriptions):
             return []
         cold = self._cold
         upload = None if cold is None or not self.settings.uploader.enabled else lambda: cold.upload(log.topic)
-        # Without a tier there is no name, and none is made up: it would say that there was a tier.
+        # Without an object tier there is no owner name. Do not create one: it would suggest that there was a tier.
         owner = owner_of(self._fs, self.root) if self._fs.exists(f"{self.root}/{OWNER_FILE}") else ""
         with self._reappending:
-            return reappend_replaced(self._fs, found, owner=owner, upload=upload)
+            return reappend_superseded(self._fs, found, owner=owner, upload=upload)

@@ -8,7 +8,7 @@ from operator import itemgetter
 __all__ = ["MessageCache"]
 
 _BLOCKS = 16
-"""About so many blocks make a full cache; messages leave it a block at a time."""
+"""A full cache has about this many blocks; messages are evicted a block at a time."""
 
 _Block = tuple[int, list[bytes]]
 _first_of = itemgetter(0)
@@ -18,13 +18,13 @@ class MessageCache:
     """
     Encoded messages by offset. One writer at a time, under the log's lock; readers need no lock.
 
-    They lie in blocks of consecutive offsets. Only the newest block grows; what the blocks are is replaced at once, so
-    a reader sees each message where it was or not at all.
+    Messages are stored in blocks of consecutive offsets. Only the newest block grows. The tuple of blocks is replaced
+    in one assignment, so a reader sees each message at its place or not at all.
 
     Args:
-        count_max: messages at most.
-        bytes_max: their bytes at most; the newest one stays however large it is.
-        first_offset: of the first message that comes.
+        count_max: the maximum number of messages.
+        bytes_max: the maximum of their bytes; the newest message stays however large it is.
+        first_offset: of the first message to be added.
     """
 
     __slots__ = (
@@ -43,7 +43,7 @@ class MessageCache:
     def __init__(self, *, count_max: int, bytes_max: int, first_offset: int) -> None:
         self._block_count_max = max(1, count_max // _BLOCKS)
         self._block_bytes_max = max(1, bytes_max // _BLOCKS)
-        # The newest block may become full: there is room for it from its beginning.
+        # Reserve space for a full newest block from its beginning.
         self._count_max = count_max - self._block_count_max + 1
         self._bytes_max = bytes_max - self._block_bytes_max
         self._roll_bytes = self._block_bytes_max
@@ -56,16 +56,16 @@ class MessageCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is here."""
+        """The bytes of all cached messages."""
         return self._older_bytes + self._newest_bytes
 
     @property
     def first_offset(self) -> int:
-        """The oldest offset that is here; that of the next message when nothing is."""
+        """The oldest cached offset; that of the next message when the cache is empty."""
         return self._blocks[0][0]
 
     def add(self, body: bytes) -> None:
-        """Take the message of the next offset; the oldest go while there are too many."""
+        """Add the message of the next offset; evict the oldest messages beyond the limits."""
         newest = self._newest
         newest.append(body)
         self._newest_bytes += len(body)
@@ -76,7 +76,7 @@ class MessageCache:
         *older, (first, bodies) = self._blocks
         sealed = [(first, bodies)]
         if last_bytes >= self._block_bytes_max and len(bodies) > 1:
-            # A large message is a block of its own: what is small before it can leave without it.
+            # A large message is a block by itself: small messages before it can be evicted without it.
             sealed = [(first, bodies[:-1]), (first + len(bodies) - 1, bodies[-1:])]
         older += sealed
         self._older_bytes += self._newest_bytes
@@ -86,14 +86,14 @@ class MessageCache:
             self._older_count -= len(older[gone][1])
             self._older_bytes -= sum(map(len, older[gone][1]))
             gone += 1
-        # A single message may be over the limit: it leaves with the next one.
+        # A single message may exceed the limit: it is evicted with the next one.
         self._roll_bytes = self._block_bytes_max if self._older_bytes <= self._bytes_max else 0
         self._newest = []
         self._newest_bytes = 0
         self._blocks = (*older[gone:], (first + len(bodies), self._newest))
 
     def take(self, offset: int, *, count_max: int) -> list[bytes]:
-        """Return the messages from *offset* on that are here without a gap, at most *count_max*; none when it went."""
+        """Return at most *count_max* messages from *offset* on, without a gap; none if *offset* was evicted."""
         blocks = self._blocks
         at = bisect_right(blocks, offset, key=_first_of) - 1
         found: list[bytes] = []

@@ -1,8 +1,8 @@
 """
-Handing topics over when a store closes: what is uploaded and released within a time limit, and what is not.
+Handing topics over when a store closes, within a time limit: upload what is left, then release ownership.
 
-Everything is on the local disk already when this begins, so a limit that passes loses nothing: the topic stays with
-this directory, which has it back at once, and no other process can open it before its lease is over.
+Everything is on the local disk when this begins, so reaching the limit loses nothing: this directory keeps the topic
+and can open it again immediately, and no other process can open it before its lease has expired.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class UnfinishedHandOver:
     Attributes:
         topic: ``namespace/topic``.
         first_offset: of the first message that is on this disk only; `next_offset` when there is none.
-        next_offset: one behind the last message.
+        next_offset: the offset after the last message.
         directory: where the messages are.
-        reason: what prevented it.
-        is_owner: whether this directory still owns the topic; False when another process has taken it over.
+        reason: why it was not handed over.
+        is_owner: whether this directory still owns the topic; False if another process has taken it over.
     """
 
     topic: str
@@ -47,19 +47,19 @@ class UnfinishedHandOver:
         return f"{self.topic} was not handed over: {self.reason}; {state}; {remedy}"
 
 
-def do_within(timeout_s: float, topics: Sequence[str], do: Callable[[str], None]) -> dict[str, Exception]:
+def do_within(timeout: float, topics: Sequence[str], do: Callable[[str], None]) -> dict[str, Exception]:
     """
-    Call *do* for each of *topics*, one after the other, for at most *timeout_s*; return why some were not done.
+    Call *do* for each of *topics* in turn, for at most *timeout* seconds; return the errors by topic.
 
-    What runs longer is left behind in a daemon thread: stop it by other means.
+    A call that takes longer continues in a daemon thread, which the caller has to stop in another way.
     """
-    failed: dict[str, Exception] = {topic: TimeoutError(f"it took more than {timeout_s:g} s") for topic in topics}
+    failed: dict[str, Exception] = {topic: TimeoutError(f"it took more than {timeout:g} s") for topic in topics}
 
     def work() -> None:
         for topic in topics:
             try:
                 do(topic)
-            except Exception as error:  # noqa: BLE001 - told to the caller, who has nobody else's answer to wait for
+            except Exception as error:  # noqa: BLE001 - reported to the caller
                 failed[topic] = error
             else:
                 del failed[topic]
@@ -69,8 +69,8 @@ def do_within(timeout_s: float, topics: Sequence[str], do: Callable[[str], None]
     thread = threading.Thread(target=work, name="quiver-topics-hand-over", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # the interpreter is ending and starts no thread any more: then without a limit
+    except RuntimeError:  # the interpreter is shutting down and starts no threads: run without a limit
         work()
     else:
-        thread.join(min(timeout_s, threading.TIMEOUT_MAX))
+        thread.join(min(timeout, threading.TIMEOUT_MAX))
     return dict(failed)

@@ -1,4 +1,4 @@
-"""What one process holds of a topic that it owns, behind the topic's files."""
+"""The state of a topic that this process owns, beyond the topic's files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from quiver.metadata.ownership import Ownership
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.cold.cursor_mirror import CursorMirror
 from quiver.topics.cold.deleter import Deleter
 from quiver.topics.cold.uploader import Uploader
@@ -20,11 +20,11 @@ __all__ = ["OwnedTopic"]
 
 @dataclass(slots=True)
 class OwnedTopic:
-    """`work` is held by whoever uploads, deletes or hands over."""
+    """One owned topic. `work` is held during uploads, deletions and the handover."""
 
     topic: str
     ownership: Ownership
-    catalogue: ObjectCatalogue
+    catalogue: ObjectCatalog
     cursors: CursorMirror
     renew_at: float
     work: threading.Lock = field(default_factory=threading.Lock)
@@ -33,9 +33,9 @@ class OwnedTopic:
     uploader: Uploader | None = None
     deleter: Deleter | None = None
     delays: Iterator[float] | None = None
-    cycles: int = 0  # uploads that ended, well or not
-    problem: str = ""  # how the last one failed
+    cycles: int = 0  # uploads that ended, successfully or not
+    problem: str = ""  # the error of the last one
     settings: TopicSettings = field(default_factory=TopicSettings)
-    begins_at: int = 0  # what is below was deleted on purpose
+    begins_at: int = 0  # messages below were deleted on purpose
     upload_at: float = 0.0
     delete_at: float = 0.0

@@ -1,15 +1,15 @@
 """
-Reading a topic from any offset on: objects, then files, then memory, then what arrives, as one iterator.
+Reading a topic from any offset on, as one iterator over objects, files, memory, and new messages.
 
-The reader holds nothing but the offset that comes next, and asks for each piece anew where that offset is by now::
+A reader stores only the next offset, and looks up where that offset is for each piece that it reads::
 
-    memory has it?  ─▶ take it          (the newest messages)
-    a file has it?  ─▶ read the file    (held, so that it stays while it is read)
-    an object?      ─▶ read the object
-    nobody          ─▶ it is lost: said once, with the range, and on behind it
+    in memory?      ─▶ take it             (the newest messages)
+    in a file?      ─▶ read the file       (held, so that it is not deleted meanwhile)
+    in an object?   ─▶ read the object
+    nowhere?        ─▶ report the lost range once, and continue after it
 
-So nothing is skipped or repeated, whatever is evicted, rotated, uploaded or deleted meanwhile, and no writer ever waits
-for a reader.
+So nothing is skipped or repeated when messages are evicted, rotated, uploaded or deleted meanwhile, and a writer never
+waits for a reader.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quiver.topics.cache import MessageCache
 from quiver.topics.cold.pieces import ColdLost, ColdReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
 from quiver.topics.format.message import Message, MessageCodec
-from quiver.topics.wal.files import FrameScanner, Good, Lost, OnLost, Span, keep_aside
+from quiver.topics.wal.files import FrameScanner, Good, Lost, OnLost, Span, quarantine_damage
 from quiver.topics.wal.writer import Wal
 
 __all__ = ["TopicReader"]
@@ -42,14 +42,14 @@ class TopicReader:
     """
     The messages of a topic in order, each once. One user at a time.
 
-    Iterating ends at `stop`, or waits for more without one; ``for`` and ``async for`` both do. After an error the same
-    reader goes on where it was: behind what is lost, or with another try.
+    Iterating with ``for`` or ``async for`` ends at `stop`; without it, iteration waits for more. After an error the
+    reader continues where it was: after the lost messages, or with another attempt.
 
     Args:
-        wal, cache, codec, files, cold, observer: the topic's own.
-        offset: of the first message wanted. One beyond the tip is waited for.
-        stop: one behind the last message wanted; None follows.
-        on_lost: whether to raise when messages are lost, or to note them in `lost`.
+        wal, cache, codec, files, cold, observer: those of the topic.
+        offset: of the first message wanted; it may be beyond the end.
+        stop: the offset after the last message wanted; None follows the topic.
+        on_lost: whether to raise an error when messages are lost, or to add them to `lost`.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class TopicReader:
         self._scanner: FrameScanner | None = None
         self._span: Span | None = None
         self._closed = False
-        # ``async for`` fetches in a thread, which goes on when its task is cancelled: the next task must not fetch the
-        # same once more.
+        # ``async for`` fetches in a thread, which continues when its task is cancelled: the next task must not fetch
+        # the same messages again.
         self._fetching = threading.Lock()
         self.lost: list[tuple[int, int]] = []
-        """Ranges that were passed over: the first offset that is lost, and the next one that is not."""
+        """Ranges that were skipped: the first lost offset, and the next available one."""
 
     @property
     def offset(self) -> int:
-        """The offset of the message that comes next."""
+        """The offset of the next message."""
         return self._buffer[0].offset if self._buffer else self._fetched
 
     # ── iterating ────────────────────────────────────────────────────────────────────────────────────────
@@ -105,10 +105,10 @@ class TopicReader:
 
     def poll(self, count_max: int = _CACHED_MESSAGES) -> list[Message]:
         """
-        Return at most *count_max* messages that are there by now; none when all were taken. Does not wait.
+        Return at most *count_max* messages that are available now; none when all were taken. Never waits.
 
         Raises:
-            DataLossError: messages are lost; the next call goes on behind them.
+            DataLossError: messages are lost; the next call continues after them.
             TransientError: the object store cannot be reached.
         """
         buffer = self._buffer
@@ -136,7 +136,7 @@ class TopicReader:
         return _NextMessage(self)
 
     def take_now(self) -> Message | None:
-        """Return the next message when it is in memory already, else None."""
+        """Return the next message if it is in memory, else None."""
         if not self._buffer and self._fetching.acquire(blocking=False):
             try:
                 if self._scanner is None:
@@ -147,26 +147,26 @@ class TopicReader:
 
     def fetch(self) -> bool:
         """
-        Bring some messages into memory, from wherever they are; False when there are none by now.
+        Load some messages into memory, from wherever they are; return False if there are none now.
 
         Raises:
-            DataLossError: messages are lost; the next call goes on behind them.
+            DataLossError: messages are lost; the next call continues after them.
         """
         with self._fetching:
             return bool(self._buffer) or self._fetch()
 
     def is_over(self) -> bool:
-        """Say whether nothing will ever come any more."""
+        """Return whether there will be no more messages."""
         return not self._buffer and self._is_over()
 
     def call_when_more(self, wake: Any) -> None:
-        """Call *wake* once, from any thread, when there is more or the topic takes no more."""
+        """Call *wake* once, from any thread, when there is a message or the topic accepts no more."""
         self._wal.call_when(self._fetched, wake)
 
     def _is_over(self) -> bool:
         if self._stop is not None and self._fetched >= self._stop:
             return True
-        self._wal.require_sound()
+        self._wal.require_healthy()
         return self._wal.closed and self._fetched >= self._wal.next_offset
 
     # ── fetching ─────────────────────────────────────────────────────────────────────────────────────────
@@ -200,17 +200,17 @@ class TopicReader:
         for at, body in enumerate(bodies, offset):
             message = decode(body)
             if isinstance(message, Damage) or message.offset != at:
-                # Its checksum is right, so somebody wrote this: no other message is in doubt.
+                # The checksum is right, so these bytes are what was written: no other message is in doubt.
                 if self._buffer:
                     return
-                reason = message.reason if isinstance(message, Damage) else f"it says that it is {message.offset}"
+                reason = message.reason if isinstance(message, Damage) else f"its offset field is {message.offset}"
                 self._pass_over(at, at + 1, path=self._where(), position=0, reason=reason)
                 return
             keep(message)
             self._fetched = at + 1
 
     def _fetch_from_file(self, offset: int, end: int) -> bool:
-        """Say whether a file had something to say about *offset*."""
+        """Return whether a file had messages or damage at *offset*."""
         while True:
             scanner = self._scanner or self._open_file(offset)
             if scanner is None:
@@ -224,7 +224,7 @@ class TopicReader:
                     self._leave_file()
                     continue
             elif isinstance(step, Good) and step.first_offset > offset:
-                self._leave_file()  # an object helped out with a part of what is damaged here
+                self._leave_file()  # an object supplied part of what is damaged here
                 continue
             if isinstance(step, Lost):
                 self._pass_over_in_file(step, offset)
@@ -253,7 +253,7 @@ class TopicReader:
                     marks=wal.marks_of(again.path),
                 )  # fmt: skip
             except FileNotFoundError:
-                # Somebody else removed it. What it had is lost, unless an object has it.
+                # Another program removed it. Its messages are lost unless an object has them.
                 wal.drop_hold(span.path, self)
                 return None
             self._span = again
@@ -278,7 +278,7 @@ class TopicReader:
             self._keep(offset, list(found.bodies[offset - found.first_offset : end - found.first_offset]))
         return True
 
-    # ── what is lost ─────────────────────────────────────────────────────────────────────────────────────
+    # ── lost messages ────────────────────────────────────────────────────────────────────────────────────
 
     def _pass_over_in_file(self, lost: Lost, offset: int) -> None:
         span = self._span
@@ -286,7 +286,7 @@ class TopicReader:
             return
         if self._fetch_cold(offset, span.next_offset if lost.next_offset is None else lost.next_offset):
             return
-        damage = keep_aside(self._fs, span.path, lost, self._observer)
+        damage = quarantine_damage(self._fs, span.path, lost, self._observer)
         behind = span.next_offset if lost.next_offset is None else lost.next_offset
         if lost.next_offset is None:
             self._leave_file()
@@ -309,10 +309,10 @@ class TopicReader:
             self.lost.append((first, behind))
             return
         what = f"message {first} is" if behind == first + 1 else f"messages {first} to {behind - 1} are"
-        raise DataLossError(path, position, f"{what} lost ({reason}); the reader goes on at {behind}")
+        raise DataLossError(path, position, f"{what} lost ({reason}); the reader continues at {behind}")
 
     def close(self) -> None:
-        """Let go of the file that is being read. Idempotent."""
+        """Close the file that is being read. Idempotent."""
         self._closed = True
         self._leave_file()
         if self._cold is not None:
@@ -328,7 +328,7 @@ class TopicReader:
 
 
 class _NextMessage:
-    """What ``async for`` awaits: memory is looked at on the event loop, everything else in a thread."""
+    """The awaitable of ``async for``: it reads memory on the event loop, and everything else in a thread."""
 
     def __init__(self, reader: TopicReader) -> None:
         self._reader = reader

@@ -1,14 +1,14 @@
 """
-Messages that another owner's have replaced, appended to their topic again: each exactly once.
+Superseded messages, whose offsets another owner has given out, appended to their topic again: exactly once each.
 
-`cold/superseded.py` moved them to the quarantine, as whole log files, when their directory came back and found that
+`cold/superseded.py` moved them to the quarantine, as complete log files, when their directory came back and found that
 another owner had given out the same offsets. Each message gets a new offset at the end of the topic. It keeps its
-payload, its attributes, its time and its producer, and says where it was in the attribute `x-reappended-from`.
+payload, its attributes, its time and its producer; the attribute `x-reappended-from` records where it was.
 
-That attribute is also what makes it exactly once: before anything is appended, the topic is read from where the two
-owners parted, and what is there already is left out: also at its own offset. So is what its producer sent again to the
-other owner: the producer's name and number tell. The file is renamed when all of it is synced, and in objects where
-there are some; a crash before that is made good by the next call.
+That attribute also ensures that each is appended once: first the topic is read from the offset where the two owners
+diverged, and messages that it already has are skipped, also at their own offsets. So are messages that their producer
+sent again to the other owner, which its name and number identify. The file is renamed when all its messages are synced,
+and in objects if there are any; after a crash before that, the next call continues.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from quiver.topics.format.message import ATTRIBUTES_MAX, NS_PER_MS, Message, Mes
 from quiver.topics.format.names import (
     QUARANTINE_DIR,
     REAPPENDED_SUFFIX,
-    REPLACED_SUFFIX,
-    parse_replaced_name,
+    SUPERSEDED_SUFFIX,
+    parse_superseded_name,
 )
 from quiver.topics.log import OpenTopic
 from quiver.topics.wal.files import FileMarks, FrameScanner, Good
 from quiver.topics.wal.local_files import first_offset_of
 
-__all__ = ["REAPPENDED_ATTRIBUTE", "Reappended", "reappend_replaced"]
+__all__ = ["REAPPENDED_ATTRIBUTE", "Reappended", "reappend_superseded"]
 
 REAPPENDED_ATTRIBUTE = "x-reappended-from"
 
@@ -44,14 +44,14 @@ _REQUEST_ID_BYTES = 8
 @dataclass(slots=True)
 class Reappended:
     """
-    What became of one replaced file.
+    The result for one superseded file.
 
     Attributes:
         file: its name in the quarantine.
-        first_offset: from there on another owner wrote other messages.
-        appended: how many messages were appended now.
-        already_there: how many are in the topic already.
-        damaged: how many cannot be read any more.
+        first_offset: the first offset at which another owner wrote other messages.
+        appended: how many messages were appended by this call.
+        already_there: how many were in the topic already.
+        damaged: how many cannot be read.
     """
 
     file: str
@@ -61,21 +61,21 @@ class Reappended:
     damaged: int = 0
 
 
-def reappend_replaced(
+def reappend_superseded(
     fs: FileSystem, topic: OpenTopic, *, owner: str, upload: Callable[[], int] | None
 ) -> list[Reappended]:
     """
-    Append what the replaced files of *topic* hold and the topic does not; return what became of each file.
+    Append the messages of superseded files that *topic* does not have; return the result for each file.
 
     Args:
         fs: the file system of the topic.
         topic: the topic, which has a directory.
         owner: the name of the directory of topics.
-        upload: uploads the topic and returns the offset that objects reach to; None without objects.
+        upload: uploads the topic and returns the offset that objects reach; None without objects.
 
     Raises:
-        UsageError: nobody can say from where on a file was replaced.
-        CapacityError, StoreFailedError, FencedError, TransientError: some may be appended; the next call goes on.
+        UsageError: it cannot be determined from which offset on a file was superseded.
+        CapacityError, StoreFailedError, FencedError, TransientError: some may be appended; the next call continues.
         OSError: a file cannot be read or renamed.
     """
     log = topic.engine
@@ -83,7 +83,7 @@ def reappend_replaced(
     names = fs.list_dir(quarantine) if fs.exists(quarantine) else []
     found = []
     for name in names:
-        if name.endswith(REPLACED_SUFFIX):
+        if name.endswith(SUPERSEDED_SUFFIX):
             path = f"{quarantine}/{name}"
             first = first_offset_of(fs, path, fs.stat(path).size_bytes, known=None, above=0)
             found.append(_File(fs, path, owner, 0 if first is None else first))
@@ -93,13 +93,13 @@ def reappend_replaced(
         log.flush()
         if upload is not None and upload() < log.durable_offset():
             raise ObjectsUnavailableError("upload", log.topic, "not everything that was appended is in objects yet")
-        fs.rename(one.path, one.path.removesuffix(REPLACED_SUFFIX) + REAPPENDED_SUFFIX)
+        fs.rename(one.path, one.path.removesuffix(SUPERSEDED_SUFFIX) + REAPPENDED_SUFFIX)
         fs.sync_dir(quarantine)
     return done
 
 
 class _File:
-    """A replaced file."""
+    """A superseded file."""
 
     def __init__(self, fs: FileSystem, path: str, owner: str, first_offset: int) -> None:
         self.path = path
@@ -109,7 +109,7 @@ class _File:
         self._fs = fs
 
     def messages(self, start: int) -> Iterator[tuple[int, Message | None]]:
-        """Yield each offset from *start* on, and its message; None for one that cannot be read."""
+        """Yield each offset from *start* on, and its message; None for a message that cannot be read."""
         scanner = FrameScanner(self._fs, self.path, position=0, end=None, expected=self.first_offset, marks=FileMarks())
         with scanner:
             while (step := scanner.step()) is not None:
@@ -123,8 +123,8 @@ class _File:
                         yield offset, None if isinstance(message, Damage) else message
 
     def identity(self, offset: int) -> str:
-        """Return what says of a message that it was at *offset* in this file."""
-        return f"{self.owner}/{self.name.removesuffix(REPLACED_SUFFIX)}:{offset}"
+        """Return the text that identifies the message at *offset* of this file."""
+        return f"{self.owner}/{self.name.removesuffix(SUPERSEDED_SUFFIX)}:{offset}"
 
 
 def _reappend(topic: OpenTopic, file: _File) -> Reappended:
@@ -145,10 +145,10 @@ def _reappend(topic: OpenTopic, file: _File) -> Reappended:
 
 
 def _replaced_from(log: TopicEngine, file: _File) -> int:
-    noted = parse_replaced_name(file.name)
+    noted = parse_superseded_name(file.name)
     if noted is not None:
         return noted
-    # Set aside by an earlier version, which did not note it: where the topic has other messages, or none.
+    # Quarantined by an earlier version, which did not record it: find the first offset with another message or none.
     start = log.start_offset()
     same = None
     with log.reader(max(start, file.first_offset), follow=False, on_lost="skip") as reader:
@@ -156,9 +156,9 @@ def _replaced_from(log: TopicEngine, file: _File) -> int:
             same = message.offset
     if same is None and start > file.first_offset:
         raise UsageError(
-            f"{file.path}: the topic begins at {start} by now, so nobody can say from which offset on this file was "
-            f"replaced. The event danube.wal.replaced said it: rename the file to "
-            f"{file.name.removesuffix(REPLACED_SUFFIX)}.from<offset>{REPLACED_SUFFIX}"
+            f"{file.path}: the topic begins at {start} now, so it cannot be determined from which offset on this file "
+            f"was superseded. The event danube.wal.replaced has it: rename the file to "
+            f"{file.name.removesuffix(SUPERSEDED_SUFFIX)}.from<offset>{SUPERSEDED_SUFFIX}"
         )
     return file.first_offset if same is None else same + 1
 
@@ -181,7 +181,7 @@ def _is_in(file: _File) -> Callable[[Message], bool]:
 def _producer_key(message: Message) -> tuple[str, int] | None:
     if not message.producer_name:
         return None
-    # What a Spark sink wrote has a name of its own for each message, with a colon in it, and no number.
+    # Spark sinks use a different name for each message, with a colon in it, and no number.
     return message.producer_name, 0 if ":" in message.producer_name else message.request_id
 
 
@@ -209,8 +209,8 @@ def _missing(file: _File, start: int, there: set[object], result: Reappended) ->
         elif offset in there or file.identity(offset) in there or _producer_key(message) in there:
             result.already_there += 1
         elif message.attributes.get(REAPPENDED_ATTRIBUTE, "").startswith(f"{file.owner}/"):
-            # 1. It was appended from another file of this quarantine. 2. It was replaced, too, before it was uploaded.
-            # That file was not finished then, and appends it again.
+            # 1. It was appended from another quarantined file. 2. It was superseded again before it was uploaded.
+            # That file was not finished then, and its messages are appended again.
             result.already_there += 1
         else:
             yield offset, message
@@ -222,7 +222,7 @@ def _append(topic: OpenTopic, file: _File, chunk: list[tuple[int, Message]]) -> 
     codecs = []
     for offset, message in chunk:
         if len(message.attributes) >= ATTRIBUTES_MAX:
-            raise UsageError(f"{file.path}: message {offset} has no room for the attribute {REAPPENDED_ATTRIBUTE}")
+            raise UsageError(f"{file.path}: message {offset} has no space for the attribute {REAPPENDED_ATTRIBUTE}")
         codec = MessageCodec(
             log.topic, producer_name=message.producer_name, producer_id=message.producer_id,
             broker_address=message.broker_address,

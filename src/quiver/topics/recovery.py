@@ -1,19 +1,20 @@
 """
-What is done when a topic is opened, in this order. Done twice it changes nothing more.
+The steps of opening a topic, in order. Recovering twice has the same result as recovering once.
 
 ====  ==================================================================================================
-step  what, and why then
+step  action and reason
 ====  ==================================================================================================
-1     the directory is made and synced: a name that we see may not be durable yet
-2     what was left of a replaced checkpoint goes
-3     the checkpoint is read: a hint, and a floor for offsets; damaged, it is counted and set aside
-4     of every file the first frame is read; files below the checkpoint's `start_offset` go: a deletion was cut short
-5     files behind the last one with a message in it are emptied: nothing in them is whole
-6     that last one is scanned to its end; damage in its middle is copied, counted and stepped over
-7     its torn tail is cut off. Bytes that had been synced are no torn tail: they are copied first
-8     what the checkpoint does not know to be synced is written once more and synced: after a failed sync the kernel
-      may hold bytes for clean that never reached the disk
-9     the next offset is above every one that was seen, synced or uploaded; above a gap a fresh file begins
+1     create and sync the directory: a name in it may not be durable yet
+2     remove the temporary file of a replaced checkpoint
+3     read the checkpoint, a hint and a low bound for offsets; count and quarantine it if it is damaged
+4     read the first frame of every file; remove files below the checkpoint's `start_offset`: their deletion was
+      interrupted
+5     empty the files after the last one that has a message: they have no complete frame
+6     scan that last one to its end; copy, count and skip damage in its middle
+7     truncate its torn tail. Bytes that were synced are not a torn tail: copy them first
+8     write and sync again what the checkpoint does not record as synced: after a failed sync the kernel may consider
+      pages clean that never reached the disk
+9     continue after every offset that was found, synced or uploaded; after a gap, start a new file
 ====  ==================================================================================================
 """
 
@@ -30,7 +31,7 @@ from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import is_zero
 from quiver.topics.format.checkpoint import CHECKPOINT_BYTES_MAX, WalCheckpoint
 from quiver.topics.format.names import QUARANTINE_DIR, WAL_CHECKPOINT
-from quiver.topics.wal.files import FileMarks, FrameScanner, Good, Lost, Recovered, WalFile, keep_aside
+from quiver.topics.wal.files import FileMarks, FrameScanner, Good, Lost, Recovered, WalFile, quarantine_damage
 from quiver.topics.wal.local_files import LocalFile, base_name_of, in_ranges, load_checkpoint, local_files
 
 __all__ = ["recover"]
@@ -42,10 +43,12 @@ def recover(
     fs: FileSystem, directory: str, *, file_name: str, observer: Observer, next_offset_min: int = 0
 ) -> Recovered:
     """
-    Bring a topic's directory into order and say where to go on. *next_offset_min* is what others know to be given out.
+    Recover a topic's directory and return where to continue.
+
+    *next_offset_min* is the lowest offset that no other process has given out.
 
     Raises:
-        SettingsError: there are files of another name.
+        SettingsError: the directory has files with another name.
         OSError: the disk failed; nothing that was there is lost.
     """
     fs.make_dirs(directory)
@@ -54,7 +57,7 @@ def recover(
         fs.remove(f"{directory}/{WAL_CHECKPOINT}{TEMPORARY_SUFFIX}")
     checkpoint = _checkpoint_or_none(fs, directory, observer)
     if checkpoint is not None and (called := base_name_of(checkpoint)) not in {file_name, None}:
-        # Under another name the topic would begin anew, beside what it has.
+        # With another name the topic would start from the beginning, next to its existing files.
         raise SettingsError(f"the files in {directory} are called {called}, and wal.file_name is {file_name}")
     found = local_files(fs, directory, file_name=file_name, checkpoint=checkpoint)
     synced = checkpoint.last_offset if checkpoint is not None else -1
@@ -74,7 +77,7 @@ def recover(
         remove_durably(fs, below)
         whole = whole[len(below) :]
     if spare or max(next_offset, floor) > next_offset or whole[-1].seq < highest:
-        # A file behind it, a gap, or a number that is not the last: it takes nothing more.
+        # There is a file after it, a gap, or its number is not the last: nothing is appended to it.
         return _go_on(fs, tuple(whole), spare, next_offset=max(next_offset, floor), seq=seq)
     active = fs.open_write(whole[-1].path)
     return Recovered(tuple(whole[:-1]), active, whole[-1].seq, whole[-1].first_offset, end, next_offset, marks)
@@ -83,7 +86,7 @@ def recover(
 def _emptied(fs: FileSystem, spare: list[LocalFile], *, was_synced: bool, observer: Observer) -> list[LocalFile]:
     for one in spare:
         if one.size_bytes:
-            torn = Lost(0, one.size_bytes, "no whole message in it", 0, None)
+            torn = Lost(0, one.size_bytes, "no complete message in it", 0, None)
             file = fs.open_write(one.path)
             try:
                 _cut(fs, file, torn, end=0, was_synced=was_synced, observer=observer)
@@ -119,7 +122,7 @@ def _checkpoint_or_none(fs: FileSystem, directory: str, observer: Observer) -> W
 def _scan_to_end(
     fs: FileSystem, newest: LocalFile, *, synced: int, sealed: bool, observer: Observer
 ) -> tuple[int, int, FileMarks]:
-    """Return where the good frames of a file end, the offset behind them, and marks; all before is durable then."""
+    """Return the end of a file's good frames, the next offset, and marks. All frames are durable on return."""
     marks = FileMarks()
     end = 0
     next_offset = newest.first_offset or 0
@@ -134,7 +137,7 @@ def _scan_to_end(
             elif step.next_offset is None:
                 torn = step
             else:
-                keep_aside(fs, newest.path, step, observer)
+                quarantine_damage(fs, newest.path, step, observer)
     file = fs.open_write(newest.path)
     try:
         if torn is not None:
@@ -151,7 +154,7 @@ def _scan_to_end(
 def _cut(fs: FileSystem, file: File, torn: Lost, *, end: int, was_synced: bool, observer: Observer) -> None:
     size = torn.end - torn.start
     if was_synced:
-        keep_aside(fs, file.path, torn, observer)
+        quarantine_damage(fs, file.path, torn, observer)
     elif not is_zero(memoryview(file.pread(size, torn.start))):
         observer.count("danube_wal_torn_bytes_total", size)
         observer.event("danube.wal.torn", path=file.path, offset=torn.start, size_bytes=size)

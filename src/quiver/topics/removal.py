@@ -1,8 +1,8 @@
 """
-Removing a topic's directory: renamed at once, emptied afterwards.
+Removing a topic's directory: rename it, then empty it.
 
-A crash in between leaves a directory whose name begins with a dot, which no topic is called. It goes with the next
-opening, or with the next topic that is deleted.
+A crash in between leaves a directory whose name begins with a dot, which is not a valid topic name. It is removed when
+the store is opened again, or when another topic is deleted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _PREFIX = ".deleted-"
 
 def remove_topic_directory(fs: FileSystem, root: str, topic: str) -> None:
     """
-    Remove the directory of *topic*, which nobody has open; fine when there is none. Durable on return.
+    Remove the directory of *topic*, which must not be open, if there is one. Durable on return.
 
     Raises:
-        OSError: it is still there, or no topic any more and not yet empty.
+        OSError: the directory was not renamed, or it was and is not empty yet.
     """
     namespace, _, name = topic.partition("/")
     if not fs.exists(f"{root}/{topic}"):
@@ -37,10 +37,10 @@ def remove_topic_directory(fs: FileSystem, root: str, topic: str) -> None:
 
 def remove_deleted(fs: FileSystem, root: str) -> None:
     """
-    Remove what is left of deleted topics below *root*.
+    Remove the remains of deleted topics below *root*.
 
     Raises:
-        OSError: some is left; the next call goes on.
+        OSError: some remain; the next call continues.
     """
     for directory in list(_deleted(fs, root)):
         for inside in (f"{directory}/{SUBSCRIPTIONS_DIR}", f"{directory}/{QUARANTINE_DIR}", directory):

@@ -1,4 +1,4 @@
-"""Subscriptions of a directory's topics: made, listed, moved, removed."""
+"""The subscriptions of a directory's topics: create, list, seek and remove them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["TopicSubscriptions"]
 
 
 class TopicSubscriptions(ABC):
-    """A base of `TopicStore`, which sets what is declared here and opens topics."""
+    """A base of `TopicStore`, which sets the attributes declared here and opens topics."""
 
     root: str | None
     settings: TopicSettings
@@ -84,20 +84,20 @@ class TopicSubscriptions(ABC):
         settings: SubscriptionSettings | None = None,
     ) -> Subscription:
         """
-        Return a subscription, made at *start* when there is none; where it starts is durable on return.
+        Return a subscription, created at *start* if there is none; its position is durable on return.
 
-        One that exists goes on where it stood, whatever *start* says; `seek` moves it.
+        An existing subscription continues at its position, whatever *start* is; `seek` moves it.
 
         Raises:
-            UsageError: no name, no such start or kind, or it is open as another kind.
-            DirectoryInUseError: a streaming query or a pipeline is this subscription.
-            CorruptionError: what was kept of it cannot be read.
+            UsageError: the name, *start* or *kind* is not valid, or it is open as another kind.
+            DirectoryInUseError: a streaming query or a pipeline uses this subscription.
+            CorruptionError: its file is damaged.
             StoreClosedError: the store was closed.
         """
         log = self._any_topic(topic).engine
         name = check_subscription(subscription)
         if kind not in get_args(SubscriptionKind):
-            raise UsageError(f"{kind!r} is no kind of subscription: {', '.join(get_args(SubscriptionKind))}")
+            raise UsageError(f"{kind!r} is not a kind of subscription: use {', '.join(get_args(SubscriptionKind))}")
         with self._subscribing:
             found = self._subscriptions.get((log.topic, name))
             if found is not None and not found.closed:
@@ -140,12 +140,12 @@ class TopicSubscriptions(ABC):
         """
         Move a subscription to *start*, back or forward, whether it is open here or not; return that offset.
 
-        Durable on return. What its consumers have not answered yet no longer counts.
+        It is durable on return. Answers to deliveries made before are ignored.
 
         Raises:
-            UsageError: there is no such subscription or start, or the topic keeps no progress.
-            DirectoryInUseError: a streaming query or a pipeline is this subscription.
-            CorruptionError: what was kept of it cannot be read.
+            UsageError: there is no such subscription or start, or the topic stores no progress.
+            DirectoryInUseError: a streaming query or a pipeline uses this subscription.
+            CorruptionError: its file is damaged.
         """
         log = self._existing(topic).engine
         name = check_subscription(subscription)
@@ -154,13 +154,13 @@ class TopicSubscriptions(ABC):
                 found = self._subscriptions.get((log.topic, name))
             if found is None or found.closed:
                 return self._seek_saved(log, name, start)
-        # Outside the lock: a consumer that reads from the object store may keep its subscription for minutes.
+        # Outside the lock: a consumer that reads from the object store may hold its subscription for minutes.
         return found.seek(start)
 
     def _seek_saved(self, log: TopicEngine, name: str, start: Start) -> int:
         keep = self._subscription_files(log)
         if keep is None:
-            raise UsageError(f"{log.topic} is in memory only: its subscriptions are not kept")
+            raise UsageError(f"{log.topic} is in memory only: its subscriptions are not stored")
         lock = keep.hold(name, owner="topics", clock=self._clock)
         try:
             saved = keep.load(name)
@@ -176,11 +176,11 @@ class TopicSubscriptions(ABC):
 
     def unsubscribe(self, topic: str, subscription: str) -> bool:
         """
-        Forget a subscription and where it stood; say whether there was one. Durable on return.
+        Remove a subscription and its position; return whether it existed. Durable on return.
 
         Raises:
-            UsageError: no name, or there is no such topic.
-            DirectoryInUseError: a streaming query or a pipeline is this subscription.
+            UsageError: the name is not valid, or there is no such topic.
+            DirectoryInUseError: a streaming query or a pipeline uses this subscription.
         """
         log = self._existing(topic).engine
         name = check_subscription(subscription, internal=True)
@@ -210,16 +210,16 @@ class TopicSubscriptions(ABC):
 
     def confirmed_offset(self, topic: str) -> int | None:
         """
-        Return the offset below which every reliable subscription has confirmed everything, durably; None without any.
+        Return the offset below which every reliable subscription has durably confirmed everything; None without any.
 
-        What was acknowledged with `ack_checkpoint` counts as one.
+        The offset of `ack_checkpoint` counts as a subscription.
         """
         directory = self._directory_of(check_topic(topic))
         return None if directory is None else SubscriptionFiles(self._fs, directory).confirmed()
 
     def ack_checkpoint(self, topic: str, up_to_offset: int) -> None:
         """
-        Say durably that everything up to *up_to_offset*, which is included, was handled by whoever reads this topic.
+        Record durably that the application has processed everything up to and including *up_to_offset*.
 
         Raises:
             UsageError: nothing was appended there yet.
@@ -254,6 +254,6 @@ class TopicSubscriptions(ABC):
         return keep
 
     def _open_subscriptions(self, topic: str | None = None) -> list[Subscription]:
-        with self._guard:  # not where subscriptions are made: that may take as long as reading objects does
+        with self._guard:  # not `_subscribing`, which is held while a new subscription may read objects
             found = list(self._subscriptions.items())
         return [one for (of, _), one in found if not one.closed and topic in {None, of}]

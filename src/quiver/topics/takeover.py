@@ -1,15 +1,16 @@
 """
-Waiting for topics whose owner may be dead, over restarts of the process that waits.
+Waiting for topics whose owner may be dead, across restarts of the waiting process.
 
-Another owner is dead when its record stayed the same for its lease (`metadata/ownership.py`). A supervisor restarts a
-process that was refused, and each restart would begin that watch again. So what was seen is kept in `takeover.watch`,
-in the directory of the topics: the revision of each owner's record, and since when it has been the same.
+Another owner is considered dead when its record has not changed for its lease (`metadata/ownership.py`). A supervisor
+restarts a process that was refused, and each restart would begin to watch from the start. Therefore observations are
+stored in `takeover.watch`, in the directory of the topics: the revision of each owner's record, and since when it has
+not changed.
 
-The times are those of the monotonic clock, which goes on while a process is away and begins again with each boot. They
-count only when the file names the boot that runs now; where the system names none, a watch is not kept.
+The times are those of the monotonic clock, which continues while a process is down and restarts with each boot. They
+count only if the file names the current boot; on systems that name none, observations are not stored.
 
-The first time that a topic is refused, the owners of all topics are looked at, not of this one only: an application
-that opens one after the other then waits for one lease, not for one each.
+The first time that a topic is refused, the owners of all topics are observed, not only its own: an application that
+opens one topic after the other then waits for one lease in total, not for one lease per topic.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ T = TypeVar("T")
 
 def patiently(attempt: Callable[[], T], *, wait_s: float, clock: Clock) -> T:
     """
-    Call *attempt* until it no longer raises `DirectoryInUseError`, for at most *wait_s*; return what it returns.
+    Call *attempt* until it no longer raises `DirectoryInUseError`, for at most *wait_s* seconds; return its result.
 
     Raises:
-        DirectoryInUseError: it still does.
-        UsageError: *wait_s* is negative or no number.
+        DirectoryInUseError: it still does after *wait_s*.
+        UsageError: *wait_s* is negative or not a number.
     """
     if not wait_s >= 0:
-        raise UsageError(f"takeover_wait is a number of seconds from 0 on, not {wait_s}")
+        raise UsageError(f"takeover_wait must be a number of seconds, at least 0, not {wait_s}")
     deadline = clock.monotonic() + wait_s
     sleeping = threading.Condition()
     while True:
@@ -67,13 +68,13 @@ def patiently(attempt: Callable[[], T], *, wait_s: float, clock: Clock) -> T:
 
 class OwnerWatches:
     """
-    What was seen of the owners of other topics, in memory and in the file *path*. Thread-safe.
+    Observations of the owners of other topics, in memory and in the file *path*. Thread-safe.
 
     Args:
-        files, path: the file; None keeps nothing over a restart.
+        files, path: the file; None stores nothing across restarts.
         metadata: where the owners' records are.
-        prefix: before every key.
-        clock, observer: time, and where events go.
+        prefix: of every key.
+        clock, observer: time, and where events are sent.
     """
 
     def __init__(
@@ -92,24 +93,24 @@ class OwnerWatches:
         self._watches = self._load()
 
     def of(self, key: str) -> Watch:
-        """Return the watch of the owner's record *key*, for `acquire` to go on with."""
+        """Return the watch of the owner's record *key*, for `acquire` to continue."""
         with self._guard:
             return self._watches.setdefault(key, Watch())
 
     def done(self, key: str) -> None:
         """
-        Forget what was seen of *key*: it is ours. The file may keep it: a record that was written
-        again is another.
+        Forget the observations of *key*, which this process owns now. The file may keep them: a record that is written
+        again has another revision.
         """
         with self._guard:
             self._watches.pop(key, None)
 
-    def look_at_all(self) -> None:
-        """Begin to watch the owners of all topics that are not watched yet, and keep what was seen; once in a while."""
+    def observe_all(self) -> None:
+        """Start watching the owners of all topics that are not watched yet, at most once a minute; store the result."""
         with self._guard:
             if self._clock.monotonic() - self._looked_at_s < _LOOK_EVERY_S:
                 return
-        # What cannot be looked at now is looked at when somebody asks again.
+        # Owners that cannot be observed now are observed with the next call.
         with contextlib.suppress(MetadataUnavailableError):
             for topic in self._topics():
                 key = owner_key(self._prefix, topic)
@@ -120,14 +121,14 @@ class OwnerWatches:
         self._keep()
 
     def _topics(self) -> list[str]:
-        # One request a topic: below it are as many keys as it has objects.
+        # One request per topic: a topic has as many keys below it as it has objects.
         prefix = topics_prefix(self._prefix)
         found = []
         start = ""
         while page := self._metadata.range(prefix, start=start, limit=1):
             topic = "/".join(page[0].key.removeprefix(prefix).split("/")[:2])
             found.append(topic)
-            start = f"{prefix}{topic}0"  # behind every key that begins with the topic and a slash
+            start = f"{prefix}{topic}0"  # after every key that begins with the topic and a slash
         return found
 
     def _load(self) -> dict[str, Watch]:
@@ -138,8 +139,8 @@ class OwnerWatches:
         except OSError:
             return {}
         if not isinstance(answer, Frame) or answer.value[0] != self._boot:
-            return {}  # it costs time and nothing else
-        now_s = self._clock.monotonic()  # it was set back where a virtual machine was taken back to a snapshot
+            return {}  # this costs waiting time and nothing else
+        now_s = self._clock.monotonic()  # it is set back when a virtual machine is reset to a snapshot
         return {
             key: Watch(one.revision, min(one.since_ms / 1000, now_s), one.checksum)
             for key, one in answer.value[1].items()
@@ -151,7 +152,7 @@ class OwnerWatches:
             return
         with self._guard:
             records = {
-                # Rounded up: an owner is never silent for less than it is said to be.
+                # Rounded up: an owner is never considered silent for longer than it was.
                 key: SeenRecord(one.revision, one.checksum, math.ceil(one.since_s * 1000))
                 for key, one in self._watches.items()
                 if one.revision > 0

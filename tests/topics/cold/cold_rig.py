@@ -16,7 +16,7 @@ from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultmetadata import FaultMetadata
 from quiver.testing.faultobjects import FaultObjects
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.cold.tier import ObjectColdTier
 from quiver.topics.format.names import objects_prefix
 from quiver.topics.format.watch import WATCH_FILE
@@ -138,7 +138,7 @@ def expected(count: int, start: int = 0) -> list[bytes]:
     return [payload(number) for number in range(start, count)]
 
 
-def holes(catalogue: ObjectCatalogue, behind: int) -> list[tuple[int, int]]:
+def holes(catalogue: ObjectCatalog, behind: int) -> list[tuple[int, int]]:
     """Ranges below *behind* that no object has."""
     edges = [(0, 0), *((one.start_offset, one.end_offset + 1) for one in catalogue.descriptors()), (behind, behind)]
     return [(before[1], after[0]) for before, after in itertools.pairwise(edges) if before[1] < after[0]]

@@ -10,7 +10,7 @@ from cold_rig import PREFIX, TOPIC, Rig, append, expected, read, settings
 from quiver.errors import CorruptionError, MetadataUnavailableError
 from quiver.metadata.memory import MemoryMetadata
 from quiver.testing.faultmetadata import FaultMetadata
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.format.descriptor import ObjectDescriptor, descriptor_key, encode_descriptor, object_id
 
 ROOT = "/danube"
@@ -39,7 +39,7 @@ def filled(count: int, *, entries: int = 1) -> FaultMetadata:
 def test_many_objects_with_large_indexes_take_little_memory():
     """Three thousand objects, half a million places: some forty bytes each, not their indexes."""
     store = filled(3000, entries=200)
-    catalogue = ObjectCatalogue(store, root=ROOT, topic=TOPIC)
+    catalogue = ObjectCatalog(store, root=ROOT, topic=TOPIC)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -56,13 +56,13 @@ def test_many_objects_with_large_indexes_take_little_memory():
 def test_a_range_of_offsets_asks_for_the_descriptors_of_that_range():
     """`get_object_descriptors_range` of the document, and it has the object that the range begins in."""
     store = filled(3000)
-    catalogue = ObjectCatalogue(store, root=ROOT, topic=TOPIC)
+    catalogue = ObjectCatalog(store, root=ROOT, topic=TOPIC)
     catalogue.refresh()
     before = store.calls["range"]
     found = list(catalogue.between(1_500_500, 1_503_001))
     assert found == [descriptor(number) for number in range(1500, 1504)]
     assert store.calls["range"] - before == 1
-    assert list(ObjectCatalogue(store, root=ROOT, topic=TOPIC).between(5, 6)) == [descriptor(0)]
+    assert list(ObjectCatalog(store, root=ROOT, topic=TOPIC).between(5, 6)) == [descriptor(0)]
 
 
 def test_objects_are_read_on_while_the_metadata_store_is_away():
@@ -113,13 +113,13 @@ def test_a_descriptor_under_another_ones_key_is_damage():
     facts = MemoryMetadata()
     facts.commit({descriptor_key(ROOT, TOPIC, 5000): encode_descriptor(descriptor(3))})
     with pytest.raises(CorruptionError, match="begins with message 3000, its key says another"):
-        ObjectCatalogue(facts, root=ROOT, topic=TOPIC).refresh()
+        ObjectCatalog(facts, root=ROOT, topic=TOPIC).refresh()
 
 
 def test_what_is_published_and_withdrawn_is_known_without_asking():
     """In order or not: an object that begins before the last one makes the catalogue be read again."""
     store = filled(3)
-    catalogue = ObjectCatalogue(store, root=ROOT, topic=TOPIC, commits=store)
+    catalogue = ObjectCatalog(store, root=ROOT, topic=TOPIC, commits=store)
     assert len(catalogue) == 3
     before = store.calls["range"]
     catalogue.publish(descriptor(4))

@@ -16,7 +16,7 @@ from quiver.cli import main as entry
 from quiver.errors import SettingsError
 from quiver.metadata import open_metadata
 from quiver.testing.clock import ManualClock
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.reading import check
 from quiver.topics.store import TopicStore
 
@@ -123,7 +123,7 @@ def test_what_only_objects_have_is_not_damage(tmp_path):
     assert verify("--objects", tmp_path / "cold", code=0) == (in_objects, there_only)
     assert verify("--root-prefix", "/other", code=1) == ([], [("damaged", "messages 4 to 6 are in no file")])
 
-    catalogue = ObjectCatalogue(open_metadata(url), root="/danube", topic=NAME, commits=open_metadata(url))
+    catalogue = ObjectCatalog(open_metadata(url), root="/danube", topic=NAME, commits=open_metadata(url))
     catalogue.withdraw([catalogue.descriptors()[1]])
     assert verify(code=1)[1] == [("damaged", "messages 4 to 6 are in no file and in no object")]
 

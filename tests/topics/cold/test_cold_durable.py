@@ -13,7 +13,7 @@ from quiver.metadata import acquire
 from quiver.metadata.memory import MemoryMetadata
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.settings import TopicSettings, UploaderSettings
 from quiver.topics.store import TopicStore
 
@@ -212,7 +212,7 @@ def test_who_does_not_own_a_topic_any_more_is_told_why():
             one.renew()
         assert "nobody" not in str(caught.value)
     with pytest.raises(FencedError, match="opened for reading only"):
-        ObjectCatalogue(store, root="/r", topic=TOPIC).withdraw([])
+        ObjectCatalog(store, root="/r", topic=TOPIC).withdraw([])
     rig, log = opened()
     append(log, 1)
     rig.store.unload(TOPIC)

@@ -122,7 +122,7 @@ def test_an_object_that_came_out_different_is_not_published():
             return rig.memory.put(target, bytes(data))
 
         rig.memory.copy = bad_copy
-        with pytest.raises(CorruptionError, match="something else than was sent"):
+        with pytest.raises(CorruptionError, match="other bytes than were sent"):
             rig.tier.maintain()
         assert rig.named() == []
         assert log._engine.wal.start_offset == 0

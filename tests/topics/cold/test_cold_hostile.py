@@ -11,7 +11,7 @@ from cold_rig import DESCRIPTORS, PREFIX, TOPIC, Rig, append, payload, settings
 from hostile_objects import CHANGES, TEBIBYTE, HostileObjects, Made, little_memory
 from quiver.errors import DataLossError, ObjectsUnavailableError
 from quiver.metadata.memory import MemoryMetadata
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.cold.catalog_rebuild import rebuild_catalogue
 from quiver.topics.format.frame import FRAME_PAYLOAD_BYTES_MAX
 
@@ -105,7 +105,7 @@ def test_a_catalogue_that_is_made_again_beside_it(hostile):
     rig, _, key, lost, _ = hostile
     facts = MemoryMetadata()
     with little_memory(200 << 20):
-        found = rebuild_catalogue(rig.objects, ObjectCatalogue(facts, root="/danube", topic=TOPIC, commits=facts))
+        found = rebuild_catalogue(rig.objects, ObjectCatalog(facts, root="/danube", topic=TOPIC, commits=facts))
     assert [one.path for one in found.damaged] == [key]
     named = {offset for one in found.descriptors for offset in range(one.start_offset, one.end_offset + 1)}
     assert set(range(COUNT)) - named <= set(lost)

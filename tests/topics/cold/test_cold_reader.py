@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from quiver.errors import DataLossError, UsageError
 from quiver.topics.cold.blocks import BLOCK_BYTES_MAX, find_block_end, pack_block, unpack_block
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.cold.pieces import ColdLost, ColdPiece
 from quiver.topics.cold.reader import ObjectReader
 from quiver.topics.format.frame import take_frames
@@ -277,7 +277,7 @@ def read_from(log, start):
 def test_another_process_reads_what_is_new():
     """A reader of a catalogue that somebody else writes looks again where it has no answer."""
     rig, log = cold(10)
-    theirs = ObjectCatalogue(rig.metadata, root="/danube", topic=TOPIC)
+    theirs = ObjectCatalog(rig.metadata, root="/danube", topic=TOPIC)
     reader = ObjectReader(rig.objects, theirs, observer=rig.observer, follows_others=True)
     assert bodies(reader, 0, 10)
     assert reader.take(10, 20) is None
@@ -294,7 +294,7 @@ def test_another_process_reads_what_is_new():
 def test_what_retention_took_is_no_damage():
     """The descriptor goes before the object: a reader that meets the gap looks again."""
     rig, _ = cold(30, rotate=600)
-    catalogue = ObjectCatalogue(rig.metadata, root="/danube", topic=TOPIC)
+    catalogue = ObjectCatalog(rig.metadata, root="/danube", topic=TOPIC)
     catalogue.refresh()
     reader = ObjectReader(rig.objects, catalogue, observer=rig.observer)
     first = rig.tier.catalogue(TOPIC).descriptors()[0]

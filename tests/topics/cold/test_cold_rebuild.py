@@ -8,7 +8,7 @@ from cold_rig import PREFIX, TOPIC, Rig, append, expected, holes, read, settings
 from quiver.errors import CorruptionError
 from quiver.metadata import acquire
 from quiver.metadata.memory import MemoryMetadata
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.cold.catalog_rebuild import rebuild_catalogue, topics_with_objects
 from quiver.topics.format.descriptor import decode_descriptor, encode_descriptor
 
@@ -25,7 +25,7 @@ def made(compression="none", count=40, rotate=600):
 
 def rebuilt(rig, facts=None):
     facts = facts or MemoryMetadata()
-    catalogue = ObjectCatalogue(facts, root="/danube", topic=TOPIC, commits=facts)
+    catalogue = ObjectCatalog(facts, root="/danube", topic=TOPIC, commits=facts)
     return facts, catalogue, rebuild_catalogue(rig.memory, catalogue)
 
 
@@ -75,7 +75,7 @@ def test_what_the_catalogue_said_wrongly_is_corrected():
             f"/danube/storage/topics/{TOPIC}/objects/00000000000000000000": b"not json",
         }
     )
-    broken = ObjectCatalogue(facts, root="/danube", topic=TOPIC, commits=facts)
+    broken = ObjectCatalog(facts, root="/danube", topic=TOPIC, commits=facts)
     with pytest.raises(CorruptionError, match="rebuild-catalogue"):
         broken.descriptors()
 

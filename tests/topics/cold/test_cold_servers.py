@@ -24,7 +24,7 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.testing.clock import ManualClock
 from quiver.testing.crashfs import CrashFileSystem
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.cold.opening import open_cold_tier, owner_of
 from quiver.topics.settings import TopicSettings, UploaderSettings
 from quiver.topics.store import TopicStore
@@ -277,7 +277,7 @@ def test_a_catalogue_that_only_reads_writes_nothing(tmp_path):
     from quiver.errors import FencedError
     from quiver.metadata import open_metadata
 
-    catalogue = ObjectCatalogue(open_metadata("memory://"), root="/danube", topic=NAME)
+    catalogue = ObjectCatalog(open_metadata("memory://"), root="/danube", topic=NAME)
 
     with pytest.raises(FencedError):
         catalogue.withdraw([])

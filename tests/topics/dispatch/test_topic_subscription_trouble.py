@@ -115,7 +115,7 @@ def test_a_consumer_that_waits_hears_of_room_that_another_made():
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(other.receive(30.0)))
         thread.start()
-        while not log._engine.wal.arrivals.waiters and not subscription._ready:
+        while not log._engine.wal.append_signal.waiters and not subscription._ready:
             pass
         assert holder.receive(0).offset == 1
         thread.join(20.0)
@@ -235,11 +235,11 @@ def test_an_acknowledgement_makes_room_even_when_progress_cannot_be_saved():
         store.topic(TOPIC).append_batch([b"0", b"1"], durable=True)
         subscription = store.subscribe(TOPIC, "s", start="earliest")
         delivery = subscription.consumer("a").receive(0)
-        rung = subscription._rung
+        before = subscription._wakeups
         fs.fail_on("rename")
         with pytest.raises(OSError, match="s.sub"):
             delivery.ack()
-        assert subscription._rung > rung
+        assert subscription._wakeups > before
         fs.heal()
         store.maintain()
         assert subscription.next_offset == 1

@@ -39,7 +39,7 @@ from quiver.topics.format.request import (
     parse_request_name,
     request_name,
 )
-from quiver.topics.format.salvage import next_frame_behind
+from quiver.topics.format.salvage import next_frame_after
 from quiver.topics.format.subscription import SavedSubscription, decode_subscription, encode_subscription
 from quiver.topics.format.watch import SeenRecord, decode_watch, encode_watch
 
@@ -191,7 +191,7 @@ def test_a_frame_within_a_payload_is_not_taken_for_one():
     outer = encode_frame(7, message_of(7, inner))
     data = bytearray(outer + b"".join(frames_of(8, 2)))
     data[20] ^= 1
-    assert next_frame_behind(data, 0, expected=7) == (8, len(outer), len(outer) + len(frames_of(8, 1)[0]))
+    assert next_frame_after(data, 0, expected=7) == (8, len(outer), len(outer) + len(frames_of(8, 1)[0]))
 
 
 # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────
@@ -424,7 +424,7 @@ def test_subscription_files():
 
 def test_names_of_replaced_files():
     """They say from where on; those of an earlier version do not."""
-    assert names.replaced_name("wal.3.log", 1, 600) == "wal.3.log.1.from600.replaced"
-    assert names.parse_replaced_name("wal.3.log.1.from600.replaced") == 600
+    assert names.superseded_name("wal.3.log", 1, 600) == "wal.3.log.1.from600.replaced"
+    assert names.parse_superseded_name("wal.3.log.1.from600.replaced") == 600
     for name in ("wal.3.log.1.replaced", "wal.3.log.1.from600.reappended", "wal.log.from6.replaced", ""):
-        assert names.parse_replaced_name(name) is None
+        assert names.parse_superseded_name(name) is None

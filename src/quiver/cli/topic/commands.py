@@ -32,7 +32,7 @@ from quiver.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver.primitives.disk.file_system import FileSystem
-    from quiver.topics.cold.catalog import ObjectCatalogue
+    from quiver.topics.cold.catalog import ObjectCatalog
     from quiver.topics.format.message import Message
     from quiver.topics.reading.check import CheckedTopic
     from quiver.topics.reading.read import TopicFiles
@@ -239,13 +239,13 @@ def tail(
 
 
 def _messages(root: Path, topic: str, source: TopicFiles, start: int, tier: TierPlace) -> Iterator[Message]:
-    from quiver.topics.cold.catalog import ObjectCatalogue  # noqa: PLC0415
+    from quiver.topics.cold.catalog import ObjectCatalog  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
     at = start
     with metadata_of(root, tier.metadata) as store:
         name = check_topic(topic)
-        catalogue = None if store is None else ObjectCatalogue(store, root=tier.root, topic=name)
+        catalogue = None if store is None else ObjectCatalog(store, root=tier.root, topic=name)
         for message in source.read(max(start, source.start_offset()), on_lost="skip"):
             if message.offset > at and catalogue is not None:
                 yield from _from_objects(catalogue, tier, at, message.offset)
@@ -255,7 +255,7 @@ def _messages(root: Path, topic: str, source: TopicFiles, start: int, tier: Tier
             yield from _from_objects(catalogue, tier, at, catalogue.next_offset)
 
 
-def _from_objects(catalogue: ObjectCatalogue, tier: TierPlace, start: int, stop: int) -> Iterator[Message]:
+def _from_objects(catalogue: ObjectCatalog, tier: TierPlace, start: int, stop: int) -> Iterator[Message]:
     found = catalogue.at_or_after(start)
     if found is None or found.start_offset >= stop:
         return  # nobody has them any more
@@ -328,7 +328,7 @@ def _check(root: Path, topic: str) -> CheckedTopic:
 def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bool = False) -> dict[str, CheckedTopic]:
     from quiver.cli.console.progress import Progress  # noqa: PLC0415 - keeps `--help` quick
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.topics.cold.catalog import ObjectCatalogue  # noqa: PLC0415
+    from quiver.topics.cold.catalog import ObjectCatalog  # noqa: PLC0415
     from quiver.topics.format.names import check_topic  # noqa: PLC0415
 
     found = {}
@@ -337,7 +337,7 @@ def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bo
             directory = root / topic
             if not directory.is_dir():
                 raise UsageError(f"{directory} holds no topic")
-            catalogue = None if store is None else ObjectCatalogue(store, root=tier.root, topic=topic)
+            catalogue = None if store is None else ObjectCatalog(store, root=tier.root, topic=topic)
             one = _check_while_files_go(progress.fs(REAL_FILES), str(directory), catalogue)
             if reads_all:
                 one = replace(one, findings=(*one.findings, *check_objects(root, one, tier, catalogue)))
@@ -345,7 +345,7 @@ def _check_each(root: Path, topics: list[str], tier: TierPlace, *, reads_all: bo
     return found
 
 
-def _check_while_files_go(fs: FileSystem, directory: str, catalogue: ObjectCatalogue | None) -> CheckedTopic:
+def _check_while_files_go(fs: FileSystem, directory: str, catalogue: ObjectCatalog | None) -> CheckedTopic:
     """Check what holds still: while its files are read, a topic's writer may remove those that objects have by then."""
     from quiver.topics.reading.check import check_topic_directory  # noqa: PLC0415 - keeps `--help` quick
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quiver.objects import ObjectLocation
     from quiver.objects.port import ObjectTier
     from quiver.primitives.findings import Finding
-    from quiver.topics.cold.catalog import ObjectCatalogue
+    from quiver.topics.cold.catalog import ObjectCatalog
     from quiver.topics.cold.catalog_rebuild import Rebuilt
     from quiver.topics.format.message import Message
     from quiver.topics.reading.check import CheckedTopic
@@ -98,9 +98,7 @@ def metadata_of(root: Path, where: MetadataLocation | None) -> Iterator[Metadata
             store.close()
 
 
-def messages_of_objects(
-    objects: ObjectLocation, catalogue: ObjectCatalogue, start: int, stop: int
-) -> Iterator[Message]:
+def messages_of_objects(objects: ObjectLocation, catalogue: ObjectCatalog, start: int, stop: int) -> Iterator[Message]:
     """
     Yield the messages from *start* on and below *stop* that objects have; what is damaged is passed over.
 
@@ -130,7 +128,7 @@ def messages_of_objects(
 
 
 def check_objects(
-    root: Path, checked: CheckedTopic, tier: TierPlace, catalogue: ObjectCatalogue | None
+    root: Path, checked: CheckedTopic, tier: TierPlace, catalogue: ObjectCatalog | None
 ) -> Iterator[Finding]:
     """
     Read every message that *catalogue* says is in objects; yield what is wrong with them, and what was not read.
@@ -159,7 +157,7 @@ def check_objects(
             yield from _damage_in_objects(objects, catalogue)
 
 
-def _damage_in_objects(objects: ObjectTier, catalogue: ObjectCatalogue) -> Iterator[Finding]:
+def _damage_in_objects(objects: ObjectTier, catalogue: ObjectCatalog) -> Iterator[Finding]:
     from quiver.observe import InMemoryObserver  # noqa: PLC0415
     from quiver.primitives.findings import Finding  # noqa: PLC0415
     from quiver.topics.cold.pieces import ColdPiece  # noqa: PLC0415
@@ -233,7 +231,7 @@ def rebuild_catalogue(
 def _rebuild(tier: ObjectTier, store: MetadataStore, topic: str, root: str, wait_s: float) -> Rebuilt:
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.metadata import acquire  # noqa: PLC0415
-    from quiver.topics.cold.catalog import ObjectCatalogue  # noqa: PLC0415
+    from quiver.topics.cold.catalog import ObjectCatalog  # noqa: PLC0415
     from quiver.topics.cold.catalog_rebuild import rebuild_catalogue as rebuild  # noqa: PLC0415
     from quiver.topics.format.descriptor import owner_key  # noqa: PLC0415
 
@@ -250,7 +248,7 @@ def _rebuild(tier: ObjectTier, store: MetadataStore, topic: str, root: str, wait
         remedy = f"unload it there, or, when nobody has it open any more, take it with --wait {wait}, its lease"
         raise DirectoryInUseError(error.path, error.holder, remedy=remedy, retry_after_s=error.retry_after_s) from None
     try:
-        return rebuild(tier, ObjectCatalogue(store, root=root, topic=topic, commits=ownership))
+        return rebuild(tier, ObjectCatalog(store, root=root, topic=topic, commits=ownership))
     finally:
         ownership.release()
 

@@ -1,8 +1,8 @@
 """
-Packed objects: frames compressed block by block, so that a reader can begin at any block.
+Packed objects: frames compressed block by block, so that a reader can start at any block.
 
-Each block is a whole frame of zstd or lz4. Put one behind the other they are what the ordinary tools make of a stream,
-and what those tools unpack again to the plain object.
+Each block is a complete frame of zstd or lz4. Concatenated, the blocks are a valid stream, which the ordinary tools
+decompress to the plain object.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from quiver.topics.format.frame import FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_M
 __all__ = ["BLOCK_BYTES", "BLOCK_BYTES_MAX", "find_block_end", "pack_block", "unpack_block"]
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""A block is closed when it has reached this, plain, or with its thousandth message."""
+"""A block is closed when its plain bytes reach this, or with its thousandth message."""
 
 BLOCK_BYTES_MAX = BLOCK_BYTES + FRAME_HEADER_BYTES + FRAME_PAYLOAD_BYTES_MAX
-"""No block of ours is larger, plain: more bytes than this are damage, and are never made."""
+"""The maximum plain size of a block: more bytes than this are damage and are not decompressed."""
 
 _STEP_BYTES = 1024 * 1024
 _HEAD = struct.Struct("<IB")
@@ -43,7 +43,7 @@ def pack_block(data: Buffer, compression: ObjectCompression) -> bytes:
     Return *data* as one compressed frame.
 
     Raises:
-        UsageError: there is no such compression.
+        UsageError: the compression is ``"none"``.
     """
     if compression == "none":
         raise UsageError("a plain object has no blocks")
@@ -59,7 +59,7 @@ def unpack_block(data: Buffer, compression: ObjectCompression) -> bytes:
     Return the plain bytes of a block.
 
     Raises:
-        ValueError: it is no block, is cut short, or holds more than any block of ours.
+        ValueError: it is not a block, is truncated, or is larger than `BLOCK_BYTES_MAX`.
     """
     pa = _pyarrow()
     pieces = []
@@ -72,12 +72,12 @@ def unpack_block(data: Buffer, compression: ObjectCompression) -> bytes:
                 if size > BLOCK_BYTES_MAX:
                     raise ValueError(f"a block of more than {BLOCK_BYTES_MAX} bytes")
     except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"a block that cannot be unpacked: {error}") from error
+        raise ValueError(f"a block that cannot be decompressed: {error}") from error
     return b"".join(pieces)
 
 
 def find_block_end(data: Buffer, start: int, compression: ObjectCompression) -> Answer[int]:
-    """Return where the block at *start* ends, without unpacking it: for making an index anew."""
+    """Return where the block at *start* ends, without decompressing it: for rebuilding an index."""
     view = memoryview(data)
     try:
         end = _zstd_end(view, start) if compression == "zstd" else _lz4_end(view, start)
@@ -91,7 +91,7 @@ def find_block_end(data: Buffer, start: int, compression: ObjectCompression) -> 
 def _zstd_end(view: memoryview, start: int) -> int:
     magic, flags = _HEAD.unpack_from(view, start)
     if magic != _ZSTD_MAGIC:
-        raise ValueError("no block of zstd begins here")
+        raise ValueError("there is no zstd block here")
     is_single = bool(flags & 0x20)
     size_bytes = (1 if is_single else 0, 2, 4, 8)[flags >> 6]
     at = start + _HEAD.size + (0 if is_single else 1) + (0, 1, 2, 4)[flags & 3] + size_bytes
@@ -100,7 +100,7 @@ def _zstd_end(view: memoryview, start: int) -> int:
         header = low | high << 16
         kind, size = header >> 1 & 3, header >> 3
         if kind == 3:
-            raise ValueError("a block of zstd of a kind that there is not")
+            raise ValueError("a zstd block of an unknown kind")
         at += _BLOCK.size + (1 if kind == 1 else size)
         if header & 1:
             return at + (4 if flags & 4 else 0)
@@ -109,7 +109,7 @@ def _zstd_end(view: memoryview, start: int) -> int:
 def _lz4_end(view: memoryview, start: int) -> int:
     magic, flags = _HEAD.unpack_from(view, start)
     if magic != _LZ4_MAGIC or flags >> 6 != 1:
-        raise ValueError("no block of lz4 begins here")
+        raise ValueError("there is no lz4 block here")
     at = start + _HEAD.size + 1 + (8 if flags & 8 else 0) + (4 if flags & 1 else 0) + 1
     while True:
         (size,) = _U32.unpack_from(view, at)

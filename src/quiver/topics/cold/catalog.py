@@ -1,12 +1,12 @@
 """
-What the metadata store knows of a topic's objects, and how to make it know again.
+The catalog: the metadata store's record of a topic's objects.
 
-The catalogue is the truth about objects: an object that it does not name is somebody's leftover, and nothing reads it.
-A descriptor is written when its object is finished and verified, in a commit that only the topic's owner gets through,
-and removed before its object is.
+The catalog is the truth about objects: an object without a descriptor is a leftover, and nothing reads it. A descriptor
+is written when its object is finished and verified, in a commit that only the topic's owner can make, and removed
+before its object is.
 
-A topic may have a hundred thousand objects, and the index of each a megabyte. Kept in memory are a few numbers for
-each (`spans.py`); an index is fetched when its object is read.
+A topic may have a hundred thousand objects, and the index of each may take a megabyte. A few numbers for each object
+are kept in memory (`spans.py`); an index is fetched when its object is read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from quiver.topics.format.descriptor import (
     state_key,
 )
 
-__all__ = ["Commits", "ObjectCatalogue", "reading_order"]
+__all__ = ["Commits", "ObjectCatalog", "reading_order"]
 
 _PAGE = 200
 _RECENT_MAX = 4
@@ -46,22 +46,22 @@ _REMOVED_AT_ONCE = CHANGES_MAX // 2
 
 
 class Commits(Protocol):
-    """Who writes: a metadata store, or the ownership of a topic, which lets through only what the owner commits."""
+    """Commits changes: a metadata store, or the ownership of a topic, which only lets the owner commit."""
 
     def commit(self, changes: Mapping[str, bytes | None], *, expect: Mapping[str, int] | None = None) -> int | None:
         """Write and remove all of *changes*, or nothing."""
 
 
-class ObjectCatalogue:
+class ObjectCatalog:
     """
     The descriptors of one topic, read from *store*, written through *commits*. Thread-safe.
 
     Args:
-        store: where they are.
-        commits: who may change them; None for those who only read.
+        store: the metadata store.
+        commits: writes changes; None for readers.
         root: before every key; ``/danube`` by default of the broker's file.
         topic: ``namespace/topic``.
-        clock, observer: how long a look at the store takes, and who is told; nobody, where either is missing.
+        clock, observer: measure and record queries of the store; without either, nothing is recorded.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class ObjectCatalogue:
 
     def refresh(self, *, names: set[str] | None = None) -> None:
         """
-        Read all descriptors anew, one page after the other; add the names of all objects to *names*.
+        Read all descriptors again, page by page; add the names of all objects to *names*.
 
         Raises:
-            CorruptionError: one is none; `path` is its key.
-            MetadataUnavailableError: the store does not answer; what was known before is kept.
+            CorruptionError: a descriptor is damaged; `path` is its key.
+            MetadataUnavailableError: the store does not answer; the previous descriptors stay in memory.
         """
         self._look(names)
 
@@ -127,8 +127,8 @@ class ObjectCatalogue:
         elif entry.key == descriptor_key(self._root, self.topic, answer.value.start_offset):
             return answer.value
         else:
-            reason = f"it begins with message {answer.value.start_offset}, its key says another"
-        raise CorruptionError(entry.key, 0, f"{reason}; quiver topic rebuild-catalogue makes it anew")
+            reason = f"it begins with message {answer.value.start_offset}, but its key has another offset"
+        raise CorruptionError(entry.key, 0, f"{reason}; run quiver topic rebuild-catalogue")
 
     def _known(self) -> ObjectSpans:
         known = self._spans
@@ -136,7 +136,7 @@ class ObjectCatalogue:
 
     def descriptors(self) -> tuple[ObjectDescriptor, ...]:
         """
-        Read all that a reader needs from the store, by first offset: for tools, as all are in memory at once.
+        Read all descriptors that a reader needs from the store, by first offset. For tools: all are in memory.
 
         Raises:
             CorruptionError, MetadataUnavailableError: as `refresh`.
@@ -145,7 +145,7 @@ class ObjectCatalogue:
 
     def between(self, start: int, stop: int) -> Iterator[ObjectDescriptor]:
         """
-        Yield the descriptors of the objects that have any of *start* to below *stop*; no others are read.
+        Yield the descriptors of the objects with offsets from *start* to below *stop*; no others are read.
 
         Raises:
             CorruptionError, MetadataUnavailableError: as `refresh`.
@@ -162,7 +162,7 @@ class ObjectCatalogue:
 
     def spans(self) -> list[ObjectSpan]:
         """
-        Return what is known of each object that a reader needs, by first offset: all but its index.
+        Return a summary of each object that a reader needs, by first offset: its descriptor without the index.
 
         Raises:
             CorruptionError, MetadataUnavailableError: as `refresh`, at the first call.
@@ -183,28 +183,25 @@ class ObjectCatalogue:
 
     @property
     def next_offset(self) -> int:
-        """One behind the newest offset in any object; 0 when there is none."""
+        """The offset after the newest in any object; 0 when there is none."""
         known = self._known()
         with self._guard:
             return known[-1].end_offset + 1 if len(known) else 0
 
     def at_or_after(self, offset: int) -> ObjectSpan | None:
-        """
-        Return what is known of the object that has *offset*, or of the next one behind it; None
-        when there is none.
-        """
+        """Return the summary of the object that has *offset*, or of the next one after it; None if there is none."""
         known = self._known()
         with self._guard:
             return known.at_or_after(offset)
 
     def descriptor_of(self, span: ObjectSpan) -> ObjectDescriptor | None:
         """
-        Return the descriptor of an object, with its index; None when it was withdrawn or replaced: `refresh` then.
+        Return the descriptor of an object, with its index; None if it was withdrawn or replaced: `refresh` then.
 
-        While the metadata store does not answer it has no index: a plain object can be read without, from its start.
+        It has no index while the metadata store does not answer: a plain object can be read from its start without.
 
         Raises:
-            CorruptionError: it is none.
+            CorruptionError: the descriptor is damaged.
             MetadataUnavailableError: the store does not answer, and the object is compressed.
         """
         with self._guard:
@@ -229,11 +226,11 @@ class ObjectCatalogue:
 
     def publish(self, descriptor: ObjectDescriptor) -> None:
         """
-        Make *descriptor* and the pointer to it known, durably and both at once.
+        Publish *descriptor* and the pointer to it, durably and atomically.
 
         Raises:
-            FencedError: this is not the owner any more; nothing was written.
-            MetadataUnavailableError: nobody knows whether it was; `refresh` tells.
+            FencedError: this is no longer the owner; nothing was written.
+            MetadataUnavailableError: it is unknown whether it was written; `refresh` reads it.
         """
         changes = {
             descriptor_key(self._root, self.topic, descriptor.start_offset): encode_descriptor(descriptor),
@@ -241,17 +238,17 @@ class ObjectCatalogue:
         }
         self._write(changes)
         with self._guard:
-            # What is written is known: reading all of it again with each object would take ever longer.
+            # Add it to the summaries: reading all descriptors again for each object would take longer and longer.
             if self._spans is not None and not self._spans.add(descriptor):
                 self._spans = None
 
     def withdraw(self, descriptors: Sequence[ObjectDescriptor | ObjectSpan]) -> None:
         """
-        Forget *descriptors*, durably. Their objects may go afterwards, not before.
+        Remove *descriptors*, durably. Their objects may be deleted afterwards, not before.
 
         Raises:
-            FencedError: this is not the owner any more; nothing was written.
-            MetadataUnavailableError: nobody knows whether it was; `refresh` tells.
+            FencedError: this is no longer the owner; nothing was written.
+            MetadataUnavailableError: it is unknown whether they were removed; `refresh` reads them.
         """
         self._write({descriptor_key(self._root, self.topic, one.start_offset): None for one in descriptors})
         with self._guard:
@@ -260,11 +257,11 @@ class ObjectCatalogue:
 
     def replace_all(self, descriptors: list[ObjectDescriptor]) -> None:
         """
-        Make *descriptors* all there is.
+        Replace all descriptors with *descriptors*.
 
         Raises:
-            FencedError: this is not the owner any more.
-            MetadataUnavailableError: some may be written; do it again.
+            FencedError: this is no longer the owner.
+            MetadataUnavailableError: some may be written; call it again.
         """
         wanted: dict[str, bytes | None] = {
             descriptor_key(self._root, self.topic, one.start_offset): encode_descriptor(one) for one in descriptors
@@ -279,7 +276,7 @@ class ObjectCatalogue:
             start = page[-1].key + "\x01"
         for key, value in wanted.items():
             if there.get(key) != value:
-                # One by one: a descriptor may be a megabyte, and a request takes little more.
+                # One at a time: a descriptor may take a megabyte, and a request takes little more.
                 self._write({key: value})
         gone = sorted(there.keys() - wanted.keys())
         for at in range(0, len(gone), _REMOVED_AT_ONCE):
@@ -288,16 +285,16 @@ class ObjectCatalogue:
 
     def _write(self, changes: Mapping[str, bytes | None]) -> None:
         if self._commits is None:
-            reason = "was opened for reading only: nothing but the topic's owner writes its catalogue"
+            reason = "was opened for reading only: only the topic's owner writes its catalog"
             raise FencedError(self.topic, epoch=0, owner="", owner_epoch=0, reason=reason)
         self._commits.commit(changes)
 
     def sealed_state(self) -> SealedState | None:
         """
-        Return how the last owner left the topic, or None.
+        Return the state in which the last owner left the topic, or None.
 
         Raises:
-            CorruptionError: it is no state.
+            CorruptionError: it is damaged.
             MetadataUnavailableError: the store does not answer.
         """
         key = state_key(self._root, self.topic)
@@ -309,24 +306,24 @@ class ObjectCatalogue:
 
     def keep_state(self, state: SealedState) -> None:
         """
-        Write how the owner leaves the topic, durably.
+        Write the state in which the owner leaves the topic, durably.
 
         Raises:
-            FencedError: this is not the owner any more.
-            MetadataUnavailableError: nobody knows whether it was written.
+            FencedError: this is no longer the owner.
+            MetadataUnavailableError: it is unknown whether it was written.
         """
         self._write(self.changes_for(state))
 
     def changes_for(self, state: SealedState) -> dict[str, bytes | None]:
-        """Return what `keep_state` writes, for a commit that does more than that."""
+        """Return the changes that `keep_state` commits, for a larger commit."""
         return {state_key(self._root, self.topic): encode_sealed_state(state)}
 
     def next_offset_min(self) -> int:
         """
-        Return the offset below which none may be given out again, as far as objects and the last owner say.
+        Return the offset below which none may be given out again, according to objects and the last owner.
 
         Raises:
-            CorruptionError, MetadataUnavailableError: nobody can say, so nothing may be given out.
+            CorruptionError, MetadataUnavailableError: it is unknown, so nothing may be given out.
         """
         self.refresh()
         state = self.sealed_state()
@@ -335,9 +332,9 @@ class ObjectCatalogue:
 
 def reading_order(descriptors: list[ObjectDescriptor]) -> list[ObjectDescriptor]:
     """
-    Return those that a reader needs, by first offset: one whose offsets another has all is left out.
+    Return those that a reader needs, by first offset: one whose offsets another has completely is omitted.
 
-    Such are left behind where an upload was repeated by a writer that forgot where it was.
+    There are such objects when a writer repeated an upload because it lost its position.
     """
     kept: list[ObjectDescriptor] = []
     finished = (one for one in descriptors if one.completed and parse_object_id(one.object_id) is not None)

@@ -1,9 +1,9 @@
 """
-The catalogue made anew from the objects alone: their names say which offsets they hold, and reading them the rest.
+Rebuilding the catalog from the objects alone: names have the offsets, and reading the objects gives the rest.
 
-For when the metadata store was lost. Every object is read whole and verified. One that is damaged in places is named
-all the same, so that everything else in it still comes back; one that is something else than its name says is not.
-Subscriptions and owners are not in the objects: what was lost of them stays lost.
+It is for a lost metadata store. Every object is read completely and verified. A partly damaged object is included, so
+that everything else in it can be read; an object whose contents do not match its name is not. Subscriptions and owners
+are not in the objects: they are lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quiver.errors import CorruptionError, UsageError
 from quiver.objects.port import ObjectInfo, ObjectTier
 from quiver.primitives.scan import Damage, Frame, NeedMore
 from quiver.topics.cold.blocks import BLOCK_BYTES_MAX, find_block_end, unpack_block
-from quiver.topics.cold.catalog import ObjectCatalogue, reading_order
+from quiver.topics.cold.catalog import ObjectCatalog, reading_order
 from quiver.topics.format.descriptor import (
     INDEX_EVERY_MESSAGES,
     ObjectCompression,
@@ -35,13 +35,13 @@ _TOPICS = "storage/topics"
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
     """
-    What was found.
+    The result.
 
     Attributes:
-        descriptors: what the catalogue says now, by first offset.
-        damaged: what is wrong with objects, named or not.
-        left_out: keys of objects that the catalogue does not name: others have their messages, or they are no objects.
-        holes: ranges of offsets between objects that no object has: the first, and one behind the last.
+        descriptors: the new contents of the catalog, by first offset.
+        damaged: the damage of objects, included or not.
+        left_out: keys of objects without a descriptor: others have their messages, or they are not objects of topics.
+        holes: ranges of offsets between objects that no object has: the first, and the offset after the last.
     """
 
     descriptors: list[ObjectDescriptor] = field(default_factory=list)
@@ -67,12 +67,12 @@ def topics_with_objects(objects: ObjectTier) -> list[str]:
     return sorted(found)
 
 
-def rebuild_catalogue(objects: ObjectTier, catalogue: ObjectCatalogue) -> Rebuilt:
+def rebuild_catalogue(objects: ObjectTier, catalogue: ObjectCatalog) -> Rebuilt:
     """
-    Make *catalogue* name what the object store holds of its topic, and nothing else.
+    Make *catalogue* describe exactly the objects that the object store has of its topic.
 
     Raises:
-        ObjectsUnavailableError, MetadataUnavailableError: do it again.
+        ObjectsUnavailableError, MetadataUnavailableError: call it again.
         FencedError: another process owns the topic.
     """
     rebuilt = Rebuilt()
@@ -112,16 +112,16 @@ def _describe(
         step = range(-(expected - start) % INDEX_EVERY_MESSAGES, len(frames), INDEX_EVERY_MESSAGES)
         if compression == "none":
             index += [(expected + at, first + frames[at][1]) for at in step]
-        elif expected <= end:  # what lies behind the last message leads nowhere
+        elif expected <= end:  # there is nothing after the last message to point to
             index.append((expected, first))
         expected += len(offsets)
         trouble = reason
     if trouble is None and expected != end + 1:
-        trouble, position = f"it ends with message {expected - 1}, its name says {end}", info.size_bytes
+        trouble, position = f"it ends with message {expected - 1}, its name with {end}", info.size_bytes
     if trouble is not None:
         damaged.append(CorruptionError(info.key, position, trouble))
     if expected == start:
-        return None  # not even its first message is there
+        return None  # not even its first message can be read
     return ObjectDescriptor(
         info.key.rpartition("/")[2], start, end, info.size_bytes, info.etag, info.modified_ns // _NS_PER_S,
         offset_index=tuple(index), compression=compression,
@@ -132,8 +132,8 @@ def _pieces(
     objects: ObjectTier, info: ObjectInfo, compression: ObjectCompression
 ) -> Iterator[tuple[int, bytes, int, str | None]]:
     """
-    Yield whole plain frames some at a time: the byte of the object where they begin, they, where reading stopped,
-    why.
+    Yield complete plain frames in pieces: their position in the object, the frames, the position where reading
+    stopped, and the reason.
     """
     carry = b""
     at = 0

@@ -1,9 +1,9 @@
 """
-A topic's subscriptions, told to the metadata store, so that they go on where the topic goes.
+A topic's subscriptions, mirrored to the metadata store, so that they move with the topic.
 
-The files beside the topic are the truth while it is here. Their owner tells the metadata store of them with every
-upload, and when it gives the topic up; another owner begins with what it was told. What was confirmed since then is
-delivered again, which at least once allows, and nothing is passed over.
+The files next to the topic are the truth while it is here. Their owner writes them to the metadata store with every
+upload, and when it releases the topic; another owner starts with what was written. Messages confirmed after that are
+delivered again, which at-least-once delivery allows, and no message is skipped.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class CursorMirror:
     The subscriptions of one topic in *store*, written through *commits*. Not thread-safe.
 
     Args:
-        store: where they are.
-        commits: lets through only what the topic's owner writes.
+        store: the metadata store.
+        commits: only lets the topic's owner write.
         namespace: before every key.
         topic: ``namespace/topic``.
-        owner: whose word is written.
+        owner: the name of this owner.
     """
 
     def __init__(self, store: MetadataStore, commits: Commits, *, namespace: str, topic: str, owner: str) -> None:
@@ -69,10 +69,10 @@ class CursorMirror:
 
     def next_offset_min(self) -> int:
         """
-        Return one above every offset that a subscription is known to have confirmed: it was given out once.
+        Return the offset after all that any subscription has confirmed: they were given out.
 
         Raises:
-            CorruptionError: a cursor is none; `path` is its key.
+            CorruptionError: a cursor is damaged; `path` is its key.
             MetadataUnavailableError: the store does not answer.
         """
         highest = 0
@@ -86,17 +86,19 @@ class CursorMirror:
 
     def restore(self, kept: SubscriptionFiles) -> list[str]:
         """
-        Write to *kept* what another owner told last; what this one told is older than its own files. Returns the names.
+        Write the subscriptions that another owner mirrored last to *kept*; return their names.
+
+        What this owner mirrored is older than its files.
 
         Raises:
-            CorruptionError: something told is not readable: nobody guesses where a subscription stood.
+            CorruptionError: a record is damaged: its position is never guessed.
             MetadataUnavailableError: the store does not answer.
             OSError: a file could not be written.
         """
         told = self._kept()
         others = {name: saved for name, (owner, saved) in told.items() if owner != self._owner}
         if others:
-            # The topic was away, and came back or came here: what is missing there was removed there.
+            # The topic was away, and came back or came here: subscriptions missing there were removed there.
             for name in kept.names():
                 if name not in told:
                     kept.remove(name)
@@ -106,12 +108,12 @@ class CursorMirror:
 
     def tell(self, kept: SubscriptionFiles) -> None:
         """
-        Tell the store what has changed in *kept* since the last time, removals too.
+        Write the changes of *kept* since the last call to the store, including removals.
 
         Raises:
-            CorruptionError: a file is not readable; the others were told.
-            FencedError: this is not the owner any more.
-            MetadataUnavailableError: the store does not answer; the next time tells it again.
+            CorruptionError: a file is damaged; the other subscriptions were written.
+            FencedError: this is no longer the owner.
+            MetadataUnavailableError: the store does not answer; the next call writes them again.
         """
         if self._told is None:
             self._told = dict.fromkeys(self._kept())
@@ -134,11 +136,11 @@ class CursorMirror:
 
     def forget_all(self) -> None:
         """
-        Remove what the store was told of every subscription.
+        Remove all subscriptions from the store.
 
         Raises:
-            FencedError: this is not the owner any more.
-            MetadataUnavailableError: the store does not answer; some may be gone.
+            FencedError: this is no longer the owner.
+            MetadataUnavailableError: the store does not answer; some may be removed.
         """
         for entry in list(self._entries()):
             self._commits.commit({entry.key: None})

@@ -1,11 +1,10 @@
 """
-What goes: local files that the object store holds, or that are old enough where there is none, and objects that nobody
-wants for so long any more.
+Deleting local files and objects by retention.
 
-A local file goes when retention says so and nothing is lost by it: every one of its messages is in an object that is
-there at this moment, with the size that was verified; and, where asked for, every reliable subscription has confirmed
-them. An object goes by its own retention: its descriptor first, then the object, so that nothing named is ever missing.
-The newest object always stays: it says how far the topic has come.
+A local file is deleted when retention allows it and nothing is lost: each of its messages is in an object that exists
+at this moment, with the size that was verified, or the topic has no object store; and, if configured, every reliable
+subscription has confirmed them. An object is deleted by its own retention: its descriptor first, then the object, so
+that no descriptor ever names a missing object. The newest object always stays: it records how far the topic has come.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from quiver.errors import ObjectNotFoundError
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.cold.spans import ObjectSpan
 from quiver.topics.format.descriptor import object_key
 from quiver.topics.format.names import objects_prefix
@@ -37,9 +36,10 @@ _MIB = 1024 * 1024
 
 def files_to_release(files: Sequence[WalFile], settings: DeleterSettings, *, now_ns: int) -> list[tuple[WalFile, str]]:
     """
-    Return the oldest of *files*, with why: ``time`` or ``size``. The active file, the last one, counts and never goes.
+    Return the oldest of *files*, with the reason: ``time`` or ``size``. The active file, the last one, counts towards
+    the size but is never deleted.
 
-    *now_ns* is by the clock that `modified_ns` of the files is of.
+    *now_ns* is from the same clock as `modified_ns` of the files.
     """
     total = sum(file.size_bytes for file in files)
     limit = None if settings.retention_size_mb is None else settings.retention_size_mb * _MIB
@@ -53,16 +53,16 @@ def files_to_release(files: Sequence[WalFile], settings: DeleterSettings, *, now
         elif limit is not None and total > limit:
             going.append((file, "size"))
         else:
-            break  # files go in order: a younger one behind it waits
+            break  # files are deleted in order: a younger one after it has to wait
         total -= file.size_bytes
     return going
 
 
 def expired_objects(objects: Sequence[ObjectSpan], settings: ObjectRetention, *, now_s: int) -> list[ObjectSpan]:
     """
-    Return the oldest of *objects* that retention gives up; never the newest one.
+    Return the oldest of *objects* that retention deletes; never the newest one.
 
-    *now_s* is by the clock that `created_at` of the objects is of.
+    *now_s* is from the same clock as `created_at` of the objects.
     """
     total = sum(one.size for one in objects)
     limit = None if settings.retention_size_mb is None else settings.retention_size_mb * _MIB
@@ -77,10 +77,7 @@ def expired_objects(objects: Sequence[ObjectSpan], settings: ObjectRetention, *,
 
 
 class _SteadyAges:
-    """
-    Gives files and objects times by the clock that does not step. What was there when this was made is as old as the
-    wall clock says.
-    """
+    """Gives files and objects times by the monotonic clock; ages at the start are those of the wall clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -110,7 +107,7 @@ def _release(
     ages: _SteadyAges,
     observer: Observer,
 ) -> tuple[WalFile, ...]:
-    """Delete the oldest files that retention gives up, as far as subscriptions and *may_go* allow; return them."""
+    """Delete the oldest files by retention, as far as subscriptions and *may_go* allow; return them."""
     limit = confirmed() if settings.wait_for_subscriptions else None
     below = 0
     why: dict[str, str] = {}
@@ -121,7 +118,7 @@ def _release(
         why[file.path] = reason
     if below:
         check()
-    # Also without any: what could not be removed the last time is tried again.
+    # Called in any case: files that could not be removed the last time are tried again.
     gone = wal.release_below(below)
     for file in gone:
         reason = why.get(file.path, "time")
@@ -135,14 +132,14 @@ def _release(
 
 class LocalDeleter:
     """
-    Deletes the files of one topic that has no objects: what goes is gone. Thread-safe.
+    Deletes the files of one topic that has no objects: their messages are lost. Thread-safe.
 
     Args:
         wal, topic: the log; it has a directory.
         settings: of local files.
-        confirmed: returns one behind the last offset that every reliable subscription has confirmed; None when there
-            is no subscription.
-        clock, observer: time, and where counts go.
+        confirmed: returns the offset after the last that every reliable subscription has confirmed; None when there is
+            no subscription.
+        clock, observer: time, and where counts are sent.
     """
 
     def __init__(
@@ -161,16 +158,16 @@ class LocalDeleter:
         self._turn = threading.Lock()
 
     def run_if_due(self) -> None:
-        """Delete what may go, when `check_interval_minutes` have passed since the last time. Raises as `run_once`."""
+        """Delete what is due, if `check_interval_minutes` have passed since the last time. Raises as `run_once`."""
         if self._clock.monotonic() >= self._due_s:
             self.run_once()
 
     def run_once(self) -> tuple[WalFile, ...]:
         """
-        Delete what may go; return the files that went. `Wal.start_offset` has moved durably on return.
+        Delete what is due; return the deleted files. `Wal.start_offset` has moved durably on return.
 
         Raises:
-            CorruptionError: a subscription cannot be read, so nobody knows what it has confirmed.
+            CorruptionError: the file of a subscription is damaged, so its confirmed offset is unknown.
             OSError: as `Wal.release_below`.
         """
         with self._turn:
@@ -191,10 +188,10 @@ class Deleter:
         objects: the object store.
         catalogue: of the topic.
         settings, retention: of local files, and of objects.
-        check: raises when this is not the owner now.
-        confirmed: returns one behind the last offset that every reliable subscription has confirmed; None when there
-            is no subscription.
-        clock, observer: time, and where counts go.
+        check: raises if this is not the owner now.
+        confirmed: returns the offset after the last that every reliable subscription has confirmed; None when there is
+            no subscription.
+        clock, observer: time, and where counts are sent.
     """
 
     def __init__(
@@ -202,7 +199,7 @@ class Deleter:
         wal: Wal,
         fs: FileSystem,
         objects: ObjectTier,
-        catalogue: ObjectCatalogue,
+        catalogue: ObjectCatalog,
         *,
         settings: DeleterSettings,
         retention: ObjectRetention,
@@ -227,10 +224,10 @@ class Deleter:
 
     def run_once(self) -> tuple[WalFile, ...]:
         """
-        Delete what may go; return the local files that went. `Wal.start_offset` has moved durably on return.
+        Delete what is due; return the deleted local files. `Wal.start_offset` has moved durably on return.
 
         Raises:
-            ObjectsUnavailableError, MetadataUnavailableError: nothing more was deleted; the next time goes on.
+            ObjectsUnavailableError, MetadataUnavailableError: nothing more was deleted; the next call continues.
             FencedError: another owner took over.
             OSError: as `Wal.release_below`.
         """
@@ -250,7 +247,7 @@ class Deleter:
             found = self._catalogue.at_or_after(offset)
             behind = file.next_offset if found is None else min(found.start_offset, file.next_offset)
             if behind > offset:
-                # No object has these. That is right only where the file does not have them either.
+                # No object has these offsets. The file may be deleted only if it does not have them either.
                 if self._file_has(file, offset, behind):
                     return False
                 offset = behind
@@ -288,7 +285,7 @@ class Deleter:
 
     def _expire_objects(self) -> None:
         if self._retention == ObjectRetention():
-            return  # by default they stay, however many
+            return  # by default all objects stay
         spans = {one.object_id: one for one in self._catalogue.spans()}
         steady, now_s = self._ages.of_objects(list(spans.values())), self._ages.now_ns() // _NS_PER_S
         going = [
@@ -301,10 +298,10 @@ class Deleter:
 
     def truncate(self, offset: int) -> None:
         """
-        Delete the objects whose messages are all below *offset*, the newest one too.
+        Delete the objects whose messages are all below *offset*, including the newest one.
 
         Raises:
-            ObjectsUnavailableError, MetadataUnavailableError: some may be gone; the next call goes on.
+            ObjectsUnavailableError, MetadataUnavailableError: some may be deleted; the next call continues.
             FencedError: another owner took over.
         """
         self._remove([one for one in self._catalogue.spans() if one.end_offset < offset])
@@ -312,7 +309,7 @@ class Deleter:
     def _remove(self, going: Sequence[ObjectSpan]) -> None:
         for one in going:
             if one.end_offset >= self._wal.start_offset:
-                return  # what local files have and objects do not any more would be uploaded again
+                return  # messages that local files have and objects do not would be uploaded again
             self._check()
             self._catalogue.withdraw([one])
             self._objects.delete([object_key(self._catalogue.topic, one.object_id)])
@@ -323,13 +320,13 @@ class Deleter:
 
     def remove_all(self) -> None:
         """
-        Delete every object of the topic, unfinished ones too: its descriptors first.
+        Delete every object of the topic, including unfinished ones: their descriptors first.
 
         Raises:
-            ObjectsUnavailableError, MetadataUnavailableError: some may be gone; the next call goes on.
+            ObjectsUnavailableError, MetadataUnavailableError: some may be deleted; the next call continues.
             FencedError: another owner took over.
         """
-        # Listed first: where the object store does not answer, nothing is forgotten.
+        # List the objects first: if the object store does not answer, nothing is forgotten.
         keys = [info.key for info in self._objects.list_below(objects_prefix(self._catalogue.topic))]
         self._check()
         self._catalogue.replace_all([])

@@ -1,4 +1,4 @@
-"""From settings to the tier behind the files: the object store opened and proved, the metadata store, and a name."""
+"""Opening the object tier from settings: a verified object store, the metadata store, and the owner's name."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _OWNER_BYTES_MAX = 64
 
 def owner_of(fs: FileSystem, root: str) -> str:
     """
-    Return the name of the directory *root*, made up and kept at the first call. Durable on return.
+    Return the owner name of the directory *root*, created by the first call. Durable on return.
 
-    Whoever holds the directory's lock is this owner: after a restart it takes its topics back without waiting.
+    The holder of the directory's lock is this owner: after a restart it takes its topics back without waiting.
 
     Raises:
-        OSError: it cannot be read or written.
+        OSError: the file cannot be read or written.
     """
     path = f"{root}/{OWNER_FILE}"
     try:
@@ -58,13 +58,13 @@ def owner_of(fs: FileSystem, root: str) -> str:
 
 def tier_signs(fs: FileSystem, root: str) -> list[str]:
     """
-    Return what says that the topics below *root* had a tier, as paths; nothing where they never had one.
+    Return the paths that show that the topics below *root* had an object tier; nothing if they never had one.
 
-    The owner's name alone may be lost. So may the metadata, or they are elsewhere: what was uploaded stays noted beside
-    each topic. Those notes come as one path, with stars for the topics.
+    The owner's name may be lost, and the metadata may be lost or elsewhere: the upload checkpoint next to each topic
+    remains. The checkpoints are returned as one path, with stars for the topics.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the directory cannot be read.
     """
     found = [f"{root}/{name}" for name in (OWNER_FILE, METADATA_FILE) if fs.exists(f"{root}/{name}")]
     if any(fs.exists(f"{directory}/{UPLOADER_CHECKPOINT}") for directory in _directories_below(fs, root)):
@@ -80,7 +80,7 @@ def _directories_below(fs: FileSystem, root: str) -> Iterator[str]:
 
 def names_in(fs: FileSystem, directory: str) -> list[str]:
     """
-    Return what is in *directory*; nothing where it is none.
+    Return the names in *directory*; nothing if it is not a directory.
 
     Raises:
         OSError: it cannot be read.
@@ -93,15 +93,16 @@ def names_in(fs: FileSystem, directory: str) -> list[str]:
 
 def refuse_without_tier(fs: FileSystem, root: str) -> None:
     """
-    Raise when the topics below *root* had a tier: only that one knows what is in objects, and who owns a topic by now.
+    Raise if the topics below *root* had an object tier, which alone knows the objects and the current owners.
 
     Raises:
-        SettingsError: they had.
+        SettingsError: they had one.
     """
     if signs := tier_signs(fs, root):
         raise SettingsError(
-            f"the topics below {root} have objects: open them with objects (and metadata) as before. To go on without "
-            f"what only the objects have, once no other process owns these topics, move away {', '.join(signs)}"
+            f"the topics below {root} have objects: open them with objects (and metadata) as before. To continue "
+            "without the messages that only the objects have, once no other process owns these topics, move away "
+            f"{', '.join(signs)}"
         )
 
 
@@ -109,16 +110,16 @@ def refuse_tier_in_vain(
     root: str | None, settings: TopicSettings, *, objects: object, metadata: object, cold: object
 ) -> None:
     """
-    Raise when a tier is asked for that there would not be, as nothing but files is ever uploaded; or a setting of it.
+    Raise if an object tier, or a setting of it, would have no effect.
 
     Raises:
-        UsageError: there is no directory, or `metadata` without objects.
+        UsageError: there is no directory, or `metadata` is given without objects.
         SettingsError: a setting would have no effect.
     """
     if root is None and (objects is not None or metadata is not None or settings.cloud is not None):
         raise UsageError("objects need a directory: without one (a path, or wal.dir) topics are in memory only")
     if metadata is not None and objects is None and settings.cloud is None:
-        raise UsageError("metadata says what is in the object store: it needs objects, too")
+        raise UsageError("metadata describes the objects in an object store: give objects, too")
     has_objects = any(one is not None for one in (objects, settings.cloud, cold))
     settings.require_effect(has_objects=has_objects, has_files=root is not None)
 
@@ -135,10 +136,10 @@ def tier_behind(
     background: bool,
 ) -> ObjectColdTier | None:
     """
-    Return the tier of the topics below *root*, as `open_cold_tier` does; None where they have none.
+    Return the object tier of the topics below *root*, as `open_cold_tier` does; None if they have none.
 
     Raises:
-        SettingsError: they had one, and none is given now; or see `open_cold_tier`.
+        SettingsError: they had one, and none is given now; or as `open_cold_tier`.
     """
     if objects is None and settings.cloud is None:
         refuse_without_tier(fs, root)
@@ -163,24 +164,24 @@ def open_cold_tier(
     patience_s: float = 0.0,
 ) -> ObjectColdTier:
     """
-    Open the tier of the topics below *root*, whose lock the caller holds.
+    Open the object tier of the topics below *root*, whose lock the caller holds.
 
     Args:
         root: the directory of the topics.
-        settings: `cloud` and `metadata` say where, unless the two next arguments do.
-        objects: where the objects are.
-        metadata: where the descriptors are; by default in a file beside the topics.
-        environment: what ``${NAME}`` in the options of *objects* and *metadata* stands for.
+        settings: `cloud` and `metadata` are the locations, unless the two next arguments are given.
+        objects: the location of the objects.
+        metadata: the location of the descriptors; by default a file next to the topics.
+        environment: the values of ``${NAME}`` in the options of *objects* and *metadata*.
         fs: the file system of the logs, and of objects in a directory.
         clock: time.
-        observer: where counts and events go.
+        observer: where counts and events are sent.
         background: whether the tier's threads run.
         patience_s: how long opening a topic watches another owner that may be dead.
 
     Raises:
-        SettingsError: no place for objects, or not one.
+        SettingsError: there is no location for objects, or it is not valid.
         AccessDeniedError: the credentials do not allow what is needed.
-        ObjectsUnavailableError, MetadataUnavailableError: nobody answers.
+        ObjectsUnavailableError, MetadataUnavailableError: a store does not answer.
         OSError: a directory cannot be used.
     """
     if objects is None:
@@ -190,9 +191,9 @@ def open_cold_tier(
     objects = ObjectLocation.of(objects, environment=environment)
     beside = f"sqlite://{os.path.abspath(root)}/{METADATA_FILE}"  # noqa: PTH100
     if objects.backend == "memory":
-        # These objects end with the process: no local file may go for them, and nothing may speak of them later.
+        # These objects end with the process: no local file may be deleted for them, and no record may outlive them.
         if settings.deleter.without_objects().deletes or any("deleter" in one for one in settings.topics.values()):
-            raise SettingsError("deleter has no effect: no local file goes for objects that are in memory only")
+            raise SettingsError("deleter has no effect: no local file is deleted for objects that are in memory only")
         keep = replace(settings.deleter, retention_time_minutes=None, retention_size_mb=None)
         settings, beside = replace(settings, deleter=keep), "memory://"
     tier = open_objects(objects, environment=environment, fs=fs, clock=clock, observer=observer)

@@ -11,7 +11,7 @@ __all__ = ["ColdLost", "ColdPiece", "ColdReader"]
 
 @dataclass(frozen=True, slots=True)
 class ColdPiece:
-    """Encoded messages (frames' payloads) of `first_offset`, the next one, and so on, without a gap; at least one."""
+    """Encoded messages (frames' payloads) of consecutive offsets from `first_offset` on; at least one."""
 
     first_offset: int
     bodies: Sequence[bytes]
@@ -19,10 +19,7 @@ class ColdPiece:
 
 @dataclass(frozen=True, slots=True)
 class ColdLost:
-    """
-    Messages `first_offset` to `next_offset` − 1 should be in the object `name`, whose byte `position` cannot be
-    read.
-    """
+    """Messages `first_offset` to `next_offset` − 1 should be in the object `name`; its byte `position` is damaged."""
 
     first_offset: int
     next_offset: int
@@ -36,19 +33,19 @@ class ColdReader(Protocol):
 
     def take(self, offset: int, end: int) -> ColdPiece | ColdLost | None:
         """
-        Return some messages from exactly *offset* on and below *end*, or what is wrong with them.
+        Return messages from exactly *offset* on and below *end*, or their damage.
 
-        None when no object has *offset*.
+        Return None if no object has *offset*.
 
         Raises:
             TransientError: the store cannot be reached; the same call may succeed later.
         """
 
     def next_offset(self, offset: int) -> int | None:
-        """Return the first offset at or above *offset* that an object has; None when there is none."""
+        """Return the first offset at or above *offset* that an object has; None if there is none."""
 
     def offset_at(self, time_ms: int) -> int | None:
-        """Return the offset of the first message published at or after *time_ms*; None when none in the objects was."""
+        """Return the offset of the first message published at or after *time_ms*; None if the objects have none."""
 
     def close(self) -> None:
-        """Let go. Idempotent."""
+        """Release resources. Idempotent."""

@@ -18,20 +18,17 @@ __all__ = ["ColdTier"]
 
 
 class ColdTier(Protocol):
-    """
-    The tier of all topics of one `TopicStore`. Thread-safe. Its own work runs in its own thread, or
-    in `maintain`.
-    """
+    """The object tier of all topics of one `TopicStore`. Thread-safe. It works in its own thread, or in `maintain`."""
 
     def next_offset_min(self, topic: str, directory: str | None) -> int:
         """
-        Take ownership of *topic*, before its files are opened; return the lowest offset that nobody gave out yet.
+        Take ownership of *topic*, before its files are opened; return the lowest offset that was not given out yet.
 
-        Files in *directory* whose messages another owner's have replaced are out of the way on return.
+        Files in *directory* that another owner's messages have superseded are quarantined on return.
 
         Raises:
             DirectoryInUseError: another process owns the topic.
-            TransientError: nobody can say now who owns it, or what was replaced.
+            TransientError: the owner, or the superseded files, cannot be determined now.
         """
 
     def give_up(self, topic: str) -> None:
@@ -39,17 +36,18 @@ class ColdTier(Protocol):
 
     def knows(self, topic: str) -> bool:
         """
-        Say whether anybody had *topic* before, here or elsewhere. Takes no ownership.
+        Return whether *topic* ever had an owner, here or elsewhere. Takes no ownership.
 
         Raises:
-            TransientError: nobody can say now.
+            TransientError: it cannot be determined now.
         """
 
     def attach(self, topic: str, wal: Wal, confirmed: Callable[[], int | None]) -> None:
         """
-        Begin to upload *topic* and to release its files.
+        Start to upload *topic* and to release its files.
 
-        *confirmed* answers below which offset every reliable subscription has confirmed everything; None without any.
+        *confirmed* returns the offset below which every reliable subscription has confirmed everything; None without
+        any.
         """
 
     def reader(self, topic: str) -> ColdReader:
@@ -63,11 +61,11 @@ class ColdTier(Protocol):
 
     def upload(self, topic: str) -> int:
         """
-        Upload everything of *topic* that is synced, now; return the offset below which objects have all there is.
+        Upload everything of *topic* that is synced, now; return the offset below which objects have everything.
 
         Raises:
-            UsageError: nothing of it is uploaded.
-            TransientError: not everything is up.
+            UsageError: it is not uploaded.
+            TransientError: not everything is uploaded.
         """
 
     def wait_until_uploaded(self, topic: str, offset: int, timeout: float | None) -> None:
@@ -76,33 +74,33 @@ class ColdTier(Protocol):
 
         Raises:
             NotDurableError: *timeout* passed.
-            QuiverError: it will not be uploaded, or nobody knows.
+            QuiverError: it will not be uploaded, or that cannot be determined.
         """
 
     def truncate(self, topic: str, offset: int) -> None:
         """
-        Delete the objects of *topic* whose messages are all below *offset*, and that no local file has.
+        Delete the objects of *topic* with all messages below *offset*, which no local file has.
 
         Raises:
-            TransientError: some may be gone; the next call goes on.
+            TransientError: some may be deleted; the next call continues.
         """
 
     def delete(self, topic: str) -> None:
         """
-        Remove everything of *topic* behind the files, and give up ownership.
+        Remove everything of *topic* except its files, and release ownership.
 
         Raises:
-            TransientError: some may be gone; the topic stays attached.
+            TransientError: some may be deleted; the topic stays attached.
         """
 
     def maintain(self) -> None:
-        """Do by hand what the tier's thread would do by now."""
+        """Do manually what the tier's thread does periodically."""
 
     def detach(self, topic: str, *, sealed: bool) -> None:
-        """End the work on *topic*; with *sealed* everything is uploaded first, and ownership is given up."""
+        """Stop the work on *topic*; with *sealed* everything is uploaded first, and ownership is released."""
 
     def hand_over(self, topics: Sequence[str], *, timeout: float) -> Sequence[UnfinishedHandOver]:
         """Detach *topics*, sealed where that is possible within *timeout* seconds; return the others."""
 
     def close(self) -> None:
-        """End all work. Idempotent."""
+        """Stop all work. Idempotent."""

@@ -1,9 +1,9 @@
 """
-One topic's objects read from any offset on, frame by frame, by ranges.
+Reading one topic's objects from any offset on, frame by frame, with range requests.
 
-A reader holds nothing but the offset that comes next and what it fetched ahead of it. Objects are named by the
-catalogue, entered at the nearest place of their index, and read in pieces; every frame's checksum and offset are
-verified. What is damaged or missing is said with the object's name, the byte, and the range of offsets that is lost.
+A reader stores only the next offset and prefetched bytes. The catalog names the objects; a reader enters them at the
+nearest entry of their index and reads them in pieces. Every frame's checksum and offset are verified. Damaged and
+missing messages are reported with the object's name, the byte, and the lost range of offsets.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
 from quiver.primitives.scan import Damage, NeedMore
 from quiver.topics.cold.blocks import unpack_block
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.cold.pieces import ColdLost, ColdPiece
 from quiver.topics.cold.spans import ObjectSpan
 from quiver.topics.format.descriptor import ObjectDescriptor, object_key
 from quiver.topics.format.frame import FRAME_HEADER_BYTES, take_frames
 from quiver.topics.format.message import NS_PER_MS, decode_message
 from quiver.topics.format.names import objects_prefix
-from quiver.topics.format.salvage import next_frame_behind, offset_within
+from quiver.topics.format.salvage import next_frame_after, offset_within
 
 __all__ = ["READ_BYTES", "ObjectReader"]
 
@@ -34,7 +34,7 @@ _SALVAGE_BYTES_MAX = 128 * 1024 * 1024
 
 @dataclass(slots=True)
 class _Place:
-    """Where the next frame of an object is: `data` from `at` on, then what begins at byte `fetched` of the object."""
+    """The position of the next frame in an object: `data` from `at` on, followed by byte `fetched` of the object."""
 
     descriptor: ObjectDescriptor
     expected: int
@@ -44,7 +44,7 @@ class _Place:
 
     @property
     def position(self) -> int:
-        """The byte of the object where the next frame begins; of a packed one, where its next block does."""
+        """The position in the object of the next frame, or of the next block in a packed object."""
         packed = self.descriptor.compression != "none"
         return self.fetched if packed else self.fetched - (len(self.data) - self.at)
 
@@ -55,16 +55,16 @@ class ObjectReader:
 
     Args:
         objects: the object store.
-        catalogue: of the topic; shared with others who read it.
-        observer: where counts go.
-        follows_others: the catalogue is written by another process, so it is read anew where it has no answer.
-        read_bytes: how much is asked for at once.
+        catalogue: of the topic; shared with other readers.
+        observer: where counts are sent.
+        follows_others: another process writes the catalog, so it is read again where it has no answer.
+        read_bytes: the size of a range request.
     """
 
     def __init__(
         self,
         objects: ObjectTier,
-        catalogue: ObjectCatalogue,
+        catalogue: ObjectCatalog,
         *,
         observer: Observer,
         follows_others: bool = False,
@@ -77,13 +77,13 @@ class ObjectReader:
         self._read_bytes = read_bytes
         self._place: _Place | None = None
 
-    # ── what is asked ────────────────────────────────────────────────────────────────────────────────────
+    # ── lookups ──────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, offset: int, end: int) -> ColdPiece | ColdLost | None:
         """
-        Return some messages from exactly *offset* on and below *end*, or what is wrong with them.
+        Return messages from exactly *offset* on and below *end*, or their damage.
 
-        None when no object has *offset*.
+        Return None if no object has *offset*.
 
         Raises:
             ObjectsUnavailableError, MetadataUnavailableError: the same call may succeed later.
@@ -105,16 +105,16 @@ class ObjectReader:
         return found
 
     def next_offset(self, offset: int) -> int | None:
-        """Return the first offset at or above *offset* that an object has; None when there is none."""
+        """Return the first offset at or above *offset* that an object has; None if there is none."""
         found = self._find(offset)
         return None if found is None else max(offset, found.start_offset)
 
     def offset_at(self, time_ms: int) -> int | None:
         """
-        Return the offset of the first message published at or after *time_ms*; None when none in the objects was.
+        Return the offset of the first message published at or after *time_ms*; None if the objects have none.
 
-        Publish times are the producers': where they step back, the answer is a message at or after the time all the
-        same, though perhaps not the first one.
+        Publish times come from producers: where they decrease, the result is still a message at or after the time, but
+        may not be the first one.
 
         Raises:
             ObjectsUnavailableError, MetadataUnavailableError: the same call may succeed later.
@@ -133,7 +133,7 @@ class ObjectReader:
         return None
 
     def close(self) -> None:
-        """Forget what was fetched ahead. Idempotent."""
+        """Discard prefetched bytes. Idempotent."""
         self._place = None
 
     # ── finding ──────────────────────────────────────────────────────────────────────────────────────────
@@ -154,16 +154,16 @@ class ObjectReader:
             if descriptor is not None:
                 return _Place(descriptor, *descriptor.place_of(offset))
             self._catalogue.refresh()
-        raise MetadataUnavailableError(f"{self._catalogue.topic}: what is in objects changes all the while; try again")
+        raise MetadataUnavailableError(f"{self._catalogue.topic}: its objects keep changing; try again")
 
     def _missing(self, descriptor: ObjectDescriptor, offset: int) -> ColdLost | None:
-        # Retention withdraws a descriptor before it removes the object: then it is no loss, but gone by policy.
+        # Retention withdraws a descriptor before it removes the object: then the messages were deleted, not lost.
         self._catalogue.refresh()
         found = self._catalogue.at_or_after(offset)
         if found is None or found.object_id != descriptor.object_id:
             return None
         if next(iter(self._objects.list_below(objects_prefix(self._catalogue.topic))), None) is None:
-            # An empty directory where a disk should be mounted, or another bucket: that is no loss of one object.
+            # An empty directory where a disk should be mounted, or another bucket, is not the loss of one object.
             reason = "no object of this topic is there: is it the right place, and is it mounted?"
             raise ObjectsUnavailableError("get", object_key(self._catalogue.topic, descriptor.object_id), reason)
         return self._lost(descriptor, offset, descriptor.end_offset + 1, 0, "the object is missing")
@@ -208,7 +208,7 @@ class ObjectReader:
             while good < len(frames) and frames[good][0] == place.expected + good:
                 good += 1
             if not good and frames and offset_within(place.data, frames[0]) == place.expected:
-                good = 1  # only the header is damaged, and the message within tells what it said
+                good = 1  # only the header is damaged, and the message repeats its offset
             if good:
                 place.expected += good
                 place.at = frames[good - 1][2]
@@ -229,7 +229,7 @@ class ObjectReader:
                 return lost
 
     def _fetch(self, place: _Place, wanted: int) -> str | None:
-        """Put more of the object behind what is there; or return what is wrong with it."""
+        """Append more of the object to the data, or return what is wrong with it."""
         descriptor = place.descriptor
         packed = descriptor.compression != "none"
         end = descriptor.size
@@ -258,18 +258,18 @@ class ObjectReader:
         return None
 
     def _damaged(self, place: _Place, offset: int, reason: str) -> ColdLost | None:
-        """Return what is lost; or None when nothing that is wanted is, and *place* is behind the damage now."""
+        """Return the lost range, or None if no wanted message is lost and *place* is after the damage now."""
         descriptor = place.descriptor
         position = place.position
         first = max(offset, place.expected)
         later = [entry for entry in descriptor.offset_index if entry[0] > first]
         behind, byte = later[0] if later else (descriptor.end_offset + 1, descriptor.size)
         if descriptor.compression == "none":
-            # The index leads on behind the damage; the next sound frame may be nearer.
+            # The index points to a frame after the damage; the next intact frame may be nearer.
             while place.fetched < byte and len(place.data) < _SALVAGE_BYTES_MAX:
                 if self._fetch(place, self._read_bytes) is not None:
                     break
-            near = next_frame_behind(place.data, place.at, expected=place.expected)
+            near = next_frame_after(place.data, place.at, expected=place.expected)
             if near is not None and near[0] <= offset:
                 place.expected, place.at = near[0], near[1]
                 return None

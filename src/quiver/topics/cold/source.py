@@ -1,8 +1,8 @@
 """
-A piece of a topic's log on its way into one object: frames checked, indexed and summed up as they pass.
+A range of a topic's log on its way into one object: frames are checked, indexed and checksummed.
 
-An object never spans two log files, never holds a message that was not synced, and has no gap: it ends before damaged
-frames, and the next one begins behind them.
+An object never spans two log files, never contains an unsynced message, and has no gap: it ends before damaged frames,
+and the next object starts after them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ObjectSource", "SourceRange"]
 
 @dataclass(frozen=True, slots=True)
 class SourceRange:
-    """Which messages: from `first_offset` to below `next_offset`, found from `span` on."""
+    """A range of messages: from `first_offset` to below `next_offset`, found from `span` on."""
 
     span: Span
     first_offset: int
@@ -32,14 +32,14 @@ class SourceRange:
 
 class ObjectSource:
     """
-    Gives the parts of an object as often as they are asked for, and knows what it gave when they were all taken.
+    Produces the parts of an object, repeatedly if needed, and describes it after all parts were taken.
 
     Attributes:
-        next_offset: one behind the last message.
-        next_position: the byte of the log file behind it.
+        next_offset: the offset after the last message.
+        next_position: the position in the log file after it.
         size_bytes: of the object.
         checksum: CRC-32 of the object.
-        index: offset and byte of every thousandth frame, the first one included.
+        index: offset and position of every thousandth frame, including the first.
         lost: the damage that ended it, or None.
     """
 
@@ -59,7 +59,7 @@ class ObjectSource:
 
     def parts(self) -> Iterator[bytes]:
         """
-        Yield the object's bytes from the beginning.
+        Yield the object's bytes from the start.
 
         Raises:
             OSError: the log file cannot be read.
@@ -83,7 +83,7 @@ class ObjectSource:
                 step = scanner.step()
                 if isinstance(step, Lost):
                     if step.next_offset is None or step.next_offset > self.next_offset:
-                        self.lost = step  # the message that comes next is gone
+                        self.lost = step  # the next message is lost
                         return
                     continue
                 if step is None:
@@ -112,7 +112,7 @@ class ObjectSource:
         return _frames(data, places, offset)
 
     def _packed(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        # The index is of blocks here: it is made as they are closed, from frames that are cut anew.
+        # Here the index is of blocks: it is built as they are closed, from frames that are split again.
         block = bytearray()
         written = 0
         first = offset = self._wanted.first_offset
@@ -138,7 +138,7 @@ class ObjectSource:
 def _frames(data: bytes, places: list[FramePlace], offset: int) -> bytes:
     if [place[0] for place in places] == list(range(offset, offset + len(places))):
         return data[places[0][1] : places[-1][2]]
-    # A header was damaged and the message within it tells what it said: the object gets a sound one.
+    # A header was damaged, and the message in the frame repeats its offset: write an intact header to the object.
     return b"".join(
         encode_frame(at, data[place[1] + FRAME_HEADER_BYTES : place[2]]) for at, place in enumerate(places, offset)
     )

@@ -1,4 +1,4 @@
-"""A few numbers for each object of a topic, packed: what is known of it without its index."""
+"""A few numbers for each object of a topic, packed: a summary without the index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMPRESSIONS: tuple[ObjectCompression, ...] = get_args(ObjectCompression)
 
 
 class ObjectSpan(NamedTuple):
-    """One object: its name, its messages, its bytes, and when it was made (seconds since the Unix epoch)."""
+    """One object: its name, its messages, its bytes, and its creation time (seconds since the Unix epoch)."""
 
     object_id: str
     start_offset: int
@@ -25,7 +25,7 @@ class ObjectSpan(NamedTuple):
     compression: ObjectCompression
 
     def without_index(self) -> ObjectDescriptor:
-        """Return a descriptor that says no more."""
+        """Return a descriptor without an index."""
         return ObjectDescriptor(
             self.object_id, self.start_offset, self.end_offset, self.size, None, self.created_at,
             compression=self.compression,
@@ -34,9 +34,10 @@ class ObjectSpan(NamedTuple):
 
 class ObjectSpans:
     """
-    Objects by first offset, those that a reader needs: one whose offsets another has all is left out. Not thread-safe.
+    The objects that a reader needs, by first offset; one whose offsets another has completely is omitted. Not
+    thread-safe.
 
-    Such are left behind where an upload was repeated by a writer that forgot where it was.
+    There are such objects when a writer repeated an upload because it lost its position.
     """
 
     def __init__(self) -> None:
@@ -45,10 +46,10 @@ class ObjectSpans:
         self._sizes = array("Q")
         self._created = array("Q")
         self._compressions = bytearray()
-        self._names: dict[int, str] = {}  # of those that are called otherwise than we would call them
+        self._names: dict[int, str] = {}  # of objects whose names this version would build differently
 
     def add(self, one: ObjectDescriptor) -> bool:
-        """Add an object; say whether there was a place for it: none begins later."""
+        """Add an object and return True; return False if it begins before the last one."""
         if not one.completed or parse_object_id(one.object_id) is None:
             return True
         if self._starts and one.start_offset <= self._starts[-1]:
@@ -65,7 +66,7 @@ class ObjectSpans:
         return True
 
     def without(self, starts: set[int]) -> ObjectSpans:
-        """Return those that do not begin at any of *starts*."""
+        """Return the objects that do not begin at any of *starts*."""
         left = ObjectSpans()
         for one in self:
             if one.start_offset not in starts:
@@ -73,7 +74,7 @@ class ObjectSpans:
         return left
 
     def at_or_after(self, offset: int) -> ObjectSpan | None:
-        """Return the object that has *offset*, or the next one behind it; None when there is none."""
+        """Return the object that has *offset*, or the next one after it; None if there is none."""
         at = bisect.bisect_right(self._starts, offset) - 1
         if at < 0 or self._ends[at] < offset:
             at += 1

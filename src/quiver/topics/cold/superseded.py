@@ -1,17 +1,18 @@
 """
-Local files whose messages another owner's have replaced.
+Local files superseded by another owner: it has given out the same offsets for other messages.
 
-1. A process dies with messages on its disk that are not in the object store yet. 2. When its lease is over, another
-takes the topic, goes on behind what objects hold, and uploads messages of its own under the same offsets. 3. The first
-one comes back. Its files would hide what the other wrote; and as objects hold these offsets, they would be deleted.
+1. A process dies with messages on its disk that are not in the object store yet. 2. When its lease has expired, another
+process takes over the topic, continues after the last object, and uploads its own messages with the same offsets.
+3. The first process comes back. Its files would hide the other's messages, and would be deleted because objects have
+these offsets.
 
-So before a topic's files are opened, what was not uploaded from here is compared with what objects have at these
-offsets. A file that differs is moved to the quarantine, whole, and said: its messages were promised to somebody.
-`reappend.py` appends them again, from the first one on that is not in objects as it is here.
+Therefore, before a topic's files are opened, messages that were not uploaded from here are compared with the objects at
+the same offsets. A file that differs is moved to the quarantine, complete, and reported: its messages had been
+confirmed. `reappend.py` appends them again, from the first one that differs.
 
-A file also differs where it has messages between two objects. 1. The other one comes back, too, and its first file is
-moved aside. 2. It goes on behind that file, so no object has the last offsets of it. 3. Messages that we wrote there
-would never be uploaded any more: uploads only go forward.
+A file also differs if it has messages between two objects. 1. The other owner comes back, too, and its first file is
+quarantined. 2. It continues after that file, so no object has the last offsets of it. 3. Messages that this process
+wrote there would never be uploaded, because uploads only move forward.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from quiver.observe import Observer
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.topics.cold.pieces import ColdLost, ColdPiece, ColdReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
-from quiver.topics.format.names import QUARANTINE_DIR, REAPPENDED_SUFFIX, REPLACED_SUFFIX, replaced_name
+from quiver.topics.format.names import QUARANTINE_DIR, REAPPENDED_SUFFIX, SUPERSEDED_SUFFIX, superseded_name
 from quiver.topics.wal.files import FileMarks, FrameScanner, Good
 from quiver.topics.wal.local_files import load_checkpoint, local_files
 
@@ -35,18 +36,18 @@ def set_replaced_aside(
     fs: FileSystem, directory: str, cold: ColdReader, *, start: int, end: int, file_name: str, observer: Observer
 ) -> list[str]:
     """
-    Move the files that have other messages than *cold* in *start* to below *end* to the quarantine; return where to.
+    Move files that differ from *cold* between *start* and *end* to the quarantine; return their new paths.
 
-    Durable on return. A crash in between leaves some of them for the next time.
+    It is durable on return. After a crash in between, the next call moves the rest.
 
     Raises:
-        TransientError: the object store cannot be reached, so nobody can say.
+        TransientError: the object store cannot be reached, so the files cannot be compared.
         OSError: the disk failed.
     """
     oldest = cold.next_offset(0)
     if start >= end or oldest is None or not fs.exists(directory):
         return []
-    start = max(start, oldest)  # what is below went by retention, and was in objects before
+    start = max(start, oldest)  # earlier messages were in objects and were deleted by retention
     checkpoint = load_checkpoint(fs, directory)
     known = None if isinstance(checkpoint, CorruptionError) else checkpoint
     found = [
@@ -75,8 +76,8 @@ def set_replaced_aside(
 
 def _difference(fs: FileSystem, path: str, first: int, cold: ColdReader, *, start: int, end: int) -> int | None:
     """
-    Return the first message of a file that is not in objects as it is here; None when none is known
-    to be missing.
+    Return the offset of the first message of a file that differs from objects; None when no message is known to be
+    missing there.
     """
     unknown: int | None = None
     with FrameScanner(fs, path, position=0, end=None, expected=first, marks=FileMarks()) as scanner:
@@ -91,7 +92,7 @@ def _difference(fs: FileSystem, path: str, first: int, cold: ColdReader, *, star
 
 
 def _difference_in(step: Good, cold: ColdReader, offset: int, end: int) -> tuple[int | None, int | None]:
-    """Return the first offset that is damaged in objects, so that nobody can say, and the first that differs there."""
+    """Return the first offset whose object is damaged, so that it cannot be compared, and the first that differs."""
     damaged: int | None = None
     while offset < end:
         found = cold.take(offset, end)
@@ -113,12 +114,12 @@ def _set_aside(fs: FileSystem, directory: str, path: str, differs_at: int) -> st
     quarantine = f"{directory}/{QUARANTINE_DIR}"
     fs.make_dirs(quarantine)
     file_name = path.rpartition("/")[2]
-    names = (f"{quarantine}/{replaced_name(file_name, number, differs_at)}" for number in itertools.count())
+    names = (f"{quarantine}/{superseded_name(file_name, number, differs_at)}" for number in itertools.count())
     target = next(name for name in names if not _is_taken(fs, name))
     fs.rename(path, target)
     return target
 
 
 def _is_taken(fs: FileSystem, name: str) -> bool:
-    done = name.removesuffix(REPLACED_SUFFIX) + REAPPENDED_SUFFIX
+    done = name.removesuffix(SUPERSEDED_SUFFIX) + REAPPENDED_SUFFIX
     return fs.exists(name) or fs.exists(done)

@@ -1,9 +1,9 @@
 """
-The tier behind the files of all topics of one process: who owns a topic, what is uploaded, what is deleted.
+The object tier of all topics of one process: ownership, uploads and deletion.
 
-Two threads at most, however many topics. One works: uploads every `uploader.interval_seconds`, looks for what may go
-every `deleter.check_interval_minutes`. The other renews ownership, and never waits for an upload. `maintain` does by
-hand what both would do by now.
+It has at most two threads, however many topics there are. One uploads every `uploader.interval_seconds`, and deletes
+files and objects every `deleter.check_interval_minutes`. The other renews ownership, and never waits for an upload.
+`maintain` does what is due in both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from quiver.observe import Observer
 from quiver.primitives.backoff import Backoff
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.worker import Worker, WorkerDiedError
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.cold.cursor_mirror import CursorMirror
 from quiver.topics.cold.deleter import Deleter
 from quiver.topics.cold.pieces import ColdReader
@@ -64,14 +64,13 @@ class ObjectColdTier:
 
     Args:
         objects: the object store; closed with this.
-        metadata: the metadata store; closed with this.
         settings: of uploads, deletion and ownership.
         owner: a name for this directory of topics, the same after a restart.
         fs: the file system of the logs.
-        clock, observer: time, and where counts and events go.
+        clock, observer: time, and where counts and events are sent.
         background: whether the threads run.
         patience_s: how long opening a topic watches another owner that may be dead; `metadata.lease_seconds` is enough.
-        watch_path: the file that keeps what was seen of other owners over a restart; None keeps nothing.
+        watch_path: the file that stores observations of other owners across restarts; None stores nothing.
     """
 
     def __init__(
@@ -120,19 +119,19 @@ class ObjectColdTier:
             for worker in self._workers:
                 worker.start()
 
-    # ── what topics ask ──────────────────────────────────────────────────────────────────────────────────
+    # ── for topics ───────────────────────────────────────────────────────────────────────────────────────
 
     def next_offset_min(self, topic: str, directory: str | None) -> int:
         """
-        Take ownership of *topic*; return the lowest offset that nobody gave out yet, as far as anybody knows.
+        Take ownership of *topic*; return the lowest offset that was not given out yet, as far as is known.
 
-        Files in *directory* whose messages another owner's have replaced are out of the way on return.
+        Files in *directory* that another owner's messages have superseded are quarantined on return.
 
         Raises:
             DirectoryInUseError: another process owns the topic.
-            MetadataUnavailableError: nobody can say who owns it.
-            ObjectsUnavailableError: nobody can say what was replaced.
-            CorruptionError: a record of it is not one.
+            MetadataUnavailableError: the owner cannot be determined.
+            ObjectsUnavailableError: superseded files cannot be determined.
+            CorruptionError: a record of the topic is damaged.
             StoreFailedError: a thread of the tier has died.
         """
         if self._died is not None:
@@ -140,7 +139,7 @@ class ObjectColdTier:
         root = self._settings.metadata.namespace + self._settings.uploader.root_prefix
         key = owner_key(self._prefix, topic)
         ownership = patiently(lambda: self._acquire(key), wait_s=self._patience_s, clock=self._clock)
-        catalogue = ObjectCatalogue(
+        catalogue = ObjectCatalog(
             self._metadata, root=root, topic=topic, commits=ownership, clock=self._clock, observer=self._observer
         )
         cursors = CursorMirror(
@@ -156,7 +155,7 @@ class ObjectColdTier:
                     file_name=self._settings.wal.file_name, observer=self._observer,
                 )  # fmt: skip
         except CorruptionError:
-            ownership.release()  # whoever repairs it must not wait for us
+            ownership.release()  # the process that repairs it must not wait for this one
             raise
         except BaseException:
             ownership.give_up()
@@ -167,7 +166,7 @@ class ObjectColdTier:
         return next_offset
 
     def give_up(self, topic: str) -> None:
-        """Undo `next_offset_min` for a topic that could not be opened, so that another machine can have it."""
+        """Undo `next_offset_min` for a topic that could not be opened, so that another machine can open it."""
         with self._guard:
             owned = self._owned.pop(topic, None)
         if owned is not None:
@@ -180,25 +179,25 @@ class ObjectColdTier:
                 ttl_s=float(self._settings.metadata.lease_seconds),
             )  # fmt: skip
         except DirectoryInUseError:
-            self._watches.look_at_all()  # from now on, whoever asks next, and also after a restart
+            self._watches.observe_all()  # so that further topics need not wait as long, also after a restart
             raise
 
     def knows(self, topic: str) -> bool:
         """
-        Say whether anybody owned *topic* before.
+        Return whether *topic* ever had an owner.
 
         Raises:
-            MetadataUnavailableError: nobody can say.
+            MetadataUnavailableError: it cannot be determined.
         """
         return self._metadata.get(owner_key(self._prefix, topic)) is not None
 
     def attach(self, topic: str, wal: Wal, confirmed: Callable[[], int | None]) -> None:
         """
-        Begin to upload *topic* and to release its files; its log asks from now on whether this is still the owner.
+        Start to upload *topic* and to release its files; from now on its log checks ownership before each append.
 
-        Subscriptions that another owner told of are in their files on return.
+        The subscriptions that another owner recorded are in their files on return.
 
-        *confirmed* returns one behind the last offset that all reliable subscriptions have confirmed, or None.
+        *confirmed* returns the offset after the last that all reliable subscriptions have confirmed, or None.
         """
         owned = self._find(topic)
         with owned.work:
@@ -206,14 +205,14 @@ class ObjectColdTier:
             owned.wal = wal
             wal.owner_check = owned.ownership.check
             if wal.directory is None:
-                return  # nothing but memory: there is nothing that could be read again
+                return  # in memory only: nothing can be read again
             owned.kept = SubscriptionFiles(self._fs, wal.directory)
             owned.cursors.restore(owned.kept)
             state = owned.catalogue.sealed_state()
             if state is not None:
                 self._release_truncated(owned, wal, state)
             if state is not None and state.sealed:
-                # From here on what it says of being sealed is no longer true; how far it came still is.
+                # The sealed flag is no longer true from here on; the offset still is.
                 owned.catalogue.keep_state(replace(state, sealed=False))
             if chosen.uploader.enabled:
                 owned.uploader = Uploader(
@@ -231,7 +230,7 @@ class ObjectColdTier:
 
     @staticmethod
     def _release_truncated(owned: OwnedTopic, wal: Wal, state: SealedState) -> None:
-        # 1. The topic was here. 2. Another owner truncated or deleted it. 3. It is back, and our files still have all.
+        # 1. The topic was here. 2. Another owner truncated or deleted it. 3. It is back, and our files still have it.
         owned.begins_at = state.start_offset
         if wal.start_offset < state.start_offset:
             if state.start_offset >= wal.next_offset:
@@ -243,9 +242,9 @@ class ObjectColdTier:
         now_s = self._clock.now_ns() // _NS_PER_S
         return SealedState(sealed, next_offset - 1, self._owner, now_s, owned.begins_at)
 
-    def catalogue(self, topic: str) -> ObjectCatalogue:
+    def catalogue(self, topic: str) -> ObjectCatalog:
         """
-        Return the catalogue of a topic that this owns.
+        Return the catalog of a topic that this process owns.
 
         Raises:
             UsageError: it is not open here.
@@ -262,7 +261,7 @@ class ObjectColdTier:
         return ObjectReader(self._objects, self._find(topic).catalogue, observer=self._observer)
 
     def lag(self, topic: str) -> Mapping[str, float]:
-        """Return what of a topic no object has yet; nothing when it is not uploaded here."""
+        """Return how much of a topic is not in objects yet; nothing if it is not uploaded here."""
         with self._guard:
             owned = self._owned.get(topic)
         uploader = None if owned is None else owned.uploader
@@ -279,10 +278,10 @@ class ObjectColdTier:
 
     def maintain(self) -> None:
         """
-        Renew every ownership, upload everything that is synced, and delete what may go, now.
+        Renew every ownership, upload everything that is synced, and delete what is due, now.
 
         Raises:
-            QuiverError, OSError: the first that went wrong; all the others were done.
+            QuiverError, OSError: the first error; the other topics were processed.
         """
         failed: QuiverError | OSError | None = None
         for owned in self._every():
@@ -296,11 +295,12 @@ class ObjectColdTier:
 
     def upload(self, topic: str) -> int:
         """
-        Upload everything of *topic* that is synced, now; return the offset below which objects have all there is.
+        Upload everything of *topic* that is synced, now; return the offset below which objects have everything.
 
         Raises:
-            UsageError: it is not open here, or nothing is uploaded. ObjectsUnavailableError, MetadataUnavailableError,
-            FencedError, CorruptionError, OSError: as `Uploader.run_once`.
+            UsageError: it is not open here, or not uploaded.
+            ObjectsUnavailableError, MetadataUnavailableError, FencedError, CorruptionError, OSError: as
+                `Uploader.run_once`.
         """
         owned = self._find(topic)
         if owned.uploader is None:
@@ -312,12 +312,12 @@ class ObjectColdTier:
         """
         Return when an object has the message *offset*, which is synced, waiting up to *timeout* seconds.
 
-        The upload begins at once, and is tried again while it fails. Callers that wait at the same time share it.
+        The upload starts immediately and is retried if it fails. Concurrent callers share it.
 
         Raises:
-            NotDurableError: *timeout* passed; the upload goes on.
-            CorruptionError: the message is damaged in the local log, and is not uploaded.
-            UsageError: nothing is uploaded.
+            NotDurableError: *timeout* passed; the upload continues.
+            CorruptionError: the message is damaged in the local log and cannot be uploaded.
+            UsageError: the topic is not uploaded.
             FencedError: another owner took over.
             StoreClosedError, StoreFailedError: nothing will be uploaded any more.
         """
@@ -346,7 +346,7 @@ class ObjectColdTier:
             raise StoreClosedError(
                 f"{owned.topic} was closed; open it again to see whether message {offset} is uploaded"
             )
-        reached = uploader.uploaded_offset  # before the catalogue, which is ahead of it
+        reached = uploader.uploaded_offset  # read before the catalog, which is ahead of it
         try:
             owned.ownership.check()
             found = owned.catalogue.at_or_after(offset)
@@ -363,38 +363,38 @@ class ObjectColdTier:
 
     def _ask_for_upload(self, owned: OwnedTopic) -> None:
         if not self._is_threaded:
-            with contextlib.suppress(QuiverError, OSError):  # it is noted, and tried again
+            with contextlib.suppress(QuiverError, OSError):  # recorded in `problem`, and retried
                 self._upload(owned)
             return
-        # While it fails, not at once again.
+        # After a failure, not immediately.
         soon = self._clock.monotonic() + (_RETRY_S if owned.delays is not None else 0.0)
         owned.upload_at = min(owned.upload_at, soon)
         self._workers[0].wake(max(0.0, owned.upload_at - self._clock.monotonic()))
 
     def truncate(self, topic: str, offset: int) -> None:
         """
-        Delete the objects of *topic* whose messages are all below *offset*, and that no local file has.
+        Delete the objects of *topic* with all messages below *offset*, which no local file has.
 
         Raises:
             UsageError: it is not open here.
-            ObjectsUnavailableError, MetadataUnavailableError: some may be gone; the next call goes on.
+            ObjectsUnavailableError, MetadataUnavailableError: some may be deleted; the next call continues.
             FencedError: another owner took over.
         """
         owned = self._find(topic)
         with owned.work:
             if owned.deleter is not None:
                 owned.begins_at = max(owned.begins_at, offset)
-                # 1. All objects go. 2. The local disk is lost. Nobody else would know which offsets were given out.
+                # 1. All objects are deleted. 2. The local disk is lost. Only this state has the next offset then.
                 owned.catalogue.keep_state(self._state(owned, sealed=False))
                 owned.deleter.truncate(offset)
 
     def delete(self, topic: str) -> None:
         """
-        Remove everything of *topic* from both stores, but for how far it came, and release it.
+        Remove everything of *topic* from both stores except its next offset, and release it.
 
         Raises:
             UsageError: it is not open here.
-            ObjectsUnavailableError, MetadataUnavailableError: some may be gone; the topic stays attached.
+            ObjectsUnavailableError, MetadataUnavailableError: some may be deleted; the topic stays attached.
             FencedError: another owner took over.
         """
         owned = self._find(topic)
@@ -421,7 +421,7 @@ class ObjectColdTier:
         with owned.work:
             if owned.uploader is None:
                 return
-            # Sooner than the next cycle while it fails, and less and less often.
+            # After a failure sooner than the next cycle, with growing delays.
             interval_s = owned.settings.uploader.interval_seconds
             owned.delays = owned.delays or _RETRIES.delays(self._random)
             owned.upload_at = self._clock.monotonic() + min(interval_s, next(owned.delays))
@@ -454,7 +454,7 @@ class ObjectColdTier:
         try:
             do(owned)
         except (QuiverError, OSError) as error:
-            # This thread has nobody to tell but the observer. What failed is due again.
+            # This thread can report only to the observer. The failed work is due again.
             level = logging.ERROR if isinstance(error, FencedError) else logging.WARNING
             self._observer.event("danube.cold.failed", level=level, topic=owned.topic, problem=str(error))
 
@@ -489,7 +489,7 @@ class ObjectColdTier:
             worker.wake()
 
     def _fail(self, died: WorkerDiedError) -> None:
-        """Let every topic refuse messages: they would not be uploaded, or ownership not be renewed."""
+        """Make every topic refuse messages: they would not be uploaded, or ownership would not be renewed."""
         with self._guard:
             self._died = died
         for owned in self._every():
@@ -497,17 +497,20 @@ class ObjectColdTier:
             if owned.wal is not None:
                 owned.wal.poison(died)
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── closing ──────────────────────────────────────────────────────────────────────────────────────────
 
     def detach(self, topic: str, *, sealed: bool) -> None:
         """
-        End the work on *topic*, whose log takes no more messages. With *sealed* everything is uploaded first and
-        ownership is given up: another process goes on exactly there. Without, what is not uploaded is on this disk
-        only, so ownership stays with its name; an upload that another thread is at comes to nothing.
+        Stop the work on *topic*, whose log accepts no more messages.
+
+        With *sealed*, everything is uploaded first and ownership is released: another process can continue exactly
+        there. Without it, messages that are not uploaded are on this disk only, so its owner keeps the topic; a
+        concurrent upload of another thread has no effect.
 
         Raises:
-            ObjectsUnavailableError, MetadataUnavailableError: with *sealed*: not everything is up; the topic stays
-            attached. FencedError: another owner took over.
+            ObjectsUnavailableError, MetadataUnavailableError: with *sealed*: not everything is uploaded; the topic
+                stays attached.
+            FencedError: another owner took over.
         """
         with self._guard:
             owned = self._owned.get(topic)
@@ -525,7 +528,7 @@ class ObjectColdTier:
         owned.uploader = owned.deleter = None
         self._end_cycle(owned)
         if owned.wal is not None:
-            owned.wal.owner_check = None  # it takes nothing more, and says so itself
+            owned.wal.owner_check = None  # the log is closed and refuses appends without it
         with self._guard:
             self._owned.pop(owned.topic, None)
 
@@ -547,7 +550,7 @@ class ObjectColdTier:
 
         These are detached, too. Nothing else is uploaded meanwhile.
         """
-        self._is_closing = self._left_behind = True  # also when somebody interrupts this
+        self._is_closing = self._left_behind = True  # set before an interrupt can happen
         unfinished = []
         for topic, error in do_within(timeout, topics, lambda topic: self.detach(topic, sealed=True)).items():
             with self._guard:
@@ -570,7 +573,7 @@ class ObjectColdTier:
         """End all work, and close both stores. Idempotent."""
         self._is_closing = True
         for worker in self._workers:
-            # It may be in a request that nobody answers: what it finds afterwards is refused everywhere.
+            # It may be in a request that never returns: whatever it finds afterwards is refused everywhere.
             worker.stop(_LEFT_BEHIND_S if self._left_behind else None)
         with self._guard:
             self._owned.clear()

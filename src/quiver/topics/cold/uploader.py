@@ -1,19 +1,19 @@
 """
-One topic's log on its way into the object store. It reads the log's files and never touches them.
+The upload of one topic's log into the object store. It reads the log's files and never changes them.
 
 ====  ======================================================  ====================================================
-step  what                                                    a crash behind it leaves, and the next cycle does
+step  action                                                  after a crash behind it there is, and the next cycle
 ====  ======================================================  ====================================================
-1     the range goes to ``data-<first>-pending.dnb1``         a pending object; it is removed, the range goes again
-2     it is copied to ``data-<first>-<last>.dnb1``            an object that nobody names; the same
-3     that one is read back and compared                      the same
-4     its descriptor is published, if we own the topic        a pending object behind a published one; removed
-5     the pending object is removed                           an old checkpoint; the catalogue says where to go on
-6     `uploader.ckpt` is replaced                             nothing
+1     upload the range as ``data-<first>-pending.dnb1``       a pending object; removes it and uploads again
+2     copy it to ``data-<first>-<last>.dnb1``                 an object without a descriptor; the same
+3     read that one back and compare it                       the same
+4     publish its descriptor, if this is the owner            a pending object next to a published one; removes it
+5     remove the pending object                               an old checkpoint; continues from the catalog
+6     replace `uploader.ckpt`                                 nothing to do
 ====  ======================================================  ====================================================
 
-The catalogue alone says what is in the object store. The checkpoint says only where in which file to go on reading,
-and is looked up anew where it does not fit.
+Only the catalog determines what is in the object store. The checkpoint only records where in which file to continue
+reading, and that place is searched again if it does not fit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.small_file import read_if_valid
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.cold.source import ObjectSource, SourceRange
 from quiver.topics.format.checkpoint import (
     CHECKPOINT_BYTES_MAX,
@@ -76,8 +76,8 @@ class Uploader:
         objects: the object store.
         catalogue: of the topic.
         settings: see `UploaderSettings`.
-        check: raises when this is not the owner now; asked before anything is removed or written.
-        clock, observer: time, and where counts go.
+        check: raises if this is not the owner now; called before anything is removed or written.
+        clock, observer: time, and where counts are sent.
         file_name: of the log's first file.
     """
 
@@ -86,7 +86,7 @@ class Uploader:
         wal: Wal,
         fs: FileSystem,
         objects: ObjectTier,
-        catalogue: ObjectCatalogue,
+        catalogue: ObjectCatalog,
         *,
         settings: UploaderSettings,
         check: Callable[[], None],
@@ -115,16 +115,16 @@ class Uploader:
 
     def run_once(self) -> list[ObjectDescriptor]:
         """
-        Upload everything that is synced by now; return the descriptors of the objects it made.
+        Upload everything that is synced now; return the descriptors of the new objects.
 
         Raises:
-            ObjectsUnavailableError, MetadataUnavailableError: the next cycle goes on; what it had published stays.
-            AccessDeniedError, CorruptionError: somebody has to look; the next cycle tries again.
+            ObjectsUnavailableError, MetadataUnavailableError: the next cycle continues; published objects stay.
+            AccessDeniedError, CorruptionError: an operator has to act; the next cycle tries again.
             FencedError: another owner took over.
             OSError: the log cannot be read.
         """
         began = self._clock.monotonic()
-        limit = self._wal.synced_offset  # what comes meanwhile is the next cycle's: other topics have their turn
+        limit = self._wal.synced_offset  # later messages belong to the next cycle, after the other topics
         made = []
         try:
             if not self._is_tidy:
@@ -136,7 +136,7 @@ class Uploader:
                     self._uploaded = uploaded.descriptor.end_offset + 1
                     self._keep_checkpoint(uploaded)
         except (QuiverError, OSError) as error:
-            # What the store holds is unknown now: the next cycle looks, and removes what nobody names.
+            # The contents of the store are unknown: the next cycle lists it and removes objects without a descriptor.
             self._is_tidy = False
             self._observer.count("danube_uploader_errors_total", 1, reason=type(error).__name__)
             raise
@@ -148,8 +148,8 @@ class Uploader:
 
     def lag(self) -> dict[str, float]:
         """
-        Return what no object has yet: messages, bytes of their files by share, and for how many seconds that was
-        so.
+        Return how much is not in objects yet: messages, their share of the files' bytes, and for how many seconds there
+        have been any.
         """
         uploaded, next_offset = self._uploaded, self._wal.next_offset
         waiting = [file for file in self._wal.files() if file.next_offset > max(uploaded, file.first_offset)]
@@ -165,25 +165,25 @@ class Uploader:
 
     @property
     def uploaded_offset(self) -> int:
-        """The offset below which everything is in objects, or lost, as far as this knows."""
+        """The offset below which everything is in objects or lost, as far as this uploader knows."""
         return self._uploaded
 
     def stop(self) -> None:
-        """Let a cycle that runs in another thread end with the object that it is at."""
+        """Let a cycle in another thread end after its current object."""
         self._stopping = True
 
     def _tidy(self) -> None:
-        """Learn what is published, and remove what a crash, a failure or a former owner left behind."""
+        """Read the catalog, and remove objects that a crash, a failure or a former owner left."""
         named: set[str] = set()
         self._catalogue.refresh(names=named)
         prefix = objects_prefix(self._topic)
         leftover = []
         names = [info.key.removeprefix(prefix) for info in self._objects.list_below(prefix)]
         if not names and len(self._catalogue):
-            # What went there now would make the old ones look lost, one by one.
+            # Objects uploaded there now would make the old ones look lost, one by one.
             reason = "no object of this topic is there: is it the right place, and is it mounted?"
             raise ObjectsUnavailableError(
-                "list", prefix, f"{reason} If all are gone, quiver topic rebuild-catalogue says so"
+                "list", prefix, f"{reason} If all are lost, run quiver topic rebuild-catalogue"
             )
         for name in names:
             is_ours = parse_object_id(name) is not None or parse_object_name(name) is not None
@@ -218,7 +218,7 @@ class Uploader:
         )
 
     def _nearest(self, span: Span, first: int) -> Span:
-        # Where the last upload ended is nearer than the log's own marks, if it is that place.
+        # The end of the last upload is nearer than the log's own marks, if the range starts there.
         hint = self._hint
         if hint is None or hint.last_committed_offset + 1 != first or hint.last_read_byte_position > span.end:
             return span
@@ -262,8 +262,8 @@ class Uploader:
         name = object_id(wanted.first_offset, source.next_offset - 1, self._settings.compression)
         final = object_key(self._topic, name)
         self._check()
-        # What is there already may be this very object: a request can come twice. It may also be a new owner's, of the
-        # same offsets, while we do not know yet that there is one: nothing under a finished name is ever replaced here.
+        # An existing object may be this very one: a request can be executed twice. It may also be a new owner's, with
+        # the same offsets, if this process does not know that owner yet: never replace an object with a finished name.
         with contextlib.suppress(ObjectExistsError):
             self._objects.copy(pending, final, if_absent=True)
         info = self._verified(final, source)
@@ -292,7 +292,7 @@ class Uploader:
         return _Uploaded(descriptor, seq, source.next_position)
 
     def _verified(self, key: str, source: ObjectSource) -> ObjectInfo:
-        """Return what is known of *key* when it is what was read from the log, byte for byte."""
+        """Return the metadata of *key* after checking that it equals, byte for byte, what was read from the log."""
         info = self._objects.head(key)
         checksum = 0
         for at in range(0, source.size_bytes, READ_BYTES):
@@ -300,11 +300,11 @@ class Uploader:
             piece = self._objects.get_range(key, at, wanted)
             if len(piece) != wanted:
                 raise CorruptionError(
-                    key, at + len(piece), f"the object store gives back {len(piece)} bytes, not {wanted}"
+                    key, at + len(piece), f"the object store returned {len(piece)} bytes, not {wanted}"
                 )
             checksum = crc32(piece, checksum)
         if info.size_bytes != source.size_bytes or checksum != source.checksum:
-            raise CorruptionError(key, 0, "the object store holds something else than was sent; it goes again")
+            raise CorruptionError(key, 0, "the object store has other bytes than were sent; they are uploaded again")
         return info
 
     # ── the checkpoint ───────────────────────────────────────────────────────────────────────────────────
@@ -324,13 +324,13 @@ class Uploader:
         try:
             replace_file(self._fs, self._checkpoint_path(), encode_uploader_checkpoint(checkpoint))
         except OSError as error:
-            # A hint: without it the next cycle after a restart looks the place up.
+            # Only a hint: without it the next cycle after a restart searches the place.
             self._observer.event("danube.uploader.checkpoint_failed", level=logging.WARNING, problem=str(error))
 
 
 def uploaded_from(fs: FileSystem, directory: str) -> int:
     """
-    Return the offset below which everything in *directory* was uploaded from there; 0 when nobody knows.
+    Return the offset below which everything in *directory* was uploaded from there; 0 if that is unknown.
 
     Raises:
         OSError: the disk cannot be read.

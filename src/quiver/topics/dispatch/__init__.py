@@ -1,10 +1,10 @@
 """
-Delivery of a topic to subscriptions, at least once, with consumers that come and go.
+Delivery of a topic to subscriptions, at least once, with consumers that join and leave.
 
 ===================  ===========================================================================
-`state.py`           what is confirmed: one offset and the holes above it (pure)
-`saved.py`           where that is kept
-`subscription.py`    who gets which message, redelivery, dead letters
-`consumer.py`        what a consumer holds in its hands
+`state.py`           the confirmed offsets: all below one offset, and some above it (pure)
+`saved.py`           the files of saved subscriptions
+`subscription.py`    which consumer gets which message, redelivery, dead letters
+`consumer.py`        a consumer, and the messages that it has to acknowledge
 ===================  ===========================================================================
 """

@@ -1,4 +1,4 @@
-"""Where subscriptions are kept: a small file each, beside the topic's log, replaced whole."""
+"""The files of saved subscriptions: a small one each, next to the topic's log, replaced atomically."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SubscriptionFiles:
         self._directory = f"{topic_directory}/{SUBSCRIPTIONS_DIR}"
 
     def names(self) -> list[str]:
-        """Return the names of all that are kept."""
+        """Return the names of all saved subscriptions."""
         try:
             listed = self._fs.list_dir(self._directory)
         except FileNotFoundError:
@@ -42,13 +42,13 @@ class SubscriptionFiles:
 
     def hold(self, name: str, *, owner: str, clock: Clock) -> Lock:
         """
-        Become the one user of the subscription *name*, whichever process others are in. *owner* says who that is.
+        Lock the subscription *name* for one user among all processes. *owner* is named to other processes.
 
-        Waits a little: a query that was just stopped holds it until its process has died.
+        It waits for up to two seconds: a query that was just stopped holds the lock until its process has ended.
 
         Raises:
-            DirectoryInUseError: somebody is it already: a process that dispatches, a streaming query, a pipeline.
-            OSError: the lock cannot be made.
+            DirectoryInUseError: it has a user already: a dispatching process, a streaming query or a pipeline.
+            OSError: the lock file cannot be created.
         """
         self._fs.make_dirs(self._directory)
         deadline = clock.monotonic() + LOCK_PATIENCE_S
@@ -64,30 +64,30 @@ class SubscriptionFiles:
 
     def load(self, name: str) -> SavedSubscription | None:
         """
-        Return the subscription *name*, or None when it was never kept.
+        Return the subscription *name*, or None if it was never saved.
 
         Raises:
-            CorruptionError: it was, and cannot be read: nobody guesses where it stood.
+            CorruptionError: its file is damaged: its position is never guessed.
             OSError: the disk cannot be read.
         """
         path = self._path(name)
         saved = read_checked(self._fs, path, decode_subscription, SUBSCRIPTION_BYTES_MAX)
-        # A copy under another name is another subscription: it must not write to the first one's file.
+        # A copy with another name is another subscription: it must not write to the first one's file.
         return None if saved is None else replace(saved, name=name)
 
     def save(self, saved: SavedSubscription) -> None:
         """
-        Keep *saved*. Durable on return.
+        Save a subscription. Durable on return.
 
         Raises:
-            OSError: the one before still stands.
+            OSError: the previous file is intact.
         """
         if not self._fs.exists(self._directory):
             self._fs.make_dirs(self._directory)
         replace_file(self._fs, self._path(saved.name), encode_subscription(saved))
 
     def remove(self, name: str) -> None:
-        """Forget the subscription *name*. Durable on return; fine when there is none."""
+        """Remove the subscription *name*, if there is one. Durable on return."""
         if self._fs.exists(self._directory):
             remove_durably(self._fs, [self._path(name), self._path(name) + TEMPORARY_SUFFIX])
 
@@ -102,7 +102,7 @@ class SubscriptionFiles:
         return min(found, default=None)
 
     def highest(self) -> int:
-        """Return the offset above all that any subscription has confirmed: the log gave them out once."""
+        """Return the offset after all that any subscription has confirmed: the log has given these out."""
         highest = 0
         for name in self.names():
             try:

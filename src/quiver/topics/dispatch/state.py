@@ -1,4 +1,4 @@
-"""What a subscription has confirmed: everything below one offset, and some above it."""
+"""The offsets that a subscription has confirmed: all below one offset, and some above it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Confirmed"]
 
 class Confirmed:
     """
-    The offsets that need not be delivered any more.
+    The offsets that need not be delivered again.
 
     Args:
         next_offset: everything below it is confirmed.
-        acked: ranges above it that are: first offset, and the next one that is not.
+        acked: confirmed ranges above it: the first offset, and the offset after the last.
     """
 
     __slots__ = ("_acked", "_behind", "next_offset")
@@ -21,7 +21,7 @@ class Confirmed:
     def __init__(self, next_offset: int, acked: Iterable[tuple[int, int]] = ()) -> None:
         self.next_offset = next_offset
         self._acked: set[int] = set()
-        self._behind: dict[int, int] = {}  # long ranges: first offset → the one behind the last
+        self._behind: dict[int, int] = {}  # long ranges: first offset → the offset after the last
         for first, behind in acked:
             self.pass_over(first, behind)
 
@@ -33,13 +33,13 @@ class Confirmed:
         )
 
     def ack(self, offset: int) -> None:
-        """Confirm one offset. Again is fine."""
+        """Confirm one offset. Idempotent."""
         if offset >= self.next_offset:
             self._acked.add(offset)
             self._advance()
 
     def pass_over(self, first: int, behind: int) -> None:
-        """Confirm *first* to *behind* − 1."""
+        """Confirm the offsets from *first* to *behind* − 1."""
         if behind > self.next_offset:
             first = max(first, self.next_offset)
             self._behind[first] = max(behind, self._behind.get(first, 0))
@@ -59,7 +59,7 @@ class Confirmed:
         self.next_offset = at
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Return what is confirmed above `next_offset`, in order, ranges that touch joined."""
+        """Return the confirmed ranges above `next_offset`, in order; adjacent ranges are joined."""
         pieces = sorted([*((offset, offset + 1) for offset in self._acked), *self._behind.items()])
         joined: list[tuple[int, int]] = []
         for first, behind in pieces:

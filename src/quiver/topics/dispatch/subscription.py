@@ -1,18 +1,18 @@
 """
-A subscription: one cursor, a window of messages under way, and consumers that come and go.
+A subscription: a position, a window of unacknowledged messages, and consumers that join and leave.
 
 ::
 
-    reader ─▶ ready ─▶ in flight ─▶ acked ─▶ saved, every so often, and never ahead of what the log has synced
-                ▲          │ nack, time-out, consumer gone
-                └── later ◀┘ ─▶ dead letter, after too many times
+    reader ─▶ ready ─▶ in flight ─▶ acked ─▶ saved periodically, and never ahead of what the log has synced
+                ▲          │ nack, timeout, consumer left
+                └── later ◀┘ ─▶ dead letter, after too many attempts
 
-At least once: a message is delivered until it is acknowledged, also across restarts of either side. Messages of one key
-stay in order and with one consumer in a key-shared subscription; exclusive and failover deliver in order to the one
-active consumer; redelivery comes late wherever it happens.
+Delivery is at least once: a message is delivered until it is acknowledged, also across restarts of either side. In a
+key-shared subscription, messages with the same key stay in order and with one consumer. Exclusive and failover
+subscriptions deliver in order to the one active consumer. Redelivered messages arrive out of order.
 
-Two locks. `_lock` guards everything here. `_bell` only wakes those who wait: the log rings it while it holds its own
-lock, so nobody asks the log anything while holding the bell.
+There are two locks. `_lock` guards all state. `_wakeup` only wakes waiting consumers: the log notifies it while holding
+its own lock, so code that holds `_wakeup` must not call the log.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = ["DeadLetter", "Subscription"]
 
 _AHEAD_OF_WINDOW = 16
 _WAIT_S_MAX = 3600.0
-"""Then it looks again: a condition takes no delay of centuries, and a caller may."""
+"""Longest single wait: a condition accepts no timeout of centuries, but a caller may pass one."""
 
 
 class DeadLetter(Protocol):
-    """Keeps a message that nobody could handle; durable on return."""
+    """Stores a message that no consumer could process; durable on return."""
 
     def __call__(self, message: Message, *, subscription: str, attempts: int) -> None:
-        """Keep *message*, which *subscription* delivered *attempts* times."""
+        """Store *message*, which *subscription* delivered *attempts* times."""
 
 
 @dataclass(slots=True)
@@ -66,12 +66,12 @@ class Subscription:
 
     Args:
         log: the topic.
-        saved: where it stands.
+        saved: its position.
         settings: see `SubscriptionSettings`.
-        keep: where progress is kept; None for a topic that keeps none, whose messages are confirmed by delivery.
-        lock: says that this is the one user of it; released when it is closed.
-        dead_letter: takes messages that were refused too often.
-        clock, observer: time, and where counts go.
+        keep: stores progress; None for a topic that stores none, whose messages are confirmed by delivery.
+        lock: ensures that the subscription has only one user; released when it is closed.
+        dead_letter: stores messages that were refused too often.
+        clock, observer: time, and where counts and events are sent.
     """
 
     def __init__(
@@ -96,23 +96,23 @@ class Subscription:
         self._clock = clock
         self._observer = observer
         self._lock = threading.RLock()
-        self._bell = threading.Condition()
-        self._rung = 0
+        self._wakeup = threading.Condition()
+        self._wakeups = 0
         self._armed = False
         self._closed = False
         self._consumers: list[Consumer] = []
         self._generation = 0
-        self._stand_at(saved.next_offset, saved)
+        self._reset_to(saved.next_offset, saved)
 
-    def _stand_at(self, offset: int, saved: SavedSubscription | None = None) -> None:
+    def _reset_to(self, offset: int, saved: SavedSubscription | None = None) -> None:
         self._confirmed = Confirmed(offset, saved.acked if saved is not None else ())
         self._attempts: dict[int, int] = dict(saved.attempts) if saved is not None else {}
         self._reader = self._log.reader(offset, on_lost="skip")
-        self._noted_lost = 0
+        self._recorded_lost = 0
         self._ready: deque[Message] = deque()
         self._flights: dict[int, _Flight] = {}
         self._later: list[tuple[float, int, Message]] = []
-        self._waiting: dict[int, float] = {}  # offset → when it is due: what counts of `_later`
+        self._waiting: dict[int, float] = {}  # offset → when it is due; an entry of `_later` without it is obsolete
         self._holders: dict[str, list[tuple[int, Consumer]]] = {}
         self._saved_offset = offset
         self._unsaved_since_s: float | None = None
@@ -125,8 +125,8 @@ class Subscription:
         Add a consumer.
 
         Raises:
-            DirectoryInUseError: the subscription is exclusive and somebody is there.
-            UsageError: somebody of that name is there.
+            DirectoryInUseError: the subscription is exclusive and has a consumer.
+            UsageError: it already has a consumer with this name.
             StoreClosedError: the subscription was closed.
         """
         with self._lock:
@@ -137,11 +137,11 @@ class Subscription:
                 raise UsageError(f"subscription {self.name} has a consumer {name!r} already")
             consumer = Consumer(self, name)
             self._consumers.append(consumer)
-        self._ring()
+        self._wake()
         return consumer
 
     def leave(self, consumer: Consumer) -> None:
-        """Remove a consumer; what it did not answer goes to others at once. Idempotent."""
+        """Remove a consumer; its unacknowledged messages are delivered to others immediately. Idempotent."""
         with self._lock:
             if consumer not in self._consumers:
                 return
@@ -150,10 +150,10 @@ class Subscription:
             for offset, flight in sorted(self._flights.items()):
                 if flight.consumer is consumer:
                     self._deliver_later(offset, now)
-        self._ring()
+        self._wake()
 
     def is_active(self, consumer: Consumer) -> bool:
-        """Say whether *consumer* gets messages at all, as of now."""
+        """Return whether *consumer* gets messages now."""
         with self._lock:
             if consumer not in self._consumers:
                 return False
@@ -161,7 +161,7 @@ class Subscription:
 
     @property
     def consumers(self) -> tuple[str, ...]:
-        """The names of those who are there, in the order in which they came."""
+        """The names of the current consumers, in the order in which they joined."""
         return tuple(one.name for one in self._consumers)
 
     # ── delivering ───────────────────────────────────────────────────────────────────────────────────────
@@ -171,14 +171,14 @@ class Subscription:
         Return the next message for *consumer*; None when there is none within *timeout* seconds.
 
         Raises:
-            StoreClosedError: consumer, subscription or topic were closed.
+            StoreClosedError: the consumer, the subscription or the topic was closed.
             StoreFailedError: the topic's disk failed.
             TransientError: the object store cannot be reached.
         """
         deadline_s = None if timeout is None else self._clock.monotonic() + timeout
         while True:
-            with self._bell:
-                seen = self._rung
+            with self._wakeup:
+                seen = self._wakeups
             with self._lock:
                 self._require_open()
                 if consumer not in self._consumers:
@@ -192,9 +192,9 @@ class Subscription:
             if deadline_s is not None and now >= deadline_s:
                 return None
             until = min((one for one in (deadline_s, due_s) if one is not None), default=None)
-            with self._bell:
-                if self._rung == seen:
-                    self._clock.wait(self._bell, None if until is None else min(max(0.0, until - now), _WAIT_S_MAX))
+            with self._wakeup:
+                if self._wakeups == seen:
+                    self._clock.wait(self._wakeup, None if until is None else min(max(0.0, until - now), _WAIT_S_MAX))
 
     def _next_for(self, consumer: Consumer) -> Delivery | None:
         if self.kind == "failover" and self._consumers[0] is not consumer:
@@ -218,7 +218,7 @@ class Subscription:
         return Delivery(message, attempt, self._generation, self._answer)
 
     def _due_for(self, consumer: Consumer) -> Message | None:
-        """Take the message that is due again the longest, if it is this consumer's."""
+        """Take the message that has been due longest, if it may be delivered to this consumer."""
         now = self._clock.monotonic()
         passed: list[tuple[float, int, Message]] = []
         found: Message | None = None
@@ -226,7 +226,7 @@ class Subscription:
             entry = heapq.heappop(self._later)
             due_s, offset, message = entry
             if self._waiting.get(offset) != due_s:
-                continue  # acknowledged late, or due at another time by now
+                continue  # acknowledged late, or rescheduled
             if self._may_have(consumer, message):
                 del self._waiting[offset]
                 found = message
@@ -246,29 +246,29 @@ class Subscription:
         for at, message in enumerate(self._ready):
             if _key_of(message) not in blocked and self._may_have(consumer, message):
                 if len(self._ready) >= self._settings.max_unacked_messages:
-                    self._ring()  # there is room to read ahead again, perhaps for another consumer
+                    self._wake()  # there is space to read ahead again, perhaps for another consumer
                 del self._ready[at]
                 return message
         return None
 
     def _read_ahead(self) -> None:
         window = self._settings.max_unacked_messages
-        # Beyond this nothing is read while one message stays unanswered: what is confirmed above it must fit in memory.
+        # Do not read further while one message stays unacknowledged: confirmed offsets above it must fit in memory.
         far = self._confirmed.next_offset + max(window * _AHEAD_OF_WINDOW, 1024)
         wanted = 1 if self.kind != "key_shared" else window
         while len(self._ready) < wanted and self._reader.offset < far:
             found = self._reader.poll(window)
-            self._note_lost()
+            self._record_lost()
             if not found:
-                # Only here is the log waited for: everything else that a consumer may wait for is an answer, and rings.
+                # The only wait for the log: everything else that a consumer waits for is an answer, which wakes it.
                 if not self._reader.is_over():
                     self._arm()
                 return
             self._ready.extend(one for one in found if one.offset not in self._confirmed)
 
-    def _note_lost(self) -> None:
-        for first, behind in self._reader.lost[self._noted_lost :]:
-            self._noted_lost += 1
+    def _record_lost(self) -> None:
+        for first, behind in self._reader.lost[self._recorded_lost :]:
+            self._recorded_lost += 1
             self._confirmed.pass_over(first, behind)
             self._observer.count("danube_subscription_lost_total", behind - first, subscription=self.name)
 
@@ -279,7 +279,7 @@ class Subscription:
         holders = self._holders.get(key)
         if holders and holders[0][1] in self._consumers:
             return holders[0][1] is consumer
-        # The highest of all scores: when a consumer comes or goes, only its own keys move.
+        # Rendezvous hashing, highest score: when a consumer joins or leaves, only its own keys move.
         return max(self._consumers, key=lambda one: (crc32(f"{one.name}\0{key}".encode()), one.name)) is consumer
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────
@@ -294,14 +294,14 @@ class Subscription:
                 self._confirm(offset)
             else:
                 flight = self._flights.get(offset)
-                # One that has timed out says nothing about the delivery that another consumer has now.
+                # A delivery that has timed out must not affect the one that another consumer has now.
                 if flight is not None and flight.attempt == delivery.attempt:
                     self._refused(offset, delay_s)
-            self._ring()  # before anything can fail: there is room for others now
+            self._wake()  # before anything can fail: others may be delivered messages now
             self._save_if_due()
 
     def _confirm(self, offset: int) -> None:
-        self._land(offset)
+        self._remove_flight(offset)
         self._waiting.pop(offset, None)
         self._attempts.pop(offset, None)
         self._confirmed.ack(offset)
@@ -311,17 +311,17 @@ class Subscription:
     def _refused(self, offset: int, delay_s: float | None) -> None:
         flight = self._flights[offset]
         most = self._settings.max_redelivery_count
-        if most is not None and flight.attempt > most and self._is_buried(flight):
+        if most is not None and flight.attempt > most and self._is_dead_letter_stored(flight):
             self._confirm(offset)
             return
         wait_s = self._settings.redelivery_delay_seconds if delay_s is None else max(0.0, delay_s)
         self._deliver_later(offset, self._clock.monotonic() + wait_s)
 
-    def _is_buried(self, flight: _Flight) -> bool:
+    def _is_dead_letter_stored(self, flight: _Flight) -> bool:
         try:
             self._dead_letter(flight.message, subscription=self.name, attempts=flight.attempt)
         except (QuiverError, OSError) as error:
-            # One message that nobody can keep must not stop all others: it is delivered again, and tried again then.
+            # A dead letter that cannot be stored must not stop the other messages: this one is redelivered and retried.
             self._observer.event(
                 "danube.subscription.dead_letter_failed", level=logging.ERROR, subscription=self.name,
                 topic=self._log.topic, offset=flight.message.offset, problem=str(error),
@@ -332,12 +332,12 @@ class Subscription:
 
     def _deliver_later(self, offset: int, due_s: float) -> None:
         message = self._flights[offset].message
-        self._land(offset)
+        self._remove_flight(offset)
         self._waiting[offset] = due_s
         heapq.heappush(self._later, (due_s, offset, message))
         self._observer.count("danube_subscription_redelivery_total", 1, subscription=self.name)
 
-    def _land(self, offset: int) -> None:
+    def _remove_flight(self, offset: int) -> None:
         flight = self._flights.pop(offset, None)
         if flight is None or self.kind != "key_shared":
             return
@@ -348,22 +348,22 @@ class Subscription:
         else:
             self._holders.pop(key, None)
 
-    def _late(self) -> list[int]:
+    def _timed_out(self) -> list[int]:
         now = self._clock.monotonic()
         late = []
-        for offset, flight in self._flights.items():  # in the order in which they were handed out, all for as long
+        for offset, flight in self._flights.items():  # in order of delivery, and the timeout is the same for all
             if flight.deadline_s is None or flight.deadline_s > now:
                 break
             late.append(offset)
         return sorted(late)
 
     def _expire(self) -> None:
-        for offset in self._late():
+        for offset in self._timed_out():
             self._observer.count("danube_subscription_ack_timeout_total", 1, subscription=self.name)
             self._refused(offset, 0.0)
 
     def _next_due_s(self) -> float | None:
-        # What is due already and was not taken belongs to another consumer: nothing to wake up for.
+        # A message that is due but was not taken belongs to another consumer: do not wake up for it.
         now = self._clock.monotonic()
         times = [flight.deadline_s for flight in self._flights.values() if flight.deadline_s is not None]
         return min((due_s for due_s in [*times, *self._waiting.values()] if due_s > now), default=None)
@@ -374,16 +374,16 @@ class Subscription:
         if self._armed:
             return
         self._armed = True
-        self._reader.call_when_more(self._more_arrived)
+        self._reader.call_when_more(self._on_more)
 
-    def _more_arrived(self) -> None:
+    def _on_more(self) -> None:
         self._armed = False
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
-        with self._bell:
-            self._rung += 1
-            self._bell.notify_all()
+    def _wake(self) -> None:
+        with self._wakeup:
+            self._wakeups += 1
+            self._wakeup.notify_all()
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -394,16 +394,16 @@ class Subscription:
 
     @property
     def topic(self) -> str:
-        """Whose messages it delivers."""
+        """The topic whose messages it delivers."""
         return self._log.topic
 
     @property
     def lag_messages(self) -> int:
-        """How many messages of the topic are not confirmed, with all above the first such one. Waits for nobody."""
+        """The number of messages from the first unconfirmed one to the end of the topic. Never blocks."""
         return max(0, self._log.current_offset() - self._confirmed.next_offset)
 
     def stats(self) -> Mapping[str, int]:
-        """Return figures of this moment."""
+        """Return current figures."""
         with self._lock:
             return {
                 "next_offset": self._confirmed.next_offset,
@@ -415,23 +415,23 @@ class Subscription:
 
     def maintain(self, *, within_s: float = 0.0) -> None:
         """
-        Wake who waits for what was not answered in time, and save progress that would be too old in *within_s* seconds.
+        Wake consumers if deliveries have timed out, and save progress that is due within *within_s* seconds.
 
-        Never waits for a consumer: one that reads from the object store may be in there for minutes, and the caller has
-        other topics to sync. The next call, or the consumer's next answer, does it then. For the same reason dead
-        letters are left to the consumers: the topic of theirs may have to be opened.
+        It never waits for a consumer: one that reads from the object store may hold the lock for minutes, and the
+        caller has other topics to sync. The next call, or the consumer's next answer, catches up. For the same reason
+        consumers store the dead letters: the topic for them may have to be opened.
 
         Raises:
             StoreFailedError: the topic's disk failed.
-            OSError: progress could not be saved; what was saved before stands.
+            OSError: progress could not be saved; the last saved progress is intact.
         """
         if not self._lock.acquire(blocking=False):
             return
         try:
             if self._closed:
                 return
-            if self._late():
-                self._ring()
+            if self._timed_out():
+                self._wake()
             self._save_if_due(within_s)
         finally:
             self._lock.release()
@@ -447,11 +447,11 @@ class Subscription:
 
     def save(self) -> None:
         """
-        Make what was acknowledged durable: it is not delivered again after this.
+        Make acknowledgements durable: acknowledged messages are not delivered again.
 
         Raises:
             StoreFailedError: the topic's disk failed.
-            OSError: it could not be saved; what was saved before stands.
+            OSError: progress could not be saved; the last saved progress is intact.
         """
         with self._lock:
             if self._keep is None:
@@ -459,8 +459,8 @@ class Subscription:
             state = self._confirmed
             ranges = state.ranges()
             highest = max(state.next_offset, ranges[-1][1] if ranges else 0)
-            # 1. Confirmed and saved. 2. The power goes, and with it the message, which was not synced. 3. Its offset is
-            # given to another message, which would count as confirmed.
+            # 1. An offset is confirmed and saved. 2. Power is lost, and with it the unsynced message. 3. Another
+            # message gets this offset, and would count as confirmed.
             if highest > self._log.durable_offset():
                 self._log.flush()
             self._keep.save(SavedSubscription(self.name, self.kind, state.next_offset, ranges, dict(self._attempts)))
@@ -469,23 +469,23 @@ class Subscription:
 
     def seek(self, start: Start) -> int:
         """
-        Go on from *start*, back or forward, durably; what is under way no longer counts. Return the offset.
+        Continue from *start*, back or forward, durably; answers to earlier deliveries are ignored. Return the offset.
 
         Raises:
-            UsageError: no such start.
+            UsageError: *start* is not valid.
         """
         with self._lock:
             self._require_open()
             offset = self._log.resolve(start, stored=True)
             self._reader.close()
-            self._stand_at(offset)
+            self._reset_to(offset)
             self.save()
-        self._ring()
+        self._wake()
         return offset
 
     @property
     def closed(self) -> bool:
-        """Say whether it was closed."""
+        """Whether the subscription was closed."""
         return self._closed
 
     def _require_open(self) -> None:
@@ -494,7 +494,7 @@ class Subscription:
 
     def close(self) -> None:
         """
-        Save progress and let go; whoever waits is told. Idempotent.
+        Save progress and close; waiting consumers raise `StoreClosedError`. Idempotent.
 
         Raises:
             StoreFailedError: the topic's disk failed, and progress was not saved.
@@ -511,7 +511,7 @@ class Subscription:
                 self._reader.close()
                 if self._user_lock is not None:
                     self._user_lock.release()
-                self._ring()
+                self._wake()
 
 
 def _key_of(message: Message) -> str:

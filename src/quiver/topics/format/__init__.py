@@ -1,15 +1,17 @@
 """
 The bytes of a topic: pure functions and values, no disk, no clock.
 
-==================  ============================================================
+==================  =================================================================
 `frame.py`          the 16-byte frame around each message, in files and objects
-`message.py`        what a frame holds: the message, in fixed-width bincode
-`salvage.py`        going on behind damage
+`message.py`        the payload of a frame: a message, in fixed-width bincode
+`salvage.py`        finding the next good frame after damage
 `checkpoint.py`     `wal.ckpt` and `uploader.ckpt`
-`subscription.py`   what a subscription has confirmed, beside the log
+`subscription.py`   the confirmed offsets of a subscription, next to the log
 `cursor.py`         the same in the metadata store
-`descriptor.py`     what the metadata store says of objects, and of owners
-`sink_batch.py`     what a Spark sink leaves for the owner
+`descriptor.py`     the metadata store's records of objects and owners
+`sink_batch.py`     the batches that a Spark sink stages for the owner
+`request.py`        administration requests between processes, and their answers
+`watch.py`          observations of other owners, stored across restarts
 `names.py`          topics, files and objects: names built and parsed
-==================  ============================================================
+==================  =================================================================
 """

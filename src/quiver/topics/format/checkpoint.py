@@ -1,9 +1,9 @@
 """
-`wal.ckpt` and `uploader.ckpt`: where a topic's log and its upload stood.
+`wal.ckpt` and `uploader.ckpt`: the state of a topic's log and of its upload.
 
-Fixed-width bincode of the document's structs, then eight bytes of ours: ``QCK1`` and the CRC-32 of all before it. The
-document's own reader stops before them; a file without them is read too, and is then not checked. Nothing rests on
-either file alone: recovery looks at the log itself, and takes from a checkpoint only what makes offsets larger.
+They are the document's structs in fixed-width bincode, followed by eight bytes of this project: ``QCK1`` and the CRC-32
+of everything before it. The document's own reader stops before them. A file without them is read as well, unchecked.
+Nothing depends on either file alone: recovery scans the log, and uses a checkpoint only to increase offsets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRAILER_MAGIC = b"QCK1"
 _U64 = struct.Struct("<Q")
 _TAG = struct.Struct("<B")
 _NO_OFFSET = (1 << 64) - 1
-"""An empty topic has no last offset: one before the first, in 64 bits."""
+"""The last offset of an empty topic: one before the first, in 64 bits."""
 
 RotatedFile = tuple[int, str, int]
 """Sequence number, file name, first offset."""
@@ -44,17 +44,17 @@ RotatedFile = tuple[int, str, int]
 @dataclass(frozen=True, slots=True)
 class WalCheckpoint:
     """
-    Where a log stood when it was last synced.
+    The state of a log when it was last synced.
 
     Attributes:
         start_offset: the oldest offset in the local files.
-        last_offset: the newest one that was synced; −1 when there was none.
+        last_offset: the newest one that was synced; −1 if there was none.
         file_seq: number of the active file.
         file_path: name of the active file.
         rotated_files: the files before it, oldest first.
         active_file_name: the same as `file_path`.
         last_rotation_at: seconds since the epoch.
-        active_file_first_offset: of the active file, when it has one.
+        active_file_first_offset: of the active file, if it has one.
     """
 
     start_offset: int
@@ -70,7 +70,7 @@ class WalCheckpoint:
 @dataclass(frozen=True, slots=True)
 class UploaderCheckpoint:
     """
-    How far the upload came: everything before this byte of this file is in the object store.
+    The progress of the upload: everything before this byte of this file is in the object store.
 
     Attributes:
         last_committed_offset: the newest offset there.
@@ -103,7 +103,7 @@ def encode_wal_checkpoint(value: WalCheckpoint) -> bytes:
 
 
 def decode_wal_checkpoint(data: Buffer) -> Answer[WalCheckpoint]:
-    """Take `wal.ckpt` apart."""
+    """Decode `wal.ckpt`."""
     body = _opened(data)
     if isinstance(body, Damage):
         return body
@@ -115,7 +115,7 @@ def decode_wal_checkpoint(data: Buffer) -> Answer[WalCheckpoint]:
         path = _take_text(cursor)
         (count,) = cursor.take(_U64)
         if count > cursor.remaining // 24:
-            return Damage(cursor.offset, f"{count} rotated files, for which there are no bytes")
+            return Damage(cursor.offset, f"the count of rotated files, {count}, exceeds the remaining bytes")
         rotated = tuple((cursor.take(_U64)[0], _take_text(cursor), cursor.take(_U64)[0]) for _ in range(count))
         name = _take_text(cursor) if _take_tag(cursor) else None
         rotation_at = cursor.take(_U64)[0] if _take_tag(cursor) else None
@@ -141,7 +141,7 @@ def encode_uploader_checkpoint(value: UploaderCheckpoint) -> bytes:
 
 
 def decode_uploader_checkpoint(data: Buffer) -> Answer[UploaderCheckpoint]:
-    """Take `uploader.ckpt` apart."""
+    """Decode `uploader.ckpt`."""
     body = _opened(data)
     if isinstance(body, Damage):
         return body
@@ -198,5 +198,5 @@ def _take_text(cursor: Cursor) -> str:
 def _take_tag(cursor: Cursor) -> bool:
     (tag,) = cursor.take(_TAG)
     if tag > 1:
-        raise ValueError(f"an option that begins with {tag}")
+        raise ValueError(f"an option starts with {tag} instead of 0 or 1")
     return bool(tag)

@@ -1,13 +1,13 @@
 """
-What the metadata store keeps of a topic's subscriptions, so that they move with it.
+A topic's subscriptions in the metadata store, so that they move with the topic.
 
 ::
 
-    <namespace>/topics/<topic>/subscriptions/<name>            what it is, as JSON
-    <namespace>/topics/<topic>/subscriptions/<name>/cursor     the last offset below which all is confirmed: a number
-    <namespace>/topics/<topic>/subscriptions/<name>/progress   ours: all that is confirmed, and whose word that is
+    <namespace>/topics/<topic>/subscriptions/<name>            its settings, as JSON
+    <namespace>/topics/<topic>/subscriptions/<name>/cursor     the last offset up to which all is confirmed: a number
+    <namespace>/topics/<topic>/subscriptions/<name>/progress   ours: all confirmed offsets, and which owner wrote them
 
-The first two are the document's. The cursor is missing while nothing is confirmed.
+The first two are the document's. There is no cursor until an offset is confirmed.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _OFFSET_MAX = (1 << 64) - 1
 
 
 def subscriptions_prefix(namespace: str, topic: str) -> str:
-    """Return what begins the keys of all subscriptions of *topic*."""
+    """Return the prefix of the keys of all subscriptions of *topic*."""
     return f"{namespace}/topics/{topic}/subscriptions/"
 
 
 def subscription_keys(prefix: str, name: str) -> tuple[str, str, str]:
-    """Return the keys of what the subscription is, its cursor, and its progress."""
+    """Return the keys of the subscription, its cursor, and its progress."""
     return f"{prefix}{name}", f"{prefix}{name}/cursor", f"{prefix}{name}{_PROGRESS}"
 
 
 def parse_progress_key(prefix: str, key: str) -> str | None:
-    """Return whose progress *key* is, or None."""
+    """Return the name of the subscription whose progress *key* holds, or None."""
     if not (key.startswith(prefix) and key.endswith(_PROGRESS)):
         return None
     try:
@@ -60,7 +60,7 @@ def parse_progress_key(prefix: str, key: str) -> str | None:
 
 
 def encode_subscription_keys(prefix: str, saved: SavedSubscription, owner: str) -> Mapping[str, bytes | None]:
-    """Return what to write for a subscription; None removes a key."""
+    """Return the values to write for a subscription; None removes a key."""
     what, cursor, progress = subscription_keys(prefix, saved.name)
     fields = {
         "subscription_name": saved.name,
@@ -77,7 +77,7 @@ def encode_subscription_keys(prefix: str, saved: SavedSubscription, owner: str) 
 
 def encode_progress(saved: SavedSubscription, owner: str) -> bytes:
     """
-    Return the bytes of a progress. What is confirmed above the cursor is left out where it is too much: it comes
+    Encode a progress. If it is too large, offsets confirmed above the cursor are omitted: those messages are delivered
     again.
     """
     for one in (saved, replace(saved, attempts={}), replace(saved, attempts={}, acked=())):
@@ -88,13 +88,13 @@ def encode_progress(saved: SavedSubscription, owner: str) -> bytes:
 
 
 def decode_progress(data: Buffer) -> Answer[tuple[str, SavedSubscription]]:
-    """Take a progress apart: whose word it is, and what is confirmed."""
+    """Decode a progress: the owner that wrote it, and the confirmed offsets."""
     try:
         fields = json.loads(bytes(data))
         owner, text = fields["owner"], fields["saved"]
         answer = decode_subscription(text.encode())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        return Damage(0, f"no progress: {type(error).__name__}: {error}")
+        return Damage(0, f"not a progress: {type(error).__name__}: {error}")
     if not isinstance(answer, Frame):
         return as_damage(answer, len(data))
     if not isinstance(owner, str):
@@ -103,8 +103,8 @@ def decode_progress(data: Buffer) -> Answer[tuple[str, SavedSubscription]]:
 
 
 def decode_cursor(data: Buffer) -> Answer[int]:
-    """Take a cursor apart."""
+    """Decode a cursor."""
     text = bytes(data)
     if not text.isdigit() or len(text) > len(str(_OFFSET_MAX)) or int(text) > _OFFSET_MAX:
-        return Damage(0, "a cursor is a number")
+        return Damage(0, "a cursor must be a number")
     return Frame(int(text), len(text))

@@ -1,16 +1,16 @@
 """
-Object descriptors: what the catalogue says of each cold object, and under which key.
+Object descriptors: the catalog's record of each object, and its key.
 
 ::
 
     <root>/storage/topics/<namespace>/<topic>/objects/<first offset, 20 digits>   a descriptor, as JSON
     <root>/storage/topics/<namespace>/<topic>/objects/cur                         {"start": "<20 digits>"}: the newest
     <root>/storage/topics/<namespace>/<topic>/state                               how the last owner left the topic
-    <root>/storage/topics/<namespace>/<topic>/owner                               who owns it now, and in which epoch
+    <root>/storage/topics/<namespace>/<topic>/owner                               the current owner and its epoch
 
-The keys of the JSON are the document's. A compressed object has one more, ``compression``, and its name says so too:
-``data-0-99.dnb1.zst``. Each place of its index begins a compressed frame of its own; put through the ordinary
-decompressor the object is the plain one.
+The keys of the JSON are the document's. A compressed object has one more, ``compression``, which its name shows, too:
+``data-0-99.dnb1.zst``. Each entry of its index starts a separate compressed frame; the ordinary decompressor restores
+the plain object.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class ObjectDescriptor:
         start_offset: of its first message.
         end_offset: of its last message.
         size: its bytes.
-        etag: the object store's, or None.
+        etag: from the object store, or None.
         created_at: seconds since the Unix epoch.
-        completed: it was finished and verified; always so for what we write.
-        offset_index: offset and byte of every thousandth frame, the first one included.
-        compression: how its bytes are packed; each entry of the index begins a packed block.
+        completed: it was finished and verified; always true for objects that Quiver writes.
+        offset_index: offset and byte of every thousandth frame, including the first one.
+        compression: of its bytes; each entry of the index starts a compressed block.
     """
 
     object_id: str
@@ -96,9 +96,10 @@ class ObjectDescriptor:
 @dataclass(frozen=True, slots=True)
 class SealedState:
     """
-    How an owner left a topic on purpose: everything up to `last_committed_offset` (−1: nothing) is in objects.
+    The state in which an owner left a topic on purpose: everything up to `last_committed_offset` (−1: nothing) is in
+    objects.
 
-    What is below `start_offset` was deleted on purpose: no machine that still has it brings it back.
+    Messages below `start_offset` were deleted on purpose: a machine that still has them does not bring them back.
     """
 
     sealed: bool
@@ -109,7 +110,7 @@ class SealedState:
 
 
 def encode_descriptor(value: ObjectDescriptor) -> bytes:
-    """Return the JSON of a descriptor; the index is left out when it is empty."""
+    """Encode a descriptor as JSON, without the index if it is empty."""
     fields: dict[str, object] = {
         "object_id": value.object_id,
         "start_offset": value.start_offset,
@@ -127,20 +128,20 @@ def encode_descriptor(value: ObjectDescriptor) -> bytes:
 
 
 def decode_descriptor(data: Buffer) -> Answer[ObjectDescriptor]:
-    """Take a descriptor apart; keys that a later version added are passed over, another compression is not."""
+    """Decode a descriptor; unknown keys of later versions are ignored, an unknown compression is damage."""
     if len(data) > DESCRIPTOR_BYTES_MAX:
         return Damage(0, f"a descriptor of {len(data)} bytes")
     try:
         value = _descriptor(_mapping(data))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        return Damage(0, f"no descriptor: {type(error).__name__}: {error}")
+        return Damage(0, f"not a descriptor: {type(error).__name__}: {error}")
     return Frame(value, len(data))
 
 
 def _mapping(data: Buffer) -> dict[str, Any]:
     fields = json.loads(bytes(data))
     if not isinstance(fields, dict):
-        raise TypeError("not an object of JSON")
+        raise TypeError("not a JSON object")
     return fields
 
 
@@ -150,7 +151,7 @@ def _descriptor(fields: dict[str, Any]) -> ObjectDescriptor:
     )
     compression = fields.get("compression", "none")
     if compression not in _SUFFIXES:
-        raise ValueError(f"an unknown compression {compression!r}")
+        raise ValueError(f"unknown compression {compression!r}")
     value = ObjectDescriptor(
         object_id=str(fields["object_id"]),
         start_offset=_number(fields["start_offset"]),
@@ -164,26 +165,26 @@ def _descriptor(fields: dict[str, Any]) -> ObjectDescriptor:
     )
     if value.end_offset < value.start_offset:
         raise ValueError("it ends before it begins")
-    # A name is made into a key of the object store: nothing but a name may stand there.
+    # The name becomes part of a key of the object store: accept nothing else.
     if parse_object_id(value.object_id) is None:
-        raise ValueError(f"{value.object_id!r} is no name of an object")
+        raise ValueError(f"{value.object_id!r} is not an object name")
     steps = list(itertools.pairwise(index))
     if any(a[0] >= b[0] or a[1] >= b[1] for a, b in steps) or any(
         not value.start_offset <= offset <= value.end_offset or byte >= value.size for offset, byte in index
     ):
-        raise ValueError("its index is not in order, or leads outside")
+        raise ValueError("its index is not in order, or points outside the object")
     return value
 
 
 def _is_pair(entry: object) -> bool:
     if not isinstance(entry, list) or len(entry) != _PAIR:
-        raise ValueError("an entry of the index is two numbers")
+        raise ValueError("an entry of the index must be two numbers")
     return True
 
 
 def _number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= OFFSET_MAX:
-        raise ValueError(f"{value!r} is no number of 64 bits")
+        raise ValueError(f"{value!r} is not a 64-bit number")
     return value
 
 
@@ -193,7 +194,7 @@ def encode_current(start_offset: int) -> bytes:
 
 
 def encode_sealed_state(value: SealedState) -> bytes:
-    """Return the JSON of a topic's state."""
+    """Encode a topic's state as JSON."""
     fields: dict[str, object] = {
         "sealed": value.sealed,
         "last_committed_offset": value.last_committed_offset,
@@ -206,7 +207,7 @@ def encode_sealed_state(value: SealedState) -> bytes:
 
 
 def decode_sealed_state(data: Buffer) -> Answer[SealedState]:
-    """Take a topic's state apart."""
+    """Decode a topic's state."""
     try:
         fields = _mapping(data)
         last = fields["last_committed_offset"]
@@ -216,7 +217,7 @@ def decode_sealed_state(data: Buffer) -> Answer[SealedState]:
             _number(fields.get("start_offset", 0)),
         )  # fmt: skip
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        return Damage(0, f"no state of a topic: {type(error).__name__}: {error}")
+        return Damage(0, f"not a state of a topic: {type(error).__name__}: {error}")
     return Frame(value, len(data))
 
 
@@ -226,7 +227,7 @@ def object_id(start_offset: int, end_offset: int, compression: ObjectCompression
 
 
 def parse_object_id(name: str) -> tuple[int, int, ObjectCompression] | None:
-    """Return first and last offset and the compression of the finished object *name*; None when it is none."""
+    """Return first and last offset and the compression of the finished object *name*; None if it is not one."""
     for compression, suffix in _SUFFIXES.items():
         found = parse_object_name(name.removesuffix(suffix)) if name.endswith(f".dnb1{suffix}") else None
         if found is not None and found[1] is not None:
@@ -240,12 +241,12 @@ def object_key(topic: str, name: str) -> str:
 
 
 def topics_prefix(root: str) -> str:
-    """Return what begins the keys of all topics."""
+    """Return the prefix of the keys of all topics."""
     return f"{root}/storage/topics/"
 
 
 def descriptors_prefix(root: str, topic: str) -> str:
-    """Return what begins the keys of all descriptors of *topic*."""
+    """Return the prefix of the keys of all descriptors of *topic*."""
     return f"{root}/storage/topics/{topic}/objects/"
 
 

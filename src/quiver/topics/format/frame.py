@@ -9,8 +9,8 @@ The frame around each message, the same in a log file and in a cold object.
     │ u64      │ u32    │ u32    │ length bytes │
     └──────────┴────────┴────────┴──────────────┘
 
-The checksum covers the payload only. The payload of a message repeats the offset (`message.py`), so a damaged header
-is found out all the same. A length of zero is no frame: zeros behind the tail never parse.
+The checksum covers the payload only. The payload of a message repeats the offset (`message.py`), so a damaged header is
+detected as well. A length of zero is not a frame: zeros after the tail never parse.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = [
 FRAME_HEADER = struct.Struct("<QII")
 FRAME_HEADER_BYTES = 16
 FRAME_PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
-"""A larger length is damage: it bounds what a reader allocates."""
+"""A larger length is damage; it bounds the memory that a reader allocates."""
 
 FramePlace = tuple[int, int, int]
-"""Offset of the message, position of the frame's first byte, and of the first byte behind it."""
+"""Offset of the message, position of the frame's first byte, and the position after its last byte."""
 
 _PAYLOAD_BYTES_MIN = 8
 _OFFSETS_IN_A_BLOCK = 1 << 24
@@ -52,7 +52,7 @@ def encode_frame(offset: int, payload: bytes) -> bytes:
 
 
 def decode_frame(data: Buffer, start: int = 0) -> Answer[FramePlace]:
-    """Take the frame at *start*; its checksum is verified."""
+    """Decode the frame at *start* and verify its checksum."""
     found, end, stopped = take_frames(data, start, count_max=1)
     return Frame(found[0], end) if found or stopped is None else stopped
 
@@ -61,11 +61,11 @@ def take_frames(
     data: Buffer, start: int = 0, *, count_max: int = 1 << 62
 ) -> tuple[list[FramePlace], int, NeedMore | Damage | None]:
     """
-    Take whole, checked frames from *start* on.
+    Decode complete frames from *start* on and verify their checksums.
 
     Returns:
-        the frames, the position behind the last of them, and why it stopped there (None: *count_max* was reached).
-        Whether the offsets follow each other is for the caller to say.
+        the frames, the position after the last of them, and why it stopped there (None: *count_max* was reached).
+        The caller has to check that the offsets are consecutive.
     """
     view = memoryview(data)
     size = len(view)
@@ -77,7 +77,7 @@ def take_frames(
             return found, start, NeedMore(body - size)
         offset, length, checksum = unpack(view, start)
         if not 0 < length <= FRAME_PAYLOAD_BYTES_MAX:
-            return found, start, Damage(start, f"a frame of {length} bytes; 1 to {FRAME_PAYLOAD_BYTES_MAX} are lawful")
+            return found, start, Damage(start, f"a frame of {length} bytes; 1 to {FRAME_PAYLOAD_BYTES_MAX} are valid")
         end = body + length
         if end > size:
             return found, start, NeedMore(end - size)
@@ -90,18 +90,18 @@ def take_frames(
 
 def find_frames(data: Buffer, start: int, *, offset_min: int) -> Iterator[FramePlace]:
     """
-    Yield what parses as a frame at or behind *start*, at any byte, whose offset is *offset_min* or a little above.
+    Yield what parses as a frame at or after *start*, at any byte, with an offset of *offset_min* or slightly above.
 
-    For going on behind damage. What is yielded may be the inside of a payload that looks like a frame: take the first
-    one whose message agrees with it.
+    It is used to continue after damage. A result may be the inside of a payload that looks like a frame: use the first
+    one whose message repeats its offset.
     """
     view = memoryview(data)
     size = len(view)
-    # No more frames fit between here and there than this: a larger offset cannot be that of a frame of ours.
+    # No more frames than this fit into the rest: a larger offset cannot belong to a frame of this file.
     offset_end = offset_min + (size - start) // (FRAME_HEADER_BYTES + _PAYLOAD_BYTES_MIN) + 1
     highs = range(offset_min // _OFFSETS_IN_A_BLOCK, offset_end // _OFFSETS_IN_A_BLOCK + 1)
     wanted = b"|".join(re.escape(high.to_bytes(5, "little")) for high in highs)
-    # Five equal bytes of the offset, then a length whose highest byte is small: the rest is looked at one by one.
+    # Five equal bytes of the offset, then a length whose highest byte is small: the other bytes are checked per match.
     for match in re.compile(b"(?s)(?=...(?:" + wanted + rb")...[\x00-\x04])").finditer(view, start):
         at = match.start()
         offset, length, checksum = FRAME_HEADER.unpack_from(view, at) if at + 16 <= size else (0, 0, 0)

@@ -1,5 +1,5 @@
 """
-What a frame holds: one message, in the fixed-width bincode of the document's day.
+The payload of a frame: one message, in the fixed-width bincode layout that the document used.
 
 ::
 
@@ -8,7 +8,7 @@ What a frame holds: one message, in the fixed-width bincode of the document's da
     option<string> subscription_name   map<string, string> attributes
 
 A string, bytes or map is a u64 count and that many bytes or pairs; an option is a byte 0 or 1 before its value. There
-is no version byte: the layouts of later releases are refused where they do not parse as this one.
+is no version byte: the layouts of later releases are rejected unless they parse as this one.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ __all__ = [
 ]
 
 SIGNAL_ATTRIBUTE = "otlp_signal"
-"""The attribute that says what kind of request a payload is: logs, traces or metrics."""
+"""The attribute with the kind of an export request: logs, traces or metrics."""
 
 
 NS_PER_MS = 1_000_000
 KEY_ATTRIBUTE = "routing_key"
-"""The attribute that holds a message's key: the layout of its day has no field for one."""
+"""The attribute with a message's key: the layout has no field for one."""
 
 ATTRIBUTES_MAX = 65_536
 
 LAYOUT_PAYLOAD_BYTES_MAX = 2048
-"""Up to this length of a payload the layout is kept, one for each length that occurs."""
+"""Payloads up to this length have a cached layout for each length that occurs."""
 
 _U64 = struct.Struct("<Q")
 _TWO = struct.Struct("<QQ")
@@ -51,16 +51,16 @@ _NONE: Mapping[str, str] = {}
 
 class Message(NamedTuple):
     """
-    One message of a topic. A tuple, because a reader makes some hundred thousand of them a second.
+    One message of a topic. A tuple, because a reader creates some hundred thousand of them per second.
 
     Attributes:
         offset: its place in the topic.
         payload: its bytes.
         attributes: texts by name.
-        publish_time_ns: when it was published, in whole milliseconds: that is what the format keeps.
-        producer_name: who published it.
+        publish_time_ns: when it was published, in whole milliseconds, which is the precision of the format.
+        producer_name: of the producer.
         topic: ``/namespace/topic``.
-        request_id: the producer's number of it.
+        request_id: the producer's number for it.
         producer_id: the producer's own number.
         broker_address: where it was published.
         subscription_name: empty for what producers publish.
@@ -79,13 +79,13 @@ class Message(NamedTuple):
 
     @property
     def key(self) -> str | None:
-        """The key it was published with, or None."""
+        """The key with which it was published, or None."""
         return self.attributes.get(KEY_ATTRIBUTE)
 
 
 class MessageCodec:
     """
-    Encodes and decodes the messages of one topic; what is the same in all of them is laid out once.
+    Encodes and decodes the messages of one topic; parts that are the same in all messages are encoded once.
 
     Args:
         topic: ``namespace/topic``; written with a slash before it.
@@ -105,7 +105,7 @@ class MessageCodec:
         self._values = (name, 0, producer_id, broker_address)
 
     def tail_of(self, attributes: Mapping[str, str] | None) -> bytes:
-        """Return the part of a message behind its publish time."""
+        """Return the part of a message after its publish time."""
         if not attributes:
             return self._tail
         pairs = [_text(key) + _text(value) for key, value in attributes.items()]
@@ -115,7 +115,7 @@ class MessageCodec:
         """Return the bytes of a message; *tail* comes from `tail_of`."""
         size = len(payload)
         if tail is self._tail and size <= LAYOUT_PAYLOAD_BYTES_MAX:
-            # One call instead of six: without attributes only the payload's length is not known beforehand.
+            # One call instead of six: without attributes only the length of the payload varies.
             pack = self._packs.get(size) or self._pack_of(size)
             return pack(self._head, offset, size, payload, publish_time_ms, tail)
         return b"".join((self._head, _TWO.pack(offset, len(payload)), payload, _U64.pack(publish_time_ms), tail))
@@ -126,7 +126,7 @@ class MessageCodec:
         return pack
 
     def decode(self, body: bytes) -> Message | Damage:
-        """Return the message that *body* is; any other topic's and any other writer's too."""
+        """Decode a message, including messages of other topics and other writers."""
         at = self._after_offset
         if not body.startswith(self._head) or len(body) < at + 24:
             return decode_message(body)
@@ -140,7 +140,7 @@ class MessageCodec:
 
 
 def decode_message(body: bytes) -> Message | Damage:
-    """Return the message that *body* is, whoever wrote it."""
+    """Decode a message of any writer."""
     cursor = Cursor(body)
     try:
         request_id, producer_id = cursor.take(_TWO)
@@ -158,7 +158,7 @@ def decode_message(body: bytes) -> Message | Damage:
     except _InvalidMessageError as unlawful:
         return Damage(cursor.offset, str(unlawful))
     if cursor.remaining:
-        return Damage(cursor.offset, f"{cursor.remaining} bytes behind the message: another layout than this one")
+        return Damage(cursor.offset, f"{cursor.remaining} bytes after the message: it has another layout")
     return Message(
         offset, payload, attributes, time_ms * NS_PER_MS, producer_name, topic, request_id, producer_id,
         broker_address, subscription_name,
@@ -179,18 +179,18 @@ def _take_text(cursor: Cursor) -> str:
     try:
         return str(cursor.view(size), "utf-8")
     except UnicodeDecodeError as error:
-        raise _InvalidMessageError("a text that is no UTF-8") from error
+        raise _InvalidMessageError("a text that is not UTF-8") from error
 
 
 def _take_option(cursor: Cursor) -> str | None:
     (tag,) = cursor.take(_TAG)
     if tag > 1:
-        raise _InvalidMessageError(f"an option that begins with {tag}")
+        raise _InvalidMessageError(f"an option starts with {tag} instead of 0 or 1")
     return _take_text(cursor) if tag else None
 
 
 def _take_pairs(cursor: Cursor) -> Mapping[str, str]:
     (count,) = cursor.take(_U64)
     if count > min(ATTRIBUTES_MAX, cursor.remaining // 16):
-        raise _InvalidMessageError(f"{count} attributes, for which there are no bytes")
+        raise _InvalidMessageError(f"the count of attributes, {count}, exceeds the remaining bytes")
     return {_take_text(cursor): _take_text(cursor) for _ in range(count)} if count else _NONE

@@ -1,7 +1,8 @@
 """
-What topics, their files and their objects are called: names built and parsed.
+The names of topics, their files and their objects: built and parsed.
 
-Parsing accepts exactly what the matching function writes; any other name is somebody else's file and stays untouched.
+Parsing accepts exactly what the matching function builds; a file with any other name belongs to something else and is
+left alone.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ __all__ = [
     "METADATA_FILE",
     "QUARANTINE_DIR",
     "REAPPENDED_SUFFIX",
-    "REPLACED_SUFFIX",
     "SUBSCRIPTIONS_DIR",
+    "SUPERSEDED_SUFFIX",
     "UPLOADER_CHECKPOINT",
     "WAL_CHECKPOINT",
     "check_file_name",
@@ -31,12 +32,12 @@ __all__ = [
     "object_name",
     "objects_prefix",
     "parse_object_name",
-    "parse_replaced_name",
     "parse_subscription_file",
+    "parse_superseded_name",
     "parse_wal_file_name",
     "pending_object_name",
-    "replaced_name",
     "subscription_file",
+    "superseded_name",
     "wal_file_name",
 ]
 
@@ -48,19 +49,19 @@ QUARANTINE_DIR = "quarantine"
 SUBSCRIPTIONS_DIR = "subscriptions"
 LOCK_NAME = "topics.lock"
 METADATA_FILE = "metadata.db"
-"""What is in objects, where nothing else is said to keep that: beside the topics."""
+"""The default metadata store, next to the topics."""
 
 CHECKPOINT_SUBSCRIPTION = "_checkpoint"
-"""Keeps what `ack_checkpoint` was told."""
+"""Stores the offset of `ack_checkpoint`."""
 
 DEAD_LETTER_SUFFIX = "-dead-letter"
-"""Behind the name of a topic: where messages go that nobody could handle."""
+"""Appended to the name of a topic for the topic of its dead letters."""
 
-REPLACED_SUFFIX = ".replaced"
-"""Of a log file in the quarantine whose messages another owner's have replaced."""
+SUPERSEDED_SUFFIX = ".replaced"
+"""Of a quarantined log file that was superseded: another owner has given out the same offsets."""
 
 REAPPENDED_SUFFIX = ".reappended"
-"""Of the same file when its messages are in the topic again."""
+"""Of such a file after its messages were appended to the topic again."""
 
 NAME_LENGTH_MAX = 128
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
@@ -75,73 +76,73 @@ def check_topic(topic: str) -> str:
     Return *topic* as ``namespace/topic``; a slash before it is dropped.
 
     Raises:
-        UsageError: it has not exactly two parts, or one is no name. More parts are refused rather than cut: two topics
-            would share one log.
+        UsageError: it does not have exactly two parts, or one is not a valid name. More parts are rejected, not
+            truncated: two topics would share one log.
     """
     parts = topic.removeprefix("/").split("/")
-    # However long a topic's name is, that of its dead letters is one, too.
+    # A name of any allowed length can be followed by the suffix of dead letters.
     sizes = [len(part.removesuffix(DEAD_LETTER_SUFFIX)) for part in parts]
     if len(parts) != 2 or max(sizes) > NAME_LENGTH_MAX or not all(_PART.fullmatch(part) for part in parts):
         raise UsageError(
-            f"{topic!r} is no topic: write namespace/topic, each of 1 to {NAME_LENGTH_MAX} letters, digits, dots, "
-            "hyphens and underscores, and no dot or hyphen at its beginning"
+            f"{topic!r} is not a topic: write namespace/topic, each of 1 to {NAME_LENGTH_MAX} letters, digits, dots, "
+            "hyphens and underscores, without a dot or hyphen at its beginning"
         )
     return "/".join(parts)
 
 
 def check_topic_pattern(pattern: str) -> str:
     """
-    Return *pattern* when it names topics: ``namespace/topic``, either of which may have ``*``, ``?`` and ``[…]``.
+    Return *pattern* if it is ``namespace/topic``; either part may contain ``*``, ``?`` and ``[…]``.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it is not.
     """
     if not isinstance(pattern, str) or _PATTERN.fullmatch(pattern) is None:
-        raise UsageError(f"{pattern!r} names no topics: write namespace/topic, or a pattern such as logs/*")
+        raise UsageError(f"{pattern!r} is not a pattern of topics: write namespace/topic, or a pattern such as logs/*")
     return pattern
 
 
 def is_namespace(name: str) -> bool:
-    """Say whether a directory called *name* can hold topics; who looks for topics looks into no other."""
+    """Return whether a directory called *name* can contain topics; other directories are ignored."""
     return _PART.fullmatch(name) is not None
 
 
 def check_subscription(name: str, *, internal: bool = False) -> str:
     """
-    Return *name* when it can be a subscription's; that of `ack_checkpoint` only where it is *internal*.
+    Return *name* if it is a valid name of a subscription; that of `ack_checkpoint` is valid only if *internal*.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it is not.
     """
     if name == CHECKPOINT_SUBSCRIPTION and not internal:
-        raise UsageError(f"{name} is what ack_checkpoint keeps: call the subscription otherwise")
+        raise UsageError(f"{name} is reserved for ack_checkpoint: choose another name for the subscription")
     if not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
         raise UsageError(
-            f"{name!r} is no name of a subscription: 1 to {NAME_LENGTH_MAX} letters, digits, dots, hyphens, underscores"
+            f"{name!r} is not a subscription name: 1 to {NAME_LENGTH_MAX} letters, digits, dots, hyphens, underscores"
         )
     return name
 
 
 def check_producer(name: str) -> str:
     """
-    Return *name* when it can be a producer's. What a Spark sink writes has a colon in its producer's name, this never.
+    Return *name* if it is a valid name of a producer. It has no colon, unlike the producer names of Spark sinks.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it is not.
     """
     if not _PART.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
         raise UsageError(
-            f"{name!r} is no name of a producer: 1 to {NAME_LENGTH_MAX} letters, digits, dots, hyphens, underscores"
+            f"{name!r} is not a producer name: 1 to {NAME_LENGTH_MAX} letters, digits, dots, hyphens, underscores"
         )
     return name
 
 
 def check_file_name(name: str) -> str:
     """
-    Return *name* when the files of a log can be called so: one word and a suffix, as ``wal.log``.
+    Return *name* if it is valid for the files of a log: one word and a suffix, as ``wal.log``.
 
     Raises:
-        UsageError: they cannot.
+        UsageError: it is not.
     """
     if re.fullmatch(r"[A-Za-z0-9_-]+\.[A-Za-z]+", name) is None or name.endswith((".ckpt", ".tmp")):
         raise UsageError(f"{name!r} cannot name log files: write a word and a suffix, as {ACTIVE_FILE}")
@@ -155,7 +156,7 @@ def wal_file_name(seq: int, base: str = ACTIVE_FILE) -> str:
 
 
 def parse_wal_file_name(name: str, base: str = ACTIVE_FILE) -> int | None:
-    """Return the number of the log file *name*, or None when it is none."""
+    """Return the number of the log file *name*; None if it is not one."""
     if name == base:
         return 0
     stem, _, suffix = base.rpartition(".")
@@ -164,32 +165,32 @@ def parse_wal_file_name(name: str, base: str = ACTIVE_FILE) -> int | None:
 
 
 def subscription_file(name: str) -> str:
-    """Return the file in `SUBSCRIPTIONS_DIR` that keeps the subscription *name*."""
+    """Return the name of the file in `SUBSCRIPTIONS_DIR` for the subscription *name*."""
     return f"{name}{_SUBSCRIPTION_SUFFIX}"
 
 
 def parse_subscription_file(file_name: str) -> str | None:
-    """Return whose subscription *file_name* keeps, or None."""
+    """Return the name of the subscription that *file_name* stores, or None."""
     name = file_name.removesuffix(_SUBSCRIPTION_SUFFIX)
     return name if name != file_name and _PART.fullmatch(name) and len(name) <= NAME_LENGTH_MAX else None
 
 
-def replaced_name(file_name: str, number: int, offset: int) -> str:
+def superseded_name(file_name: str, number: int, offset: int) -> str:
     """
-    Return what the log file *file_name* is called in the quarantine when another owner has other messages from *offset*
-    on; *number* tells two of the same name apart.
+    Return the name in the quarantine of the log file *file_name* when another owner has other messages from *offset*
+    on; *number* distinguishes two files with the same name.
     """
-    return f"{file_name}.{number}.from{offset}{REPLACED_SUFFIX}"
+    return f"{file_name}.{number}.from{offset}{SUPERSEDED_SUFFIX}"
 
 
-def parse_replaced_name(name: str) -> int | None:
-    """Return the offset in the name of a replaced file; None when it has none."""
+def parse_superseded_name(name: str) -> int | None:
+    """Return the offset in the name of a superseded file; None if it has none."""
     match = _REPLACED.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 def objects_prefix(topic: str) -> str:
-    """Return the place of a topic's objects below the root of the object store, with a slash at its end."""
+    """Return the prefix of a topic's objects below the root of the object store, with a slash at its end."""
     return f"storage/topics/{topic}/objects/"
 
 
@@ -205,8 +206,8 @@ def object_name(start_offset: int, end_offset: int) -> str:
 
 def parse_object_name(name: str) -> tuple[int, int | None] | None:
     """
-    Return first and last offset of the object *name*, with None for the last of a pending one; None when it is
-    none.
+    Return first and last offset of the object *name*; the last offset of a pending object is None. Return None for any
+    other name.
     """
     match = _OBJECT.fullmatch(name)
     if match is None:

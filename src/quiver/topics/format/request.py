@@ -1,15 +1,15 @@
 r"""
-What one process asks of another that has a directory of topics open, and what that one answers: notes of two lines
+Requests to the process that has a directory of topics open, and its answers: notes of two lines
 (`primitives/batch_notes.py`).
 
 ::
 
     .requests/<id>.request   {"quiver_topic_request": 1, "command": "seek", "arguments": {"topic": "default/orders", …}}
-    .requests/<id>.taken     the same: the process that has the topics open is at it
+    .requests/<id>.taken     the same file: the process that has the topics open is executing it
     .requests/<id>.answer    {"quiver_topic_answer": 1, "result": {"offset": 1200}}
                              {"quiver_topic_answer": 1, "error": ["UsageError", "there is no such topic"]}
 
-A namespace cannot begin with a dot, so no topic is ever called like this directory.
+A namespace cannot begin with a dot, so no topic has the name of this directory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 REQUESTS_DIR = ".requests"
 
 REQUEST_BYTES_MAX = 1024 * 1024
-"""A longer request or answer is not read."""
+"""Longer requests and answers are not read."""
 
 Stage = Literal["request", "taken", "answer"]
 
@@ -51,14 +51,14 @@ _ERROR_PARTS = 2
 
 
 class Request(NamedTuple):
-    """A command, and what it is about."""
+    """A command and its arguments."""
 
     command: str
     arguments: Mapping[str, Any]
 
 
 class Refusal(NamedTuple):
-    """The error that a command ended with: its class and what it says."""
+    """The error with which a command ended: its class and its message."""
 
     kind: str
     message: str
@@ -70,39 +70,39 @@ def request_name(identity: str, stage: Stage) -> str:
 
 
 def parse_request_name(name: str) -> tuple[str, str] | None:
-    """Return which request the file *name* is about and its stage; None when it is no such file."""
+    """Return the identity and the stage of the request file *name*; None if it is not one."""
     match = _NAME.fullmatch(name)
     return None if match is None else (match[1], match[2])
 
 
 def encode_request(request: Request) -> bytes:
-    """Return the file that asks for it."""
+    """Encode a request."""
     return encode_note({_REQUEST_KEY: _VERSION, "command": request.command, "arguments": dict(request.arguments)})
 
 
 def decode_request(data: Buffer) -> Answer[Request]:
-    """Take such a file apart."""
+    """Decode a request."""
     answer = _note(data, _REQUEST_KEY)
     if not isinstance(answer, Frame):
         return answer
     command, arguments = answer.value.get("command"), answer.value.get("arguments")
     if not isinstance(command, str) or not isinstance(arguments, dict):
-        return Damage(0, "no request: it has no command, or no arguments")
+        return Damage(0, "not a request: it has no command, or no arguments")
     return Frame(Request(command, arguments), answer.end)
 
 
 def encode_answer(result: Mapping[str, Any]) -> bytes:
-    """Return the file that says how a command ended."""
+    """Encode the result of a command."""
     return encode_note({_ANSWER_KEY: _VERSION, "result": dict(result)})
 
 
 def encode_refusal(refusal: Refusal) -> bytes:
-    """Return the file that says why a command failed."""
+    """Encode the error of a command."""
     return encode_note({_ANSWER_KEY: _VERSION, "error": list(refusal)})
 
 
 def decode_answer(data: Buffer) -> Answer[Mapping[str, Any] | Refusal]:
-    """Take either of them apart."""
+    """Decode an answer: a result, or an error."""
     answer = _note(data, _ANSWER_KEY)
     if not isinstance(answer, Frame):
         return answer
@@ -111,7 +111,7 @@ def decode_answer(data: Buffer) -> Answer[Mapping[str, Any] | Refusal]:
         return Frame(result, answer.end)
     if isinstance(error, list) and len(error) == _ERROR_PARTS and all(isinstance(one, str) for one in error):
         return Frame(Refusal(*error), answer.end)
-    return Damage(0, "no answer: it has no result, and no error")
+    return Damage(0, "not an answer: it has neither a result nor an error")
 
 
 def _note(data: Buffer, key: str) -> Answer[dict[str, Any]]:

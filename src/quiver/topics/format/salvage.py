@@ -1,4 +1,4 @@
-"""Going on behind damage: where the next message stands that can be trusted."""
+"""Continuing after damage: finding the next message that can be trusted."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from quiver.primitives.scan import Damage
 from quiver.topics.format.frame import FRAME_HEADER, FRAME_HEADER_BYTES, FramePlace, find_frames, take_frames
 from quiver.topics.format.message import decode_message
 
-__all__ = ["next_frame_behind", "offset_within"]
+__all__ = ["next_frame_after", "offset_within"]
 
 
 def offset_within(data: Buffer, place: FramePlace) -> int | None:
-    """Return the offset that the message in a frame says it has: it is under the checksum, the frame's own is not."""
+    """Return the offset in a frame's message: the checksum covers it, but not the offset in the frame's header."""
     message = decode_message(bytes(memoryview(data)[place[1] + FRAME_HEADER_BYTES : place[2]]))
     return None if isinstance(message, Damage) else message.offset
 
 
-def next_frame_behind(data: Buffer, bad: int, *, expected: int) -> FramePlace | None:
+def next_frame_after(data: Buffer, bad: int, *, expected: int) -> FramePlace | None:
     """
-    Return the first frame behind the bad byte *bad* whose message agrees with it; None when there is none.
+    Return the first frame after the bad byte *bad* whose message has the same offset; None if there is none.
 
-    *expected* is the offset that the frame at *bad* should have had. When that frame's length leads to a good frame,
-    only its payload was damaged and that one is taken: what a payload holds is then never mistaken for a frame.
+    *expected* is the offset that the frame at *bad* should have. If that frame's length leads to a good frame, only its
+    payload is damaged, and the good frame is returned: so the contents of a payload are never mistaken for a frame.
     """
     view = memoryview(data)
     if bad + FRAME_HEADER_BYTES <= len(view):

@@ -1,5 +1,5 @@
 """
-A saved subscription: what it is, and what it has confirmed. Two lines of text: JSON, and the CRC-32 of that line.
+A saved subscription and the offsets that it has confirmed. Two lines of text: JSON, and the CRC-32 of that line.
 
 ::
 
@@ -37,14 +37,14 @@ _FIELDS = frozenset({"name", "kind", "next_offset", "acked", "attempts"})
 @dataclass(frozen=True, slots=True)
 class SavedSubscription:
     """
-    What a subscription has confirmed.
+    The state of a subscription.
 
     Attributes:
         name: of the subscription.
         kind: how consumers share it.
         next_offset: everything below it is confirmed.
-        acked: what is confirmed above it: first offset, and the next one that is not.
-        attempts: how often each message that is under way was delivered.
+        acked: confirmed ranges above it: the first offset, and the offset after the last.
+        attempts: how often each unconfirmed message was delivered.
     """
 
     name: str
@@ -55,7 +55,7 @@ class SavedSubscription:
 
 
 def encode_subscription(saved: SavedSubscription) -> bytes:
-    """Return the bytes that keep *saved*."""
+    """Encode a subscription."""
     line = json.dumps(
         {
             "name": saved.name,
@@ -69,7 +69,7 @@ def encode_subscription(saved: SavedSubscription) -> bytes:
 
 
 def decode_subscription(data: Buffer) -> Answer[SavedSubscription]:
-    """Take a saved subscription apart. Fields of a later version are passed over."""
+    """Decode a subscription. Fields of later versions are ignored."""
     whole = bytes(data)
     if len(whole) > SUBSCRIPTION_BYTES_MAX:
         return Damage(0, f"a subscription of {len(whole)} bytes")
@@ -83,7 +83,7 @@ def decode_subscription(data: Buffer) -> Answer[SavedSubscription]:
     try:
         value = _subscription(json.loads(line))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        return Damage(0, f"no subscription: {error!r}")
+        return Damage(0, f"not a subscription: {error!r}")
     return Frame(value, len(line) + 1 + _CHECKSUM_LINE_BYTES)
 
 
@@ -102,5 +102,5 @@ def _subscription(fields: dict[str, Any]) -> SavedSubscription:
 
 def _offset(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no offset")
+        raise ValueError(f"{value!r} is not an offset")
     return value

@@ -1,13 +1,13 @@
 r"""
-What a directory saw of the owners of topics that it waits for: a note of two lines (`primitives/batch_notes.py`).
+Observations of the owners of topics that a directory waits for: a note of two lines (`primitives/batch_notes.py`).
 
 ::
 
     {"quiver_topic_watch": 1, "boot": "5f0c…", "records": {"/danube/…/owner": [57, 3405691582, 86400123]}}
     9f1c02ab
 
-For each key: the revision of the owner's record, the CRC-32 of its value, and since when it has been the same, in
-milliseconds of the monotonic clock. That clock means something within one boot only, which `boot` names.
+For each key: the revision of the owner's record, the CRC-32 of its value, and since when it has not changed, in
+milliseconds of the monotonic clock. This clock has a meaning within one boot only, which `boot` names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VERSION = 1
 
 
 class SeenRecord(NamedTuple):
-    """One owner's record, as it was seen."""
+    """One observed record of an owner."""
 
     revision: int
     checksum: int
@@ -36,30 +36,30 @@ class SeenRecord(NamedTuple):
 
 
 def encode_watch(boot: str, records: Mapping[str, SeenRecord]) -> bytes:
-    """Return the whole file."""
+    """Encode observations."""
     return encode_note(
         {_VERSION_KEY: _VERSION, "boot": boot, "records": {key: list(one) for key, one in sorted(records.items())}}
     )
 
 
 def decode_watch(data: Buffer) -> Answer[tuple[str, dict[str, SeenRecord]]]:
-    """Return which boot the times belong to, and what was seen under each key."""
+    """Decode observations: the boot that the times belong to, and the record of each key."""
     answer = decode_note(data)
     if not isinstance(answer, Frame):
         return answer
     if answer.value.get(_VERSION_KEY) != _VERSION:
-        return Damage(0, "no watch of owners, or one of a newer version")
+        return Damage(0, "not a watch of owners, or one of a newer version")
     try:
         boot, records = answer.value["boot"], answer.value["records"].items()
         found = {key: SeenRecord(*map(_number, one)) for key, one in records}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        return Damage(0, f"no watch of owners: {error!r}")
+        return Damage(0, f"not a watch of owners: {error!r}")
     if not isinstance(boot, str):
-        return Damage(0, "no watch of owners: its boot is not a text")
+        return Damage(0, "not a watch of owners: its boot is not text")
     return Frame((boot, found), answer.end)
 
 
 def _number(value: object) -> int:
     if not is_count(value):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return value

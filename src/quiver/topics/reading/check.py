@@ -19,8 +19,8 @@ from quiver.topics.format.names import (
     ACTIVE_FILE,
     QUARANTINE_DIR,
     REAPPENDED_SUFFIX,
-    REPLACED_SUFFIX,
-    parse_replaced_name,
+    SUPERSEDED_SUFFIX,
+    parse_superseded_name,
 )
 from quiver.topics.format.subscription import SavedSubscription
 from quiver.topics.wal.files import FileMarks, FrameScanner, Good, Lost
@@ -207,7 +207,7 @@ def _replaced(fs: FileSystem, directory: str) -> list[tuple[int, int]]:
     """Return which offsets the messages had that are in the quarantine since another owner's have replaced them."""
     found = []
     for one in _kept_aside(fs, directory):
-        start = parse_replaced_name(one.path.rpartition("/")[2].replace(REAPPENDED_SUFFIX, REPLACED_SUFFIX))
+        start = parse_superseded_name(one.path.rpartition("/")[2].replace(REAPPENDED_SUFFIX, SUPERSEDED_SUFFIX))
         if start is None:
             continue
         first = first_offset_of(fs, one.path, fs.stat(one.path).size_bytes, known=None, above=0)
@@ -287,7 +287,7 @@ def _kept_aside(fs: FileSystem, directory: str) -> list[Finding]:
 
 
 def _why_kept(name: str) -> str:
-    if name.endswith(REPLACED_SUFFIX):
+    if name.endswith(SUPERSEDED_SUFFIX):
         return "another owner has other messages at these offsets: quiver topic reappend appends them again"
     if name.endswith(REAPPENDED_SUFFIX):
         return "another owner had other messages at these offsets; they are in the topic again, so this file may go"

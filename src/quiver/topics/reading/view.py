@@ -20,7 +20,7 @@ from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.primitives.scan import Damage
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 from quiver.topics.cold.pieces import ColdLost, ColdPiece
 from quiver.topics.cold.reader import ObjectReader
 from quiver.topics.format.frame import FRAME_HEADER_BYTES
@@ -78,11 +78,11 @@ def open_cold(place: TopicPlace, topic: str) -> ObjectReader | None:
     return ObjectReader(objects, found, observer=InMemoryObserver(), follows_others=True)
 
 
-def _catalogue(place: TopicPlace, topic: str) -> ObjectCatalogue | None:
+def _catalogue(place: TopicPlace, topic: str) -> ObjectCatalog | None:
     if place.objects is None:
         return None
     url = place.metadata or f"sqlite://{os.path.abspath(place.root or '.')}/{METADATA_FILE}"  # noqa: PTH100
-    return ObjectCatalogue(open_metadata(url), root=place.root_prefix, topic=topic)
+    return ObjectCatalog(open_metadata(url), root=place.root_prefix, topic=topic)
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class TopicView:
         self._seen: tuple[tuple[int, ...], list[LocalFile]] = ((), [])
         self._tail: _Tail | None = None
         self._synced = 0
-        self._catalogue: ObjectCatalogue | None = None
+        self._catalogue: ObjectCatalog | None = None
         self._cold: ObjectReader | None = None
 
     # ── what there is ────────────────────────────────────────────────────────────────────────────────────
@@ -207,7 +207,7 @@ class TopicView:
                 if offset < last:
                     yield Stretch(self.topic, offset, last, upto - byte, (file.seq, offset, byte))
 
-    def _objects(self) -> ObjectCatalogue | None:
+    def _objects(self) -> ObjectCatalog | None:
         if self._catalogue is None:
             self._catalogue = _catalogue(self._place, self.topic)
         if self._catalogue is not None:

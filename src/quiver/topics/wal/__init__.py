@@ -2,13 +2,14 @@
 The log files of a topic.
 
 ==================  =====================================================
+==================  =================================================================
 module              purpose
-==================  =====================================================
-`writer.py`         its files: append, sync, rotate, release
-`files.py`          one file read in pieces, damage stepped over and kept
+==================  =================================================================
+`writer.py`         the log: append, sync, rotate, release
+`files.py`          one file read in pieces; damage is skipped and quarantined
 `local_files.py`    the log files of a directory as they are found on disk
-`file_list.py`      which files are sealed, and who holds them
-`commit_lock.py`    who syncs or rotates now
-`append_signal.py`  who waits for the next message
-==================  =====================================================
+`file_list.py`      the sealed files, and which of them readers hold
+`commit_lock.py`    the group-commit lock
+`append_signal.py`  waiting for the next message
+==================  =================================================================
 """

@@ -1,4 +1,4 @@
-"""Waiting for the next message: in threads and on event loops, at no cost to a writer that nobody waits for."""
+"""Waiting for the next message, in threads and on event loops; without waiters it costs the writer nothing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from quiver.clock import Clock
 
-__all__ = ["Arrivals"]
+__all__ = ["AppendSignal"]
 
 
-class Arrivals:
-    """Those who wait for a log to change. Everything but `waiters` is used under the log's lock, which is *lock*."""
+class AppendSignal:
+    """Wakes waiters when a log changes. Everything but `waiters` is used under the log's lock, which is *lock*."""
 
     __slots__ = ("_arrived", "_clock", "_wakers", "waiters")
 
@@ -22,7 +22,7 @@ class Arrivals:
         self.waiters = 0
 
     def wait(self, is_there: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until *is_there* says so; False when *timeout* seconds passed first."""
+        """Wait until *is_there* returns True; return False if *timeout* seconds pass first."""
         self.waiters += 1
         try:
             while not is_there():
@@ -33,12 +33,12 @@ class Arrivals:
         return True
 
     def add(self, wake: Callable[[], None]) -> None:
-        """Have *wake* called with the next change, once, by whoever makes it; it must not ask the log anything."""
+        """Call *wake* once, from the thread that makes the next change; it must not call the log."""
         self._wakers.append(wake)
         self.waiters += 1
 
-    def announce(self) -> None:
-        """Wake all of them."""
+    def notify(self) -> None:
+        """Wake all waiters."""
         self._arrived.notify_all()
         wakers, self._wakers = self._wakers, []
         self.waiters -= len(wakers)

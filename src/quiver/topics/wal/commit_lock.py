@@ -1,15 +1,15 @@
-"""One at a time: who syncs or rotates now, and who waits for it to be done."""
+"""The group-commit lock: one thread syncs or rotates, and others wait for its result."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-__all__ = ["Turns"]
+__all__ = ["GroupCommitLock"]
 
 
-class Turns:
-    """A turn that is taken and given back; those who wait may find that what they wanted was done meanwhile."""
+class GroupCommitLock:
+    """A lock whose waiters may find that the holder has already done what they wanted."""
 
     __slots__ = ("_changed", "_taken")
 
@@ -17,8 +17,8 @@ class Turns:
         self._changed = threading.Condition()
         self._taken = False
 
-    def take(self, is_done: Callable[[], bool] = lambda: False) -> bool:
-        """Wait for the turn and take it; False, without it, when *is_done* says so first."""
+    def acquire(self, is_done: Callable[[], bool] = lambda: False) -> bool:
+        """Acquire the lock; return False without it if *is_done* returns True first."""
         with self._changed:
             while self._taken and not is_done():
                 self._changed.wait()
@@ -27,8 +27,8 @@ class Turns:
             self._taken = True
             return True
 
-    def give_back(self) -> None:
-        """Let the next one in."""
+    def release(self) -> None:
+        """Release the lock and wake the waiters."""
         with self._changed:
             self._taken = False
             self._changed.notify_all()

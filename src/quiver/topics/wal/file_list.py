@@ -1,4 +1,4 @@
-"""The sealed files of one log: which there are, where to begin reading in each, and which somebody holds."""
+"""The sealed files of one log: where to start reading in each, and which of them readers hold."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["SealedFiles", "checkpoint_of"]
 
 class SealedFiles:
     """
-    Used under the log's lock, but for `remove`; `files` may be looked at by anybody: it is
-    replaced, never changed.
+    The sealed files of one log. Used under the log's lock, except `remove`. `files` may be read without it: the tuple
+    is replaced, never changed.
     """
 
-    __slots__ = ("_going", "_held", "_marks", "files")
+    __slots__ = ("_held", "_marks", "_removing", "files")
 
     def __init__(self, files: Sequence[WalFile]) -> None:
         self.files = tuple(files)
         self._held: dict[str, weakref.WeakSet[object]] = {}
         self._marks: dict[str, FileMarks] = {}
-        self._going: list[str] = []
+        self._removing: list[str] = []
 
     def add(self, file: WalFile, marks: FileMarks) -> None:
         """Append a file that was sealed just now."""
@@ -38,25 +38,25 @@ class SealedFiles:
         return self._marks.setdefault(path, FileMarks())
 
     def hold(self, path: str, owner: object) -> None:
-        """Keep a file until `let_go`, or until *owner* is no more: a reader that is simply dropped holds nothing."""
+        """Keep a file until `release`, or until *owner* is garbage-collected."""
         self._held.setdefault(path, weakref.WeakSet()).add(owner)
 
-    def let_go(self, path: str, owner: object) -> None:
-        """Undo `hold`. Again is fine."""
+    def release(self, path: str, owner: object) -> None:
+        """Undo `hold`. Idempotent."""
         held = self._held.get(path, weakref.WeakSet())
         held.discard(owner)
         if not held:
             self._held.pop(path, None)
 
     def take_below(self, offset: int) -> tuple[WalFile, ...]:
-        """Forget the oldest files wholly below *offset*, up to the first that is held, and return them."""
-        gone = []
+        """Drop the oldest files with all messages below *offset* from the list, up to the first held; return them."""
+        released = []
         for file in self.files:
             if file.next_offset > offset or self._held.get(file.path):
                 break
-            gone.append(file)
-        self.files = self.files[len(gone) :]
-        return tuple(gone)
+            released.append(file)
+        self.files = self.files[len(released) :]
+        return tuple(released)
 
     def put_back(self, files: Sequence[WalFile]) -> None:
         """Undo `take_below`."""
@@ -64,18 +64,18 @@ class SealedFiles:
 
     def remove(self, fs: FileSystem, files: Sequence[WalFile]) -> None:
         """
-        Remove *files* from the disk, which no checkpoint names any more, and those that could not be removed before.
+        Remove from the disk *files*, which no checkpoint names any more, and files whose earlier removal failed.
 
         Raises:
-            OSError: some are left; the next call tries again.
+            OSError: some could not be removed; the next call tries again.
         """
         for file in files:
             self._marks.pop(file.path, None)
             self._held.pop(file.path, None)
-            self._going.append(file.path)
-        if self._going:
-            remove_durably(fs, self._going)
-            self._going.clear()
+            self._removing.append(file.path)
+        if self._removing:
+            remove_durably(fs, self._removing)
+            self._removing.clear()
 
 
 def checkpoint_of(
@@ -87,7 +87,7 @@ def checkpoint_of(
     file_name: str,
     rotated_at: int | None,
 ) -> WalCheckpoint:
-    """Return what `wal.ckpt` says of a log with these files, the active one last and of number *seq*."""
+    """Return the checkpoint of a log with these files; the active one is the last and has the number *seq*."""
     name = wal_file_name(seq, file_name)
     active = [file for file in files if not file.sealed and file.next_offset > file.first_offset]
     return WalCheckpoint(

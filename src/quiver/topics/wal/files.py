@@ -1,4 +1,4 @@
-"""One log file read in pieces: frames checked, their order too, damage stepped over and kept."""
+"""One log file, read in pieces: frames and their order are checked; damage is skipped and quarantined."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quiver.primitives.disk.file_system import File, FileSystem
 from quiver.primitives.scan import NeedMore
 from quiver.topics.format.frame import FramePlace, take_frames
 from quiver.topics.format.names import QUARANTINE_DIR
-from quiver.topics.format.salvage import next_frame_behind, offset_within
+from quiver.topics.format.salvage import next_frame_after, offset_within
 
 __all__ = [
     "FileMarks",
@@ -26,7 +26,7 @@ __all__ = [
     "Recovered",
     "Span",
     "WalFile",
-    "keep_aside",
+    "quarantine_damage",
     "read_frames",
 ]
 
@@ -40,15 +40,15 @@ MARK_MESSAGES = 1000
 @dataclass(frozen=True, slots=True)
 class WalFile:
     """
-    One log file, as it stood when it was asked for.
+    A snapshot of one log file.
 
     Attributes:
         path: of the file.
         seq: its number; 0 is the first.
         first_offset: of its first message.
-        next_offset: one behind its last message.
-        size_bytes: of whole frames.
-        sealed: nobody writes to it any more, and every byte is synced.
+        next_offset: the offset after its last message.
+        size_bytes: of complete frames.
+        sealed: nothing is written to it any more, and every byte is synced.
         modified_ns: when it was last written to.
     """
 
@@ -63,9 +63,9 @@ class WalFile:
 
 class FileMarks:
     """
-    Some offsets of a file and the bytes where their frames begin, so that a reader need not begin at byte 0.
+    Some offsets of a file and the positions of their frames, so that a reader need not start at byte 0.
 
-    Several may add and look at once: a mark never changes, and there is one at most for each thousand offsets.
+    Threads may add and look up marks concurrently: a mark never changes, and each thousand offsets have at most one.
     """
 
     __slots__ = ("_marks",)
@@ -74,12 +74,12 @@ class FileMarks:
         self._marks: dict[int, tuple[int, int]] = {}
 
     def add(self, offset: int, byte: int) -> None:
-        """Remember a frame, unless one near it is remembered already."""
+        """Add a frame, unless its thousand has a mark already."""
         self._marks.setdefault(offset // MARK_MESSAGES, (offset, byte))
 
     def before(self, offset: int, first_offset: int) -> tuple[int, int]:
         """
-        Return offset and byte of the last known frame at or before *offset* of a file that begins with
+        Return offset and position of the last known frame at or before *offset*, in a file that begins with
         *first_offset*.
         """
         for thousand in range(offset // MARK_MESSAGES, first_offset // MARK_MESSAGES - 1, -1):
@@ -92,9 +92,9 @@ class FileMarks:
 @dataclass(frozen=True, slots=True)
 class Good:
     """
-    Frames that follow each other: their places in `data`, whose first byte is byte `position` of the file.
+    Consecutive frames: their places in `data`, whose first byte is byte `position` of the file.
 
-    `first_offset` is that of the first one; the offset in a place may be a damaged header's.
+    `first_offset` is the offset of the first frame; the offset in a place may come from a damaged header.
     """
 
     frames: list[FramePlace]
@@ -106,13 +106,13 @@ class Good:
 @dataclass(frozen=True, slots=True)
 class Lost:
     """
-    Bytes `start` to `end` of a file are not what was written.
+    Bytes `start` to `end` of a file are damaged.
 
     Attributes:
         start, end: the bytes.
-        reason: what was seen.
-        next_offset: of the next good frame, which begins at `end`; None when there is none.
-        first_offset: the offset that was expected at `start`. Equal to `next_offset` when nothing is missing.
+        reason: what is wrong with them.
+        next_offset: of the next good frame, which begins at `end`; None if there is none.
+        first_offset: the offset expected at `start`. Equal to `next_offset` when no message is missing.
     """
 
     start: int
@@ -124,7 +124,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where to begin reading for an offset: a frame at or before it, and how far the file may be read."""
+    """Where to start reading for an offset: a frame at or before it, and how far the file may be read."""
 
     path: str
     position: int
@@ -136,9 +136,9 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """
-    What a directory held: the starting point of a `Wal`.
+    The contents of a directory: the starting point of a `Wal`.
 
-    `active` is the open file to go on with, at byte `position`; None starts file number `seq`.
+    `active` is the open file to continue, at byte `position`; None starts file number `seq`.
     """
 
     sealed: tuple[WalFile, ...] = ()
@@ -152,7 +152,7 @@ class Recovered:
 
 class FrameScanner:
     """
-    Goes through one file from *position* to *end* and says what is there.
+    Reads one file from *position* to *end* and yields its frames and its damage.
 
     Args:
         files, path: the file, open while this is.
@@ -174,11 +174,11 @@ class FrameScanner:
         self._wanted = PIECE_BYTES
 
     def extend(self, end: int) -> None:
-        """Read up to byte *end* from now on: the file grew."""
+        """Read up to byte *end* from now on: the file has grown."""
         self._end = max(self._end, end)
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -217,7 +217,7 @@ class FrameScanner:
             frame = frames[count]
             says = offset_within(data, frame)
             if says == self.expected + count:
-                count += 1  # only the header is damaged, and we know what it said
+                count += 1  # only the header is damaged, and the message repeats its offset
             elif count == 0:
                 return self._out_of_order(says)
             frames = frames[:count]
@@ -236,7 +236,7 @@ class FrameScanner:
 
     def _behind(self, bad: int, reason: str) -> Lost:
         rest = self._file.pread(self._end - bad, bad)
-        place = next_frame_behind(rest, 0, expected=self.expected)
+        place = next_frame_after(rest, 0, expected=self.expected)
         first = self.expected
         if place is None:
             self.position = self._end
@@ -250,12 +250,12 @@ def read_frames(
     fs: FileSystem, path: str, byte_offset: int = 0, *, byte_end: int | None = None
 ) -> Iterator[tuple[list[FramePlace], bytes, int]]:
     """
-    Yield the whole frames of a file from *byte_offset* on, some at a time: places, bytes, and where these bytes begin.
+    Yield the complete frames of a file from *byte_offset* on, in pieces: places, bytes, and the position of the bytes.
 
-    Checksums are verified; that the offsets follow each other is for the caller to check.
+    Checksums are verified; the caller has to check that the offsets are consecutive.
 
     Raises:
-        CorruptionError: a frame is not what was written, or the file ends within one; all before it was yielded.
+        CorruptionError: a frame is damaged, or the file ends within one; all frames before it were yielded.
         OSError: the file cannot be read.
     """
     file = fs.open_read(path)
@@ -280,11 +280,11 @@ def read_frames(
         file.close()
 
 
-def keep_aside(fs: FileSystem, path: str, lost: Lost, observer: Observer) -> CorruptionError:
+def quarantine_damage(fs: FileSystem, path: str, lost: Lost, observer: Observer) -> CorruptionError:
     """
-    Copy damaged bytes into the quarantine beside the file, count and report them; return what to raise.
+    Copy damaged bytes into the quarantine next to the file, count and report them; return the error to raise.
 
-    Done each time the damage is met: the same bytes are kept once.
+    It is called each time the damage is encountered: the same bytes are stored once.
 
     Raises:
         OSError: there may be no copy.
@@ -299,7 +299,7 @@ def keep_aside(fs: FileSystem, path: str, lost: Lost, observer: Observer) -> Cor
         finally:
             file.close()
         if fs.exists(damaged_copy(f"{directory}/{QUARANTINE_DIR}", name, data)):
-            level = logging.INFO  # whoever met it first said so
+            level = logging.INFO  # it has been reported before
         kept = keep_damaged(fs, f"{directory}/{QUARANTINE_DIR}", name, data)
     observer.count("danube_wal_damage_total", 1)
     observer.event(

@@ -1,7 +1,7 @@
 """
 The log files of a topic's directory as they are found on disk: in order, each with its first offset.
 
-Recovery and readers in other processes share this. It reads only.
+Recovery and readers in other processes share this module, which only reads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["LocalFile", "base_name_of", "first_offset_of", "in_ranges", "load_ch
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A log file before anybody looked for its end. `first_offset` is None when it has no whole message."""
+    """A log file whose end is not known yet. `first_offset` is None when it has no complete message."""
 
     path: str
     seq: int
@@ -32,7 +32,7 @@ class LocalFile:
 
 
 def base_name_of(checkpoint: WalCheckpoint) -> str | None:
-    """Return what `wal.file_name` was when *checkpoint* was written; None when it does not say."""
+    """Return the value of `wal.file_name` when *checkpoint* was written; None if it cannot be determined."""
     name = checkpoint.file_path.rpartition("/")[2]
     base = name.replace(f".{checkpoint.file_seq}.", ".", 1)
     return base if base and wal_file_name(checkpoint.file_seq, base) == name else None
@@ -40,7 +40,7 @@ def base_name_of(checkpoint: WalCheckpoint) -> str | None:
 
 def in_ranges(found: list[LocalFile], *, next_offset: int, newest_bytes: int) -> list[WalFile]:
     """
-    Return files with the offsets that each has: up to the next one's first, and of the last one up to
+    Return the range of offsets of each file: up to the first offset of the next file, and for the last one up to
     *next_offset*.
     """
     named = [one for one in found if one.first_offset is not None]
@@ -56,7 +56,7 @@ def in_ranges(found: list[LocalFile], *, next_offset: int, newest_bytes: int) ->
 
 def load_checkpoint(fs: FileSystem, directory: str) -> WalCheckpoint | CorruptionError | None:
     """
-    Return a topic's checkpoint, what is wrong with it, or None when there is none.
+    Return a topic's checkpoint, the error if it is damaged, or None if there is none.
 
     Raises:
         OSError: it cannot be read.
@@ -69,7 +69,7 @@ def load_checkpoint(fs: FileSystem, directory: str) -> WalCheckpoint | Corruptio
 
 
 def local_files(fs: FileSystem, directory: str, *, file_name: str, checkpoint: WalCheckpoint | None) -> list[LocalFile]:
-    """Return the log files of a directory, oldest message first. Of a sound one only the first frame is read."""
+    """Return the log files of a directory, oldest message first. Only the first frame of an intact file is read."""
     numbers = sorted(
         seq for name in fs.list_dir(directory) if (seq := parse_wal_file_name(name, file_name)) is not None
     )
@@ -84,7 +84,7 @@ def local_files(fs: FileSystem, directory: str, *, file_name: str, checkpoint: W
         first = first_offset_of(fs, path, stat.size_bytes, known=known.get(seq), above=above)
         found.append(LocalFile(path, seq, stat.size_bytes, stat.modified_ns, first))
         above = above if first is None else first + 1
-    # A file that somebody renamed or copied is where its messages belong, whatever its number says.
+    # A file that was renamed or copied belongs where its messages belong, whatever its number is.
     in_order = iter(
         sorted(
             (one for one in found if one.first_offset is not None), key=lambda one: (one.first_offset, one.size_bytes)

@@ -1,12 +1,13 @@
 """
 The files of one topic: append, sync, rotate, release.
 
-``wal.log`` is followed by ``wal.1.log`` and so on; the one with the highest number is written to. An append is one
-gathered write, so that the death of the process loses nothing of what returned. A sync is shared by those who ask for
-it meanwhile. A sync or write that fails poisons the log until it is opened again.
+``wal.log`` is followed by ``wal.1.log`` and so on; messages are appended to the one with the highest number. An append
+is one gathered write, so the death of the process loses nothing that was returned. Concurrent callers share a sync. A
+failed sync or write poisons the log until it is opened again.
 
-`lock` orders appends, rotations and whoever changes the list of files. Who syncs or rotates has the turn: the first
-that needs a sync runs it, others wait for it or for the next one. Without a directory there is only the cache.
+`lock` orders appends, rotations and changes to the list of files. The group-commit lock is held while syncing or
+rotating: the first caller that needs a sync runs it, others wait for it or for the next one. Without a directory there
+is only the cache.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from quiver.topics.format.frame import FRAME_HEADER
 from quiver.topics.format.message import MessageCodec
 from quiver.topics.format.names import WAL_CHECKPOINT, wal_file_name
 from quiver.topics.settings import WalSettings
-from quiver.topics.wal.append_signal import Arrivals
-from quiver.topics.wal.commit_lock import Turns
+from quiver.topics.wal.append_signal import AppendSignal
+from quiver.topics.wal.commit_lock import GroupCommitLock
 from quiver.topics.wal.file_list import SealedFiles, checkpoint_of
 from quiver.topics.wal.files import MARK_MESSAGES, FileMarks, Recovered, Span, WalFile
 
 __all__ = ["FILE_BYTES_MAX", "Wal"]
 
 FILE_BYTES_MAX = 1 << 30
-"""A file that is this long rotates whatever the settings say: the last one is read whole when a topic is opened."""
+"""A file of this size rotates whatever the settings are: the last one is read completely when a topic is opened."""
 
 _JOINED_BYTES_MAX = 4096
-"""Up to this size a frame is put together and written as one: that takes less than to gather it from two parts."""
+"""Up to this size a frame is joined and written as one buffer, which is faster than gathering it from two."""
 
 Encode = Callable[[int, bytes, int, bytes], bytes]
-"""From offset, payload, publish time in milliseconds, and tail to a message's bytes."""
+"""Encodes offset, payload, publish time in milliseconds and tail as the bytes of a message."""
 
 _NS_PER_S = 1_000_000_000
 _pack_header = FRAME_HEADER.pack
@@ -55,12 +56,12 @@ class Wal:
     The log of one topic. Thread-safe.
 
     Args:
-        files, directory: the file system, and where in it the topic is; None for memory only.
+        files, directory: the file system, and the topic's directory in it; None for memory only.
         settings: see `WalSettings`.
-        codec: lays the messages out.
-        cache: takes what was appended.
-        clock, observer: time, and where counts go.
-        recovered: what the directory held.
+        codec: encodes messages.
+        cache: gets each appended message.
+        clock, observer: time, and where counts are sent.
+        recovered: the contents of the directory.
         on_dirty: called with the first append after a sync, and again when a sync is due by size.
     """
 
@@ -87,13 +88,13 @@ class Wal:
         self._observer = observer
         self._on_dirty = on_dirty
         self.lock = threading.Lock()
-        self._take_lock, self._let_lock_go = self.lock.acquire, self.lock.release
-        self.arrivals = Arrivals(self.lock, clock)
+        self._acquire_lock, self._release_lock = self.lock.acquire, self.lock.release
+        self.append_signal = AppendSignal(self.lock, clock)
         self._closed = False
         self._sealing = False
         self._failure: Exception | None = None
-        self._turns = Turns()
-        self._due_at = -1  # the position from which on `on_dirty` is told; -1 from a sync to the next append
+        self._commit_lock = GroupCommitLock()
+        self._due_at = -1  # the position from which on `on_dirty` is called; -1 from a sync to the next append
         self._counted_from = recovered.position
         self._batch_bytes = settings.fsync_max_batch_bytes
         self._checkpointing = threading.Lock()
@@ -109,7 +110,7 @@ class Wal:
         self._mark_next = 0
         self._first_append_s: float | None = clock.monotonic() if recovered.position else None
         self._full_at = min(settings.rotate_max_bytes or FILE_BYTES_MAX, FILE_BYTES_MAX)
-        self.owner_check: Callable[[], None] | None = None  # asked before each append: raises for who is not the owner
+        self.owner_check: Callable[[], None] | None = None  # called before each append; raises if fenced
         if directory is not None and self._file is None:
             self._start_file(self._path_of(self._seq))
 
@@ -117,15 +118,15 @@ class Wal:
 
     def append(self, payload: bytes, publish_time_ms: int, tail: bytes) -> int:
         """
-        Write one message and return its offset. In the file on return; synced by `sync`. *tail* is the codec's.
+        Write one message and return its offset. It is in the file on return; `sync` makes it durable.
 
         Raises:
-            CapacityError: the disk is full; nothing was kept.
+            CapacityError: the disk is full; nothing was stored.
             StoreFailedError: a write or sync failed, now or earlier.
             StoreClosedError: the log was closed.
         """
-        # The lock by hand: entering it with `with` takes twice as long.
-        self._take_lock()
+        # Acquired manually: a `with` statement takes twice as long.
+        self._acquire_lock()
         try:
             if self.owner_check is not None:
                 self.owner_check()
@@ -150,19 +151,19 @@ class Wal:
                 self._position = position = position + size + 16
             self._keep(body)
             self.next_offset = offset + 1
-            if self.arrivals.waiters:
-                self.arrivals.announce()
+            if self.append_signal.waiters:
+                self.append_signal.notify()
         finally:
-            self._let_lock_go()
+            self._release_lock()
         if position >= self._due_at:
-            self._tell_dirty(position)
+            self._report_dirty(position)
         return offset
 
     def append_batch(self, messages: Sequence[tuple[bytes, int, bytes]], *, encode: Encode | None = None) -> int:
         """
-        Write several messages behind each other, in one write; return the offset of the first one.
+        Write several messages in one write; return the offset of the first one.
 
-        All of them are in the file on return, or none. *encode* lays them out instead of the log's codec.
+        All of them are in the file on return, or none. *encode* replaces the log's codec.
 
         Raises:
             CapacityError: the disk is full; nothing was kept.
@@ -197,25 +198,25 @@ class Wal:
             for body in bodies:
                 self._keep(body)
             self.next_offset = offset
-            if self.arrivals.waiters:
-                self.arrivals.announce()
+            if self.append_signal.waiters:
+                self.append_signal.notify()
         if position >= self._due_at:
-            self._tell_dirty(position)
+            self._report_dirty(position)
         return first
 
     def wait_for(self, offset: int, timeout: float | None) -> bool:
         """Wait until the log has the message *offset* or is closed; return False if *timeout* seconds pass first."""
         with self.lock:
-            return self.arrivals.wait(lambda: self.next_offset > offset or self._full_at < 0, timeout)
+            return self.append_signal.wait(lambda: self.next_offset > offset or self._full_at < 0, timeout)
 
     def call_when(self, offset: int, wake: Callable[[], None]) -> None:
         """
-        Call *wake* once, from any thread, when the message *offset* is there or the log takes no more: at once if
-        so.
+        Call *wake* once, from any thread, when the log has the message *offset* or accepts no more; immediately if that
+        is the case now.
         """
         with self.lock:
             if self.next_offset <= offset and self._full_at >= 0:
-                self.arrivals.add(wake)
+                self.append_signal.add(wake)
                 return
         wake()
 
@@ -225,11 +226,11 @@ class Wal:
         if self._first_append_s is None:
             self._first_append_s = self._clock.monotonic()
 
-    def _tell_dirty(self, position: int) -> None:
+    def _report_dirty(self, position: int) -> None:
         if self.directory is None:
-            self._due_at = FILE_BYTES_MAX  # there is nothing to sync, and no position either
+            self._due_at = FILE_BYTES_MAX  # in memory there is nothing to sync, and there are no positions
             return
-        position = min(position, self._position)  # another thread may have begun another file
+        position = min(position, self._position)  # another thread may have started another file
         is_full = position - self._counted_from >= self._batch_bytes
         if is_full:
             self._counted_from = position
@@ -237,7 +238,7 @@ class Wal:
         self._on_dirty(is_full)
 
     def _undo(self, file: File, position: int, error: OSError) -> None:
-        # Part of a frame may be on disk. The next one may be shorter, and what it leaves of this one could then parse.
+        # Part of a frame may be on disk. If the next frame is shorter, the rest of this one after it could parse.
         if is_full_disk(error):
             try:
                 file.truncate(position)
@@ -246,7 +247,7 @@ class Wal:
             else:
                 raise CapacityError(f"the disk of {self.directory} is full") from error
         self._poison(error)
-        self.arrivals.announce()
+        self.append_signal.notify()
         raise self._failed() from error
 
     # ── syncing ──────────────────────────────────────────────────────────────────────────────────────────
@@ -256,11 +257,11 @@ class Wal:
         Return when everything appended before the call is durable; callers that overlap share one sync.
 
         Raises:
-            StoreFailedError: the sync failed, now or earlier.
-            StoreClosedError: the log was closed, and something was not synced.
+            StoreFailedError: a sync failed, now or earlier.
+            StoreClosedError: the log was closed before everything was synced.
         """
         wanted = self.next_offset
-        while self.synced_offset < wanted and self._turns.take(lambda: self.synced_offset >= wanted):
+        while self.synced_offset < wanted and self._commit_lock.acquire(lambda: self.synced_offset >= wanted):
             try:
                 self._require_open()
                 self._due_at = -1
@@ -271,10 +272,10 @@ class Wal:
                 else:
                     self.synced_offset = target
             finally:
-                self._turns.give_back()
+                self._commit_lock.release()
                 if self._failure is not None:
                     with self.lock:
-                        self.arrivals.announce()
+                        self.append_signal.notify()
 
     def _sync_file(self, file: File, target: int) -> None:
         began = self._clock.monotonic()
@@ -290,23 +291,23 @@ class Wal:
         self._observer.record("danube_wal_fsync_latency_seconds", self._clock.monotonic() - began)
 
     def poison(self, died: WorkerDiedError) -> None:
-        """Refuse everything from now on: a thread that syncs, uploads or saves progress has died."""
+        """Refuse all further calls: a thread that syncs, uploads or saves progress has died."""
         with self.lock:
             self._poison(died)
-            self.arrivals.announce()
+            self.append_signal.notify()
 
     def _poison(self, error: Exception) -> None:
         self._failure = self._failure or error
-        self._full_at = -1  # the next append asks why
+        self._full_at = -1  # so that the next append checks for the failure
 
     def _failed(self) -> StoreFailedError:
         error = self._failure
         reason = error if isinstance(error, WorkerDiedError) else f"an earlier write or sync failed: {error}"
         return StoreFailedError(f"{self.directory or 'memory'}: {reason}; reopen to recover")
 
-    def require_sound(self) -> None:
+    def require_healthy(self) -> None:
         """
-        Return when nothing has failed so far.
+        Check that no write or sync has failed.
 
         Raises:
             StoreFailedError: a write or sync failed earlier.
@@ -315,7 +316,7 @@ class Wal:
             raise self._failed() from self._failure
 
     def _require_open(self) -> None:
-        self.require_sound()
+        self.require_healthy()
         if self._closed or self._sealing:
             raise StoreClosedError(
                 f"the log of {self.directory or 'memory'} was {'closed' if self._closed else 'sealed'}"
@@ -323,7 +324,7 @@ class Wal:
 
     @property
     def closed(self) -> bool:
-        """Say whether it takes no more, for whatever reason."""
+        """Whether the log accepts no more messages, for whatever reason."""
         return self._full_at < 0
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────
@@ -351,15 +352,15 @@ class Wal:
         return (*self._sealed.files, active)
 
     def sealed_ranges(self) -> tuple[WalFile, ...]:
-        """Return the files that nobody writes to any more, oldest first."""
+        """Return the sealed files, which nothing is written to any more, oldest first."""
         return self._sealed.files
 
     def rotate(self) -> None:
         """
-        Seal the active file and start the next one; nothing happens while it is empty. Synced on return.
+        Seal the active file and start the next one, unless it is empty. Synced on return.
 
         Raises:
-            CapacityError: no room for the new file; the old one stays active.
+            CapacityError: there is no space for the new file; the old one stays active.
             StoreFailedError: the disk failed, now or earlier.
         """
         with self.lock:
@@ -375,20 +376,20 @@ class Wal:
             self.rotate()
 
     def _rotate(self) -> None:
-        self._turns.take()
+        self._commit_lock.acquire()
         try:
             self._require_open()
             self._rotate_in_turn()
         finally:
-            self._turns.give_back()
+            self._commit_lock.release()
             if self._failure is not None:
-                self.arrivals.announce()
+                self.append_signal.notify()
 
     def _rotate_in_turn(self) -> None:
         old = self._file
         if old is None:
             return
-        # First all of the old file, then the new name: a file with a successor is whole and synced.
+        # Sync all of the old file before the new name appears: a file with a successor is complete and synced.
         self._sync_file(old, self.next_offset)
         sealed = replace(self._all_files()[-1], sealed=True, modified_ns=self._clock.now_ns())
         self._seq += 1
@@ -411,7 +412,7 @@ class Wal:
             self._start_file(path)
         except OSError as error:
             if passes(error) and not self._fs.exists(path):
-                raise CapacityError(f"{what_is_short(error, self.directory)}: no room for another file") from error
+                raise CapacityError(f"{what_is_short(error, self.directory)}: no space for another file") from error
             self._poison(error)
             raise self._failed() from error
 
@@ -434,9 +435,9 @@ class Wal:
 
     def locate(self, offset: int) -> Span | None:
         """
-        Return where the file that has *offset* is to be read from, or None when no file has it.
+        Return where to read *offset* from, or None if no file has it.
 
-        Hold the path before reading, then ask again: it may have been released in between.
+        Hold the path before reading, then call this again: the file may have been released in between.
         """
         with self.lock:
             for file in self._all_files():
@@ -452,7 +453,7 @@ class Wal:
             return self._active_marks if path == self._path else self._sealed.marks_of(path)
 
     def next_local(self, offset: int) -> int | None:
-        """Return the first offset at or above *offset* that is in a file or in the cache; None when there is none."""
+        """Return the first offset at or above *offset* that a file or the cache has; None if there is none."""
         with self.lock:
             found = [max(file.first_offset, offset) for file in self._all_files() if file.next_offset > offset]
             if self._cache.first_offset < self.next_offset > offset:
@@ -460,31 +461,31 @@ class Wal:
         return min(found, default=None)
 
     def take_hold(self, path: str, owner: object) -> None:
-        """Keep the file *path* on disk until `drop_hold`, or until *owner* is no more."""
+        """Keep the file *path* on disk until `drop_hold`, or until *owner* is garbage-collected."""
         with self.lock:
             self._sealed.hold(path, owner)
 
     def drop_hold(self, path: str, owner: object) -> None:
         """Undo `take_hold`."""
         with self.lock:
-            self._sealed.let_go(path, owner)
+            self._sealed.release(path, owner)
 
     def release_below(self, offset: int) -> tuple[WalFile, ...]:
         """
-        Delete the oldest sealed files whose messages are all below *offset*, up to the first that somebody holds.
+        Delete the oldest sealed files whose messages are all below *offset*, up to the first that is held.
 
-        `start_offset` has moved durably on return. Returns the files that are gone.
+        `start_offset` has moved durably on return. Return the deleted files.
 
         Raises:
             OSError: the checkpoint could not be written, and nothing was deleted; or a file could not be removed, and
-                it goes with the next call.
+                the next call tries again.
         """
         with self.lock:
             gone = self._sealed.take_below(offset)
         if not gone:
             self._sealed.remove(self._fs, ())
             return ()
-        # 1. The checkpoint says that they are gone. 2. They go. A crash in between: opening removes what is below it.
+        # 1. The checkpoint excludes the files. 2. They are removed. After a crash in between, opening removes them.
         try:
             self.write_checkpoint()
         except OSError:
@@ -497,7 +498,7 @@ class Wal:
     # ── checkpoint, closing ──────────────────────────────────────────────────────────────────────────────
 
     def checkpoint(self) -> WalCheckpoint:
-        """Return what `wal.ckpt` says as of now: up to the last sync."""
+        """Return the contents of `wal.ckpt` as of the last sync."""
         with self.lock:
             return checkpoint_of(
                 self._all_files(), next_offset=self.next_offset, synced_offset=self.synced_offset, seq=self._seq,
@@ -509,7 +510,7 @@ class Wal:
         Replace `wal.ckpt`. Durable on return.
 
         Raises:
-            OSError: the old one stands.
+            OSError: the old checkpoint is intact.
         """
         if self.directory is None:
             return
@@ -518,7 +519,7 @@ class Wal:
             replace_file(self._fs, f"{self.directory}/{WAL_CHECKPOINT}", data)
 
     def try_checkpoint(self) -> bool:
-        """Replace `wal.ckpt` if the disk lets us: a log is whole without it. Says whether it did."""
+        """Replace `wal.ckpt` and return whether that succeeded: a log is complete without it."""
         try:
             self.write_checkpoint()
         except OSError as error:
@@ -528,10 +529,10 @@ class Wal:
 
     def seal(self) -> int:
         """
-        Take no more, with everything synced and in sealed files; return the next offset. Reading goes on. Idempotent.
+        Accept no more messages, sync, and seal all files; return the next offset. Reading continues. Idempotent.
 
         Raises:
-            CapacityError: no room for the empty file behind them; nothing has changed.
+            CapacityError: there is no space for the empty file after them; nothing has changed.
             StoreFailedError: the disk failed, now or earlier.
         """
         with self.lock:
@@ -542,16 +543,16 @@ class Wal:
                 self._rotate()
             self._full_at = -1
             self._sealing = True
-            self.arrivals.announce()
+            self.append_signal.notify()
         self.try_checkpoint()
         return self.next_offset
 
     def close(self) -> None:
         """
-        Sync, write the checkpoint and let go. Idempotent. Whoever waits for a message is woken.
+        Sync, write the checkpoint and close the files. Idempotent. Readers that wait for a message are woken.
 
         Raises:
-            StoreFailedError: the last sync failed, now or earlier.
+            StoreFailedError: a sync failed, now or earlier.
         """
         with self.lock:
             if self._closed:
@@ -567,11 +568,11 @@ class Wal:
 
     def _let_go(self) -> None:
         with self.lock:
-            self._turns.take()
+            self._commit_lock.acquire()
             self._closed = True
-            self._turns.give_back()
+            self._commit_lock.release()
             self._full_at = -1
             file = self._file
             if file is not None:
                 file.close()
-            self.arrivals.announce()
+            self.append_signal.notify()

@@ -9,7 +9,7 @@ from quiver.errors import DataLossError, ObjectsUnavailableError
 from quiver.testing.crashfs import CrashFileSystem
 from quiver.testing.faultmetadata import FaultMetadata
 from quiver.topics.cold import catalog as catalogue_module
-from quiver.topics.cold.catalog import ObjectCatalogue
+from quiver.topics.cold.catalog import ObjectCatalog
 
 
 def test_restore_state_from_the_checkpoint_on_startup():
@@ -213,7 +213,7 @@ def test_metadata_of_many_objects_is_read_in_pages(monkeypatch):
         log.flush()
         rig.tier.maintain()
     metadata = FaultMetadata(rig.facts)
-    catalogue = ObjectCatalogue(metadata, root="/danube", topic=TOPIC)
+    catalogue = ObjectCatalog(metadata, root="/danube", topic=TOPIC)
 
     assert [one.start_offset for one in catalogue.descriptors()] == list(range(110))
     assert metadata.calls["range"] == 3
