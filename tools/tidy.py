@@ -70,9 +70,7 @@ ENGINES = {
 }
 """The modules of each log that write. Its `reading` package works from files alone, in any process."""
 
-KNOWN_CIRCLES = frozenset({
-    ("quiver.topics.producer", "quiver.topics.log"),
-})  # fmt: skip
+KNOWN_CIRCLES: frozenset[tuple[str, str]] = frozenset()
 """Imports that still close a circle, each as importer and imported. Only ever remove from it."""
 
 DISK_MODULES = frozenset({"fcntl", "mmap", "msvcrt"})
