@@ -1,1 +1,1 @@
-"""Puts the modules that tests of the QWP client share on the path, for those in sub-folders too."""
+"""Puts the modules that tests of the QWP client share on the path, also for those in sub-folders."""

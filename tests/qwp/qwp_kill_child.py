@@ -1,4 +1,4 @@
-"""A producer that is going to be killed: it sends numbers, and writes down each that was kept."""
+"""A producer that will be killed: it sends numbers, and records each that was stored."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A QWP server in the test's own process, on a real socket, that does what the test says."""
+"""A QWP server in the test's own process, on a real socket, with behavior that the test defines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answer = Callable[["Life", int, bytes], "bytes | list[bytes] | Close | None"]
 
 @dataclass
 class Close:
-    """End the connection with this code; 1006 drops it without a word."""
+    """End the connection with this code; 1006 closes the socket without a close frame."""
 
     code: int
     reason: str = ""
@@ -31,7 +31,7 @@ class Close:
 
 @dataclass
 class Life:
-    """One connection: what it brought."""
+    """One connection, and its messages."""
 
     number: int
     headers: dict[str, str]
@@ -41,12 +41,12 @@ class Life:
     socket: Any = None
 
     def drop(self) -> None:
-        """End the connection without a word. Closing alone would wait for the thread that reads."""
+        """Shut the connection down without a close frame. A plain close would wait for the thread that reads."""
         with suppress(OSError):
             self.socket.socket.shutdown(SHUT_RDWR)
 
     def decode(self, frame: bytes) -> Message:
-        """Return the message; the connection's dictionary learns from it."""
+        """Return the message; its symbols are added to the connection's dictionary."""
         answer = decode_message(memoryview(frame), self.dictionary)
         assert isinstance(answer, Frame), answer
         return answer.value
@@ -97,7 +97,7 @@ class QwpServer:
         return [frame for life in self.lives for frame in life.frames]
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-        """Return when the condition holds; fail after a while."""
+        """Wait until the condition holds; fail after a time-out."""
         with self.changed:
             assert self.changed.wait_for(condition, timeout_s), "the server waited in vain"
 

@@ -1,4 +1,4 @@
-"""Data frames become Arrow tables column by column, as `pyarrow.Table.from_pandas` makes them, but for what NaN is."""
+"""Data frames become Arrow tables column by column, as `pyarrow.Table.from_pandas` does, except for NaN."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _table(frame: pd.DataFrame) -> Any:
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_column_is_converted_by_arrow(name):
-    """The same type, the same values, the name as a text."""
+    """The same type, the same values, the name as a str."""
     frame = pd.DataFrame({name: COLUMNS[name]}, index=["a", "b", "c"])
     wanted = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
     assert _table(frame).equals(wanted)
@@ -50,7 +50,7 @@ def test_a_column_is_converted_by_arrow(name):
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
 def test_floats_are_not_converted(dtype):
-    """NaN is what a missing float is on the wire; every second row of a block is found, too."""
+    """NaN is a missing float on the wire; every second row of a block is read correctly, too."""
     frame = pd.DataFrame(np.array([[1, 9], [2, 9], [np.nan, 9]], dtype), columns=["x", "y"])[::2]
     found = _table(frame)
     assert found["x"].type == pa.from_numpy_dtype(np.dtype(dtype))
@@ -91,7 +91,7 @@ STAMPS = pa.array([1], pa.timestamp("ns"))
     ],
 )
 def test_columns_that_a_server_would_refuse_are_refused_up_front(columns, options, reason):
-    """By the same rules as those of rows; a column without a name would be the designated timestamp over there."""
+    """By the same rules as rows; a column without a name would become the designated timestamp."""
     batch = pa.record_batch(columns)
     keys: dict[str, Any] = {"symbols": (), "at": None} | options
     with pytest.raises(UsageError, match=reason):
@@ -99,7 +99,7 @@ def test_columns_that_a_server_would_refuse_are_refused_up_front(columns, option
 
 
 def test_the_designated_timestamp_may_have_any_name():
-    """It is sent without."""
+    """Its name is not sent."""
     batch = pa.record_batch({"a name that is too.long": STAMPS, "a": [1]})
     keys: dict[str, Any] = {"symbols": (), "at": "a name that is too.long"}
     (sent,) = encode_slices("t", [batch], message_bytes_max=1000, dialect="inline", name_bytes_max=8, **keys)
@@ -108,7 +108,7 @@ def test_the_designated_timestamp_may_have_any_name():
 
 @pytest.mark.parametrize("unit", ["s", "ms"])
 def test_a_designated_timestamp_out_of_range_is_refused_by_name(unit):
-    """Like the values of other columns."""
+    """As with the values of other columns."""
     batch = pa.record_batch({"when": pa.array([1 << 60], pa.timestamp(unit)), "a": [1]})
     with pytest.raises(UsageError, match="column when: .*out of bounds"):
         next(encode_slices("t", [batch], symbols=(), at="when", message_bytes_max=1000, dialect="inline"))
@@ -117,7 +117,7 @@ def test_a_designated_timestamp_out_of_range_is_refused_by_name(unit):
 @pytest.mark.parametrize("said", ["UUID", "LONG256", "BOOLEAN"])
 @pytest.mark.parametrize("values", [pa.array(["x"]), pa.array([b"x"]), pa.array([1.5]), pa.array([1])])
 def test_a_column_that_contradicts_its_metadata_is_refused(values, said):
-    """As when a column that was read is replaced, and its field is kept."""
+    """For example if a decoded column is replaced, but its field is kept."""
     schema = pa.schema([pa.field("a", values.type, metadata={TYPE_KEY: said.encode()})])
     batch = pa.record_batch([values], schema=schema)
     with pytest.raises(UsageError, match=f"column a: {values.type}, but its metadata has the type {said}"):
@@ -125,7 +125,7 @@ def test_a_column_that_contradicts_its_metadata_is_refused(values, said):
 
 
 def test_an_invalid_table_name_is_refused():
-    """Also where only messages are made, as in a task of Spark."""
+    """Also when only messages are made, as in a Spark task."""
     batch = pa.record_batch({"a": [1]})
     with pytest.raises(UsageError, match="invalid characters"):
         next(encode_slices("a/b", [batch], symbols=(), at=None, message_bytes_max=1000, dialect="inline"))

@@ -1,4 +1,4 @@
-"""Groups of messages: each goes into its slot once, however often it is sent and wherever it was broken off."""
+"""Groups of messages: each is stored in its slot once, however often it is sent and wherever it was interrupted."""
 
 import subprocess
 import sys
@@ -44,7 +44,7 @@ def patient(tmp_path, server, more=""):
 
 
 def test_a_group_that_is_sent_again_is_stored_once(tmp_path):
-    """Whether the server was there in between or not."""
+    """With and without a server in between."""
     group = Group("query", 7)
     first = send_group(settings(tmp_path), group, MESSAGES)
     again = send_group(settings(tmp_path), group, MESSAGES)
@@ -59,7 +59,7 @@ def test_a_group_that_is_sent_again_is_stored_once(tmp_path):
 
 
 def test_another_content_under_the_same_number_is_sent(tmp_path):
-    """Rows came in another order: repeated rather than lost."""
+    """The rows arrived in another order: duplicates are better than losses."""
     group = Group("query", 7)
     with QwpServer() as server:
         send_group(patient(tmp_path, server), group, MESSAGES)
@@ -69,7 +69,6 @@ def test_another_content_under_the_same_number_is_sent(tmp_path):
 
 @pytest.mark.parametrize("kept", range(6))
 def test_an_interrupted_group_is_continued(tmp_path, kept):
-    """After each of its messages."""
 
     class Killed(Exception):
         pass
@@ -87,7 +86,7 @@ def test_an_interrupted_group_is_continued(tmp_path, kept):
         sent = send_group(patient(tmp_path, server), group, MESSAGES)
         assert (sent.messages, sent.known, sent.confirmed) == (5, kept, True)
         assert server.frames == [message(77), *MESSAGES]
-        # Everything was confirmed, and the slot counts from 0 again: the note alone tells.
+        # Everything was confirmed, and the slot counts from 0 again: only the note remembers the group.
         assert send_group(patient(tmp_path, server), group, MESSAGES).known == 5
         assert len(server.frames) == 6
 
@@ -107,7 +106,7 @@ send_group(SenderSettings.from_conf(sys.argv[1]), Group("query", 1), until_the_e
 
 
 def test_an_executor_that_dies_halfway_leaves_no_duplicates(tmp_path):
-    """No destructor ran: the lock is gone with the process, the note says that the group was begun."""
+    """No destructor ran: the lock was released with the process, and the note records that the group was begun."""
     conf = f"ws::addr=127.0.0.1:1;sf_dir={tmp_path};sender_id=p0;close_flush_timeout_millis=0;"
     command = [sys.executable, "-c", PROGRAM, conf]
     died = subprocess.run(command, env={"PYTHONPATH": str(Path(__file__).parent)}, check=False, timeout=60)
@@ -134,7 +133,7 @@ def test_nothing_to_send_leaves_no_note(tmp_path):
 
 
 def test_a_refusal_of_the_server_is_raised(tmp_path):
-    """The messages stay in the slot, and the next attempt does not add to them."""
+    """The messages stay in the slot, and the next attempt does not add any."""
 
     def refuse(_life, sequence, _frame):
         return encode_refusal(Refusal(Status.SECURITY_ERROR, sequence, "no"))
@@ -161,7 +160,7 @@ def test_slots_of_dead_tasks_are_drained(tmp_path):
 
 
 def test_a_long_task_does_not_block_adopted_slots_while_no_server_answers(tmp_path):
-    """It had begun to empty that one, and leaves no mark on it either, however long the outage is."""
+    """It releases the adopted slot without a mark, however long the outage is."""
     send_group(settings(tmp_path), Group("query", 1), MESSAGES)
     long = replace(settings(tmp_path, more="drain_orphans=on;reconnect_max_duration_millis=1;"), sender_id="p1")
     observer = InMemoryObserver()
@@ -188,7 +187,6 @@ def test_a_long_task_does_not_block_adopted_slots_while_no_server_answers(tmp_pa
 
 
 def test_a_slot_that_stays_in_use_is_reported(tmp_path):
-    """After a while."""
     made = settings(tmp_path)
     slot = open_slot(REAL_FILES, str(tmp_path), "p0", made.ring, observer=InMemoryObserver())
     try:
@@ -199,6 +197,5 @@ def test_a_slot_that_stays_in_use_is_reported(tmp_path):
 
 
 def test_a_group_needs_a_directory(tmp_path):
-    """It is said at once."""
     with pytest.raises(UsageError, match="sf_dir is missing"):
         send_group(SenderSettings.from_conf("ws::addr=127.0.0.1:1;"), Group("query", 1), MESSAGES)

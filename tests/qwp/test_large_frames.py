@@ -1,4 +1,4 @@
-"""Frames that are larger than a server takes: not built where that can be helped, and cut where they are there."""
+"""Frames that are larger than the server accepts: avoided where possible, otherwise split."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def slot_with(tmp_path: Any, *messages: bytes) -> None:
 
 
 class Strict(QwpServer):
-    """Takes messages of so many bytes, confirms groups as a whole, and refuses what `refuses` says, once or always."""
+    """Has a message limit, confirms groups atomically, and refuses the messages in `refuses`, once or always."""
 
     def __init__(self, bytes_max: int, *, refuses: Any = lambda rows: False, durable: bool = False) -> None:
         headers = {"X-QWP-Max-Batch-Size": str(bytes_max)} | ({"X-QWP-Durable-Ack": "enabled"} if durable else {})
@@ -71,7 +71,7 @@ class Strict(QwpServer):
         assert isinstance(answer, Frame)
         rows = [row["v"] for table in answer.value.tables for row in table.to_arrow().to_pylist()]
         if life.number in self._deaf:
-            return None  # as servers do behind a refusal
+            return None  # as servers do after a refusal
         if self._refuses(rows):
             self.refused += 1
             self._deaf.add(life.number)
@@ -111,7 +111,7 @@ def letters(tmp_path: Any) -> list[Any]:
 
 @pytest.mark.parametrize("how", ["rows", "table"])
 def test_frames_that_are_built_offline_fit_any_server(tmp_path, how):
-    """Nobody has said how much a server takes, and the segments are larger."""
+    """No server has announced its limit, and the segments are larger."""
     import pandas as pd
 
     with Sender.from_conf(f"{OFFLINE}sf_dir={tmp_path};sender_id=edge;auto_flush=off;sf_max_bytes=16M;") as sender:
@@ -130,7 +130,7 @@ def test_frames_that_are_built_offline_fit_any_server(tmp_path, how):
 
 
 def test_a_single_row_may_be_larger_until_a_server_announces_its_limit(tmp_path):
-    """It goes in a frame of its own: some servers take it."""
+    """It gets its own frame: some servers accept it."""
     with Sender.from_conf(f"{OFFLINE}sf_dir={tmp_path};sender_id=edge;") as sender:
         for value in range(3):
             sender.row("t", columns={"v": value, "x": "x" * (3 * MIB if value == 1 else 10)}, at=value)
@@ -143,7 +143,7 @@ def test_a_single_row_may_be_larger_until_a_server_announces_its_limit(tmp_path)
 
 
 def test_a_frame_above_the_limit_is_sent_in_pieces(tmp_path):
-    """All rows in order, as one group, and the frames behind it."""
+    """All rows in order, as one group, and the later frames."""
     observer = InMemoryObserver()
     slot_with(tmp_path, message(0, 10), message(10, 36_000, size=90), message(36_000, 36_010))
     with Strict(BATCH_BYTES_DEFAULT) as server:
@@ -157,7 +157,7 @@ def test_a_frame_above_the_limit_is_sent_in_pieces(tmp_path):
 
 
 def test_a_row_above_the_limit_becomes_a_dead_letter(tmp_path):
-    """Alone in its frame, or between others; the rest arrives."""
+    """Alone in its frame, or among others; the other rows arrive."""
     row = message(7, 8, size=4000)
     made = RowTable("t")
     for value in range(20, 30):
@@ -210,7 +210,7 @@ def test_a_connection_that_breaks_in_a_group_sends_all_of_it_again(tmp_path):
 
 
 def test_the_next_server_may_have_another_limit(tmp_path):
-    """Pieces are cut for the one that is connected; what was too large for one of them is not for the other."""
+    """Pieces are split for the connected server; a row that is too large for one may fit the other."""
     fitter = FrameFitter()
     data = message(0, 100)
     first = fitter.fit(5, data, 4000)
@@ -223,7 +223,7 @@ def test_the_next_server_may_have_another_limit(tmp_path):
 
 
 def test_an_unreadable_frame_above_the_limit_becomes_a_dead_letter(tmp_path):
-    """It would close every connection."""
+    """It would otherwise close every connection."""
     unreadable = bytearray(message(0, 100))
     unreadable[5] |= 0x40
     slot_with(tmp_path, message(0, 1), bytes(unreadable), message(1, 2))
@@ -255,7 +255,7 @@ def schema(table: Any) -> list[Any]:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_pieces_have_the_rows_of_the_message(group):
-    """Every recorded frame of the official client, whole, in a few pieces and row by row."""
+    """Every recorded frame of the official client, complete, in a few pieces and row by row."""
     dictionary = SymbolDictionary()
     for one in GROUPS[group]["frames"]:
         data = frame(one["file"])
@@ -289,7 +289,7 @@ def test_a_small_message_is_one_identical_piece():
 
 
 def test_a_message_without_rows_still_commits():
-    """With symbols that no server takes at once."""
+    """Its symbols would exceed any limit."""
     from quiver.qwp.wire.message import MESSAGE_HEADER
 
     commit = MESSAGE_HEADER.pack(b"QWP1", 1, Flags.DELTA_SYMBOLS, 0, 2) + b"\0\0"
@@ -308,11 +308,11 @@ def told(session: Session, answer: Any) -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_frame_is_confirmed_with_the_last_of_its_messages(seed):
-    """Any mixture of frames in one message, in several, and in none."""
+    """Any mixture of frames sent as one message, as several, and not at all."""
     chance = random.Random(seed)
     session = Session(SessionSettings())
     session.connected(acked_fsn=4, durable_ack=False, now=0.0)
-    ends: dict[int, int] = {}  # frame → the message that ends it
+    ends: dict[int, int] = {}  # frame → its last message
     sequence = -1
     given_up = set()
     for fsn in range(5, 45):
@@ -347,7 +347,7 @@ def test_a_refusal_names_the_piece():
 
 
 def test_a_dropped_frame_confirms_nothing_before_it():
-    """Frames that are on their way are not confirmed because one behind them cannot be sent."""
+    """Sent frames are not confirmed because a later one cannot be sent."""
     session = Session(SessionSettings())
     session.connected(acked_fsn=-1, durable_ack=False, now=0.0)
     session.sent(0.0)

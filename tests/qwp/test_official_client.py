@@ -46,7 +46,7 @@ def _frame_of_ours(number: int, ids: SymbolIds | None) -> bytes:
 
 
 def test_its_rows_are_read():
-    """Every row, with the symbols that only earlier frames brought."""
+    """Every row, including symbols that only earlier frames contain."""
     with QwpServer() as server:
         with questdb.Sender.from_conf(f"ws::addr={server.address};") as sender:
             for number in range(ROWS):
@@ -125,7 +125,7 @@ def _until(condition: Any, seconds: float = 20.0) -> None:
 
 @pytest.mark.parametrize("confirmed", [-1, 9, 30])
 def test_it_drains_our_slot(tmp_path, confirmed):
-    """Every frame that was not confirmed arrives, in order, and the files are gone."""
+    """Every unconfirmed frame arrives, in order, and the files are removed."""
     slot = open_slot(REAL_FILES, str(tmp_path), "ours", RingSettings(4096, 1 << 20, 0.0), observer=InMemoryObserver())
     ids = SymbolIds()
     for number in range(ROWS):
@@ -140,7 +140,7 @@ def test_it_drains_our_slot(tmp_path, confirmed):
             sender.flush()
             _until(lambda: _rows_seen(server)[-1:] == [ROWS - 1])
         values = _rows_seen(server)
-    # It discards a watermark of sixteen bytes, so what was confirmed may come again.
+    # It discards a 16-byte watermark, so confirmed frames may be sent again.
     assert values == list(range(ROWS - len(values), ROWS))
     assert len(values) >= ROWS - confirmed - 1
     assert not list((tmp_path / "ours").glob("*.sfa"))
@@ -158,7 +158,7 @@ def _rows_seen(server: QwpServer) -> list[int]:
 
 
 def _leave_a_slot(server: QwpServer, directory: Path, rows_a_frame: int = 1) -> None:
-    """Let the official client write rows that nobody confirms."""
+    """Let the official client write rows without confirming them."""
     server.answer = lambda *_: None
     keys = "close_flush_timeout_millis=100;sf_max_segment_bytes=4096;auto_flush=off;"
     sender = questdb.Sender.from_conf(f"ws::addr={server.address};sf_dir={directory};sender_id=theirs;{keys}")
@@ -174,7 +174,10 @@ def _leave_a_slot(server: QwpServer, directory: Path, rows_a_frame: int = 1) -> 
 
 
 def test_we_drain_its_slot(tmp_path):
-    """Frames that refer to symbols of earlier ones arrive complete; our own rows follow; nothing of it is left."""
+    """
+    Frames that refer to symbols of earlier ones arrive complete, followed by our own rows; the slot is empty
+    afterwards.
+    """
     with QwpServer() as server:
         _leave_a_slot(server, tmp_path)
         assert (tmp_path / "theirs" / "sf-manifest.bin").exists()
@@ -190,7 +193,7 @@ def test_we_drain_its_slot(tmp_path):
 
 
 def test_we_split_its_frames_for_a_server_with_a_lower_limit(tmp_path):
-    """Built offline they may be larger than any server takes."""
+    """Frames built offline may exceed the limit of any server."""
     with QwpServer() as server:
         _leave_a_slot(server, tmp_path, rows_a_frame=10)
         server.headers["X-QWP-Max-Batch-Size"] = "70"
@@ -203,7 +206,7 @@ def test_we_split_its_frames_for_a_server_with_a_lower_limit(tmp_path):
 
 
 def test_we_adopt_its_orphan(tmp_path):
-    """A drainer empties it beside our own slot."""
+    """A drainer drains it concurrently with our own slot."""
     with QwpServer() as server:
         _leave_a_slot(server, tmp_path)
         keys = f"sf_dir={tmp_path};sender_id=own;drain_orphans=on;"
@@ -214,7 +217,7 @@ def test_we_adopt_its_orphan(tmp_path):
 
 
 def test_each_refuses_while_the_other_holds_the_slot(tmp_path):
-    """The locks are the same."""
+    """Both use the same locks."""
     with QwpServer() as server:
         keys = f"ws::addr={server.address};sf_dir={tmp_path};sender_id=shared;"
         with Sender.from_conf(keys), pytest.raises(questdb.QuestDBError):

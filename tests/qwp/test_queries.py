@@ -1,4 +1,4 @@
-"""The bytes of queries, as far as a server needs them that answers none."""
+"""The query protocol, as far as a server without queries needs it."""
 
 import pytest
 
@@ -11,14 +11,14 @@ QUERY = bytes.fromhex("10 2a00000000000000 08") + b"select 1" + b"\0\0"
 
 
 def test_the_first_message():
-    """A server of its own, without a cluster."""
+    """A single server, without a cluster."""
     assert encode_server_info(1_700_000_000_000_000_000, "n1") == bytes.fromhex(
         "51575031 01 00 0000 1c000000 18 00 0000000000000000 00000000 00002a36fe9c9717 0000 0200 6e31"
     )
 
 
 def test_a_query_is_refused():
-    """With its number. A long text is cut between two characters."""
+    """With its number. A long text is truncated between two characters."""
     assert encode_query_error(42, Status.PARSE_ERROR, "no") == bytes.fromhex(
         "51575031 01 00 0000 0e000000 13 2a00000000000000 05 0200 6e6f"
     )
@@ -27,7 +27,7 @@ def test_a_query_is_refused():
 
 @pytest.mark.parametrize("header", [b"", bytes.fromhex("51575031 01 00 0000 13000000")], ids=["bare", "header"])
 def test_the_number_of_a_query_is_decoded(header):
-    """Whole, cut at every byte, and with every first byte."""
+    """Complete, truncated at every byte, and with every first byte."""
     assert decode_query(memoryview(header + QUERY)).value == 42
     for size in range(len(header) + 9):
         assert isinstance(decode_query(memoryview((header + QUERY)[:size])), NeedMore)

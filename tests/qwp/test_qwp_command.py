@@ -1,4 +1,4 @@
-"""`quiver qwp`: what waits in slots, and how it gets out. `quiver inspect` on the files of one."""
+"""`quiver qwp`: inspecting and draining slots. `quiver inspect` on the files of a slot."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ def fill(sf_dir, name, messages, *, letter=None, confirmed=None):
 
 @pytest.fixture
 def sf_dir(tmp_path):
-    """A slot with three messages, one of them confirmed; one that is marked; and a file of somebody else's."""
+    """A slot with three messages, one of them confirmed; a slot marked as failed; and a foreign file."""
     root = tmp_path / "sf"
     root.mkdir()
     (root / "note.txt").write_text("mine")
@@ -75,7 +75,7 @@ def run_json(*arguments, code=0):
 
 
 def test_list_shows_backlog_and_holder(sf_dir):
-    """Backlog, holder, mark; and the same for programs."""
+    """Backlog, holder and mark, as a table and as JSON."""
     one, two = run_json("qwp", "list", sf_dir)
 
     assert (one["slot"], one["backlog_frames"], one["confirmed"], one["dead_letters"]) == ("edge-1", 2, 0, 1)
@@ -89,7 +89,7 @@ def test_list_shows_backlog_and_holder(sf_dir):
 
 
 def test_list_watch_polls(sf_dir, monkeypatch):
-    """A line of JSON for each look; segments that have not changed are read once."""
+    """A line of JSON for each poll; unchanged segments are read once."""
     from quiver.qwp.slots import inspection
 
     scanned = []
@@ -104,7 +104,7 @@ def test_list_watch_polls(sf_dir, monkeypatch):
 
 
 def test_a_poll_reads_only_changed_segments(sf_dir):
-    """Frames that were appended, segments that were removed."""
+    """Appended frames and removed segments are noticed."""
     known = {}
     assert look_at_slot(REAL_FILES, str(sf_dir), "edge-2", known).backlog == 1
     fill(sf_dir, "edge-2", [message(6), message(7)])
@@ -116,14 +116,13 @@ def test_a_poll_reads_only_changed_segments(sf_dir):
 
 
 def test_inspect_shows_unconfirmed_rows_by_table(sf_dir):
-    """Rows that are not confirmed, by table."""
     assert run_json("qwp", "inspect", sf_dir, "edge-1")["tables"] == {"t": 1, "u": 1}
     assert "unconfirmed rows" in run("qwp", "inspect", sf_dir, "edge-1")
     assert "has no slot edge-9; available: edge-1, edge-2" in run("qwp", "inspect", sf_dir, "edge-9", code=2)
 
 
 def test_tail_prints_the_newest_rows(sf_dir):
-    """A line each; of one table when asked."""
+    """One line each; optionally of one table."""
     rows = [json.loads(line) for line in run("qwp", "tail", sf_dir, "edge-1", "-n", 3).splitlines()]
 
     assert [(one["frame"], one["table"], one["row"]["v"]) for one in rows] == [(0, "t", 2), (1, "t", 3), (2, "u", 4)]
@@ -132,7 +131,7 @@ def test_tail_prints_the_newest_rows(sf_dir):
 
 
 def test_tail_prints_human_readable_values(tmp_path):
-    """Every line is JSON, whatever is in an array."""
+    """Every line is JSON, with arrays of any content."""
     keys = {"sf_dir": str(tmp_path), "initial_connect_retry": "async", "close_flush_timeout_millis": 0}
     columns = {
         "u": UUID("11111111-2222-3333-4444-555555555555"), "l": Long256(2**200), "i": IPv4Address("10.0.0.1"),
@@ -155,7 +154,7 @@ def test_tail_prints_human_readable_values(tmp_path):
 
 
 def test_dead_letters_have_the_reason(sf_dir):
-    """With their rows when asked."""
+    """Optionally with their rows."""
     (letter,) = run_json("qwp", "dead-letters", sf_dir, "edge-1")
     assert (letter["frame"], letter["reason"], letter["tables"]) == (7, "no such column", {"gone": 1})
     assert json.loads(run("qwp", "dead-letters", sf_dir, "edge-1", "--rows"))[0]["rows"]["gone"][0]["v"] == 9
@@ -163,7 +162,7 @@ def test_dead_letters_have_the_reason(sf_dir):
 
 
 def test_drain_drains_all_unmarked_slots(sf_dir):
-    """What is confirmed is not sent again."""
+    """Confirmed frames are not sent again."""
     with QwpServer() as server:
         conf = f"ws::addr={server.address};"
         assert run_json("qwp", "drain", sf_dir, "--conf", conf) == [
@@ -176,7 +175,7 @@ def test_drain_drains_all_unmarked_slots(sf_dir):
 
 
 def test_a_drain_that_fails_leaves_no_mark(sf_dir):
-    """Nobody answers: the slot is as it was, and the exit code says so."""
+    """No server answers: the slot is unchanged, and the exit code is 1."""
     with QwpServer() as server:
         address = server.address
     conf = f"ws::addr={address};reconnect_max_duration_millis=50;reconnect_initial_backoff_millis=10;"
@@ -188,7 +187,7 @@ def test_a_drain_that_fails_leaves_no_mark(sf_dir):
 
 
 def test_a_slot_in_use_is_skipped(sf_dir):
-    """Its sender sends."""
+    """Its sender drains it."""
     settings = RingSettings(segment_bytes=4096, bytes_max=1 << 20, append_deadline_s=1.0)
     slot = open_slot(REAL_FILES, str(sf_dir), "edge-1", settings, observer=InMemoryObserver())
     try:
@@ -208,7 +207,7 @@ def test_clear_failed_removes_the_mark(sf_dir):
 
 
 def test_an_unreadable_slot_is_reported_and_not_changed(sf_dir):
-    """Exit code 1, and the others are listed all the same."""
+    """Exit code 1, and the other slots are listed."""
     (segment,) = (sf_dir / "edge-2").glob("*.sfa")
     data = bytearray(segment.read_bytes())
     data[4] = 9
@@ -240,14 +239,14 @@ def test_quiver_inspect_describes_the_files_of_a_slot(sf_dir):
 
 
 def test_quiver_inspect_describes_an_empty_slot(tmp_path):
-    """The usual one: everything in it is confirmed."""
+    """The usual case: everything in it is confirmed."""
     open_slot(REAL_FILES, str(tmp_path), "edge", RingSettings(4096, 1 << 20, 1.0), observer=InMemoryObserver()).close()
     assert "an empty slot" in run("inspect", tmp_path / "edge")
     assert run_json("inspect", tmp_path / "edge") == []
 
 
 def test_damage_in_the_middle_is_reported(sf_dir):
-    """With the path and the place, by all that look; it does not count as an empty rest."""
+    """With path and offset, by all commands; it does not count as unused space."""
     (path,) = (sf_dir / "edge-1").glob("*.sfa")
     data = bytearray(path.read_bytes())
     data[40] ^= 0xFF
@@ -264,7 +263,7 @@ def test_damage_in_the_middle_is_reported(sf_dir):
 
 
 def outcome(*arguments):
-    """What the command printed; a file that cannot be opened is an error of the command, and nothing else is."""
+    """Return the output of the command. The only expected error is a file that cannot be opened."""
     found = CliRunner().invoke(build_app(), [str(one) for one in arguments])
     assert found.exception is None or isinstance(found.exception, (SystemExit, NotRegularFileError)), found.exception
     return found.output
@@ -307,7 +306,7 @@ def test_a_small_file_of_gigabytes_is_not_read(sf_dir, name, monkeypatch):
 
 
 def test_the_former_name_works_and_prints_a_deprecation_line(sf_dir):
-    """On stderr only: what a script reads from stdout stays the same."""
+    """On stderr only: the output for scripts does not change."""
     today = CliRunner().invoke(build_app(), ["qwp", "list", str(sf_dir), "--json"])
     former = CliRunner().invoke(build_app(), ["sf", "list", str(sf_dir), "--json"])
     assert former.exit_code == 0

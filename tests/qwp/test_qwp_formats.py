@@ -1,4 +1,4 @@
-"""The files of a slot: golden bytes, what real clients left, and whatever a broken disk may make of them."""
+"""The files of a slot: golden bytes, files of real clients, and damage."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _scan(data: bytes) -> Any:
     ],
 )
 def test_field_tables_are_those_of_the_code(page, structs):
-    """Offsets without gaps, sizes and types: each table is the Struct that is named above it."""
+    """Offsets without gaps, sizes and types: each table equals the Struct named above it."""
     codes = {"u8": "B", "u16": "H", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
     found = []
     pattern = r"^Struct `([\w.]+)`\n\n\| offset \| size \| type \| field \| meaning \|\n\|[-|]+\|\n((?:\|.*\|\n)+)"
@@ -92,7 +92,7 @@ def test_field_tables_are_those_of_the_code(page, structs):
 
 
 def test_limits_and_types_on_the_page_are_those_of_the_code():
-    """Each number stands beside the constant that holds it, each type beside its code."""
+    """Each number equals its constant, each type its code."""
     page = _page("qwp-message")
     limits = re.findall(r"^\| [^|]+ \| (\d+) \| `([\w.]+)` \|$", page, re.MULTILINE)
     assert len(limits) == 8
@@ -112,7 +112,7 @@ def _examples(page: str) -> dict[str, tuple[bytes, Any]]:
 
 
 def test_examples_decode_to_the_documented_values():
-    """The hex of each page is what the code writes, and reads as the values beside it."""
+    """The hex on each page equals the encoded bytes, and decodes to the documented values."""
     data, said = _examples("qwp-segment")[""]
     scan = _scan(data)
     assert [list(one) for one in scan.payloads] == said["payloads"]
@@ -133,7 +133,7 @@ def test_examples_decode_to_the_documented_values():
 
 
 def test_names_are_built_and_parsed():
-    """What is written is read; what is not ours has no number."""
+    """Built names parse; foreign names have no number."""
     assert segment_name(0x1F) == "sf-000000000000001f.sfa"
     assert generation_of(segment_name(2**64 - 1)) == 2**64 - 1
     assert generation_of("sf-initial.sfa") is None
@@ -165,7 +165,7 @@ def test_the_slot_of_a_real_client_is_read():
 
 
 def test_a_header_is_checked_field_by_field():
-    """Another magic, version or flag, reserved bytes, a negative base: each is damage where it stands."""
+    """Another magic, version or flag, reserved bytes, a negative base: each is damage at its offset."""
     good = encode_segment_header(SegmentHeader(3, 4))
     assert good[:8] == b"SF01\1\0\0\0"
     assert decode_segment_header(memoryview(good)) == Frame(SegmentHeader(3, 4), 24)
@@ -183,7 +183,7 @@ def test_a_header_is_checked_field_by_field():
 
 
 def test_frames_end_where_zeros_begin():
-    """Zeros are no frame, a negative length is none, and a frame may not reach over the end."""
+    """Zeros and negative lengths are not frames, and a frame must not exceed the file."""
     assert isinstance(decode_frame(memoryview(bytes(16)), 0), NeedMore)
     assert isinstance(decode_frame(memoryview(struct.pack("<Ii", 0, -1)), 0), Damage)
     assert crc32c(bytes(4)) == 0x48674BC7
@@ -196,7 +196,7 @@ def test_frames_end_where_zeros_begin():
 
 
 def test_a_scan_stops_at_the_torn_frame():
-    """However much of the last frame is there: the ones before it are, and what is left is called torn."""
+    """For every part of the last frame: the earlier frames are read, and the rest is reported as torn."""
     first, second = b"QWP1" + b"a" * 20, b"QWP1" + b"b" * 30
     data = _segment(first, second)
     clean = _scan(data)
@@ -223,7 +223,7 @@ def test_intact_frames_after_a_hole_are_detected():
 
 
 def test_an_incomplete_watermark_is_ignored():
-    """Zeros, another magic, reserved bytes and a negative number all mean: none."""
+    """Zeros, another magic, reserved bytes and a negative number all count as no watermark."""
     assert decode_watermark(memoryview(encode_watermark(7))) == Frame(7, 16)
     for data in (bytes(16), b"AKW2" + bytes(12), b"AKW1\1" + bytes(11), encode_watermark(-1), b"XXXX" + bytes(12)):
         assert isinstance(decode_watermark(memoryview(data)), Damage)
@@ -240,7 +240,7 @@ def _dual(*records: tuple[int, int, int, int], magic: bytes = MANIFEST_MAGIC, ve
 
 
 def test_the_newer_of_two_records_counts():
-    """The higher sound generation; one that does not check is as if it were not there."""
+    """The valid record with the higher generation; an invalid one is ignored."""
     both = _dual((4096, 7, 3, 9), (0, 8, 4, 9))
     assert decode_dual_record(memoryview(both), MANIFEST_MAGIC) == Frame(DualRecord(8, 4, 9), 8192)
     torn = both[:20] + b"\xff" + both[21:]
@@ -255,7 +255,7 @@ def test_the_newer_of_two_records_counts():
 
 
 def test_symbol_files_of_both_versions():
-    """Read as far as they check: nothing in them was ever synced."""
+    """Read up to the first invalid piece: nothing in them was ever synced."""
 
     def entry(text: str) -> bytes:
         return encode_varint(len(text.encode())) + text.encode()
@@ -306,7 +306,7 @@ def test_dead_letters_end_at_the_last_complete_record():
 
 
 def test_a_flipped_byte_costs_one_frame():
-    """Wherever it is behind the header: the frames before it and those behind it are found, and no other."""
+    """At every offset after the header: all frames before and after it are found."""
     payloads = [b"QWP1" + bytes([number]) * (3 + 5 * number) for number in range(5)]
     frames = [encode_frame_head(payload) + payload for payload in payloads]
     data = encode_segment_header(SegmentHeader(0, 1)) + b"".join(frames) + bytes(64)

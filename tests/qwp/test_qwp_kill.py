@@ -1,4 +1,4 @@
-"""Producers killed while the server flaps: every row that was kept arrives, in order, repeated only where it may be."""
+"""Producers are killed while the server flaps: every stored row arrives, in order, repeated only where allowed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ CHILD = Path(__file__).with_name("qwp_kill_child.py")
 )
 def test_every_stored_row_arrives(tmp_path, durability, cycles, seed):
     """
-    kill -9 at random, three hundred times: what a flush returned for reaches the server, in order. A row comes twice
-    only when it was sent and its confirmation had not been written down: no life begins before the first frame that the
-    watermark left open when the life before it was killed.
+    Kill -9 at random, three hundred times: rows of a flush that returned reach the server, in order. A row is repeated
+    only if it was sent and its confirmation was not recorded: no life starts before the first frame above the watermark
+    at the time of the kill.
     """
     chance = random.Random(seed)
     calm = threading.Event()
@@ -88,7 +88,7 @@ def _values(message: Message) -> list[int]:
 
 
 def _first_unconfirmed(slot: str, before: int) -> int:
-    """Return the first row of the first frame behind the watermark; *before* when no frame is."""
+    """Return the first row of the first frame after the watermark; *before* if there is none."""
     watermark = read_watermark(REAL_FILES, slot)
     for one in sorted(scan_slot(REAL_FILES, slot), key=lambda one: one.base):
         if one.scan is not None and one.next_fsn > watermark + 1:

@@ -1,4 +1,4 @@
-"""The sender as its users call it: over real sockets, to a server that may be slow, gone, or somebody else."""
+"""The sender through its public interface: over real sockets, to a server that may be slow, down, or an impostor."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rows_of(server: QwpServer) -> list[dict[str, Any]]:
 
 
 def test_rows_of_many_tables_and_threads_arrive(server):
-    """Nothing is lost between threads, and each one's rows stay in order."""
+    """No rows are lost between threads, and each thread's rows stay in order."""
     with Sender.from_conf(f"ws::addr={server.address};auto_flush_rows=7;") as sender:
 
         def produce(name: str) -> None:
@@ -97,7 +97,7 @@ def test_rows_flush_by_count_by_bytes_and_by_time(server):
 
 
 def test_an_invalid_row_does_not_affect_others(server):
-    """Refused when it comes; decimals that only fit apart go apart; what no frame can hold is named."""
+    """It is refused immediately; decimals that only fit into separate frames get separate frames."""
     from decimal import Decimal
 
     with Sender.from_conf(f"ws::addr={server.address};auto_flush=off;sf_max_bytes=4096;") as sender:
@@ -133,7 +133,7 @@ def test_timeout_s_still_works_with_a_warning(server):
 
 
 def test_a_flush_larger_than_a_segment_is_split(server):
-    """Into as many frames as it takes, in order."""
+    """Into as many frames as needed, in order."""
     with Sender.from_conf(f"ws::addr={server.address};auto_flush=off;sf_max_bytes=4096;") as sender:
         for number in range(300):
             sender.row("t", symbols={"s": f"symbol {number}"}, columns={"v": number, "x": "é" * 30})
@@ -144,7 +144,7 @@ def test_a_flush_larger_than_a_segment_is_split(server):
 
 
 def test_no_message_exceeds_the_server_limit():
-    """What it said in the handshake counts, for rows and for tables."""
+    """The limit from the handshake applies, for rows and for tables."""
     with QwpServer(headers={"X-QWP-Max-Batch-Size": "3000"}) as server:
         with Sender.from_conf(f"ws::addr={server.address};auto_flush=off;") as sender:
             for number in range(300):
@@ -158,7 +158,7 @@ def test_no_message_exceeds_the_server_limit():
 
 
 def test_tables_arrive_row_by_row(server):
-    """Arrow tables, batches and data frames, cut into frames; buffered rows go first."""
+    """Arrow tables, batches and data frames, split into frames; buffered rows are sent first."""
     count = 30_000
     table = pa.table(
         {
@@ -184,7 +184,7 @@ def test_tables_arrive_row_by_row(server):
 
 
 def test_a_table_that_does_not_fit_reports_the_stored_rows():
-    """The caller goes on behind the rows that were kept."""
+    """The caller continues after the stored rows."""
     with QwpServer(lambda *_: None) as server:
         keys = "sf_max_bytes=8K;sf_max_total_bytes=32K;sf_append_deadline_millis=10;close_flush_timeout_millis=0;"
         sender = Sender.from_conf(f"ws::addr={server.address};{keys}")
@@ -200,8 +200,8 @@ def test_a_table_that_does_not_fit_reports_the_stored_rows():
 
 def test_a_server_that_flaps_gets_every_row_in_order(tmp_path):
     """
-    It drops connections and confirms late, at random: every row arrives, in order, and is repeated only where it was
-    not confirmed.
+    It drops connections and confirms late, at random: every row arrives, in order, and is repeated only if it was
+    unconfirmed.
     """
     chance = random.Random(5)
 
@@ -234,7 +234,7 @@ def test_a_server_that_flaps_gets_every_row_in_order(tmp_path):
 
 
 def test_the_sender_fails_over_to_the_next_host(server):
-    """When one is gone the other gets what was not confirmed, at once."""
+    """If one is down, the other immediately gets the unconfirmed frames."""
     with QwpServer(lambda _life, sequence, _frame: encode_ok(Ok(sequence)) if sequence < 3 else Close(1006)) as first:
         keys = "auto_flush=off;reconnect_initial_backoff_millis=60000;reconnect_max_backoff_millis=60000;"
         with Sender.from_conf(f"ws::addr={first.address},{server.address};{keys}") as sender:
@@ -248,7 +248,7 @@ def test_the_sender_fails_over_to_the_next_host(server):
 
 
 def test_a_retried_refusal_is_sent_again():
-    """Category by category: here an internal error that passes."""
+    """By category: here a transient internal error."""
     refusals = [3]
 
     def answer(_life: Any, sequence: int, _frame: bytes) -> bytes:
@@ -269,7 +269,7 @@ def test_a_retried_refusal_is_sent_again():
 
 @pytest.mark.parametrize("status", [404, 503])
 def test_a_server_without_the_protocol_is_waited_for(tmp_path, server, status):
-    """The rows are kept, and go out when a server answers that speaks it."""
+    """The rows are stored, and are sent once a server with the protocol answers."""
     server.refuse = (status, {})
     keys = f"sf_dir={tmp_path};initial_connect_retry=async;{QUICK}"
     with Sender.from_conf(f"ws::addr={server.address};{keys}") as sender:
@@ -282,7 +282,7 @@ def test_a_server_without_the_protocol_is_waited_for(tmp_path, server, status):
 
 
 def test_an_invalid_server_does_not_halt_the_sender(tmp_path):
-    """Bytes that are not HTTP: the next host, or later."""
+    """It does not speak HTTP: try the next host, or retry later."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -301,7 +301,7 @@ def test_an_invalid_server_does_not_halt_the_sender(tmp_path):
 
 
 def test_each_durability_syncs_as_documented(tmp_path, server):
-    """memory never, flush once a flush, append with every frame."""
+    """memory never, flush once per flush, append with every frame."""
     syncs: dict[str, int] = {}
     for durability in ("memory", "flush", "append"):
         disk = CrashFileSystem()
@@ -316,7 +316,7 @@ def test_each_durability_syncs_as_documented(tmp_path, server):
             sender.row("t", columns={"v": number, "x": "x" * 100})
         sender.flush()
         disk.on_step = None
-        # A new segment's header is synced once where anything is; a spare may have been made before or after.
+        # A new segment's header is synced once; a spare may have been created before or after.
         syncs[durability] = steps.count("sync") - (steps.count("create") if durability != "memory" else 0)
         frames = steps.count("pwrite")
         sender.close()
@@ -333,7 +333,7 @@ def frames_after_a_power_loss(disk: CrashFileSystem, seed: int) -> int:
 
 
 def test_stored_rows_of_a_table_survive_a_power_loss():
-    """The caller goes on behind these rows, which one that is too large stands behind."""
+    """The caller continues after these rows, which a row that is too large follows."""
     disk = CrashFileSystem()
     with QwpServer(lambda *_: None) as server:
         sender = Sender.from_conf(f"ws::addr={server.address};{FLUSHED}sf_max_bytes=64K;", fs=disk)
@@ -345,7 +345,7 @@ def test_stored_rows_of_a_table_survive_a_power_loss():
 
 
 def test_a_flush_syncs_rows_published_earlier(server):
-    """What had found no room is appended by the next row, which is then refused: nothing is left for the flush."""
+    """The next row appends rows that waited for space, and is then refused: the flush must still sync."""
     gate = threading.Event()
     server.answer = lambda _life, sequence, _: encode_ok(Ok(sequence)) if gate.is_set() and sequence < 1 else None
     disk = CrashFileSystem()
@@ -368,7 +368,7 @@ def test_a_flush_syncs_rows_published_earlier(server):
 
 
 def test_a_closed_sender_refuses(server):
-    """Every call but close."""
+    """Every call except close."""
     sender = Sender.connect(addr=server.address)
     sender.close()
     for call in (lambda: sender.row("t", columns={"v": 1}), sender.flush, sender.resume_after_halt):
@@ -385,14 +385,14 @@ def test_from_the_environment(server, monkeypatch):
     monkeypatch.setenv("QDB_CLIENT_CONF", f"ws::addr={server.address};")
     for sender in (Sender.from_env({"QDB_CLIENT_CONF": f"ws::addr={server.address};"}), Sender.from_env()):
         with sender:
-            sender.row("t", columns={"v": 1})  # what is drained before `close` returns was sent over a connection
+            sender.row("t", columns={"v": 1})  # once `close` has drained this, a connection was made
     assert len(server.lives) == 2
     with pytest.raises(SettingsError, match="QDB_CLIENT_CONF"):
         Sender.from_env({})
 
 
 def test_timestamps_are_converted(server):
-    """Nanoseconds, datetimes with a zone, and none; without a zone a datetime says no instant."""
+    """Nanoseconds, datetimes with a zone, and none; a datetime without a zone is refused."""
     instant = datetime.datetime(2024, 1, 2, 3, 4, 5, 678901, datetime.UTC)
     with Sender.from_conf(f"ws::addr={server.address};") as sender:
         sender.row("n", columns={"v": 1}, at=1_700_000_000_123_456_789)
@@ -407,7 +407,7 @@ def test_timestamps_are_converted(server):
 
 
 def test_pandas_timestamps_keep_their_nanoseconds(server):
-    """As in a data frame: also those without a zone. NaT is refused when it comes, and takes no other row with it."""
+    """As in a data frame, also without a zone. NaT is refused immediately, without affecting other rows."""
     instant = pd.Timestamp("2024-01-02T03:04:05.123456789", tz="UTC")
     with Sender.from_conf(f"ws::addr={server.address};") as sender:
         sender.row("p", columns={"v": instant, "w": instant.tz_localize(None)}, at=instant)
@@ -418,7 +418,7 @@ def test_pandas_timestamps_keep_their_nanoseconds(server):
 
 
 def test_tls_verifies_with_given_roots_and_warns_without_verification(tmp_path):
-    """wss: the certificate counts, unless it is said that it does not, and then that is said."""
+    """wss: the certificate is verified unless that is disabled, which is logged."""
     authority = Authority(tmp_path, "root")
     certificate, key = authority.issue("localhost")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -441,7 +441,7 @@ def test_tls_verifies_with_given_roots_and_warns_without_verification(tmp_path):
 
 
 def test_messages_are_encoded_in_a_reused_buffer(server):
-    """It begins as `init_buf_size` says, grows to what is needed and never beyond `max_buf_size`."""
+    """It starts with `init_buf_size` and grows as needed, up to `max_buf_size`."""
     keys = "init_buf_size=1K;max_buf_size=64K;sf_max_bytes=1M;auto_flush=off;"
     with Sender.from_conf(f"ws::addr={server.address};{keys}") as sender:
         buffer = sender._buffer
@@ -459,7 +459,7 @@ def test_messages_are_encoded_in_a_reused_buffer(server):
 
 
 def test_messages_waiting_for_space_are_copies(server):
-    """What waits for room is not written over by what is encoded behind it."""
+    """Messages that wait for space are not overwritten by later ones."""
     gate = threading.Event()
     server.answer = lambda _life, sequence, _frame: encode_ok(Ok(sequence)) if gate.is_set() else None
     keys = (
@@ -484,7 +484,7 @@ def test_messages_waiting_for_space_are_copies(server):
 
 
 def test_schemas_of_a_message_are_limited(server):
-    """Only the older dialect numbers them: tables that would need more go into another message."""
+    """Only the older dialect numbers them: further tables are sent in another message."""
     keys = "quiver_dialect=schema;max_schemas_per_connection=2;auto_flush=off;"
     with Sender.from_conf(f"ws::addr={server.address};{keys}") as sender:
         for number in range(5):
@@ -497,7 +497,7 @@ def test_schemas_of_a_message_are_limited(server):
 
 
 def test_counters_are_also_metrics(server):
-    """A refusal, a lost connection and what was sent again, the same numbers in both places."""
+    """A refusal, a lost connection and resent frames, with the same numbers in both places."""
 
     def answer(life: Any, sequence: int, _frame: bytes) -> Any:
         if life.number == 0:

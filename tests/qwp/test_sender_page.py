@@ -1,4 +1,4 @@
-"""docs/howto/qwp.md says what the sender does: every key with its default, every property, every category."""
+"""docs/howto/qwp.md documents the sender: every key with its default, every property, every category."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names(cell: str) -> list[str]:
 
 
 def test_every_key_is_documented():
-    """And none that is not taken."""
+    """And no other."""
     told = {name for key, _, _ in rows("Keys") for name in names(key)}
     told |= {name for _, _, text in rows("Keys") for name in re.findall(r"Also called `(\w+)`", text)}
     assert told == {*_KEYS, *_POLICIES, "addr", "on_server_error"}
@@ -41,12 +41,12 @@ def test_every_key_is_documented():
 
 @pytest.mark.parametrize("row", rows("Keys"), ids=lambda row: row[0])
 def test_the_documented_default_is_the_default(row):
-    """Given as it stands there, it changes nothing."""
+    """Setting it explicitly changes nothing."""
     plain = SenderSettings.from_conf("ws::addr=h:1;sf_dir=/x;")
     for key in names(row[0]):
         match = re.match(r"`([^`]+)`", row[1])
         if match is None or key == "tls_verify":
-            continue  # required, none, or the system's; or for wss alone
+            continue  # required, none, or the system's; or only for wss
         name, parse = _KEYS.get(key, (None, None))
         if name in {None, "auto_flush", "bytes_max"}:
             more = f"sf_dir=/x;{key}={match[1]};" if key != "sf_dir" else ""
@@ -71,7 +71,6 @@ def test_every_category_is_documented_with_its_policy():
 
 
 def test_every_property_is_documented():
-    """Whatever a sender says of itself."""
     told = {name for row in rows("Counters and gauges") for name in names(row[0].replace("()", ""))}
     public = {name for name, value in vars(Sender.__mro__[1]).items() if not name.startswith("_")}
     assert told == public

@@ -1,4 +1,4 @@
-"""Symbols of Arrow columns get their ids in the order of their first rows, whatever their dictionaries look like."""
+"""Symbols of Arrow columns get their ids in the order of their first rows, for any dictionary."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _decoded(message: Any) -> tuple[list[Any], list[str]]:
 @settings(max_examples=120)
 @given(entries=ENTRIES, data=st.data())
 def test_rows_keep_their_symbols(entries, data):
-    """With nulls, entries that do not occur or are there twice, few rows and many, of any width of index."""
+    """With nulls, unused and duplicate entries, few rows and many, and all index widths."""
     numbers = data.draw(st.lists(st.none() | st.integers(0, len(entries) - 1), min_size=1, max_size=60))
     width = data.draw(st.sampled_from([pa.int8(), pa.uint16(), pa.int32(), pa.int64()]))
     array = pa.DictionaryArray.from_arrays(pa.array(numbers, width), pa.array(entries))
@@ -51,7 +51,7 @@ def _symbols(*values: str) -> TableData:
 
 
 def test_a_refused_message_leaves_no_ids():
-    """Neither a symbol that is too long, nor a table behind it that is wrong."""
+    """Neither a symbol that is too long, nor a later invalid table."""
     shared = SymbolIds()
     encode_message([_symbols("a", "b")], shared=shared)
     with pytest.raises(UsageError, match="maximum"):
@@ -63,7 +63,7 @@ def test_a_refused_message_leaves_no_ids():
 
 
 def test_a_buffer_holds_each_message_in_turn():
-    """The bytes are those that a message of its own has; one that is larger than the buffer may be is that."""
+    """The bytes equal those of a separate message; a message above the buffer's limit gets its own memory."""
     shared, alone = SymbolIds(), SymbolIds()
     buffer = MessageBuffer(16, 4096)
     for number in range(40):

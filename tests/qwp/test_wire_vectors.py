@@ -1,4 +1,4 @@
-"""Messages, against what the official client wrote: decoded cell by cell, and written byte for byte."""
+"""Messages, compared with those of the official client: decoded cell by cell, and encoded byte for byte."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _message(data: bytes, dictionary: SymbolDictionary | None = None) -> Any:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_recorded_frames_are_read_cell_by_cell(group):
-    """Names, types, null flags and every cell are what an independent decoder wrote down."""
+    """Names, types, null flags and every cell equal those of an independent decoder."""
     dictionary = SymbolDictionary()
     for one in GROUPS[group]["frames"]:
         message = _message(frame(one["file"]), dictionary)
@@ -63,7 +63,7 @@ def test_recorded_frames_are_read_cell_by_cell(group):
 
 @pytest.mark.parametrize(("group", "number"), RECORDED)
 def test_rows_are_written_as_the_official_client_writes_them(group, number):
-    """The same rows give the same bytes, but for symbols: the official client leaves out those of earlier frames."""
+    """The same rows give the same bytes, except for symbols: the official client omits those of earlier frames."""
     said = GROUPS[group]
     ours = encode_message([table.pack() for table in row_tables(said["sent"]["batches"][number])])
     theirs = frame(said["frames"][number]["file"])
@@ -79,7 +79,7 @@ def test_rows_are_written_as_the_official_client_writes_them(group, number):
 
 @pytest.mark.parametrize("group", SMALL)
 def test_arrow_and_back_is_the_same_message(group):
-    """What was read becomes Arrow, and that becomes a message with the same rows and types, nulls and bits included."""
+    """A decoded message converts to Arrow, and back to a message with the same rows, types, nulls and bits."""
     dictionary = SymbolDictionary()
     for one in GROUPS[group]["frames"]:
         for table in _message(frame(one["file"]), dictionary).tables:
@@ -96,7 +96,7 @@ def test_arrow_and_back_is_the_same_message(group):
 
 
 def test_both_dialects_are_read():
-    """The version does not tell them apart; the bytes do, also where the designated timestamp comes first."""
+    """The version is the same; the bytes differ, also if the designated timestamp comes first."""
     table = RowTable("t")
     table.append({"s": "a"}, {"v": 1, "x": 0.5}, 7, bytes_max=1000)
     late = RowTable("only_time")
@@ -113,7 +113,7 @@ def test_both_dialects_are_read():
 
 @pytest.mark.parametrize("group", SMALL)
 def test_every_prefix_needs_more(group):
-    """A message that ends early is never a message, and never damage."""
+    """A truncated message is neither a message nor damage."""
     data = frame(GROUPS[group]["frames"][0]["file"])
     for size in range(len(data)):
         assert isinstance(decode_message(memoryview(data)[:size]), NeedMore)
@@ -124,7 +124,7 @@ def test_every_prefix_needs_more(group):
 
 @pytest.mark.parametrize("group", SMALL)
 def test_flipped_bytes_never_raise(group):
-    """Whatever one byte becomes: an answer, and a dictionary that did not learn from what was refused."""
+    """For any value of a byte: an answer, and a dictionary without symbols of refused messages."""
     data = bytearray(frame(GROUPS[group]["frames"][0]["file"]))
     refused = 0
     for at in range(0, len(data), 1 if len(data) < 120 else 3):
@@ -145,7 +145,7 @@ def test_flipped_bytes_never_raise(group):
 
 
 def test_a_symbol_from_a_gap_is_refused():
-    """Ids are dense: a message may repeat what is known and go on behind it, and nothing else."""
+    """Ids are dense: a message may repeat known symbols and continue after them."""
     data = frame("frame-row-delta-01.bin")
     assert isinstance(decode_message(memoryview(data), SymbolDictionary()), Damage)
     told = SymbolDictionary()
@@ -158,7 +158,7 @@ def test_a_symbol_from_a_gap_is_refused():
 
 
 def test_a_later_frame_is_self_sufficient_with_all_symbols_added():
-    """Ids stay, the rows stay; only the dictionary part is another."""
+    """Ids and rows stay the same; only the dictionary part changes."""
     told = SymbolDictionary()
     for number in range(4):
         data = frame(f"frame-row-delta-0{number}.bin")
@@ -173,7 +173,7 @@ def test_a_later_frame_is_self_sufficient_with_all_symbols_added():
 
 
 def test_shared_ids_never_change_their_meaning():
-    """Every message carries a prefix of one list, up to a size; past it each message counts afresh."""
+    """Every message contains a prefix of one list, up to a size; above it each message assigns its own ids."""
     shared = SymbolIds()
     longest: tuple[str, ...] = ()
     for number in range(1100):
@@ -198,7 +198,7 @@ def test_shared_ids_never_change_their_meaning():
 
 
 def test_numbers_of_any_width():
-    """One at a time or many at once: the same bytes, and the same refusals."""
+    """One at a time or many at once: the same bytes, and the same errors."""
     values = [0, 1, 127, 128, 300, 16_383, 16_384, 2**21, 2**28 - 1, 2**28, 2**34]
     joined = b"".join(encode_varint(value) for value in values)
     assert encode_varint(300) == b"\xac\x02"
@@ -219,7 +219,7 @@ def test_numbers_of_any_width():
 
 
 def _gorilla(values: list[int]) -> bytes:
-    """An encoder as the format says, bit by bit."""
+    """An encoder that follows the format, bit by bit."""
     bits: list[int] = []
 
     def put(value: int, width: int) -> None:
@@ -247,7 +247,7 @@ def _gorilla(values: list[int]) -> bytes:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 9, 200])
 def test_compressed_timestamps(count):
-    """Every width of difference, at every bit offset; a missing last byte is noticed."""
+    """Every width of difference, at every bit offset; a missing last byte is detected."""
     changes = [0, 63, -64, 64, -65, 255, -256, 256, 2047, -2048, 2048, -2049, 2**31 - 1, -(2**31)]
     values = [1_700_000_000_000_000]
     step = 1000
@@ -266,7 +266,7 @@ def test_compressed_timestamps(count):
 
 @pytest.mark.parametrize("encoding", [0, 1])
 def test_a_message_with_compressed_timestamps(encoding):
-    """The flag puts a byte before each timestamp column that says whether it is compressed; nulls go before it."""
+    """With the flag, a byte before each timestamp column shows whether it is compressed; nulls come before it."""
     values = [10, 20, 31, 45]
     body = _gorilla(values) if encoding else struct.pack("<4q", *values)
     nulls = b"\1" + bytes([0b00010])
@@ -278,7 +278,7 @@ def test_a_message_with_compressed_timestamps(encoding):
 
 
 def test_nulls_by_bitmap_are_read_for_every_type():
-    """Writers choose; a reader takes both."""
+    """Writers may choose; readers accept both."""
     for kind, data, expected in (
         (ColumnType.LONG, struct.pack("<q", 5), 5),
         (ColumnType.DOUBLE, struct.pack("<d", 0.5), 0.5),
@@ -294,7 +294,7 @@ def test_nulls_by_bitmap_are_read_for_every_type():
 
 
 def test_an_unreadable_message_is_damage():
-    """Each lie about a count, an offset or a type is found, and said where."""
+    """Each invalid count, offset or type is detected and reported with its position."""
     column = fixed_column("v", ColumnType.LONG, np.array([1]))
     good = encode_message([TableData("t", 1, [column])])
     assert isinstance(decode_message(memoryview(good)), Frame)
@@ -316,7 +316,7 @@ def test_an_unreadable_message_is_damage():
 
 
 def test_values_that_a_message_cannot_represent_are_refused():
-    """Counts and names beyond the limits, columns of different lengths."""
+    """Counts and names above the limits, columns of different lengths."""
     column = fixed_column("v", ColumnType.LONG, np.array([1]))
     for tables, words in (
         ([TableData("", 1, [column])], "needs a name"),
@@ -332,7 +332,7 @@ def test_values_that_a_message_cannot_represent_are_refused():
 
 
 def test_answers_of_the_server():
-    """Each comes back as it was; one that is cut, goes on, or has no name in it is damage."""
+    """Each round-trips; a truncated answer, extra bytes, or an empty name are damage."""
     for answer, data in (
         (Ok(7), encode_ok(Ok(7))),
         (Ok(2**40, {"é": 5, "b": -1}), encode_ok(Ok(2**40, {"é": 5, "b": -1}))),
@@ -355,7 +355,7 @@ def test_answers_of_the_server():
 
 
 def test_a_row_is_refused_completely():
-    """What cannot be sent is said when it comes, and nothing of the row is kept."""
+    """An invalid value is reported immediately, and nothing of the row is buffered."""
     table = RowTable("t")
     table.append({"s": "a"}, {"v": 1}, 5, bytes_max=1000)
     for symbols, columns, at, words in (
@@ -382,7 +382,7 @@ def test_a_row_is_refused_completely():
 
 
 def test_later_changes_by_the_caller_are_not_sent():
-    """Arrays and buffers are copied when they come; one of another kind than the column is refused."""
+    """Arrays and buffers are copied immediately; one with another type than the column is refused."""
     table = RowTable("t")
     array = np.array([1, 2, 3])
     data = bytearray(b"abc")
@@ -398,7 +398,7 @@ def test_later_changes_by_the_caller_are_not_sent():
 
 
 def test_halves_have_the_same_rows():
-    """Splitting keeps order and columns, however the columns of the rows change."""
+    """Splitting preserves order and columns, even if the columns change between rows."""
     table = RowTable("t")
     for number in range(11):
         table.append({}, {"v": number} if number % 3 else {"v": number, "w": float(number)}, number, bytes_max=1000)
@@ -412,7 +412,7 @@ def test_halves_have_the_same_rows():
 
 
 def test_geohashes_of_one_column_have_one_precision():
-    """Two precisions cannot be said in one message."""
+    """A message cannot represent two precisions."""
     table = RowTable("t")
     table.append({}, {"g": Geohash(1, 5)}, 1, bytes_max=1000)
     table.append({}, {"g": Geohash(1, 6)}, 1, bytes_max=1000)
@@ -429,7 +429,7 @@ def _round(batch: Any, **options: Any) -> Any:
 
 
 def test_arrow_slices_are_encoded_correctly():
-    """Offsets of slices are respected for every kind of buffer, with nulls and without."""
+    """Offsets of slices are respected for every kind of buffer, with and without nulls."""
     arrays = {
         "i": pa.array([1, None, 3, 4, 5, None]), "f": pa.array([1.5, 2.5, None, 4.0, 5.0, 6.0], pa.float32()),
         "b": pa.array([True, None, False, True, True, False]), "s": pa.array(["a", "bé", None, "", "c", "d"]),
@@ -459,7 +459,7 @@ def test_arrow_slices_are_encoded_correctly():
 
 
 def test_an_unsupported_arrow_column_is_named():
-    """The error says which column."""
+    """The error names the column."""
     with pytest.raises(UsageError, match="column m"):
         _round(pa.record_batch({"m": pa.array([{"a": 1}], pa.struct([("b", pa.int8())]))}))
     with pytest.raises(UsageError, match="not a time"):
@@ -475,7 +475,7 @@ def test_an_unsupported_arrow_column_is_named():
 
 
 def test_a_column_of_type_null_is_omitted():
-    """Arrow's `null` is what a column becomes that holds nothing but None; as a symbol it has a type."""
+    """A column with only None has Arrow's type `null`; as a symbol it has a type."""
     nothing = pa.nulls(2)
     batch = pa.record_batch({"a": nothing, "b": [1, 2], "c": nothing})
     assert [(column.name, column.values()) for column in _round(batch).columns] == [("b", [1, 2])]

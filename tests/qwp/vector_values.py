@@ -1,4 +1,4 @@
-"""The recorded vectors: what was handed to the official client, as values of ours."""
+"""The recorded vectors: the input of the official client, as Quiver's values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def frame(name: str) -> bytes:
 
 
 def sent_value(value: Any) -> Any:
-    """A value as it was handed to the official client, as ours takes it."""
+    """Convert a recorded input value."""
     if not isinstance(value, dict):
         return value
     ((kind, said),) = value.items()
@@ -63,7 +63,7 @@ def row_tables(batch: list[dict[str, Any]]) -> list[RowTable]:
 
 
 def decoded_value(value: Any, kind: str) -> Any:
-    """A cell of the recorded decoding, comparable with `comparable` of ours."""
+    """Convert a cell of the recorded decoding, for comparison with `comparable`."""
     if isinstance(value, list):
         return [value[0], [decoded_value(one, "DOUBLE") for one in value[1]]]
     if isinstance(value, dict):
@@ -77,7 +77,7 @@ def decoded_value(value: Any, kind: str) -> Any:
 
 
 def comparable(value: Any, scale: int = 0) -> Any:
-    """A cell as we decode it, in the form of the recording; floats by their text, so that NaN equals NaN."""
+    """Convert a decoded cell to the form of the recording; floats as text, so that NaN equals NaN."""
     if isinstance(value, np.ndarray):
         return [list(value.shape), [repr(float(one)) for one in value.reshape(-1)]]
     if isinstance(value, Decimal):

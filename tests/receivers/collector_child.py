@@ -1,4 +1,4 @@
-"""A receiver on a given port with a store of its own, to be killed: says that it listens, then serves until then."""
+"""A receiver on a given port with its own store, to be killed: it reports that it listens, then serves."""
 
 import sys
 import threading

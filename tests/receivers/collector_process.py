@@ -1,7 +1,6 @@
 """
-A real Collector: started with a configuration of ours, killed at the end.
-
-It is built by `make rival-collector`, which needs Go.
+A real Collector, started with a given configuration and killed at the end. Build it with `make rival-collector`, which
+needs Go.
 """
 
 import contextlib
@@ -63,7 +62,7 @@ def wait_for_port(port: int, process: subprocess.Popen, log: Path) -> None:
 
 @contextlib.contextmanager
 def collector_to(far: int, directory: Path) -> Iterator[Ports]:
-    """A Collector that sends what it gets to the port *far*, and keeps it in a file until that port took it."""
+    """A Collector that sends its data to the port *far*, and keeps them in a file until that port has accepted them."""
     ports = Ports(free_port(), free_port())
     config, log = directory / "collector.yaml", directory / "collector.log"
     config.write_text(CONFIG.format(directory=directory, grpc=ports.grpc, http=ports.http, far=far))

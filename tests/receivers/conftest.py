@@ -1,4 +1,4 @@
-"""What several tests of receivers stand on."""
+"""Fixtures shared by the tests of receivers."""
 
 import pytest
 

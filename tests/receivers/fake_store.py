@@ -1,4 +1,4 @@
-"""A store that keeps bundles in a list and fails when told to."""
+"""A store that keeps bundles in a list and fails on request."""
 
 import threading
 from collections import deque
@@ -19,8 +19,8 @@ def log_request(text: str = "hello", *, size: int = 0) -> bytes:
 
 class FakeStore:
     """
-    `failures` are raised by the next calls of `ingest`, in order; None lets one through. `gate`, when set to an
-    Event, is waited for inside `ingest`; `entered` counts the calls that came so far.
+    `failures` are raised by the next calls of `ingest`, in order; None lets one succeed. If `gate` is set to an Event,
+    `ingest` waits for it; `entered` counts the calls so far.
     """
 
     def __init__(self, entries=()) -> None:

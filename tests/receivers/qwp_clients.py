@@ -1,7 +1,4 @@
-"""
-What tests of the QWP receiver share: messages, plain clients, stored rows, and a proxy that loses
-what is answered.
-"""
+"""Helpers for tests of the QWP receiver: messages, plain clients, stored rows, and a proxy that loses answers."""
 
 import socket
 import threading
@@ -30,7 +27,7 @@ def receiving(store, settings=HERE):
 
 
 def rows_of(store):
-    """(table, row) of all that is stored, in order."""
+    """Return (table, row) of all stored rows, in order."""
     return [
         (bundle[QWP_SLOT].schema.metadata[TABLE_KEY].decode(), row)
         for _, bundle in quiver.read(store.path).bundles()
@@ -44,7 +41,7 @@ def values_of(store, table="t"):
 
 
 def message(*values, table="t", at=1000, flags=0):
-    """A message of one table; *at* None leaves the time to the server."""
+    """A message of one table; *at* None means the server's time."""
     made = RowTable(table)
     for number, value in enumerate(values):
         made.append({"s": f"S{value}"}, {"v": value}, None if at is None else at + number, bytes_max=10_000)
@@ -78,8 +75,8 @@ def drop(connection):
 
 class LossyProxy:
     """
-    Stands between a client and *port*. While `loses_answers`, what the server says is read and thrown away; so is
-    everything from the first answer on that begins with `loses_answers_from`.
+    A proxy between a client and *port*. While `loses_answers` is set, data of the server are read and discarded, as is
+    everything from the first answer that begins with `loses_answers_from`.
     """
 
     def __init__(self, port):
@@ -119,7 +116,7 @@ class LossyProxy:
             target.shutdown(socket.SHUT_WR)
 
     def cut(self):
-        """End all connections, in order, as far as either side can tell."""
+        """Close all connections in order, from the view of both sides."""
         for pair in self._pairs:
             for one in pair:
                 with suppress(OSError):

@@ -1,7 +1,4 @@
-"""
-A real Collector between our exporters and our receivers: what it takes from the one arrives at the other, kills or
-not.
-"""
+"""A real Collector between our exporters and our receivers: data arrive at the other end, with and without kills."""
 
 import contextlib
 import random
@@ -45,7 +42,7 @@ ROWS = 20
 
 
 def items(request) -> list[bytes]:
-    """Every record, span or metric with its resource and scope, in no order."""
+    """Every record, span or metric with its resource and scope, in any order."""
     found = []
     for resource in getattr(request, request.DESCRIPTOR.fields[0].name):
         for scope in getattr(resource, resource.DESCRIPTOR.fields[1].name):
@@ -97,7 +94,7 @@ def numbered(number: int) -> bytes:
 
 
 def counts(directory) -> dict[int, int]:
-    """Number → records with it."""
+    """Number → count of records with it."""
     found: dict[int, int] = {}
     for resource in kept(directory, "logs").resource_logs:
         for record in resource.scope_logs[0].log_records:
@@ -107,7 +104,7 @@ def counts(directory) -> dict[int, int]:
 
 @contextlib.contextmanager
 def receiving(directory, port: int, handling: str):
-    """Our receiver in a process of its own; killed with -9 at the end."""
+    """Our receiver in a separate process, killed with -9 at the end."""
     command = [sys.executable, str(CHILD), str(directory), str(port), handling]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -120,7 +117,7 @@ def receiving(directory, port: int, handling: str):
 
 @pytest.mark.parametrize("handling", ["pass_through", "convert_to_arrow"])
 def test_kill_9_of_the_receiver_under_its_load_loses_nothing(tmp_path, handling):
-    """The Collector forgets a request when our receiver confirmed it: each that it ever took must be in the store."""
+    """The Collector discards a request once our receiver has confirmed it: every accepted one must be in the store."""
     chance, port, store = random.Random(3), free_port(), tmp_path / "store"
     number = 0
     with collector_to(port, tmp_path) as ports:
@@ -140,7 +137,7 @@ def test_kill_9_of_the_receiver_under_its_load_loses_nothing(tmp_path, handling)
 
 
 def six_megabytes() -> bytes:
-    """More than a gRPC server takes unless it is told otherwise."""
+    """Larger than the default limit of a gRPC server."""
     made = ExportLogsServiceRequest()
     scope = made.resource_logs.add().scope_logs.add()
     for number in range(20_000):
@@ -149,7 +146,7 @@ def six_megabytes() -> bytes:
 
 
 def test_it_gets_all_of_a_request_above_its_default_limit(tmp_path):
-    """Divided between records: nothing is given up, nothing comes twice, each part keeps its order."""
+    """Split between records: nothing is dropped or repeated, and each part keeps its order."""
     request = six_megabytes()
     assert len(request) > 6.2 * 1024 * 1024
     bundle = quiver.Bundle({60: pa.record_batch([pa.array([request], pa.binary())], schema=OTLP_SCHEMA)})

@@ -1,4 +1,4 @@
-"""Requests kept as OTAP tables: they say what the requests said, and what tables cannot say is told to the sender."""
+"""Requests stored as equivalent OTAP tables; the answer lists the parts that tables cannot represent."""
 
 import json
 import urllib.request
@@ -62,7 +62,7 @@ def test_a_request_is_stored_as_equivalent_tables(tmp_path, signal):
 
 
 class Spy:
-    """Counts what would be kept, and which of it is waited for."""
+    """Counts bundles, and which of them are waited for."""
 
     def __init__(self) -> None:
         self.bundles, self.durable, self.failures = [], [], []

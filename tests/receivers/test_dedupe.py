@@ -1,4 +1,4 @@
-"""The window knows what was stored a short while ago, across threads and restarts, within bounded memory."""
+"""The window knows recently stored requests, across threads and restarts, within bounded memory."""
 
 import threading
 
@@ -62,7 +62,7 @@ def test_expired_entries_take_no_memory():
 
 
 def concurrent(*, stored: bool) -> list[bool]:
-    """Return what `begin` says in a thread that came while the first was busy, after the first ended so."""
+    """Return the result of `begin` in a thread that waited until the first had ended with *stored*."""
     clock = ManualClock(waits="hold")
     window = DedupeWindow(10, clock=clock)
     (digest,) = digests(1)

@@ -1,4 +1,4 @@
-"""What was stored as tables is known when it is sent again: on another stream, in another process, in part."""
+"""Data stored as tables are recognized when they are repeated: on another stream, in another process, in part."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def bundles(path) -> int:
 
 
 class Full:
-    """A store that has room for so many bundles, and counts those that it took."""
+    """A store with a limited number of bundles, which it counts."""
 
     def __init__(self, room: int) -> None:
         self.room, self.kept = room, 0
@@ -58,7 +58,7 @@ class Full:
 
 @pytest.mark.parametrize("after", ["convert_to_arrow", "pass_through"])
 def test_a_request_stored_as_tables_is_known_to_the_next_process(tmp_path, after):
-    """Its bytes are nowhere: another handling cannot recognise it, and keeps it again."""
+    """Its bytes are not stored: another handling cannot recognize it, and stores it again."""
     with quiver.open(str(tmp_path)) as store:
         assert OtlpIntake(store, SETTINGS).accept("logs", request()).outcome == "stored"
     with quiver.open(str(tmp_path)) as store:
@@ -107,7 +107,7 @@ def test_a_batch_resent_on_another_stream_is_confirmed_and_stored_once():
     taken.append(again.take(message(second)))
     taken.append(again.take(message(second, "b")))
     assert [one.status.code for one in taken if one.status] == [StatusCode.OK] * 3
-    assert all(one.stored for one in taken)  # each may be told only after a sync
+    assert all(one.stored for one in taken)  # each may be confirmed only after a sync
     assert store.kept == 2
     assert observer.counts["quiver.receiver.batches_total", (("outcome", "duplicate"), ("signal", "logs"))] == 1
 

@@ -1,4 +1,4 @@
-"""A request is stored as it came and confirmed only then; whatever else happens has its own answer."""
+"""A request is stored unchanged and only then confirmed; every other outcome has its own answer."""
 
 import gzip
 import threading
@@ -23,7 +23,7 @@ def test_a_request_is_stored_byte_for_byte_in_its_signals_slot():
     intake = OtlpIntake(store, OtlpSettings())
     data = log_request()
     for signal in ("logs", "traces", "metrics"):
-        # The bytes say nothing about the signal: these parse as all three.
+        # The bytes do not identify the signal: these parse as all three.
         verdict = intake.accept(signal, data if signal == "logs" else b"\x0a\x00")
         assert (verdict.outcome, verdict.confirmed) == ("stored", True)
     assert store.kept == [(60, data), (61, b"\x0a\x00"), (62, b"\x0a\x00")]
@@ -150,7 +150,7 @@ def test_json_requests_do_not_block_others(monkeypatch):
     intake = OtlpIntake(store, OtlpSettings(workers=3))
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(intake.accept, "logs", b"{}", json=True) for _ in range(2)]
-        assert entered.acquire(timeout=30)  # one has its turn, the other waits for it
+        assert entered.acquire(timeout=30)  # one is being processed, the other waits
         while intake._json_places._value:
             threading.Event().wait(0.001)
         assert intake.accept("logs", log_request()).outcome == "stored"

@@ -1,4 +1,4 @@
-"""Silent and slow clients keep nobody out: not with calls, streams or bodies, and not from several addresses."""
+"""Silent and slow clients cannot keep others out: not with calls, streams or bodies, nor from several addresses."""
 
 import asyncio
 import contextlib
@@ -29,12 +29,12 @@ OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch):
-    """A place can be lost at once."""
+    """A place can be lost immediately."""
     monkeypatch.setattr(places, "WAIT_MIN_S", 0.0)
 
 
 async def held(room, network, stack, waits=True):
-    """Take a place and be waited for; None when there is none."""
+    """Take a place and be waited for; None if there is none."""
     place = stack.enter_context(room.take(network))
     if place is not None and waits:
         timer = asyncio.timeout(60)
@@ -103,7 +103,7 @@ def test_networks_of_peers(peer, network):
 
 @contextlib.contextmanager
 def silent_calls(port, method, connections, calls):
-    """Calls that never send anything, on connections of their own."""
+    """Calls that never send anything, on separate connections."""
     with contextlib.ExitStack() as stack:
         never = queue.SimpleQueue()
         stack.callback(lambda: [never.put(None) for _ in range(connections * calls)])
@@ -123,20 +123,20 @@ def export(port):
 
 
 def test_calls_without_a_body_do_not_keep_a_client_out():
-    """More silent calls than there are places; before, every further call was refused for the time of a body."""
+    """More silent calls than places; before, every further call was refused for the time-out of a body."""
     with OtlpGrpcReceiver(FakeStore(), SETTINGS) as receiver, silent_calls(receiver.port, EXPORT, 10, 2):
         for _ in range(3):
             assert export(receiver.port) == b""
 
 
 def test_empty_streams_do_not_keep_a_client_out():
-    """The stream that has been silent for the longest time ends; the newcomer is served."""
+    """The stream that has been silent the longest ends; the new one is served."""
     method = SIGNALS["logs"].service
     with (
         OtapGrpcReceiver(FakeStore(), SETTINGS, otap=OtapSettings(streams_max=8)) as receiver,
         silent_calls(receiver.port, method, 10, 2) as ended,
     ):
-        assert ended.acquire(timeout=10)  # an earlier one made place
+        assert ended.acquire(timeout=10)  # an earlier one made space
         with grpc.insecure_channel(f"127.0.0.1:{receiver.port}", options=OWN_CONNECTION) as channel:
             call = channel.stream_stream(method)(iter([b"\xff"]), timeout=20)
             with pytest.raises(grpc.RpcError) as error:  # it was read: not UNAVAILABLE
@@ -146,7 +146,7 @@ def test_empty_streams_do_not_keep_a_client_out():
 
 
 def test_a_connection_gets_a_share_of_the_calls():
-    """The 3rd call on one connection waits in the client, and not in a place."""
+    """The 3rd call on one connection waits in the client, without a place."""
     with OtlpGrpcReceiver(FakeStore(), SETTINGS) as receiver, silent_calls(receiver.port, EXPORT, 1, 20) as ended:
         assert export(receiver.port) == b""
         assert not ended.acquire(blocking=False)

@@ -1,4 +1,4 @@
-"""A wall clock that is set back or forward: what clients send again is known for as long as it should be."""
+"""A wall clock that is set back or forward: repeated requests are recognized for the configured time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def window(store: Any, directory: Path, clock: ManualClock, **how: Any) -> Itera
 
 @STEPS_S
 def test_while_it_is_open(tmp_path: Path, step_s: int) -> None:
-    """A request is known for the window, not longer and not shorter."""
+    """A request is known for exactly the window."""
     clock = ManualClock()
     with quiver.open(tmp_path, background=False) as store, window(store, tmp_path, clock) as known:
         known.remember(DIGEST, durable=True)
@@ -52,7 +52,7 @@ def test_while_it_is_open(tmp_path: Path, step_s: int) -> None:
 
 @STEPS_S
 def test_over_a_restart_of_the_process(tmp_path: Path, step_s: int) -> None:
-    """Processes of one boot agree on the time, whatever the wall clock did between them."""
+    """Processes of one boot agree on the time, regardless of the wall clock."""
     clock = ManualClock()
     with quiver.open(tmp_path, background=False) as store:
         with window(store, tmp_path, clock) as known:
@@ -67,7 +67,7 @@ def test_over_a_restart_of_the_process(tmp_path: Path, step_s: int) -> None:
 
 @STEPS_S
 def test_between_cores(tmp_path: Path, step_s: int) -> None:
-    """One that starts after the step knows what the others know, and they know what it stored."""
+    """A core that starts after the step shares its window with the others."""
     clock = ManualClock()
     with quiver.open(tmp_path, cores=2) as store, window(store.core(0), tmp_path, clock) as first:
         first.remember(DIGEST, durable=True)
@@ -79,7 +79,7 @@ def test_between_cores(tmp_path: Path, step_s: int) -> None:
 
 
 def test_a_boot_after_a_step_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests from the future are known for one window more, and do not fill the file for days."""
+    """Requests from the future are known for one more window, and do not fill the file for days."""
     clock = ManualClock()
     with quiver.open(tmp_path, background=False) as store:
         monkeypatch.setattr(request_window, "boot_name", lambda _: "one")
@@ -100,7 +100,7 @@ def test_a_boot_after_a_step_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_unsettled_claims_after_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: int, boot: str | None
 ) -> None:
-    """Its data are found by whatever clock they bear: from before the step, or from after it."""
+    """Its data are found with times from before the step and from after it."""
     clock = ManualClock()
     stored = [log_request("before"), log_request("after")]
     monkeypatch.setattr(request_window, "boot_name", lambda _: boot and "one")
@@ -120,7 +120,7 @@ def test_unsettled_claims_after_a_crash(
 
 @STEPS_S
 def test_rows_resent_by_a_qwp_client(tmp_path: Path, step_s: int) -> None:
-    """Tables of a connection that ended are known for the window after it: not longer, and not shorter."""
+    """Tables of a closed connection are known for exactly the window."""
     clock = ManualClock()
     settings = replace(HERE, dedupe_window_s=600)
     with quiver.open(tmp_path, background=False) as store:

@@ -1,4 +1,4 @@
-"""A million broken inputs for each decoder that stands at a port: an answer for every one, in bounded memory."""
+"""A million invalid inputs for each decoder of network data: an answer for every one, in bounded memory."""
 
 import gzip
 import json
@@ -86,6 +86,6 @@ def test_a_thousand_broken_inputs(name):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", list(DECODERS))
 def test_a_million_broken_inputs(name, pytestconfig):
-    """These are quick: at least ten times as many as the decoders of messages get, a million of each at most."""
+    """These are fast: at least ten times as many as for decoders of messages, up to a million each."""
     count = min(1_000_000, 10 * pytestconfig.getoption("--fuzz-inputs"))
     storm(name, count, random.randrange(2**32))

@@ -1,4 +1,4 @@
-"""Clients that are slow, many, silent or endless take nothing from the others."""
+"""Clients that are slow, many, silent or endless do not affect others."""
 
 import contextlib
 import errno
@@ -45,7 +45,7 @@ def post(receiver) -> int:
 
 
 def ended(client) -> bytes:
-    """Return what is said before the other side closes."""
+    """Return the data received until the other side closes."""
     said = b""
     with contextlib.suppress(ConnectionError):
         while part := client.recv(65536):
@@ -91,7 +91,7 @@ def test_a_connection_is_kept_between_requests_and_ends_when_idle(store):
             assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
         started = time.monotonic()
         assert ended(client) == b""
-        assert time.monotonic() - started > 0.3  # longer than a newcomer gets
+        assert time.monotonic() - started > 0.3  # longer than a new connection gets
     assert len(store.kept) == 3
 
 
@@ -105,7 +105,7 @@ def test_a_connection_with_a_request_is_not_silent(store):
     ):
         client.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert store.entered.acquire(timeout=10)
-        assert ended(newcomer) == b""  # the sweep went by
+        assert ended(newcomer) == b""  # the sweep ran
         store.gate.set()
         assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
 
@@ -122,7 +122,7 @@ def test_more_connections_than_allowed_are_closed_and_counted(store):
             assert observer.total("quiver.receiver.connections_refused_total") == 1
             first.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
             assert first.recv(4096).startswith(b"HTTP/1.1 200 ")
-        for _ in range(100):  # the two are gone: as soon as the receiver has noticed
+        for _ in range(100):  # the two are removed once the receiver has noticed
             with contextlib.suppress(ConnectionError):
                 assert post(receiver) == 200
                 break
@@ -156,7 +156,7 @@ def test_many_clients_are_served_side_by_side(store):
     patient = replace(SETTINGS, connections_max=300, requests_waiting_max=300, head_timeout_s=60)
     with OtlpHttpReceiver(store, patient) as receiver, contextlib.ExitStack() as open_:
         clients = [open_.enter_context(connected(receiver)) for _ in range(300)]
-        for half in (request[:70], request[70:]):  # all of them begin before one of them ends
+        for half in (request[:70], request[70:]):  # all of them start before one of them ends
             for client in clients:
                 client.sendall(half)
         for client in clients:
@@ -172,7 +172,7 @@ def test_bodies_that_arrive_slowly_take_a_bounded_amount_of_memory_together(stor
         with connected(receiver) as first, connected(receiver) as second:
             for slow in (first, second):
                 slow.sendall(HEAD + b"Content-Length: 99999\r\n\r\n" + b"x" * 90_000)
-            # One of them is too much; which of them came later is the kernel's business.
+            # One of them exceeds the limit; the kernel decides which one.
             readable, _, _ = select.select([first, second], [], [], 10)
             answer = readable[0].recv(4096)
             assert answer.startswith(b"HTTP/1.1 503 ")
@@ -200,7 +200,7 @@ def test_oversized_or_ambiguous_heads_are_refused(store, flood, caplog):
             answer = ended(client)
         assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
         assert post(receiver) == 200
-    assert caplog.records == []  # a head that does not parse may hold credentials, and anybody can send many
+    assert caplog.records == []  # an invalid head may contain credentials, and any client can send many
     assert len(store.kept) == 1
 
 
@@ -219,7 +219,7 @@ def test_calls_without_a_request_are_ended_and_block_no_others(store):
         grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel,
     ):
         slow = [channel.stream_unary(EXPORT).future(nothing(), timeout=30) for _ in range(20)]
-        # There is one worker; were it waiting for one of them, this would not come through.
+        # There is one worker; if it waited for one of them, this request would not succeed.
         assert channel.unary_unary(EXPORT)(log_request(), timeout=10) == b""
         assert {call.code() for call in slow} == {grpc.StatusCode.DEADLINE_EXCEEDED}
         never.set()
@@ -240,7 +240,7 @@ def test_requests_above_the_limit_are_told_to_retry(store):
     store.gate = threading.Event()
     with OtlpGrpcReceiver(store, replace(SETTINGS, requests_waiting_max=1)) as receiver:
         target = f"127.0.0.1:{receiver.port}"
-        apart = [("grpc.use_local_subchannel_pool", 1)]  # the limit of streams is for each connection
+        apart = [("grpc.use_local_subchannel_pool", 1)]  # the limit of streams applies to each connection
         with grpc.insecure_channel(target) as one, grpc.insecure_channel(target, apart) as two:
             first = one.unary_unary(EXPORT).future(log_request(), timeout=30)
             assert store.entered.acquire(timeout=10)
@@ -284,7 +284,7 @@ def test_more_connections_than_allowed_are_closed(store):
         connected(receiver) as second,
     ):
         assert first.recv(1)
-        assert second.recv(1)  # settings: it is let in
+        assert second.recv(1)  # settings: it is accepted
         with connected(receiver) as third:
             assert ended(third) == b""
 

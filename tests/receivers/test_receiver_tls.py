@@ -1,6 +1,6 @@
 """
-OpenTelemetry SDKs over TLS: let in with the right certificates and credentials, kept out without, before and after
-the files were replaced.
+OpenTelemetry SDKs over TLS: accepted with the right certificates and credentials, rejected otherwise, before and after
+the files are replaced.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ RECEIVERS = {"grpc": OtlpGrpcReceiver, "http": OtlpHttpReceiver}
 
 @pytest.fixture(autouse=True)
 def _no_other_trust(monkeypatch):
-    """`requests` would trust these in place of what the exporter was given."""
+    """`requests` would trust these instead of the exporter's configuration."""
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -81,7 +81,7 @@ def bodies(store) -> list[str]:
 
 
 def export_raw(protocol, receiver, ca, *, client=None, authorization=None) -> str:
-    """Send one request; return "" when it was taken, otherwise how it was refused."""
+    """Send one request; return "" if it was accepted, otherwise the error."""
     metadata = [] if authorization is None else [("authorization", authorization)]
     if protocol == "grpc":
         files = [None, None] if client is None else [client[1].read_bytes(), client[0].read_bytes()]
@@ -157,7 +157,7 @@ def test_certificates_are_replaced_while_the_port_is_open(
         assert export_raw(protocol, receiver, authority.cert) == ""
         renewed = other_authority.issue("server")
         install(renewed[:1], target[:1])
-        # The new certificate with the old key: nobody notices.
+        # The new certificate with the old key: the old pair stays in use.
         assert export_raw(protocol, receiver, authority.cert) == ""
         install(renewed[1:], target[1:])
         assert export_raw(protocol, receiver, other_authority.cert) == ""

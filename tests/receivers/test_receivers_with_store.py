@@ -1,4 +1,4 @@
-"""Receivers in front of a real store on a real disk: what was confirmed is there, once, after whatever happened."""
+"""Receivers with a real store on a real disk: confirmed requests are stored exactly once, after any failure."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -29,7 +29,7 @@ def stored(path) -> list[bytes]:
 def test_a_confirmed_request_is_in_the_store_unchanged(tmp_path):
     with quiver.open(str(tmp_path)) as store, OtlpGrpcReceiver(store, SETTINGS) as receiver:
         export(receiver.port, log_request())
-        # Not closed, not sealed: this is what a reader finds beside the live writer.
+        # Not closed, not sealed: the view of a reader while the writer is open.
         assert stored(tmp_path) == [log_request()]
 
 

@@ -1,7 +1,4 @@
-"""
-A request is stored once within the window: by whichever core, after restarts and crashes, however
-much came since.
-"""
+"""A request is stored once within the window: by any core, after restarts and crashes, after many others."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ def bundles(path: Path) -> int:
 
 
 def outcome(store: Any, data: bytes = b"", settings: OtlpSettings = SETTINGS) -> str:
-    """What becomes of a request in a receiver that is started for it."""
+    """Return the outcome of a request in a newly started receiver."""
     intake = OtlpIntake(store, settings)
     try:
         return intake.accept("logs", data or log_request()).outcome
@@ -57,7 +54,7 @@ def window(store: Any, directory: Path, **how: Any) -> Iterator[RequestWindow]:
 
 
 def test_cores_share_the_window(tmp_path: Path) -> None:
-    """A client that comes back to another process is confirmed, and its request is stored once."""
+    """A client that reconnects to another process gets its confirmation, and its request is stored once."""
     with quiver.open(tmp_path, cores=3) as store:
         intakes = [OtlpIntake(store.core(core), SETTINGS) for core in range(3)]
         assert [intake.accept("logs", log_request()).outcome for intake in intakes] == ["stored", *["duplicate"] * 2]
@@ -67,7 +64,7 @@ def test_cores_share_the_window(tmp_path: Path) -> None:
 
 
 def test_another_number_of_cores_knows_the_requests(tmp_path: Path) -> None:
-    """Also what a core stored that there is no more of."""
+    """Including requests of a core that no longer exists."""
     with quiver.open(tmp_path, cores=3) as store:
         for core in range(3):
             assert outcome(store.core(core), log_request(str(core))) == "stored"
@@ -96,21 +93,21 @@ def test_a_request_being_stored_by_another_core_is_waited_for(tmp_path: Path, st
 
 
 def test_the_wait_for_another_core_is_limited(tmp_path: Path) -> None:
-    """The client is told to come later; nothing is stored twice."""
+    """The client gets a retry delay; nothing is stored twice."""
     with quiver.open(tmp_path, cores=2) as store, window(store.core(0), tmp_path) as first:
         with window(store.core(1), tmp_path, clock=ManualClock()) as second:
             assert first.begin(b"a" * 16)
             with pytest.raises(CapacityError, match="still storing"):
                 second.begin(b"a" * 16)
             first.finish(b"a" * 16, stored=True)
-            with pytest.raises(CapacityError):  # not yet on the disk of the other
+            with pytest.raises(CapacityError):  # not yet on disk
                 second.begin(b"a" * 16)
         with window(store.core(1), tmp_path, needs_durable=False) as second:
             assert not second.begin(b"a" * 16)
 
 
 def test_requests_of_a_dead_core_are_found_in_its_data(tmp_path: Path) -> None:
-    """It died before it could note it, or before it could store it."""
+    """It died before it could record the request, or before it could store it."""
     settings = replace(SETTINGS, otlp_handling="pass_through")
     with quiver.open(tmp_path, cores=2) as store:
         dead = OtlpIntake(store.core(0), settings)
@@ -157,7 +154,7 @@ os.kill(os.getpid(), 9)
     ],
 )
 def test_a_kill(tmp_path: Path, durability: str, ack: str, expected: str) -> None:
-    """What the kill spared is known; what it took with it is stored when it is sent again."""
+    """Surviving requests are known; lost ones are stored when they are repeated."""
     arguments = [str(tmp_path), durability, ack, log_request().hex()]
     killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     assert killed.stdout.strip() == "stored"
@@ -167,7 +164,7 @@ def test_a_kill(tmp_path: Path, durability: str, ack: str, expected: str) -> Non
 
 
 def test_a_restart_without_a_log(tmp_path: Path) -> None:
-    """The log knows nothing there; the window does."""
+    """Without the log, only the window has them."""
     with quiver.open(tmp_path, WITHOUT_LOG) as store:
         assert outcome(store) == "stored"
     with quiver.open(tmp_path, WITHOUT_LOG) as store:
@@ -175,7 +172,7 @@ def test_a_restart_without_a_log(tmp_path: Path) -> None:
 
 
 def test_a_restart_after_the_data_were_removed(tmp_path: Path) -> None:
-    """Delivered, deleted, and purged from the log: within the window it is known all the same."""
+    """Delivered, deleted, and purged from the log: within the window they are still known."""
     settings = quiver.Settings(
         segment_bytes_max=4096, wal_rotate_bytes=4096, wal_bytes_max=16384, wal_files_max=4, delete_grace_s=0.0
     )
@@ -198,7 +195,7 @@ def test_a_restart_after_the_data_were_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("durability", ["wal", "segment_only"])
 def test_a_power_loss_that_removes_rows(tmp_path: Path, durability: str) -> None:
-    """What the data have and the file has no more is found when a receiver starts."""
+    """Requests that are in the data but no longer in the file are found when a receiver starts."""
     settings = quiver.Settings(durability=durability)  # type: ignore[arg-type]
     with quiver.open(tmp_path, settings) as store:
         for number in range(5):
@@ -211,7 +208,7 @@ def test_a_power_loss_that_removes_rows(tmp_path: Path, durability: str) -> None
 
 
 def test_the_window_ends(tmp_path: Path) -> None:
-    """By the clock that does not step, from when the request was stored; what has passed is removed."""
+    """By the monotonic clock, from the time of storage; expired entries are removed."""
     clock = ManualClock()
     with quiver.open(tmp_path, background=False) as store, window(store, tmp_path, clock=clock) as known:
         assert known.begin(b"a" * 16)
@@ -232,7 +229,7 @@ def test_the_window_ends(tmp_path: Path) -> None:
 
 
 def test_a_full_window_refuses_rather_than_forgets(tmp_path: Path) -> None:
-    """What it knows it goes on knowing; there is room when the oldest have passed."""
+    """It keeps its entries; new ones fit once the oldest have expired."""
     clock = ManualClock()
     entries = 40 * 4096 // ROW_BYTES
     with (
@@ -254,7 +251,7 @@ def test_a_full_window_refuses_rather_than_forgets(tmp_path: Path) -> None:
 
 
 def test_several_receivers_of_one_store_share_it(tmp_path: Path) -> None:
-    """Each of them with a window of its own length."""
+    """Each has its own window length."""
     with quiver.open(tmp_path) as store, window(store, tmp_path) as one, window(store, tmp_path, window_s=1.0) as other:
         assert one.begin(b"a" * 16)
         one.finish(b"a" * 16, stored=True, durable=True)
@@ -263,7 +260,7 @@ def test_several_receivers_of_one_store_share_it(tmp_path: Path) -> None:
 
 
 def test_entries_of_another_receiver_are_synced_first(tmp_path: Path) -> None:
-    """It is confirmed only then, by a receiver that promises more."""
+    """A receiver with stronger guarantees confirms it only then."""
     with quiver.open(tmp_path, background=False) as store:
         assert OtlpIntake(store, LOGGED).accept("logs", log_request()).outcome == "stored"
         other = OtlpIntake(store, LOGGED)
@@ -277,7 +274,7 @@ def test_entries_of_another_receiver_are_synced_first(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_quarantined(tmp_path: Path) -> None:
-    """And made anew from the data. Beside a receiver that has it open it is refused."""
+    """It is rebuilt from the data. While another receiver has it open, it is refused instead."""
     observer = InMemoryObserver()
     with quiver.open(tmp_path) as store:
         assert outcome(store) == "stored"
@@ -294,7 +291,7 @@ def test_a_damaged_file_is_quarantined(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    """It is not touched."""
+    """It is not changed."""
     with quiver.open(tmp_path) as store:
         assert outcome(store) == "stored"
         with sqlite3.connect(tmp_path / "quiver.requests") as database:
@@ -324,7 +321,7 @@ def test_an_unrecorded_request_is_known_in_this_process(tmp_path: Path, monkeypa
 
 
 def test_an_unusable_window_refuses_requests(tmp_path: Path) -> None:
-    """Without it the promise would not hold."""
+    """Without the window, the guarantee would not hold."""
     with quiver.open(tmp_path) as store:
         intake = OtlpIntake(store, SETTINGS)
         intake.window.close()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A port that others can reach is closed to strangers; credentials are compared whole, and follow their files."""
+"""A public port rejects unknown clients; credentials are compared completely, and follow their files."""
 
 import base64
 import hmac
@@ -30,7 +30,7 @@ AUTH = AuthSettings(tokens=("t0ken",))
 
 
 class Events(InMemoryObserver):
-    """Keeps events, too."""
+    """Records events, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def test_only_the_complete_credential_is_accepted(events):
                 "Bearer ada:p:w ü", basic("t0ken"), "Digest t0ken", "Bearer t0ken, Bearer t0ken"):  # fmt: skip
         assert not door.check([bad]), bad
     assert not door.check([])
-    assert not door.check(["Bearer t0ken", "Bearer t0ken"])  # which of the two would another server have looked at?
+    assert not door.check(["Bearer t0ken", "Bearer t0ken"])  # servers differ in which of the two they would use
     assert door.challenge == 'Bearer, Basic realm="quiver", charset="UTF-8"'
 
 
@@ -120,7 +120,7 @@ def test_all_credentials_are_compared_in_constant_time(events, monkeypatch):
     for shown in ("Bearer first", "Bearer third", "Bearer " + "a" * 499, "nonsense", ""):
         compared.clear()
         door.check([shown])
-        # All of them, though the first one fits, and lengths of digests, not of tokens.
+        # All of them, though the first one matches, with the length of digests, not of tokens.
         assert compared == [(32, 32)] * 3
 
 
@@ -160,7 +160,7 @@ def test_auth_without_a_credential_is_refused(tmp_path, events):
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_credential_files_of_any_editor_are_read(tmp_path, events, mark, end):
-    """A mark before the first line is none of its name; a password is all that stands behind the colon."""
+    """A byte order mark is not part of the first name; everything after the colon is the password."""
     users = ["ada:first", "", "  bob : p w  ", "cy:a\u2028b\x0bc", "di:x:y\u00a0"]
     (tmp_path / "users").write_bytes((mark + end.join(users)).encode())
     (tmp_path / "tokens").write_bytes((mark + end.join(["t0ken", " second ", ""])).encode())
@@ -180,7 +180,7 @@ def test_a_blank_password_is_refused(tmp_path, events):
 
 
 def test_a_user_has_one_password(tmp_path, events):
-    """The second line of a user is refused, and one beside the file; a file that comes so later changes nothing."""
+    """A second line for a user is refused, as is one in the settings; a later invalid file changes nothing."""
     users = tmp_path / "users"
     users.write_text("ada:old\nbob:x\nada :new\n")
     with pytest.raises(SettingsError, match="the user ada is repeated") as caught:
@@ -213,7 +213,7 @@ def test_credentials_follow_their_files_and_a_bad_file_changes_nothing(tmp_path,
     tokens.unlink()
     assert door.check(["Bearer new"])
     assert door.check(["Bearer new"])
-    assert events.names[1:] == ["quiver.receiver.reload_failed"]  # told once
+    assert events.names[1:] == ["quiver.receiver.reload_failed"]  # reported once
     tokens.write_text("newest\n")
     assert door.check(["Bearer newest"])
     assert not door.check(["Bearer new"])
@@ -245,7 +245,7 @@ def test_files_other_than_a_certificate_and_its_key_are_refused(
 
 
 def handshake(context: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
-    """Return the server's certificate as the client saw it."""
+    """Return the server's certificate that the client received."""
     pipes = [ssl.MemoryBIO() for _ in range(4)]
     server_side = context.wrap_bio(pipes[0], pipes[1], server_side=True)
     client_side = client.wrap_bio(pipes[2], pipes[3], server_hostname="localhost")
@@ -268,7 +268,7 @@ def test_a_partially_replaced_certificate_is_never_used(tmp_path, authority, ser
     client = ssl.create_default_context(cafile=str(authority.cert))
     first = handshake(context, client)
     second = authority.issue("second")
-    install((second[0],), target[:1])  # the key is still the first one's
+    install((second[0],), target[:1])  # the key is still the first one
     assert handshake(context, client) == first
     assert events.names == ["quiver.receiver.reload_failed"]
     assert handshake(context, client) == first

@@ -1,4 +1,4 @@
-"""Several processes may listen on one port, when that is meant; and clients are asked for new connections."""
+"""Several processes may listen on one port if configured; old connections are closed."""
 
 import http.client
 
@@ -15,7 +15,7 @@ RECEIVERS = pytest.mark.parametrize("receiver", [OtlpGrpcReceiver, OtlpHttpRecei
 
 @RECEIVERS
 def test_a_port_is_shared_if_both_settings_allow_it(receiver):
-    """The kernel deals connections out among them."""
+    """The kernel distributes connections among them."""
     with receiver(FakeStore(), OtlpSettings(listening_addr="127.0.0.1:0", share_port=True)) as first:
         settings = OtlpSettings(listening_addr=f"127.0.0.1:{first.port}", share_port=True)
         with receiver(FakeStore(), settings) as second:
@@ -34,7 +34,7 @@ def test_a_port_is_not_shared_by_mistake(receiver, shares):
 
 @pytest.mark.parametrize(("age_s", "closes"), [(None, [False, False]), (1e-9, [False, True]), (3600.0, [False, False])])
 def test_an_old_http_connection_is_closed_after_an_answer(age_s, closes):
-    """Counted from its first request; the client makes a new one, and loses nothing."""
+    """Counted from its first request; the client reconnects, and loses nothing."""
     settings = OtlpSettings(listening_addr="127.0.0.1:0", keepalive=KeepaliveSettings(max_connection_age_s=age_s))
     with OtlpHttpReceiver(FakeStore(), settings) as receiver:
         connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=20)

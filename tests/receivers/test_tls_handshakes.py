@@ -1,6 +1,6 @@
 """
-Every receiver and every exporter of ours, and real handshakes between them: each certificate that may be wrong is wrong
-once. Then nothing is sent, nothing is stored, and whoever has the right ones is served.
+All our receivers and exporters, and real handshakes between them, with each kind of invalid certificate: nothing is
+sent or stored then, and clients with valid ones are served.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EXPORTERS = {
 
 @dataclass(frozen=True)
 class Files:
-    """What the server shows, whom it trusts, whom the client trusts, and what that shows."""
+    """The certificates and trust of the server and of the client."""
 
     server: tuple[Path, Path]
     client_ca: Path | None
@@ -50,7 +50,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Certificates:
-    """Good ones, and one that is wrong in each way."""
+    """Valid certificates, and one for each kind of error."""
 
     ours: Authority
     theirs: Authority
@@ -58,7 +58,7 @@ class Certificates:
     client: tuple[Path, Path]
 
     def right(self) -> Files:
-        """Both sides show what the other trusts."""
+        """Both sides present what the other trusts."""
         return Files(self.server, self.ours.cert, self.ours.cert, self.client)
 
 
@@ -92,7 +92,7 @@ def security(files: Files) -> SecuritySettings:
 
 
 def is_confirmed(protocol: str, port: int, files: Files) -> bool:
-    """Send one request with our exporter; say whether it was confirmed."""
+    """Send one request with our exporter; return whether it was confirmed."""
     cert, key = (None, None) if files.client is None else map(str, files.client)
     settings = ExporterSettings(
         f"https://127.0.0.1:{port}", protocol="http" if "http" in protocol else "grpc", timeout_s=5.0,
@@ -112,7 +112,7 @@ def stored(store) -> int:
 @pytest.mark.parametrize("protocol", EXPORTERS)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_exporters_and_receivers(tmp_path, made, protocol, wrong):
-    """A request is kept by its sender when one certificate is wrong, and goes when all are right."""
+    """The client keeps a request while one certificate is invalid, and sends it once all are valid."""
     files = WRONG[wrong](made, made.right())
     settings = OtlpSettings(listening_addr="127.0.0.1:0", security=security(files))
     with quiver.open(tmp_path / "buffer", background=False) as store:
@@ -128,7 +128,7 @@ def test_exporters_and_receivers(tmp_path, made, protocol, wrong):
 
 @pytest.mark.parametrize("protocol", EXPORTERS)
 def test_plain_text_and_tls_do_not_meet(tmp_path, made, protocol):
-    """An exporter without TLS at a port with it, and the other way round: nothing is confirmed."""
+    """An exporter without TLS at a port with it, and vice versa: nothing is confirmed."""
     right = made.right()
     with quiver.open(tmp_path / "buffer", background=False) as store:
         settings = OtlpSettings(listening_addr="127.0.0.1:0", security=security(right))
@@ -145,7 +145,7 @@ def test_plain_text_and_tls_do_not_meet(tmp_path, made, protocol):
 
 
 def is_taken(port: int, files: Files) -> bool:
-    """Send one message of QWP with a plain client; say whether it was taken."""
+    """Send one QWP message with a plain client; return whether it was accepted."""
     context = ssl.create_default_context(cafile=str(files.trusted))
     if files.client is not None:
         context.load_cert_chain(*map(str, files.client))
@@ -171,7 +171,10 @@ def test_clients_of_qwp(tmp_path, made, wrong):
 
 @pytest.mark.parametrize("wrong", [*OF_SERVERS, None])
 def test_our_sender_of_qwp(tmp_path, made, wrong):
-    """It shows no certificate, and believes only a server that its roots have signed, for this host and day."""
+    """
+    It presents no certificate, and accepts only a server whose certificate its roots have signed, for this host and
+    day.
+    """
     right = replace(made.right(), client_ca=None, client=None)
     files = right if wrong is None else WRONG[wrong](made, right)
     with quiver.open(tmp_path / "buffer", background=False) as store:

@@ -106,7 +106,7 @@ def told(one: Session, answer: Any, now: float = 0.0, published: int = 99) -> li
 
 
 def test_c1_every_key_with_its_default():
-    """All keys of the document are taken, and these are the values when they are not given."""
+    """All keys of the document are accepted, with these defaults."""
     plain = conf()
     assert (plain.sender_id, plain.segment_bytes, plain.durability) == ("default", 4 << 20, "memory")
     assert (plain.append_deadline_s, plain.drain_orphans, plain.drainers_max) == (30.0, False, 4)
@@ -135,7 +135,7 @@ def test_c1_every_key_with_its_default():
 
 
 def test_c1_secrets_are_not_shown():
-    """Neither the settings nor an error say what a secret is."""
+    """Neither the settings nor an error contain a secret."""
     shown = repr(conf("username=u;password=hidden1;")) + repr(conf("token=hidden2;"))
     assert "hidden" not in shown
     for bad in ("password=hid\x01den;", "password=hidden;", "token=hidden;username=u;password=hidden;"):
@@ -149,7 +149,7 @@ def test_c1_secrets_are_not_shown():
     [("1", 1), ("4k", 4096), ("3M", 3 << 20), ("2G", 2 << 30), ("1T", 1 << 40), ("5kb", 5120), ("7B", 7)],
 )
 def test_c2_sizes(said, value):
-    """Whole numbers, with K, M, G and T for powers of 1024."""
+    """Integers, with K, M, G and T for powers of 1024."""
     assert conf(f"init_buf_size={said};").buffer_bytes == value
     for bad in ("", "1.5M", "x", "-1", "1X", "1 M"):
         with pytest.raises(SettingsError):
@@ -166,13 +166,13 @@ def test_c2_sizes(said, value):
     ],
 )
 def test_c1_invalid_values_are_refused(keys, reason):
-    """When they are read, and not by whatever they would break later."""
+    """When they are parsed, not when they cause an error later."""
     with pytest.raises(SettingsError, match=reason):
         conf(keys)
 
 
 def test_c3_an_unknown_key_is_refused_and_the_nearest_one_is_suggested():
-    """Nothing is ignored in silence."""
+    """No key is silently ignored."""
     with pytest.raises(SettingsError, match="did you mean sf_max_bytes"):
         conf("sf_max_byte=1;")
     with pytest.raises(SettingsError, match="unknown key Addr"):
@@ -184,7 +184,7 @@ def test_c3_an_unknown_key_is_refused_and_the_nearest_one_is_suggested():
 
 
 def test_c4_durabilities():
-    """memory, flush and append are taken, others refused."""
+    """memory, flush and append are accepted, others refused."""
     for word in ("memory", "flush", "append"):
         assert conf(f"sf_durability={word};").durability == word
     for word in ("periodic", "", "Memory"):
@@ -193,7 +193,7 @@ def test_c4_durabilities():
 
 
 def test_c5_sender_ids():
-    """Empty ones and those that would lead elsewhere are refused."""
+    """Empty ones and path traversal are refused."""
     assert conf("sender_id=edge-1_a;").sender_id == "edge-1_a"
     for bad in ("", "a/b", "a\\b", ".."):
         with pytest.raises(SettingsError):
@@ -247,7 +247,7 @@ def test_c10_the_inbox_holds_at_least_sixteen():
 
 
 def test_c11_policies_by_category():
-    """The category's own key goes before the general one, that before the defaults; forced ones cannot be changed."""
+    """A category's key overrides the general one, which overrides the defaults; forced policies cannot change."""
     policies = conf("on_server_error=retry;on_schema_error=halt;on_parse_error=auto;on_write_error=drop;").policies
     settings = SessionSettings(policies=policies)
     assert settings.policy_of(Category.SCHEMA_MISMATCH) is Policy.HALT
@@ -263,7 +263,7 @@ def test_c11_policies_by_category():
 
 
 def test_s1_the_lock_is_held_until_close():
-    """Nobody else opens the slot while it is open; a dead holder holds nothing."""
+    """No other process opens the slot while it is open; a dead holder's lock is released."""
     fs = CrashFileSystem()
     slot_on(fs)
     with pytest.raises(DirectoryInUseError):
@@ -272,7 +272,7 @@ def test_s1_the_lock_is_held_until_close():
 
 
 def test_s2_the_refusal_names_the_holder():
-    """By the pid file, or as unknown."""
+    """From the pid file, or as unknown."""
     fs = CrashFileSystem()
     slot_on(fs)
     with pytest.raises(DirectoryInUseError, match=str(os.getpid())):
@@ -284,7 +284,7 @@ def test_s2_the_refusal_names_the_holder():
 
 
 def test_s3_the_pid_file_is_written_on_every_acquire():
-    """Number and line end, whatever was there."""
+    """The number and a newline, replacing any content."""
     fs = CrashFileSystem()
     put(fs, ".lock.pid", b"999999999999\n")
     slot_on(fs)
@@ -292,14 +292,14 @@ def test_s3_the_pid_file_is_written_on_every_acquire():
 
 
 def test_s4_both_lock_files_stay():
-    """After a close with everything confirmed they are all that is left."""
+    """After a close with everything confirmed, only these files remain."""
     fs = CrashFileSystem()
     slot_on(fs).close()
     assert fs.list_dir(DIRECTORY) == [".lock", ".lock.pid"]
 
 
 def test_s5_generations_only_grow():
-    """The next file has the highest number and one; sf-initial.sfa has none, and is read."""
+    """The next file has the highest number plus one; sf-initial.sfa has none, and is read."""
     fs = CrashFileSystem()
     put(fs, "sf-initial.sfa", segment(0, payload(0)))
     put(fs, "sf-00000000000000ff.sfa", segment(1, payload(1), size=70))
@@ -310,7 +310,7 @@ def test_s5_generations_only_grow():
 
 
 def test_s6_the_directory_is_never_deleted():
-    """Also when nothing is in it any more."""
+    """Even if it is empty."""
     fs = CrashFileSystem()
     slot_on(fs).close()
     slot_on(fs).close()
@@ -318,7 +318,7 @@ def test_s6_the_directory_is_never_deleted():
 
 
 def test_s7_a_failed_mark_keeps_drainers_away_and_stays():
-    """The owner itself may open the slot; the mark is a person's to remove."""
+    """The owner itself may open the slot; only an operator removes the mark."""
     fs = CrashFileSystem()
     put(fs, ".failed", b"because")
     slot = slot_on(fs)
@@ -340,7 +340,7 @@ def test_g1_header_bytes():
 
 
 def test_g2_a_negative_base_is_refused():
-    """Such a segment is damage, and stays as it is."""
+    """Such a segment is damaged, and is not changed."""
     fs = CrashFileSystem()
     data = bytearray(segment(0, payload(0)))
     data[15] = 0x80
@@ -351,7 +351,7 @@ def test_g2_a_negative_base_is_refused():
 
 
 def test_g3_blocks_are_reserved_and_a_full_disk_is_backpressure(tmp_path):
-    """A new file has all of its blocks; when there are none it is gone again, and the producer is told to wait."""
+    """A new file has all blocks reserved; on a full disk it is removed again, and the producer gets a CapacityError."""
     slot = open_slot(
         REAL_FILES, str(tmp_path), "edge", RingSettings(1 << 20, 1 << 22, 0.0), observer=InMemoryObserver()
     )
@@ -381,7 +381,7 @@ def test_g4_frames_follow_the_header_without_gaps():
 
 
 def test_g5_the_checksum_covers_length_and_payload():
-    """CRC-32C, as an independent table computes it."""
+    """CRC-32C, as computed with an independent table."""
     table = []
     for index in range(256):
         entry = index
@@ -396,7 +396,7 @@ def test_g5_the_checksum_covers_length_and_payload():
 
 
 def test_g6_an_invalid_length_ends_the_scan():
-    """Negative or over the end: that is where writing stopped."""
+    """Negative or beyond the end: writing stopped there."""
     for length in (b"\xff\xff\xff\xff", b"\x00\x10\x00\x00"):
         fs = CrashFileSystem()
         data = bytearray(segment(0, payload(0)))
@@ -409,7 +409,7 @@ def test_g6_an_invalid_length_ends_the_scan():
 
 
 def test_g7_unpublished_frames_are_not_read():
-    """While a frame is being written its number does not exist yet."""
+    """While a frame is being written, its number does not exist yet."""
     fs = CrashFileSystem()
     slot = slot_on(fs)
     slot.ring.append(payload(0))
@@ -431,7 +431,7 @@ def test_g8_a_kill_leaves_a_prefix():
 
 
 def test_g9_complete_segments_are_trimmed():
-    """When their last frame is confirmed, and never the active one."""
+    """Once their last frame is confirmed, but never the active one."""
     fs = CrashFileSystem()
     slot = slot_on(fs)
     while slot.ring.allocated_bytes < 3 * 512:
@@ -453,7 +453,7 @@ def test_g9_complete_segments_are_trimmed():
 
 
 def test_g10_the_scan_checks_length_magic_and_version():
-    """A file that is too short, foreign or of another version is refused, not skipped."""
+    """A short, foreign or newer file is refused, not skipped."""
     for data in (b"SF01" + bytes(5), b"XX01" + bytes(40), b"SF01\x02" + bytes(40)):
         fs = CrashFileSystem()
         put(fs, "sf-0000000000000000.sfa", data)
@@ -462,7 +462,7 @@ def test_g10_the_scan_checks_length_magic_and_version():
 
 
 def test_g11_a_torn_tail_is_counted():
-    """Something in the eight bytes behind the last frame that is not zero."""
+    """If any of the eight bytes after the last frame is not zero."""
     for filler, torn in ((b"", 0), (b"\0" * 7 + b"\1", 1), (b"\1", 1)):
         fs = CrashFileSystem()
         data = segment(0, payload(0), size=0) + filler
@@ -473,7 +473,7 @@ def test_g11_a_torn_tail_is_counted():
 
 
 def test_g12_a_gap_refuses_to_start():
-    """Between segments every frame must be there."""
+    """No frame may be missing between segments."""
     fs = CrashFileSystem()
     put(fs, "sf-0000000000000000.sfa", segment(0, payload(0)))
     put(fs, "sf-0000000000000001.sfa", segment(2, payload(2)))
@@ -482,7 +482,7 @@ def test_g12_a_gap_refuses_to_start():
 
 
 def test_g13_the_highest_base_is_active():
-    """It is appended to; names do not matter."""
+    """It is appended to; file names do not matter."""
     fs = CrashFileSystem()
     put(fs, "sf-0000000000000009.sfa", segment(0, payload(0)))
     put(fs, "sf-0000000000000001.sfa", segment(1, payload(1)))
@@ -501,7 +501,7 @@ def test_w1_sixteen_bytes():
 
 @pytest.mark.parametrize("data", [None, bytes(16), b"XXXX" + bytes(12), b"AKW1\1\0\0\0\1" + bytes(7), b"AKW1"])
 def test_w2_without_a_watermark_nothing_is_confirmed(data):
-    """Absent, zeros, another magic, reserved bytes, too short."""
+    """Missing, zeros, another magic, reserved bytes, too short."""
     fs = CrashFileSystem()
     put(fs, "sf-0000000000000000.sfa", segment(4, payload(4), payload(5)))
     if data is not None:
@@ -510,7 +510,7 @@ def test_w2_without_a_watermark_nothing_is_confirmed(data):
 
 
 def test_w3_the_higher_of_base_and_watermark():
-    """Either may be behind after a crash."""
+    """Either may be lower after a crash."""
     for watermark, acked in ((1, 3), (4, 4)):
         fs = CrashFileSystem()
         put(fs, "sf-0000000000000000.sfa", segment(4, payload(4), payload(5)))
@@ -519,7 +519,7 @@ def test_w3_the_higher_of_base_and_watermark():
 
 
 def test_w4_a_watermark_above_every_frame_is_ignored():
-    """Believed, it would drop frames that nobody confirmed."""
+    """Otherwise it would drop unconfirmed frames."""
     fs = CrashFileSystem()
     put(fs, "sf-0000000000000000.sfa", segment(4, payload(4), payload(5)))
     put(fs, ".ack-watermark", encode_watermark(6))
@@ -527,7 +527,7 @@ def test_w4_a_watermark_above_every_frame_is_ignored():
 
 
 def test_w5_the_number_before_the_magic():
-    """Eight bytes at 8 each time; the magic once, behind the first number."""
+    """Eight bytes at 8 each time; the magic once, after the first number."""
     fs = CrashFileSystem()
     slot = slot_on(fs)
     for number in range(3):
@@ -554,7 +554,7 @@ def test_w6_a_confirmation_does_not_sync():
 
 
 def test_w7_a_stale_watermark_is_removed_at_a_fresh_start():
-    """Without segments it belongs to nobody."""
+    """Without segments it has no meaning."""
     fs = CrashFileSystem()
     put(fs, ".ack-watermark", encode_watermark(7))
     slot = slot_on(fs)
@@ -563,7 +563,7 @@ def test_w7_a_stale_watermark_is_removed_at_a_fresh_start():
 
 
 def test_w8_a_drainer_honours_it():
-    """A foreign slot is opened the same way."""
+    """A foreign slot is opened in the same way."""
     fs = CrashFileSystem()
     put(fs, "sf-initial.sfa", segment(0, payload(0), payload(1)))
     put(fs, ".ack-watermark", encode_watermark(0))
@@ -583,7 +583,7 @@ def test_w8_a_drainer_honours_it():
 
 
 def test_f1_numbers_survive_restarts():
-    """They go on behind what is there."""
+    """New frames continue after existing ones."""
     fs = CrashFileSystem()
     for number in range(0, 9, 3):
         slot = slot_on(fs)
@@ -592,7 +592,7 @@ def test_f1_numbers_survive_restarts():
 
 
 def test_f2_f4_the_wire_counts_from_zero():
-    """The first frame of a connection is the one behind the confirmed ones, and 0 on the wire."""
+    """The first frame of a connection follows the confirmed ones, and is number 0 on the wire."""
     one = session(acked=41)
     assert one.next_fsn == 42
     one.sent(0.0)
@@ -601,7 +601,7 @@ def test_f2_f4_the_wire_counts_from_zero():
 
 
 def test_f3_one_frame_a_message_in_order():
-    """What arrives is what was appended."""
+    """Messages arrive as they were appended."""
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};auto_flush=off;") as sender:
         for number in range(30):
             sender.row("t", columns={"v": number})
@@ -620,13 +620,13 @@ def test_f5_a_server_cannot_confirm_what_was_not_sent():
 
 
 def test_f6_ok_confirms_only_without_durable_acknowledgements():
-    """With them it is remembered."""
+    """With them it is only recorded."""
     assert told(session(sent=2), Ok(1, {"t": 5})) == [Confirm(1)]
     assert told(session(durable=True, sent=2), Ok(1, {"t": 5})) == []
 
 
 def test_f7_frames_are_self_sufficient():
-    """Symbols from 0, dense; every column described; nothing refers to another frame."""
+    """Symbols from 0, dense; every column has its type; frames do not refer to each other."""
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};auto_flush=off;") as sender:
         for number in range(5):
             sender.row("t", symbols={"s": f"sym{number % 3}"}, columns={"v": number})
@@ -639,7 +639,7 @@ def test_f7_frames_are_self_sufficient():
 
 
 def test_f8_bytes_are_replayed_unchanged(tmp_path):
-    """What the next sender sends is what the first one wrote."""
+    """The next sender sends the bytes that the first one wrote."""
     keys = f"sf_dir={tmp_path};auto_flush=off;"
     with QwpServer(lambda *_: None) as server:
         sender = Sender.from_conf(f"ws::addr={server.address};close_flush_timeout_millis=0;{keys}")
@@ -658,11 +658,11 @@ def test_f8_bytes_are_replayed_unchanged(tmp_path):
 
 
 def test_h1_path_and_headers():
-    """Version, client id, credentials; nothing about durability unless asked."""
+    """Version, client id, credentials; the durability header only if configured."""
     with QwpServer() as server:
         keys = "client_id=quiver/1;username=u;password=p;;w;"
         Sender.from_conf(f"ws::addr={server.address};{keys}").close()
-        server.wait_for(lambda: len(server.lives) == 1)  # its thread may be behind the client's
+        server.wait_for(lambda: len(server.lives) == 1)  # its thread may be later than the client
         headers = server.lives[0].headers
         assert headers["path"] == "/write/v4"
         assert headers["X-Qwp-Max-Version"] == "1"
@@ -681,7 +681,7 @@ def test_h2_the_durability_header_is_a_literal():
 
 
 def test_h3_a_missing_confirmation_fails_loudly():
-    """A server that ignores the wish would never confirm anything."""
+    """A server that ignores the header would never confirm anything."""
     assert isinstance(judge_answer(101, {}, durable_ack=True), Refused)
     assert judge_answer(101, {"X-QWP-Durable-Ack": "Enabled"}, durable_ack=True) == Accepted(True, 0, 1)
     with QwpServer() as server, pytest.raises(SenderHaltedError, match="Durable-Ack"):
@@ -690,7 +690,7 @@ def test_h3_a_missing_confirmation_fails_loudly():
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_h4_wrong_credentials_are_final(status):
-    """One request, no retry, and the category says why."""
+    """One request, no retry, and the category names the cause."""
     with QwpServer() as server:
         server.refuse = (status, {})
         with pytest.raises(SenderHaltedError) as error:
@@ -700,7 +700,7 @@ def test_h4_wrong_credentials_are_final(status):
 
 
 def test_h5_a_missing_version_is_one():
-    """Another one than 1 is this server's mismatch, and no end."""
+    """A version other than 1 is a mismatch of this server, not a final error."""
     assert judge_answer(101, {}, durable_ack=False) == Accepted(False, 0, 1)
     assert judge_answer(101, {"X-QWP-Max-Batch-Size": "77"}, durable_ack=False) == Accepted(False, 77, 1)
     for version in ("0", "2", "x"):
@@ -723,7 +723,7 @@ def test_d1_layout():
 
 
 def test_d2_the_transaction_of_a_table_only_increases():
-    """An older acknowledgement that comes late changes nothing."""
+    """An older acknowledgement that arrives late changes nothing."""
     one = session(durable=True, sent=2)
     told(one, DurableAck({"t": 9}))
     told(one, DurableAck({"t": 4}))
@@ -731,7 +731,7 @@ def test_d2_the_transaction_of_a_table_only_increases():
 
 
 def test_d3_covered_frames_at_the_head_are_confirmed_immediately():
-    """All consecutive ones, with the highest number, and nothing behind one that is not."""
+    """All consecutive ones, with the highest number, but nothing after an uncovered one."""
     one = session(durable=True, sent=4)
     for sequence, tables in enumerate(({"a": 1}, {"b": 1}, {"a": 2, "b": 2}, {"a": 3})):
         assert told(one, Ok(sequence, tables)) == []
@@ -741,7 +741,7 @@ def test_d3_covered_frames_at_the_head_are_confirmed_immediately():
 
 
 def test_d4_an_ok_without_tables_is_durable_after_its_predecessors():
-    """At once when there are none."""
+    """Immediately if there are none."""
     one = session(durable=True, sent=3)
     assert told(one, Ok(0)) == [Confirm(0)]
     assert told(one, Ok(1, {"t": 1})) == []
@@ -750,7 +750,7 @@ def test_d4_an_ok_without_tables_is_durable_after_its_predecessors():
 
 
 def test_d5_a_reconnect_resets_the_state():
-    """What was remembered is forgotten: the server says it again."""
+    """The state is reset, because the server reports it again."""
     one = session(durable=True, sent=2)
     told(one, DurableAck({"t": 9}))
     told(one, Ok(1, {"t": 10}))
@@ -762,7 +762,7 @@ def test_d5_a_reconnect_resets_the_state():
 
 
 def test_d6_pings_are_sent_only_while_frames_await_durability():
-    """Negotiated, pending, interval above 0, and so much time without sending."""
+    """Negotiated, pending, interval above 0, and that much time without sending."""
     one = session(durable=True, sent=1)
     assert one.ping_in_s(9.0) is None
     told(one, Ok(0, {"t": 1}))
@@ -795,7 +795,7 @@ def test_d6_pings_are_sent_only_while_frames_await_durability():
 
 
 def test_r1_the_best_untried_host_is_picked():
-    """Healthy, unknown, catching up, broken, elsewhere; then the order of the connect string."""
+    """Healthy, unknown, catching up, broken, other role; then the order of the connect string."""
     tracker = HostTracker(5)
     tracker.record_role_reject(0, transient=False)
     tracker.record_transport_error(1)
@@ -816,7 +816,7 @@ def test_r1_the_best_untried_host_is_picked():
 
 
 def test_r2_a_broken_connection_is_noted_before_a_round_begins():
-    """Otherwise the broken host would be remembered as the healthy one; whether it was tried stays."""
+    """Otherwise the broken host would count as the healthy one; whether it was tried does not change."""
     tracker = HostTracker(2)
     tracker.record_success(0)
     tracker.record_mid_stream_failure(0)
@@ -829,7 +829,7 @@ def test_r2_a_broken_connection_is_noted_before_a_round_begins():
 
 
 def test_r3_no_pause_within_a_round():
-    """Hosts that do not answer are passed over at once: minutes of backoff would be noticed."""
+    """Hosts that do not answer are skipped immediately: minutes of backoff would be noticed."""
     with QwpServer() as server:
         hosts = f"127.0.0.1:1,127.0.0.1:2,{server.address}"
         keys = "reconnect_initial_backoff_millis=60000;reconnect_max_backoff_millis=60000;initial_connect_retry=on;"
@@ -838,7 +838,7 @@ def test_r3_no_pause_within_a_round():
 
 
 def test_r4_pauses_double_and_spread():
-    """From b to 2b, up to the cap before chance, never over the time that is left."""
+    """From b to 2b, up to the cap before the random part, never more than the remaining time."""
     backoff = Backoff(0.1, 5.0, 300.0, Random(1))
     assert [backoff.base_s(attempt) for attempt in range(8)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     backoff.start(1000.0)
@@ -852,7 +852,7 @@ def test_r4_pauses_double_and_spread():
 
 
 def test_r5_a_role_rejection_waits_the_first_pause():
-    """No doubling, no chance, but the time runs."""
+    """No doubling and no random part, but the time counts."""
     backoff = Backoff(0.1, 5.0, 10.0, Random(1))
     backoff.start(0.0)
     backoff.after_round(0.0, role_reject=False)
@@ -869,7 +869,7 @@ def test_r5_a_role_rejection_waits_the_first_pause():
 
 
 def test_r6_when_the_time_is_over_the_sender_halts(tmp_path):
-    """PROTOCOL_VIOLATION over all frames that are not confirmed; they stay in the slot."""
+    """PROTOCOL_VIOLATION for all unconfirmed frames; they stay in the slot."""
     server = QwpServer(lambda *_: None)
     keys = f"sf_dir={tmp_path};auto_flush=off;{QUICK}reconnect_max_duration_millis=30;close_flush_timeout_millis=0;"
     sender = Sender.from_conf(f"ws::addr={server.address};{keys}")
@@ -890,7 +890,7 @@ def test_r6_when_the_time_is_over_the_sender_halts(tmp_path):
 
 
 def test_r7_each_loop_remembers_its_own_host():
-    """Two loops share the tracker; the failure of one host is told by the one that was connected to it."""
+    """Two loops share the tracker; the failure of a host is reported by the loop that was connected to it."""
     tracker = HostTracker(2)
     tracker.record_success(0)
     tracker.record_success(1)
@@ -899,7 +899,7 @@ def test_r7_each_loop_remembers_its_own_host():
 
 
 def test_r8_success_starts_the_clock_again():
-    """Attempts and time."""
+    """Attempts and time are reset."""
     backoff = Backoff(0.1, 5.0, 10.0, Random(1))
     backoff.start(0.0)
     for _ in range(5):
@@ -909,7 +909,7 @@ def test_r8_success_starts_the_clock_again():
 
 
 def test_r9_the_first_connection():
-    """off: one round and the end; on: until the time is over; async: at once, and rows wait in the slot."""
+    """off: one round, then an error; on: until the time is over; async: immediately, and rows wait in the slot."""
     with pytest.raises(SenderHaltedError, match="no server answered"):
         Sender.from_conf("ws::addr=127.0.0.1:1;")
     with pytest.raises(SenderHaltedError, match="reconnect time"):
@@ -927,7 +927,7 @@ def test_r9_the_first_connection():
 
 
 def test_r10_the_producer_continues_during_an_outage():
-    """It is not told; what it appends meanwhile goes out in order behind what is sent again."""
+    """It does not notice the outage; frames appended meanwhile are sent in order after the resent ones."""
     broken = [True]
 
     def answer(_life: Any, sequence: int, _frame: bytes) -> Any:
@@ -954,7 +954,7 @@ def test_r10_the_producer_continues_during_an_outage():
 
 
 def test_e1_status_bytes():
-    """Six known ones of the document, two of newer servers, and the rest is unknown."""
+    """Six of the document, two of newer servers, and unknown ones."""
     assert {status: category_of(status) for status in (3, 5, 6, 8, 9)} == {
         3: Category.SCHEMA_MISMATCH, 5: Category.PARSE_ERROR, 6: Category.INTERNAL_ERROR, 8: Category.SECURITY_ERROR,
         9: Category.WRITE_ERROR,
@@ -964,9 +964,9 @@ def test_e1_status_bytes():
 
 
 def test_e2_default_policies():
-    """A schema mismatch and a write error are dropped, every other answer of a server halts."""
+    """A schema mismatch and a write error are dropped, all other answers halt."""
     default = SessionSettings()
-    answers = set(Category) - {Category.TOO_LARGE}  # which no server has answered
+    answers = set(Category) - {Category.TOO_LARGE}  # which no server sends
     dropped = {category for category in answers if default.policy_of(category) is Policy.DROP}
     assert dropped == {Category.SCHEMA_MISMATCH, Category.WRITE_ERROR}
     for category in (Category.PARSE_ERROR, Category.INTERNAL_ERROR, Category.SECURITY_ERROR, Category.UNKNOWN):
@@ -974,7 +974,7 @@ def test_e2_default_policies():
 
 
 def test_e3_a_dropped_frame_counts_as_confirmed(tmp_path):
-    """The handler is told, the frame is in the dead letters, the ones behind it arrive on another connection."""
+    """The handler is called, the frame is a dead letter, and the next frames arrive on another connection."""
 
     def answer(life: Any, sequence: int, frame: bytes) -> Any:
         bad = life.decode(frame).tables[0].name == "bad"
@@ -998,7 +998,7 @@ def test_e3_a_dropped_frame_counts_as_confirmed(tmp_path):
 
 
 def test_e3_in_durable_mode_a_dropped_frame_waits_for_its_predecessors():
-    """It is left out when they are sent again, and confirmed with them."""
+    """It is skipped when they are sent again, and confirmed with them."""
     one = session(durable=True, sent=3)
     told(one, Ok(0, {"t": 1}))
     actions = told(one, Refusal(3, 1, "no"))
@@ -1019,7 +1019,7 @@ def test_e3_in_durable_mode_a_dropped_frame_waits_for_its_predecessors():
 
 
 def test_e4_the_next_call_raises_after_a_halt():
-    """The call raises with the error in it; the frame stays; after `resume_after_halt` it goes out again."""
+    """The exception has the error; the frame stays; after `resume_after_halt` it is sent again."""
     refusing = [True]
 
     def answer(_life: Any, sequence: int, _frame: bytes) -> bytes:
@@ -1041,7 +1041,7 @@ def test_e4_the_next_call_raises_after_a_halt():
 
 
 def test_e5_a_full_inbox_drops_the_oldest():
-    """And counts it; the latest tells most."""
+    """It is counted; the latest error is the most useful one."""
     release = threading.Event()
     entered = threading.Event()
     seen: list[int] = []
@@ -1064,7 +1064,7 @@ def test_e5_a_full_inbox_drops_the_oldest():
 
 
 def test_e6_without_a_handler_errors_are_logged(caplog):
-    """A halt as an error, a drop as a warning; a handler that fails is logged, too."""
+    """A halt as an error, a drop as a warning; a failing handler is logged, too."""
     logging.disable(logging.NOTSET)
 
     def failing(error: SenderError) -> None:
@@ -1082,7 +1082,7 @@ def test_e6_without_a_handler_errors_are_logged(caplog):
 
 @pytest.mark.parametrize("code", [1002, 1003, 1007, 1008, 1009, 1010])
 def test_e7_final_close_codes(code):
-    """The unconfirmed window, no status, no sequence, and the server's words."""
+    """The range of unconfirmed frames, no status, no sequence, and the server's reason."""
     one = session(acked=4, sent=2)
     action = one.closed(code, "because", 0.0, published_fsn=9)
     assert isinstance(action, Halt)
@@ -1093,7 +1093,7 @@ def test_e7_final_close_codes(code):
 
 @pytest.mark.parametrize("code", [1000, 1001, 1006, 1011, 1012, 3000, 4000])
 def test_e7_transient_close_codes(code):
-    """Another connection, as long as something is confirmed in between."""
+    """Reconnect, as long as frames are confirmed in between."""
     one = session(sent=3)
     for number in range(9):
         assert isinstance(one.closed(code, "", number * 10.0, published_fsn=9), Reconnect)
@@ -1106,7 +1106,7 @@ def test_e7_transient_close_codes(code):
     ("keys", "status"), [("on_internal_error", 6), ("on_server_error", 6), ("on_server_error", 12)]
 )
 def test_e7_a_retry_policy_has_no_limit(keys, status):
-    """The user asked for it; by default the same refusals count as poison after a while, and halt."""
+    """If configured explicitly; by default, repeated refusals of a frame count as poison and halt."""
     policies = conf(f"{keys}=retry;").policies
     for given, ends in ((policies, False), ({}, True)):
         one = session(policies=given)
@@ -1120,14 +1120,14 @@ def test_e7_a_retry_policy_has_no_limit(keys, status):
             assert action.error.applied_policy is Policy.RETRY
         assert isinstance(action, Halt) is ends
     one = session(policies=policies)
-    for number in range(20):  # a server that falls over instead of answering
+    for number in range(20):  # a server that crashes instead of answering
         one.connected(acked_fsn=6, durable_ack=False, now=number * 10.0)
         one.sent(number * 10.0)
         assert isinstance(one.closed(1011, "", number * 10.0, published_fsn=9), Reconnect)
 
 
 def test_e7_a_frame_that_ends_every_connection_is_poison():
-    """Often and for long enough: then it is final, and names the frame."""
+    """After enough failures over enough time it is final, and names the frame."""
     one = session(acked=6)
     ends = []
     for number in range(6):
@@ -1145,7 +1145,7 @@ def test_e7_a_frame_that_ends_every_connection_is_poison():
 
 
 def test_b1_b2_the_error_of_a_full_slot_has_the_reason():
-    """After the deadline: publishing slowly, or reconnecting, how often and since when."""
+    """After the deadline: slow confirmations, or reconnecting, with the number of attempts and the duration."""
     keys = "sf_max_bytes=4096;sf_max_total_bytes=8192;sf_append_deadline_millis=20;auto_flush=off;"
     with QwpServer(lambda *_: None) as server:
         sender = Sender.from_conf(f"ws::addr={server.address};{keys}close_flush_timeout_millis=0;{QUICK}")
@@ -1164,7 +1164,7 @@ def test_b1_b2_the_error_of_a_full_slot_has_the_reason():
 
 
 def test_b2_an_outage_that_began_before_the_first_connection_is_counted():
-    """Nothing was reconnected yet, but attempts there were."""
+    """There was no reconnect yet, but there were attempts."""
     keys = "initial_connect_retry=async;sf_max_bytes=4096;sf_max_total_bytes=8192;sf_append_deadline_millis=20;"
     with QwpServer() as server:
         server.refuse = (503, {})
@@ -1180,7 +1180,7 @@ def test_b2_an_outage_that_began_before_the_first_connection_is_counted():
 
 
 def test_b3_close_waits_up_to_its_time_out(tmp_path):
-    """0 and -1 publish what is buffered and go; a time-out warns and leaves the frames."""
+    """0 and -1 publish the buffered rows and return; a time-out logs a warning and leaves the frames."""
     for millis in (0, -1, 30):
         with QwpServer(lambda *_: None) as server:
             observer = InMemoryObserver()
@@ -1196,7 +1196,7 @@ def test_b3_close_waits_up_to_its_time_out(tmp_path):
 
 @pytest.mark.parametrize(("handler", "call", "raises"), [(0, 0, True), (1, 0, False), (0, 1, False)])
 def test_b4_close_raises_an_unreported_error(handler, call, raises):
-    """A halt is raised by close unless a handler was given it, or a call has raised it."""
+    """Close raises a halt unless a handler received it, or a call raised it."""
     told_handler = threading.Event()
     components = {"on_error": lambda _error: told_handler.set()} if handler else {}
     with QwpServer(lambda _life, sequence, _frame: encode_refusal(Refusal(8, sequence, "no"))) as server:
@@ -1222,7 +1222,7 @@ def test_b4_close_raises_an_unreported_error(handler, call, raises):
 
 
 def test_b5_everything_is_released_after_any_error(tmp_path):
-    """After a close that raised the slot can be opened again."""
+    """After a close that raised, the slot can be opened again."""
     with QwpServer(lambda _life, sequence, _frame: encode_refusal(Refusal(8, sequence, "no"))) as server:
         sender = Sender.from_conf(f"ws::addr={server.address};sf_dir={tmp_path};")
         sender.row("t", columns={"v": 1})
@@ -1250,7 +1250,7 @@ def _orphan(sf_dir: str, name: str, frames: int) -> None:
 
 
 def test_o1_o3_o4_orphans_are_drained_concurrently(tmp_path):
-    """Each over its own connection; drained, nothing is left of it; the own slot and marked ones are not touched."""
+    """Each over its own connection; drained slots are empty; the own slot and marked ones are not touched."""
     for name in ("a", "b", "marked"):
         _orphan(str(tmp_path), name, 5)
     (tmp_path / "marked" / ".failed").write_text("no")
@@ -1271,7 +1271,7 @@ def test_o1_o3_o4_orphans_are_drained_concurrently(tmp_path):
 
 
 def test_o2_concurrent_drainers_are_limited(tmp_path):
-    """The others wait for their turn."""
+    """The others wait."""
     for number in range(5):
         _orphan(str(tmp_path), f"orphan{number}", 2)
     active: list[int] = []
@@ -1291,7 +1291,7 @@ def test_o2_concurrent_drainers_are_limited(tmp_path):
 
 
 def test_o5_a_slot_that_cannot_be_drained_is_marked(tmp_path):
-    """Refused for good, or damaged: marked while its lock is held, and counted."""
+    """Refused permanently, or damaged: marked while its lock is held, and counted."""
     _orphan(str(tmp_path), "refused", 2)
     _orphan(str(tmp_path), "damaged", 2)
     path = tmp_path / "damaged" / "sf-0000000000000000.sfa"
@@ -1310,11 +1310,11 @@ def test_o5_a_slot_that_cannot_be_drained_is_marked(tmp_path):
     assert path.read_bytes() == b"rubbish" * 100
 
 
-# ---- what can be observed
+# ---- observability
 
 
 def test_v1_eleven_counters():
-    """All of them are there, and zero at the start."""
+    """All of them exist, and start at zero."""
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};") as sender:
         assert sender.last_terminal_error is None
         for name in (

@@ -1,7 +1,6 @@
 """
-A QuestDB server that does not speak QWP, as its last releases before it do not: refused, kept, sent elsewhere later.
-
-The server is fetched with Maven and needs Java 17; where either is missing there is nothing to test.
+A QuestDB server without QWP, as its last releases before QWP: frames are kept and later sent elsewhere. The server is
+downloaded with Maven and needs Java 17; the tests are skipped without either.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def jar() -> Path:
 
 @pytest.fixture
 def start(jar: Path, tmp_path: Path) -> Iterator[Callable[..., int]]:
-    """Starts a server with more settings; returns its port when it answers."""
+    """Start a server with more settings; return its port once it answers."""
     running: list[subprocess.Popen[bytes]] = []
 
     def run(more: str = "") -> int:
@@ -90,7 +89,7 @@ def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 class _Told(InMemoryObserver):
-    """Keeps the reasons of events."""
+    """Records the reasons of events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +108,7 @@ def _values(server: QwpServer) -> list[int]:
 
 
 def test_rows_wait_for_a_server_with_qwp(start, tmp_path):
-    """404 from the real one, nobody behind the other address: kept and said so, and sent as soon as one answers."""
+    """404 from the real one, no server at the other address: it is reported; frames are sent once one answers."""
     port = start()
     told = _Told()
     with QwpServer() as server:
@@ -130,7 +129,7 @@ def test_rows_wait_for_a_server_with_qwp(start, tmp_path):
 
 
 def test_a_single_server_without_qwp_is_reported(start, tmp_path):
-    """Who asks for a connection at once is told what the server said; the slot keeps what it has."""
+    """Creating a sender without async raises with the server's answer; the slot keeps its frames."""
     port = start()
     slot = f"sf_dir={tmp_path / 'sf'};"
     told = _Told()
@@ -148,7 +147,7 @@ def test_a_single_server_without_qwp_is_reported(start, tmp_path):
 
 
 def test_rejected_credentials_halt_the_sender(start, tmp_path, monkeypatch):
-    """Its 401 is final; the rows stay, and the right server gets them later."""
+    """Its 401 is final; the rows stay, and another server gets them later."""
     port = start("http.user=admin\nhttp.password=quest\n")
     slot = f"sf_dir={tmp_path / 'sf'};initial_connect_retry=async;"
     with Sender.from_conf(f"ws::addr=127.0.0.1:1;{slot}close_flush_timeout_millis=0;") as sender:
@@ -156,7 +155,7 @@ def test_rejected_credentials_halt_the_sender(start, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(
             "quiver.qwp.connection.transport.WRITE_PATH", "/exec?query=1"
-        )  # it knows no other that asks who we are
+        )  # the server has no other authenticated endpoint
         keys = f"ws::addr=127.0.0.1:{port};{slot}username=admin;password=wrong;"
         with Sender.from_conf(keys, on_error=lambda _: None) as sender:
             _until(lambda: sender.last_terminal_error is not None)

@@ -1,4 +1,4 @@
-"""What went wrong once, each by what it cost: frames passed over, slots held for ever, threads that died."""
+"""Regression tests by effect: skipped frames, slots locked forever, dead threads."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def segment(base: int, count: int, *, damaged: int | None = None) -> bytes:
 @pytest.mark.parametrize("watermark", [None, 0, 1, 3])
 def test_unconfirmed_frames_after_damage_in_a_sealed_segment_are_never_skipped(damaged, watermark):
     """
-    One flipped bit in the older of two segments: what lies behind it was not confirmed, so opening is refused as at any
-    other gap, wherever in the segment the bit is and whatever the watermark covers of it.
+    One flipped bit in the older of two segments: the frames after it are unconfirmed, so opening is refused as at any
+    other gap, wherever the bit is and whichever frames the watermark covers.
     """
     fs = CrashFileSystem()
     put(fs, "sf-0000000000000000.sfa", segment(0, 6, damaged=damaged))
@@ -96,7 +96,7 @@ def test_unconfirmed_frames_after_damage_in_a_sealed_segment_are_never_skipped(d
 
 
 def test_damage_in_a_segment_that_is_confirmed_to_its_end_does_not_matter():
-    """Nobody needs its frames any more."""
+    """Its frames are no longer needed."""
     fs = CrashFileSystem()
     put(fs, "sf-0000000000000000.sfa", segment(0, 6, damaged=0))
     put(fs, "sf-0000000000000001.sfa", segment(6, 2))
@@ -107,10 +107,7 @@ def test_damage_in_a_segment_that_is_confirmed_to_its_end_does_not_matter():
 
 
 def test_smaller_segments_than_before_do_not_lock_the_producer_out():
-    """
-    The segment that was recovered is larger than all that may be allocated now. Once it is confirmed it goes, and
-    there is room.
-    """
+    """The recovered segment is larger than the total limit now. Once it is confirmed, it is removed."""
     fs = CrashFileSystem()
     slot = slot_on(fs, segment_bytes=4096)
     for _ in range(100):
@@ -141,7 +138,7 @@ def test_smaller_segments_than_before_do_not_lock_the_producer_out():
 
 
 def test_a_failed_slot_keeps_its_watermark():
-    """Its segments stay, so what is confirmed of them must stay known."""
+    """Its segments stay, so the confirmed number must stay known."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk)
     slot = slot_on(fs)
@@ -157,11 +154,11 @@ def test_a_failed_slot_keeps_its_watermark():
     again.close()
 
 
-# ---- what servers say
+# ---- answers of servers
 
 
 def test_a_refusal_of_a_confirmed_frame_ends_the_session():
-    """The frame may be gone from the slot: there is nothing to drop, and nothing else may be dropped for it."""
+    """The frame may have left the slot: nothing can be dropped, and no other frame may be dropped instead."""
     session = Session(SessionSettings())
     session.connected(acked_fsn=9, durable_ack=False, now=0.0)
     for _ in range(3):
@@ -175,7 +172,7 @@ def test_a_refusal_of_a_confirmed_frame_ends_the_session():
 
 
 def test_numbers_of_a_server_are_bounded_before_they_are_read():
-    """Python refuses to read thousands of digits; the thread of the sender must not end by that."""
+    """Python refuses to parse thousands of digits; the sender's thread must survive that."""
     digits = "9" * 5000
     assert isinstance(judge_answer(101, {"X-QWP-Version": digits}, durable_ack=False), Refused)
     accepted = judge_answer(101, {"X-QWP-Max-Batch-Size": digits}, durable_ack=False)
@@ -183,14 +180,14 @@ def test_numbers_of_a_server_are_bounded_before_they_are_read():
 
 
 def test_an_invalid_host_name_counts_as_a_host_that_is_down():
-    """The other hosts are tried all the same."""
+    """The other hosts are tried."""
     with QwpServer() as server, Sender.from_conf(f"ws::addr={'a' * 70}:1,{server.address};{QUICK}") as sender:
         sender.row("t", columns={"v": 1})
         assert sender.wait_until_confirmed(sender.flush(), 10)
 
 
 def test_a_sender_that_never_connected_names_the_unconfirmed_frames():
-    """Also those that another life confirmed are none of them."""
+    """Frames confirmed by an earlier process are not among them."""
     fs = CrashFileSystem()
     put(fs, "sf-0000000000000000.sfa", segment(0, 6))
     put(fs, ".ack-watermark", encode_watermark(3))
@@ -205,7 +202,7 @@ def test_a_sender_that_never_connected_names_the_unconfirmed_frames():
 
 
 def test_messages_before_a_close_are_received():
-    """It refused a frame and closed while more was on its way: a sending error must not hide why."""
+    """It refused a frame and closed while more was being sent: a send error must not hide the reason."""
     said = encode_refusal(Refusal(9, 0, "no"))
     with QwpServer(lambda *_: said) as server:
         host, port = server.address.split(":")
@@ -217,7 +214,7 @@ def test_messages_before_a_close_are_received():
             connection.send(b"QWP1")
             connection.flush()
             server.wait_for(lambda: bool(server.frames))
-            select.select([connection._sock], [], [], 30.0)  # what it said has come
+            select.select([connection._sock], [], [], 30.0)  # its answer has arrived
             server.lives[0].drop()
             for _ in range(200):
                 connection.send(bytes(1 << 16))
@@ -234,7 +231,7 @@ def test_messages_before_a_close_are_received():
 
 @pytest.mark.parametrize("shape", [[0, 2**31 - 1, 2**31 - 1, 2**31 - 1], [0] + [2**31 - 1] * 31])
 def test_an_empty_array_with_an_invalid_shape_is_damage(shape):
-    """It holds nothing, so its bytes suffice; its shape is still beyond any array."""
+    """It is empty, so its bytes suffice; but its shape exceeds any array."""
     array = bytes([len(shape)]) + b"".join(length.to_bytes(4, "little") for length in shape)
     body = b"\1t\1\1\1c\x11\0" + array
     message = b"QWP1\1\0\1\0" + len(body).to_bytes(4, "little") + body
@@ -245,7 +242,7 @@ def test_an_empty_array_with_an_invalid_shape_is_damage(shape):
 
 
 def test_a_decimal_out_of_range_drops_only_its_row():
-    """It is refused alone, as any value that cannot be sent."""
+    """It is refused individually, as any invalid value."""
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};auto_flush=off;") as sender:
         sender.row("t", columns={"d": Decimal("1E-500000")})
         sender.row("t", columns={"d": Decimal("1E+600000")})
@@ -259,14 +256,14 @@ def test_a_decimal_out_of_range_drops_only_its_row():
 
 
 def test_a_ragged_list_is_refused():
-    """Numpy's own error says nothing of the column."""
+    """Numpy's own error does not name the column."""
     table = RowTable("t")
     with pytest.raises(UsageError, match="column v"):
         table.append({}, {"v": [[1.0], [1.0, 2.0]]}, None, bytes_max=1000)
 
 
 def test_rows_before_an_invalid_one_are_reported():
-    """They are on their way: whoever believes that nothing was kept sends them twice."""
+    """They will be sent: a caller that assumed otherwise would send them twice."""
     table = pa.table({"v": ["a" * 30] * 2500 + ["b" * 200_000, "a"]})
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};sf_max_bytes=64K;") as sender:
         with pytest.raises(PartialWriteError) as partly:
@@ -279,7 +276,7 @@ def test_rows_before_an_invalid_one_are_reported():
 
 
 def test_space_confirmed_before_an_outage_is_available_during_it(tmp_path):
-    """The connection is lost before anything was trimmed, and no server answers any more."""
+    """The connection is lost before the trim, and no server answers any more."""
     conf = f"sf_dir={tmp_path};sf_max_bytes=4K;sf_max_total_bytes=8K;auto_flush=off;sf_append_deadline_millis=100;"
     with QwpServer() as server:
         server.answer = lambda _life, sequence, _frame: encode_ok(Ok(sequence)) if sequence < 3 else Close(1006)
@@ -303,7 +300,7 @@ def test_space_confirmed_before_an_outage_is_available_during_it(tmp_path):
 
 
 def test_a_connection_detects_a_dead_host():
-    """The kernel asks for the server when nothing is said, and gives up when nothing is acknowledged."""
+    """The kernel probes the silent server, and closes the connection without an acknowledgement."""
     with QwpServer() as server:
         host, port = server.address.split(":")
         connection, _ = open_connection(
@@ -327,7 +324,7 @@ def _orphan(path: Any, name: str) -> None:
 
 
 def test_a_failing_listener_leaves_no_slot_locked(tmp_path):
-    """Every orphan is emptied, and the counts are right, whatever the caller's code does."""
+    """Every orphan is drained, and the counts are right, whichever exception the caller's code raises."""
     for name in ("a", "b", "c"):
         _orphan(tmp_path, name)
     told: list[DrainerEvent] = []

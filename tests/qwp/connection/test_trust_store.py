@@ -1,4 +1,4 @@
-"""Roots behind a password: what `keytool` wrote is read, and a server is believed because of it."""
+"""Trust stores with a password: those written by `keytool` are read, and their certificates are trusted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _der(path: Path) -> bytes:
 
 
 def test_a_keystore_from_keytool_is_read():
-    """One certificate, as it is in the file."""
+    """One certificate, unchanged."""
     answer = decode_java_keystore(memoryview(BY_KEYTOOL), PASSWORD)
     assert isinstance(answer, Frame)
     (der,) = answer.value
@@ -65,7 +65,7 @@ def test_a_keystore_from_keytool_is_read():
 
 
 def test_only_trusted_entries_count():
-    """A key's own certificates are not roots; version 1 has no types."""
+    """The certificates of a key are not roots; version 1 has no types."""
     key = struct.pack(">IH", 1, 1) + b"k" + bytes(8) + struct.pack(">I", 3) + b"key"
     key += struct.pack(">I", 2) + _certificate(b"mine") + _certificate(b"above")
     answer = decode_java_keystore(memoryview(_store(_trusted(b"one"), key, _trusted(b"two"))), PASSWORD)
@@ -77,7 +77,7 @@ def test_only_trusted_entries_count():
 
 
 def test_a_wrong_password_and_damage_are_reported():
-    """The checksum covers all of it; with a good one lengths that lead outside are still damage."""
+    """The checksum covers the file; even with a valid one, lengths beyond the end are damage."""
     answer = decode_java_keystore(memoryview(BY_KEYTOOL), "other")
     assert isinstance(answer, Damage)
     assert "password is wrong" in answer.reason
@@ -97,7 +97,7 @@ def test_a_wrong_password_and_damage_are_reported():
 
 
 def test_a_server_with_a_trusted_certificate_is_accepted(tmp_path):
-    """With the trust store the connection is made; without its password it is no roots file."""
+    """With the trust store the connection succeeds; without its password it is not a valid roots file."""
     authority = Authority(tmp_path, "root")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.issue("localhost"))
@@ -115,7 +115,7 @@ def test_a_server_with_a_trusted_certificate_is_accepted(tmp_path):
 
 
 def test_pkcs12_without_its_package_is_reported(tmp_path, monkeypatch):
-    """What to install, or to do without it."""
+    """The error names the package to install, and the alternative."""
     path = tmp_path / "trust.p12"
     path.write_bytes(b"\x30\x82")
     monkeypatch.setitem(sys.modules, "cryptography", None)
@@ -126,7 +126,7 @@ def test_pkcs12_without_its_package_is_reported(tmp_path, monkeypatch):
 
 
 def test_pkcs12_is_read_with_that_package(tmp_path):
-    """The certificates of the file, and a wrong password in words."""
+    """The certificates of the file; a wrong password is reported."""
     pytest.importorskip("cryptography")
     authority = Authority(tmp_path, "root")
     path = tmp_path / "trust.p12"
@@ -140,7 +140,7 @@ def test_pkcs12_is_read_with_that_package(tmp_path):
 
 
 def test_other_files_are_refused(tmp_path):
-    """A PEM file has no password; a store without certificates trusts nobody."""
+    """A PEM file has no password; a store without certificates trusts no server."""
     pem = tmp_path / "roots.pem"
     pem.write_text("-----BEGIN CERTIFICATE-----\n")
     with pytest.raises(SettingsError, match="remove tls_roots_password for a PEM file"):
@@ -156,7 +156,7 @@ def test_other_files_are_refused(tmp_path):
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("what", ["nothing", "text", "pipe", "directory"])
 def test_invalid_root_files_are_named(tmp_path, what):
-    """The system's own error does not say which file it means, and it waits for a pipe."""
+    """The system's own error does not name the file, and it would block on a pipe."""
     roots = tmp_path / "roots.pem"
     if what == "text":
         roots.write_text("no certificate")

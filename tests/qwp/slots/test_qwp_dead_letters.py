@@ -1,4 +1,4 @@
-"""Dead letters: kept in constant time, bounded, read although some are damaged, sent again, exported, removed."""
+"""Dead letters: stored in constant time, bounded, readable despite damage, resent, exported, removed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def names(fs: Any) -> list[str]:
 
 
 class Counted:
-    """A file system that counts the bytes that are read."""
+    """A file system that counts the bytes read."""
 
     def __init__(self, fs: Any) -> None:
         self._fs = fs
@@ -96,7 +96,7 @@ class CountedFile:
 
 
 def test_an_append_reads_nothing():
-    """However many there are; a process that starts reads one file of a bounded size."""
+    """For any number of letters; a new process reads one file of bounded size."""
     counted = Counted(disk())
     files = files_on(counted, 80_000)
     for number in range(200):
@@ -111,7 +111,7 @@ def test_an_append_reads_nothing():
 
 
 def test_the_oldest_letters_are_removed_for_the_newest_and_counted():
-    """All files together stay below the bound."""
+    """The total size stays below the limit."""
     fs, observer = disk(), InMemoryObserver()
     files = files_on(fs, 4000, observer)
     dropped = sum(files.keep(letter(number)) for number in range(100))
@@ -126,7 +126,7 @@ def test_the_oldest_letters_are_removed_for_the_newest_and_counted():
 
 
 def test_a_large_unbounded_file_is_not_removed_for_one_letter():
-    """Only when as much as half of the bound has come behind it."""
+    """Only once newer letters take half of the limit."""
     fs = disk()
     old = files_on(fs, 1 << 20)
     for number in range(100):
@@ -142,7 +142,7 @@ def test_a_large_unbounded_file_is_not_removed_for_one_letter():
 
 
 def test_stored_letters_survive_a_crash_at_every_step():
-    """Each call that returned; after the crash letters are kept, too."""
+    """For each call that returned; letters are also stored after the crash."""
     fs, kept, steps = disk(), [], 0
 
     def crash(_op: str, _path: str) -> None:
@@ -171,7 +171,7 @@ def test_stored_letters_survive_a_crash_at_every_step():
 
 
 def test_a_disk_error_loses_no_stored_letter():
-    """The n-th write or sync; what failed is not counted as kept."""
+    """For each write or sync; a failed letter does not count as stored."""
     for operation in ("pwrite", "sync", "sync_dir", "rename", "create"):
         for nth in range(1, 12):
             fs = disk()
@@ -187,7 +187,7 @@ def test_a_disk_error_loses_no_stored_letter():
 
 
 def test_a_torn_record_and_damage_hide_no_other_letter():
-    """Nothing is written over them: the next letter is in another file."""
+    """They are not overwritten: the next letter is stored in another file."""
     fs = disk()
     files = files_on(fs)
     for number in range(4):
@@ -214,7 +214,7 @@ def test_a_torn_record_and_damage_hide_no_other_letter():
 
 
 def test_a_large_damaged_record_is_skipped_quickly(monkeypatch):
-    """Not byte by byte: a listing that meets it would take minutes."""
+    """Not byte by byte: that would take minutes."""
     asked = []
     real = record_format.end_of_dead_letter
     monkeypatch.setattr(
@@ -246,7 +246,7 @@ def test_a_record_is_found_wherever_it_begins(monkeypatch, searched_at_once):
 
 
 def test_files_stay_small_with_a_large_limit(monkeypatch):
-    """There are more of them, and the oldest is still the one that is removed."""
+    """There are more of them, and the oldest is still removed first."""
     monkeypatch.setattr("quiver.qwp.slots.dead_letters._SHARE_BYTES_MAX", 500)
     fs = disk()
     files = files_on(fs, 1 << 40)
@@ -258,7 +258,7 @@ def test_files_stay_small_with_a_large_limit(monkeypatch):
 
 
 def test_another_file_is_damage():
-    """And left alone."""
+    """It is not changed."""
     fs = disk()
     file = fs.create(PATH)
     file.pwrite(b"something else", 0)
@@ -273,7 +273,6 @@ def test_another_file_is_damage():
 
 
 def test_names_of_files():
-    """Made and parsed."""
     assert [dead_letters_name(number) for number in (0, 1, 12)] == [
         ".dead-letters", ".dead-letters-1", ".dead-letters-12",
     ]  # fmt: skip
@@ -291,7 +290,7 @@ def ids(fs: Any) -> dict[int, str]:
 
 
 def test_letters_are_removed_while_a_sender_runs():
-    """It goes on with the file as it is now."""
+    """It continues with the changed file."""
     fs = disk()
     files = files_on(fs)
     for number in range(6):
@@ -307,7 +306,7 @@ def test_letters_are_removed_while_a_sender_runs():
 
 
 def test_removing_is_all_or_nothing_for_a_file():
-    """A crash leaves it as it was, or without the letters."""
+    """A crash leaves it either unchanged or without the letters."""
     fs = disk()
     files = files_on(fs)
     for number in range(4):
@@ -326,7 +325,7 @@ def test_removing_is_all_or_nothing_for_a_file():
 
 
 def test_waiting_for_the_lock_ends():
-    """A sender takes another file; a command says so."""
+    """A sender uses another file; a command reports it."""
     fs = disk()
     files = files_on(fs)
     files.keep(letter(0))
@@ -368,7 +367,7 @@ def refuse_odd(life: Any, sequence: int, data: bytes) -> Any:
 
 
 def test_a_sender_counts_dropped_frames_and_dropped_letters(tmp_path):
-    """Within the bound that was set; in memory nothing is kept."""
+    """Within the configured limit; in memory no letters are stored."""
     for more in (f"sf_dir={tmp_path};quiver_dead_letters_max_bytes=400;", ""):
         observer = InMemoryObserver()
         with QwpServer(refuse_odd) as server:
@@ -387,7 +386,7 @@ def test_a_sender_counts_dropped_frames_and_dropped_letters(tmp_path):
 
 
 def test_settings():
-    """The bound has a default, and means nothing where nothing is kept."""
+    """The limit has a default, and is refused if dead letters are off."""
     assert SenderSettings.from_conf("ws::addr=h:1;").dead_letters_bytes_max == 256 << 20
     for keys in ("quiver_dead_letters_max_bytes=0;", "quiver_dead_letters=off;quiver_dead_letters_max_bytes=1M;"):
         with pytest.raises(SettingsError, match="quiver_dead_letters_max_bytes"):
@@ -420,7 +419,7 @@ def settings(server: QwpServer) -> SenderSettings:
 
 
 def test_accepted_letters_are_removed(sf_dir):
-    """In order; one of a group commits by itself."""
+    """In order; one of a group commits individually."""
     with QwpServer() as server:
         done = resend(settings(server), f"{sf_dir}/edge", stored(sf_dir))
         assert (done.taken, done.refused, done.left, done.halted) == (6, [], 0, None)
@@ -430,7 +429,7 @@ def test_accepted_letters_are_removed(sf_dir):
 
 
 def test_letters_that_are_refused_again_stay_with_the_new_reason(sf_dir):
-    """Whatever the policies say; the others go."""
+    """Regardless of the policies; the others are removed."""
     with QwpServer(refuse_odd) as server:
         done = resend(settings(server), f"{sf_dir}/edge", stored(sf_dir))
     assert (done.taken, done.left) == (3, 0)
@@ -439,7 +438,7 @@ def test_letters_that_are_refused_again_stay_with_the_new_reason(sf_dir):
 
 @pytest.mark.parametrize("bytes_max", [1, 2000])
 def test_a_letter_that_is_refused_again_displaces_no_other_letter(sf_dir, bytes_max):
-    """Whatever the bound is where it is sent from: the slot's sender may have a larger one."""
+    """Regardless of the limit in the connect string: the slot's sender may have a larger one."""
     with closing(
         DeadLetterFiles(REAL_FILES, f"{sf_dir}/edge", 8000, clock=ManualClock(), observer=InMemoryObserver())
     ) as files:
@@ -455,7 +454,7 @@ def test_a_letter_that_is_refused_again_displaces_no_other_letter(sf_dir, bytes_
 
 
 def test_large_letters_are_sent_in_pieces_or_stay(sf_dir):
-    """Only the row that is too large stays."""
+    """Only the row above the limit stays."""
     files = DeadLetterFiles(REAL_FILES, f"{sf_dir}/edge", 1 << 20, clock=ManualClock(), observer=InMemoryObserver())
     rows = RowTable("t")
     for value in range(20, 26):
@@ -472,7 +471,7 @@ def test_large_letters_are_sent_in_pieces_or_stay(sf_dir):
 
 
 def test_letters_stay_when_there_is_no_server_or_it_ends_it(sf_dir):
-    """Those that were confirmed before are removed."""
+    """Letters that were confirmed before are removed."""
     nowhere = SenderSettings.from_conf(f"ws::addr=127.0.0.1:1;{QUICK}")
     done = resend(nowhere, f"{sf_dir}/edge", stored(sf_dir))
     assert (done.taken, done.left) == (0, 6)
@@ -484,7 +483,7 @@ def test_letters_stay_when_there_is_no_server_or_it_ends_it(sf_dir):
 
 
 def test_letters_are_resent_in_batches(sf_dir, monkeypatch):
-    """So that memory is bounded."""
+    """This bounds the memory."""
     monkeypatch.setattr("quiver.qwp.slots.resending._BATCH_BYTES", 150)
     with QwpServer() as server:
         assert resend(settings(server), f"{sf_dir}/edge", stored(sf_dir)).taken == 6
@@ -516,7 +515,7 @@ def test_list_and_show(sf_dir):
 
 
 def test_resend_reports_the_results(sf_dir):
-    """And exits with 1 when letters are left."""
+    """It exits with 1 if letters are left."""
     with QwpServer(refuse_odd) as server:
         conf = f"ws::addr={server.address};{QUICK}"
         assert "1 dead letters accepted, 0 refused again" in run(sf_dir, "resend", 0, "--conf", conf)
@@ -527,7 +526,7 @@ def test_resend_reports_the_results(sf_dir):
 
 
 def test_export_writes_parquet(sf_dir):
-    """A file for each table, with why each row is there; rows of another type in a file of their own."""
+    """One file per table, with the reason for each row; rows with other types are in a separate file."""
     files = DeadLetterFiles(REAL_FILES, f"{sf_dir}/edge", 1 << 20, clock=ManualClock(), observer=InMemoryObserver())
     other = RowTable("t")
     other.append({}, {"v": "text", "new": 1.5}, 7, bytes_max=1000)
@@ -554,7 +553,7 @@ def test_export_writes_parquet(sf_dir):
 
 
 def test_clear_removes_the_named_letters_or_all(sf_dir):
-    """With damage only when it is all of them."""
+    """Damage is removed only with all of them."""
     assert run(sf_dir, "clear", 0, 1, "--json") == {"removed": 2}
     assert run(sf_dir, "clear", "--table", "u", "--json") == {"removed": 2}
     path = sf_dir / "edge" / ".dead-letters"

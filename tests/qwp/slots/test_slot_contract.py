@@ -1,4 +1,4 @@
-"""A slot keeps the contract that every append log of this house keeps."""
+"""A slot satisfies the contract of every append log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIRECTORY = "/sf/edge"
 
 
 class SlotAsLog:
-    """A slot whose frames nobody confirms."""
+    """A slot whose frames are never confirmed."""
 
     def __init__(self, fs: FileSystem, settings: RingSettings) -> None:
         self._fs = fs
@@ -48,7 +48,7 @@ class SlotAsLog:
 
 
 class TestSlotOnFlush(AppendLogContract):
-    """Segments of two or three records; durable when a flush asks for it."""
+    """Segments of two or three records; durable on request, with a flush."""
 
     durability: Durability = "flush"
     segment_bytes = 12_000

@@ -1,4 +1,4 @@
-"""A slot over its whole life, confirmations and trims included, crashed at every step and against the dullest model."""
+"""The life of a slot, including confirmations and trims, crashed at every step and compared with a simple model."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _segment(base: int, count: int, *, flags: int = 0, size: int = 2048) -> byte
 
 
 def _life(fs: CrashFileSystem, promises: dict[str, int]) -> None:
-    """Append, sync, confirm, trim, close and open again; note what was promised when."""
+    """Append, sync, confirm, trim, close and reopen; record each guarantee with its step."""
     number = 0
     for _ in range(3):
         slot = _open(fs)
@@ -100,8 +100,8 @@ def _life(fs: CrashFileSystem, promises: dict[str, int]) -> None:
 
 def test_nothing_synced_and_unconfirmed_is_lost_at_any_step():
     """
-    Whatever step the power fails at or the process dies at: the slot opens, frames are whole, in order and without a
-    hole, what was promised and not confirmed is among them, and numbers go on behind them.
+    At any step of a power loss or a kill: the slot opens, frames are intact, in order and without a gap, all guaranteed
+    and unconfirmed frames are among them, and new numbers follow them.
     """
     fs = CrashFileSystem()
     promises = {"appended": 0, "synced": 0, "confirming": -1, "confirmed": -1, "closing": 0}
@@ -132,7 +132,7 @@ def test_nothing_synced_and_unconfirmed_is_lost_at_any_step():
 
 
 def test_a_drained_slot_leaves_only_its_locks():
-    """After a close with everything confirmed nothing is replayed, and numbers begin anew."""
+    """After a close with everything confirmed nothing is replayed, and numbers start again."""
     fs = CrashFileSystem()
     slot = _open(fs)
     for number in range(9):
@@ -148,8 +148,8 @@ def test_a_drained_slot_leaves_only_its_locks():
 
 def test_an_old_watermark_is_never_used_later():
     """
-    A crash between the removal of segments and that of the watermark, and then a new life: its number, once reached by
-    new frames, would hide them all.
+    A crash between the removal of segments and that of the watermark, followed by a new life: once new frames reach its
+    number, it would hide them all.
     """
     fs = CrashFileSystem()
     _write(fs, ".ack-watermark", encode_watermark(5))
@@ -162,7 +162,7 @@ def test_an_old_watermark_is_never_used_later():
 
 
 def test_a_restored_file_is_not_a_gap():
-    """A power loss keeps the first of two trimmed segments: it is known to be leftover."""
+    """A power loss keeps the first of two trimmed segments: recovery knows that it was confirmed."""
     fs = CrashFileSystem()
     _write(fs, "sf-0000000000000000.sfa", _segment(0, 3))
     _write(fs, "sf-0000000000000002.sfa", _segment(6, 3))
@@ -173,7 +173,7 @@ def test_a_restored_file_is_not_a_gap():
 
 
 def test_a_gap_is_refused_and_nothing_is_changed():
-    """Frames are missing that were never confirmed: a person has to look."""
+    """Unconfirmed frames are missing: an operator must intervene."""
     fs = CrashFileSystem()
     _write(fs, "sf-0000000000000000.sfa", _segment(0, 3))
     _write(fs, "sf-0000000000000001.sfa", _segment(5, 3))
@@ -189,7 +189,7 @@ def test_a_gap_is_refused_and_nothing_is_changed():
 
 @pytest.mark.parametrize(("at", "byte"), [(4, 2), (5, 2), (5, 0x80)])
 def test_files_of_a_newer_version_are_not_changed(at, byte):
-    """Unknown versions and flags are refused before anything is touched, and not marked as failed either."""
+    """Unknown versions and flags are refused before any change, and are not marked as failed."""
     fs = CrashFileSystem()
     data = bytearray(_segment(0, 3))
     data[at] = byte
@@ -202,7 +202,7 @@ def test_files_of_a_newer_version_are_not_changed(at, byte):
 
 
 def test_spares_are_not_a_gap_and_files_of_any_size_are_read():
-    """Empty segments have a provisional base; other clients' files have other sizes and names."""
+    """Empty segments have a provisional base; files of other clients have other sizes and names."""
     fs = CrashFileSystem()
     _write(fs, "sf-initial.sfa", _segment(0, 2, size=0))
     _write(fs, "sf-0000000000000004.sfa", _segment(2, 2, size=700))
@@ -219,7 +219,7 @@ def test_spares_are_not_a_gap_and_files_of_any_size_are_read():
 
 @pytest.mark.parametrize(("hole", "left"), [((60, 130), [0, 3, 4, 5]), ((2, 3), [1, 2, 3, 4, 5])])
 def test_frames_after_a_hole_are_sent(hole, left):
-    """Pages lost in the newest segment: the other frames follow each other, and a copy shows what was there."""
+    """Pages lost in the newest segment: the other frames get consecutive numbers, and a copy keeps the original."""
     fs = CrashFileSystem()
     data = bytearray(_segment(0, 6))
     data[24 + hole[0] : 24 + hole[1]] = bytes(hole[1] - hole[0])
@@ -240,7 +240,7 @@ def test_frames_after_a_hole_are_sent(hole, left):
 
 
 def test_frames_after_a_hole_that_need_other_symbols_are_only_copied():
-    """What a newer client's frame refers to may be in the frame that is lost."""
+    """A newer client's frame may refer to symbols of the lost frame."""
     fs = CrashFileSystem()
     frames = _newer_slot(fs, side_file=True)
     path = f"{DIRECTORY}/sf-0000000000000003.sfa"
@@ -253,7 +253,7 @@ def test_frames_after_a_hole_that_need_other_symbols_are_only_copied():
 
 
 def test_a_segment_without_its_header_is_quarantined():
-    """Only a power loss in durability `memory` does that; behind it a gap is still a gap."""
+    """Only a power loss with durability `memory` causes this; a gap after it is still refused."""
     fs = CrashFileSystem()
     _write(fs, "sf-0000000000000000.sfa", _segment(0, 3))
     headless = bytes(24) + _segment(3, 3)[24:]
@@ -271,7 +271,7 @@ def test_a_segment_without_its_header_is_quarantined():
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 5])
 def test_without_syncs_a_power_loss_leaves_a_prefix_or_is_refused(seed):
-    """Durability `memory`: killed, nothing is lost; without power, what is there is whole and in order."""
+    """Durability `memory`: a kill loses nothing; after a power loss the remaining frames are intact and in order."""
     fs = CrashFileSystem()
     slot = _open(fs, "memory")
     clones: list[tuple[int, CrashFileSystem, CrashFileSystem]] = []
@@ -290,7 +290,7 @@ def test_without_syncs_a_power_loss_leaves_a_prefix_or_is_refused(seed):
 
 
 def test_a_file_that_is_not_a_segment_is_refused():
-    """Bytes under a segment's name that are no segment are not skipped: they may be all there is."""
+    """A foreign file with a segment's name is not skipped: it may contain the only frames."""
     fs = CrashFileSystem()
     _write(fs, "sf-0000000000000000.sfa", b"rubbish, and more of it than a header")
     with pytest.raises(CorruptionError, match="magic"):
@@ -301,7 +301,7 @@ def test_a_file_that_is_not_a_segment_is_refused():
 
 
 def test_two_owners_are_refused_with_the_first_ones_pid():
-    """The second open names the process that holds the slot, or says that it is unknown."""
+    """The second open names the process that holds the slot, or reports it as unknown."""
     fs = CrashFileSystem()
     slot = _open(fs)
     with pytest.raises(DirectoryInUseError, match=r"process \d+"):
@@ -314,7 +314,7 @@ def test_two_owners_are_refused_with_the_first_ones_pid():
 
 
 def test_the_cap_counts_complete_segments_and_trimming_frees_space():
-    """A producer that waits is served by a confirmation; one that has no time left is told who holds the room."""
+    """A confirmation wakes a waiting producer; one that times out gets the reason."""
     fs = CrashFileSystem()
     clock = ManualClock()
     slot = _open(fs, segment_bytes=512, bytes_max=1536, clock=clock, deadline_s=5.0)
@@ -334,7 +334,7 @@ def test_the_cap_counts_complete_segments_and_trimming_frees_space():
 
 
 def test_a_frame_that_never_fits_is_refused_up_front():
-    """Nothing is rotated for it."""
+    """No segment is created for it."""
     slot = memory_slot(RingSettings(512, 1024, 0.0), clock=ManualClock(), observer=InMemoryObserver())
     with pytest.raises(UsageError, match="space for 480"):
         slot.ring.append(bytes(481))
@@ -347,7 +347,7 @@ def test_a_frame_that_never_fits_is_refused_up_front():
 
 
 def test_memory_is_the_same_ring():
-    """Append, read, confirm, trim, cap: without a disk."""
+    """Append, read, confirm, trim and the limit, without a disk."""
     slot = memory_slot(RingSettings(512, 1024, 0.0), clock=ManualClock(), observer=InMemoryObserver())
     ring = slot.ring
     for number in range(200):
@@ -363,7 +363,7 @@ def test_memory_is_the_same_ring():
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "sync_dir", "remove", "rename", "reserve"])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_a_disk_error_never_loses_synced_frames(operation, error):
-    """Each call fails in turn: what was synced is there afterwards, and the slot says so or goes on."""
+    """Each call fails in turn: synced frames survive, and the slot either reports the error or continues."""
     nth = 0
     while True:
         nth += 1
@@ -395,7 +395,7 @@ def test_a_disk_error_never_loses_synced_frames(operation, error):
 
 
 def test_dead_letters_are_appended():
-    """Also behind one that was cut short; what is listed is what was kept."""
+    """Also after a truncated one; the list has all stored letters."""
     fs = CrashFileSystem()
     slot = _open(fs)
     letters = [DeadLetter(number, number, 3, f"reason {number}", _payload(number)) for number in range(3)]
@@ -411,7 +411,7 @@ def test_dead_letters_are_appended():
 
 
 def test_orphans_are_other_slots_with_segments_and_without_a_mark():
-    """The own slot, empty ones, marked ones and files are none."""
+    """The own slot, empty ones, marked ones and files are not orphans."""
     fs = CrashFileSystem()
     for name in ("a", "b", "c", "edge"):
         ring = RingSettings(512, 1024, 0.0)
@@ -428,7 +428,7 @@ def test_orphans_are_other_slots_with_segments_and_without_a_mark():
 
 
 def _delta_frame(start: int, symbols: list[str], used: int) -> bytes:
-    """A frame of the newer clients: it brings what is new and refers to what is not."""
+    """A frame of the newer clients: it contains new symbols and refers to earlier ones."""
     table = RowTable("t")
     table.append({"s": "x"}, {}, None, bytes_max=1000)
     body = encode_message([table.pack()])[12 + 4 :]
@@ -458,7 +458,7 @@ def _newer_slot(fs: FileSystem, *, side_file: bool) -> list[bytes]:
 
 @pytest.mark.parametrize("side_file", [True, False])
 def test_a_newer_slot_is_imported(side_file):
-    """Its watermark counts, its symbols are known, with the side file or without, and its manifest is gone."""
+    """Its watermark counts, its symbols are known, with or without the side file, and its manifest is removed."""
     fs = CrashFileSystem()
     frames = _newer_slot(fs, side_file=side_file)
     slot = _open(fs)
@@ -474,7 +474,7 @@ def test_a_newer_slot_is_imported(side_file):
 
 
 def test_the_import_survives_a_crash_at_any_step():
-    """No frame is lost, and none that was confirmed comes back with its watermark gone, but the one in doubt."""
+    """No frame is lost, and no confirmed frame is restored, except the one in doubt."""
     fs = CrashFileSystem()
     frames = _newer_slot(fs, side_file=True)
     clones: list[CrashFileSystem] = []
@@ -488,7 +488,7 @@ def test_the_import_survives_a_crash_at_any_step():
 
 
 def test_a_frame_without_its_symbols_is_refused():
-    """Without the side file and without the frame that brought them nothing can be sent."""
+    """Without the side file and the frame with these symbols, nothing can be sent."""
     fs = CrashFileSystem()
     frame = _delta_frame(2, [], 1)
     data = encode_segment_header(SegmentHeader(4, 1)) + encode_frame_head(frame) + frame
@@ -498,7 +498,7 @@ def test_a_frame_without_its_symbols_is_refused():
 
 
 def test_the_slot_of_the_official_client_is_recovered(tmp_path):
-    """Frames 0 to 12 of the real slot, byte for byte, and the next one is 13."""
+    """Frames 0 to 12 of the real slot, byte for byte; the next one is 13."""
     directory = tmp_path / "edge"
     directory.mkdir()
     for path in (VECTORS / "slot-5.0.0-dense").iterdir():
@@ -513,7 +513,7 @@ def test_the_slot_of_the_official_client_is_recovered(tmp_path):
 
 
 class SlotMachine(RuleBasedStateMachine):
-    """Against a list of frames and two numbers."""
+    """Compared with a list of frames and two numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -558,10 +558,10 @@ class SlotMachine(RuleBasedStateMachine):
         self.slot = _open(self.fs)
         ring = self.slot.ring
         least = len(self.frames) if kill else self.synced
-        # Confirmations may be forgotten, frames that were synced and not confirmed may not.
+        # Confirmations may be lost, but not synced and unconfirmed frames.
         assert least - 1 <= max(ring.published_fsn, self.acked)
         if ring.acked_fsn > self.acked:
-            # No frame is left, and none had to be; a spare still says how far numbers were given out.
+            # No frame is left, and none was required; a spare still shows which numbers were used.
             assert ring.is_drained
             assert least <= self.acked + 1
             self.__init__()

@@ -1,4 +1,4 @@
-"""What a program and an operator can see of a slot: how much waits, for how long, and why."""
+"""Observability of a slot: the size and age of its backlog, and the reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ring(clock: ManualClock, **more: Any) -> Ring:
 
 
 def test_bytes_and_age_of_unconfirmed_frames():
-    """Of frames, without what stands in front of them; nothing when all is confirmed."""
+    """The size of frames without their heads; nothing if all are confirmed."""
     clock = ManualClock()
     one = ring(clock)
     assert (one.backlog_bytes, one.oldest_us) == (0, None)
@@ -57,7 +57,7 @@ def test_bytes_and_age_of_unconfirmed_frames():
 
 
 def test_times_are_kept_in_bounded_memory():
-    """Coarser, the longer they span, and never later than they were."""
+    """Less precise for longer spans, and never later than the real time."""
     times = AppendTimes()
     for fsn in range(100_000):
         times.add(fsn, fsn * 2_000_000, is_oldest=fsn == 0)
@@ -73,7 +73,7 @@ def test_times_are_kept_in_bounded_memory():
 
 
 def test_gauges_of_a_senders_slots(tmp_path):
-    """Of its own and of those that it adopts, by name; also after a restart."""
+    """Of its own slot and adopted ones, by name; also after a restart."""
     for name in ("left", "own"):
         with Sender.from_conf(f"{OFFLINE}sf_dir={tmp_path};sender_id={name};") as sender:
             sender.row("t", columns={"v": 1}, at=1)
@@ -106,7 +106,7 @@ def collect(reader: InMemoryMetricReader) -> dict[str, dict[Any, Any]]:
 
 
 def test_a_sender_reports_its_connection(tmp_path):
-    """And has nothing that waits."""
+    """And has no backlog."""
     with QwpServer() as server, Sender.from_conf(f"ws::addr={server.address};") as sender:
         sender.row("t", columns={"v": 1})
         assert sender.wait_until_confirmed(sender.flush(), 20)
@@ -116,7 +116,7 @@ def test_a_sender_reports_its_connection(tmp_path):
 
 
 class Told(InMemoryObserver):
-    """Keeps the reasons of events."""
+    """Records the reasons of events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def loop_on(slot: Any, keys: str, tracker: HostTracker, observer: Told) -> WireL
 
 
 def test_a_loop_without_an_untried_host_reports_the_reason_of_others(tmp_path):
-    """A drainer beside a sender shares what is known of the hosts."""
+    """A drainer shares the host states with its sender."""
     tracker, told = HostTracker(1), Told()
     first = memory_slot(RingSettings(512, 1024, 0.0), clock=ManualClock(), observer=told)
     first.ring.append(b"QWP1")
@@ -151,7 +151,7 @@ def test_a_loop_without_an_untried_host_reports_the_reason_of_others(tmp_path):
     assert one.halted is not None
     assert "127.0.0.1:1: " in one.halted.message
     told.reasons.clear()
-    tracker.record_transport_error(0)  # by the other one, in the round that is on
+    tracker.record_transport_error(0)  # by the other loop, in the current round
     second = open_slot(REAL_FILES, str(tmp_path), "b", RingSettings(512, 1024, 0.0), observer=told, clock=ManualClock())
     second.ring.append(b"QWP1")
     two = loop_on(second, "", tracker, told)
@@ -164,7 +164,7 @@ def test_a_loop_without_an_untried_host_reports_the_reason_of_others(tmp_path):
 
 
 def test_a_connection_that_ends_is_the_reason_until_a_host_is_tried(tmp_path):
-    """Two hosts, both asked in this round already."""
+    """Two hosts, both already tried in this round."""
     told = Told()
     with QwpServer(lambda *_: Close(1011, "restarting")) as server:
         keys = (

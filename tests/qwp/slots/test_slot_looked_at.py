@@ -1,4 +1,4 @@
-"""Looking at a slot while its sender goes on: what is said is what was there, and never a problem that is none."""
+"""Reports on a slot while its sender runs: they are consistent, without false problems."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def slot(tmp_path):
 @pytest.mark.parametrize("confirmed", [4, 5, 9, 11])
 @pytest.mark.parametrize("at", range(1, 9))
 def test_segments_that_are_confirmed_meanwhile_are_left_out(slot, tmp_path, at, confirmed):
-    """Removed or made shorter, at whatever moment: what was not confirmed is there, and can be read."""
+    """Removed or shortened at any moment: the unconfirmed frames are reported and readable."""
     for number in range(12):
         slot.ring.append(message(number))
     assert len(slot.ring._segments) == 4
@@ -62,7 +62,7 @@ def test_segments_that_are_confirmed_meanwhile_are_left_out(slot, tmp_path, at, 
 @pytest.mark.parametrize("confirmed", [4, 5, 9, 11])
 @pytest.mark.parametrize("at", range(1, 9))
 def test_messages_are_read_while_others_are_confirmed(slot, tmp_path, at, confirmed):
-    """In order, each once, all that were not confirmed among them."""
+    """In order, each once, including all unconfirmed ones."""
     for number in range(12):
         slot.ring.append(message(number))
 
@@ -79,7 +79,7 @@ def test_messages_are_read_while_others_are_confirmed(slot, tmp_path, at, confir
 
 
 def test_frames_appended_meanwhile_are_not_a_gap(slot, tmp_path):
-    """The active segment is filled, and the next one begun, between the looks at the two."""
+    """The active segment is filled and the next one started between the reads of the two."""
     for _ in range(3):
         slot.ring.append(b"x" * 1012)
     slot.ring.upkeep()
@@ -95,7 +95,7 @@ def test_frames_appended_meanwhile_are_not_a_gap(slot, tmp_path):
 
 
 def test_a_write_in_progress_is_not_a_hole(slot, tmp_path):
-    """A look that saw the next frame and not yet this one is taken again."""
+    """A report that saw the next frame but not this one is repeated."""
     for number in range(3):
         slot.ring.append(message(number))
     (path,) = (tmp_path / "edge").glob("*.sfa")
@@ -109,7 +109,7 @@ def test_a_write_in_progress_is_not_a_hole(slot, tmp_path):
 
 
 def test_slots_may_be_on_separate_disks(slot, tmp_path):
-    """Nobody but root may look into its `lost+found`, and that is no slot."""
+    """Only root may read its `lost+found`, which is not a slot."""
 
     class LostAndFound(Meanwhile):
         def list_dir(self, path):

@@ -1,4 +1,4 @@
-"""The oldest segment of a slot is made shorter when most of it is confirmed; nobody who reads the slot notices more."""
+"""The oldest segment of a slot is shortened once most of it is confirmed, invisibly to readers of the slot."""
 
 from __future__ import annotations
 
@@ -44,10 +44,7 @@ def _filled(slot: Slot, frames: int = 3 * PER_SEGMENT) -> Slot:
 
 
 def _as_the_document_says(fs: FileSystem) -> dict[int, bytes]:
-    """
-    Read the slot as any client may: every segment from its start, in the order of their bases,
-    without a watermark.
-    """
+    """Read the slot as any client may: each segment from its start, in the order of bases, without a watermark."""
     frames: dict[int, bytes] = {}
     segments = []
     for name in fs.list_dir(DIRECTORY):
@@ -64,7 +61,7 @@ def _as_the_document_says(fs: FileSystem) -> dict[int, bytes]:
 
 
 def test_confirmed_frames_are_removed_from_the_disk():
-    """The file has the other frames, under its old name, and no more bytes than they need; so it is found again."""
+    """The file has the other frames, with its old name and no extra bytes; recovery finds it."""
     fs = CrashFileSystem()
     slot = _filled(_open(fs))
     before = slot.ring.allocated_bytes
@@ -86,7 +83,7 @@ def test_confirmed_frames_are_removed_from_the_disk():
 
 
 def test_a_segment_is_not_shortened_immediately():
-    """A server that confirms steadily costs no copies; one that has stopped in the middle costs one, after a second."""
+    """A server that confirms steadily causes no copies; one that stops in the middle causes one, after a second."""
     fs = CrashFileSystem()
     clock = ManualClock()
     observer = InMemoryObserver()
@@ -112,7 +109,7 @@ def test_a_segment_is_not_shortened_immediately():
 
 
 def test_the_newest_segment_is_not_shortened():
-    """It is written to."""
+    """It is being appended to."""
     fs = CrashFileSystem()
     slot = _filled(_open(fs), 10)
     slot.ring.acknowledge(8)
@@ -121,7 +118,7 @@ def test_the_newest_segment_is_not_shortened():
 
 
 def test_a_crash_at_any_step_leaves_the_old_segment_or_the_new_one():
-    """For any client: no gap, no torn frame, and every frame that was not confirmed."""
+    """For any client: no gap, no torn frame, and every unconfirmed frame."""
     fs = CrashFileSystem()
     slot = _filled(_open(fs))
     slot.ring.acknowledge(12)
@@ -161,7 +158,7 @@ def test_an_unfinished_copy_is_not_a_segment():
 
 @pytest.mark.parametrize("operation", ["create", "reserve", "pwrite", "sync"])
 def test_without_space_for_the_copy_the_segment_is_unchanged(operation):
-    """Nothing fails, nothing is left behind, and the next frame is taken."""
+    """No error, no leftover files, and the next frame is accepted."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, error=errno.ENOSPC)
     slot = _filled(_open(fs))
@@ -177,7 +174,7 @@ def test_without_space_for_the_copy_the_segment_is_unchanged(operation):
 
 
 def test_a_disk_that_fails_halts_the_slot_and_loses_nothing():
-    """As everywhere: what a failed sync leaves is not built upon."""
+    """As everywhere: nothing is built on data after a failed sync."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk)
     slot = _filled(_open(fs))
@@ -191,7 +188,7 @@ def test_a_disk_that_fails_halts_the_slot_and_loses_nothing():
 
 
 def test_memory_is_released_too():
-    """Without a disk it is the same, less the disk."""
+    """The same without a disk."""
     ring = memory_slot(RingSettings(SEGMENT_BYTES, 1 << 20, 0.0), clock=ManualClock(), observer=InMemoryObserver()).ring
     for number in range(3 * PER_SEGMENT):
         ring.append(_payload(number))
@@ -206,7 +203,7 @@ def test_memory_is_released_too():
 
 
 def test_a_rename_without_space_leaves_the_segment_readable():
-    """Its file was closed before, for systems that replace no open file."""
+    """Its file was closed before, for systems that cannot replace an open file."""
     disk = CrashFileSystem()
     fs = FaultFileSystem(disk, error=errno.ENOSPC)
     slot = _filled(_open(fs))

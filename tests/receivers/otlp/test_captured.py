@@ -1,4 +1,4 @@
-"""Chosen headers are attributes of every resource; nobody else can say what they were."""
+"""Selected headers become attributes of every resource; clients cannot forge them."""
 
 import urllib.request
 

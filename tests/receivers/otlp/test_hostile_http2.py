@@ -1,8 +1,7 @@
 """
-Hostile HTTP/2 at the gRPC port: header blocks that are malformed, endless, or grow when they are decompressed.
-
-Each costs its own connection or stream at most, and the receiver serves the next client. Memory is bounded, except that
-gRPC's core keeps what it has parsed of a header block that it refuses: hence few and small headers in most attacks.
+Hostile HTTP/2 at the gRPC port: header blocks that are malformed, endless, or a decompression bomb. Each affects at
+most its own connection or stream, and the receiver serves the next client. Memory is bounded, except that gRPC's core
+keeps the parsed part of a header block that it refuses: hence few and small headers in most attacks.
 """
 
 import contextlib
@@ -112,7 +111,7 @@ ATTACKS = {
 
 
 def attack(port, payload):
-    """Send all that the receiver takes, and wait until it has answered or closed the connection."""
+    """Send all that the receiver accepts, and wait until it has answered or closed the connection."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         client.sendall(PREFACE + frame(SETTINGS_FRAME, 0, 0))
         client.settimeout(2)

@@ -1,4 +1,4 @@
-"""The listening socket: whoever arrives while it closes is not left waiting."""
+"""The listening socket: clients that connect while it closes are not left waiting."""
 
 import asyncio
 import errno
@@ -12,7 +12,7 @@ LIMITS = ConnectionLimits(connections_max=10, head_timeout_s=5, idle_timeout_s=5
 
 
 class Server:
-    """Makes protocols and knows those that are connected."""
+    """Creates protocols, and knows the connected ones."""
 
     def __init__(self):
         self.connections = set()
@@ -62,7 +62,7 @@ async def close_after(turns):
 
 @pytest.mark.parametrize("turns", range(8))
 def test_a_new_connection_during_close_is_closed(turns):
-    """In whatever state it is: waiting in the kernel, just accepted, in its handshake."""
+    """In any state: waiting in the kernel, just accepted, in its handshake."""
     for client in asyncio.run(close_after(turns)):
         with client:
             assert is_over(client)
@@ -128,12 +128,12 @@ async def crowded(addresses, *, newcomer):
 
 @pytest.mark.parametrize(("newcomer", "closed"), [("127.0.0.3", 1), ("127.0.0.2", 10)])
 def test_an_address_cannot_keep_others_out(newcomer, closed):
-    """The address with the most connections loses its oldest silent one; to itself only what was silent for a while."""
+    """The address with the most connections loses its oldest silent one; one of its own only if silent for a while."""
     addresses = ["127.0.0.3", *["127.0.0.2"] * 9]
     assert asyncio.run(crowded(addresses, newcomer=newcomer)) == [closed]
 
 
 def test_an_address_replaces_its_own_connections(monkeypatch):
-    """What was silent for a while."""
+    """If they were silent for a while."""
     monkeypatch.setattr("quiver.receivers.otlp.http_listener.WAIT_MIN_S", 0.0)
     assert asyncio.run(crowded(["127.0.0.2"] * 10, newcomer="127.0.0.2")) == [0]

@@ -1,4 +1,4 @@
-"""gzip is inflated within a limit, whatever it holds."""
+"""gzip is decompressed within a limit, for any content."""
 
 import gzip
 import random

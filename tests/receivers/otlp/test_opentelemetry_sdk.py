@@ -1,4 +1,4 @@
-"""The unmodified OpenTelemetry SDK and its exporters, over gRPC and HTTP: what was recorded is in the views."""
+"""The unmodified OpenTelemetry SDK and its exporters, over gRPC and HTTP: recorded data are in the views."""
 
 import grpc
 import pytest

@@ -32,7 +32,7 @@ def receiver(store):
 
 
 def post(receiver, data, *, path="/v1/logs", method="POST", **headers):
-    """Return status, headers and body; keyword `content_type` stands for Content-Type, and so on."""
+    """Return status, headers and body; the keyword `content_type` sets Content-Type, and so on."""
     sent = {"Content-Type": PROTOBUF}
     sent |= {name.replace("_", "-").title(): value for name, value in headers.items()}
     connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=30)

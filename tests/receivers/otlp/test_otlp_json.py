@@ -1,4 +1,4 @@
-"""OTLP in JSON becomes the protobuf that says the same, by the rules of the OTLP specification."""
+"""OTLP/JSON becomes equivalent protobuf, by the rules of the OTLP specification."""
 
 import json
 import tracemalloc
@@ -169,7 +169,7 @@ def test_other_json_is_damage(data):
 
 
 def test_a_repeated_key_in_an_object_is_damage():
-    """What the first one held would be lost in silence; protobuf's own reader of texts refuses it, too."""
+    """The first value would be lost silently; protobuf's own parser refuses it, too."""
     data = b'{"resourceLogs": [{"scopeLogs": [{"logRecords": []}], "scopeLogs": []}]}'
     answer = request_from_json(data, "logs")
     assert isinstance(answer, Damage)

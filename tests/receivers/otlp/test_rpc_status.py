@@ -1,4 +1,4 @@
-"""Statuses are those that the official messages read."""
+"""The official protobuf messages decode our statuses."""
 
 import pytest
 from google.rpc.error_details_pb2 import RetryInfo

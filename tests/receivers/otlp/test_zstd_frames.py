@@ -1,4 +1,4 @@
-"""zstd is inflated within a limit, whatever it holds, and its frames are measured before that."""
+"""zstd is decompressed within a limit, for any content, and its frames are measured first."""
 
 import random
 import resource
@@ -19,7 +19,7 @@ def pack(data: bytes) -> bytes:
 
 
 def stream(data: bytes) -> bytes:
-    """Return a frame that does not say how much it holds."""
+    """Return a frame without a content size."""
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as out:
         out.write(data)
@@ -27,7 +27,7 @@ def stream(data: bytes) -> bytes:
 
 
 def rle(blocks: int, *, window: int = 0x40) -> bytes:
-    """Return a frame of so many blocks, each of 128 KiB of one byte."""
+    """Return a frame of *blocks* blocks, each with 128 KiB of one byte."""
     block = (128 * 1024 << 3 | 1 << 1).to_bytes(3, "little") + b"a"
     return ZSTD_MAGIC + bytes([0, window]) + block * blocks + b"\x01\x00\x00"
 
@@ -68,11 +68,11 @@ def test_late_errors_leak_no_memory():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(200):
         inflate_zstd(late, size_max=2_000_000)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB; kept, it would be 200 MiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB; a leak would take 200 MiB
 
 
 def test_excessive_memory_requests_of_a_frame_are_refused():
-    assert isinstance(inflate_zstd(rle(1, window=(13 << 3)), size_max=200_000), bytes)  # 8 MiB, the most
+    assert isinstance(inflate_zstd(rle(1, window=(13 << 3)), size_max=200_000), bytes)  # 8 MiB, the maximum
     for window in (13 << 3 | 1, 17 << 3, 0xFF):
         asked = inflate_zstd(rle(1, window=window), size_max=200_000)
         assert isinstance(asked, Damage)

@@ -1,4 +1,4 @@
-"""The official client 5.0, in a process of its own, beside the newer one that the other tests use."""
+"""The official client 5.0, in a separate process, while the other tests use the newer one."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ for other in others:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    """Runs the program with client 5.0 in front of the installed one."""
+    """Run the program with client 5.0 instead of the installed one."""
     target = tmp_path_factory.mktemp("questdb5")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), "questdb==5.0.0"]
     if subprocess.run(pip, capture_output=True, check=False, timeout=120).returncode:
@@ -86,7 +86,7 @@ def values(receiver, table="t", column="v"):
 
 
 def test_it_sends_to_us(client, receiver, tmp_path):
-    """Rows through its slot, a frame beside it."""
+    """Rows through its slot, and a frame."""
     client(f"ws::addr=127.0.0.1:{receiver.port};sf_dir={tmp_path}/sf;sender_id=a;", rows=50)
     client(f"ws::addr=127.0.0.1:{receiver.port};", frame=1000)
 
@@ -95,7 +95,7 @@ def test_it_sends_to_us(client, receiver, tmp_path):
 
 
 def test_equal_rows_of_several_clients_are_all_stored(client, receiver):
-    """Side by side, and one after the other."""
+    """Concurrently, and one after the other."""
     for _ in range(2):
         client(f"ws::addr=127.0.0.1:{receiver.port};", rows=8, copies=3)
 
@@ -103,7 +103,7 @@ def test_equal_rows_of_several_clients_are_all_stored(client, receiver):
 
 
 def test_resent_rows_are_stored_once(client, receiver, tmp_path):
-    """Nothing that it was told has reached it; its next life sends all of it again."""
+    """No confirmation has reached it; its next process resends everything."""
     slot = f"sf_dir={tmp_path}/sf;sender_id=a;"
     with LossyProxy(receiver.port) as proxy:
         proxy.loses_answers_from = b"\x89"  # the first ping
@@ -114,7 +114,7 @@ def test_resent_rows_are_stored_once(client, receiver, tmp_path):
 
 
 def test_it_may_pool_its_connections(client, receiver, tmp_path):
-    """As its newer version may."""
+    """As with the newer version."""
     for more in ("", f"sf_dir={tmp_path}/sf;sender_id=a;"):
         client(f"ws::addr=127.0.0.1:{receiver.port};{more}", rows=10, pooled=True)
 
@@ -122,7 +122,7 @@ def test_it_may_pool_its_connections(client, receiver, tmp_path):
 
 
 def test_it_drains_our_slot(client, receiver, tmp_path):
-    """What our sender left behind comes before what it sends itself."""
+    """Frames of our sender are sent before its own."""
     nowhere = "ws::addr=127.0.0.1:1;initial_connect_retry=async;close_flush_timeout_millis=0;"
     with Sender.from_conf(f"{nowhere}sf_dir={tmp_path}/sf;sender_id=a;") as sender:
         for number in range(100, 120):
@@ -133,7 +133,7 @@ def test_it_drains_our_slot(client, receiver, tmp_path):
 
 
 def test_we_drain_its_slot(client, receiver, tmp_path):
-    """With the symbols that it keeps beside its frames."""
+    """Including the symbols that it stores next to its frames."""
     from typer.testing import CliRunner
 
     nowhere = "ws::addr=127.0.0.1:1;initial_connect_retry=async;close_flush_timeout_millis=0;"

@@ -1,4 +1,4 @@
-"""QuestDB clients, ours and the official one, on a real socket in front of a real store."""
+"""QuestDB clients, ours and the official one, on a real socket with a real store."""
 
 import shutil
 import socket
@@ -43,7 +43,7 @@ COMMIT = MESSAGE_HEADER.pack(b"QWP1", 1, Flags.DELTA_SYMBOLS, 0, 2) + b"\0\0"
 
 
 def test_confirmed_rows_of_our_sender_are_in_the_log(store):
-    """Tables by name, in one slot, without anything sealed."""
+    """Tables by name, in one slot, without a seal."""
     with receiving(store) as receiver:
         with Sender.from_conf(f"ws::addr=127.0.0.1:{receiver.port};") as sender:
             for number in range(20):
@@ -56,7 +56,7 @@ def test_confirmed_rows_of_our_sender_are_in_the_log(store):
 
 
 def test_the_official_client_needs_no_change(store, tmp_path):
-    """Rows and frames, through its own store and forward or not; its symbols come in pieces."""
+    """Rows and frames, with and without its own store and forward; its symbols arrive in pieces."""
     questdb = pytest.importorskip("questdb")
     pandas = pytest.importorskip("pandas")
     with receiving(store) as receiver:
@@ -76,14 +76,14 @@ def test_the_official_client_needs_no_change(store, tmp_path):
             frame = pandas.DataFrame({"n": range(1000), "at": pandas.date_range("2025", periods=1000, freq="s")})
             sender.dataframe(frame, table_name="frame", at="at")
         found = rows_of(store)
-    # The second sender says what the first has said, and is another one.
+    # The second sender sends the same as the first, but is another one.
     assert sorted(row["v"] for table, row in found if table == "t") == sorted([*range(50), *range(50)])
     assert {row["s"] for table, row in found if table == "t"} == {f"S{number}" for number in range(7)}
     assert sorted(row["n"] for table, row in found if table == "frame") == list(range(1000))
 
 
 def test_the_official_client_may_pool_its_connections(store, tmp_path):
-    """It connects for queries before it sends a row. Queries are refused in words, and rows go on."""
+    """It connects for queries before it sends a row. Queries are refused with a message, and rows are accepted."""
     questdb = pytest.importorskip("questdb")
     pandas = pytest.importorskip("pandas")
     with receiving(store) as receiver:
@@ -101,7 +101,7 @@ def test_the_official_client_may_pool_its_connections(store, tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b"\x10\0", message(1), b"QWP1"], ids=["empty", "short", "rows", "header"])
 def test_an_invalid_query_ends_a_query_connection(store, data):
-    """Rows are not taken there."""
+    """Rows are not accepted there."""
     with receiving(store) as receiver, client(receiver, "/read/v1") as connection:
         assert connection.recv(10).startswith(b"QWP1")
         connection.send(data)
@@ -127,7 +127,7 @@ def test_one_ok_covers_all_earlier_messages(store):
 
 
 def test_a_group_is_confirmed_atomically(store):
-    """What is deferred is stored, and waits for its commit to be confirmed."""
+    """Deferred messages are stored, and confirmed with the commit."""
     with receiving(store) as receiver, client(receiver) as connection:
         assert send(connection, message(0)) == Ok(0, {"t": 0})
         connection.send(message(1, flags=Flags.DEFER_COMMIT))
@@ -138,7 +138,7 @@ def test_a_group_is_confirmed_atomically(store):
 
 
 def test_durable_means_sealed(store):
-    """The acknowledgement of the log comes first; the other one when a segment has the rows."""
+    """The acknowledgement of the log comes first; the durable one once a segment has the rows."""
     headers = {"X-QWP-Request-Durable-Ack": "true"}
     with receiving(store) as receiver, client(receiver, additional_headers=headers) as connection:
         assert connection.response.headers["X-QWP-Durable-Ack"] == "enabled"
@@ -168,11 +168,11 @@ def test_the_wait_for_durability_is_limited(store):
 
 
 def test_a_restart_does_not_delay_durable_acknowledgements(tmp_path):
-    """What is sent again is known from the log, and is sealed for who waits, though nothing new ever comes."""
+    """Resent rows are recognized from the log, and are sealed for a waiting client even if nothing new arrives."""
     settings = Settings(segment_open_s_max=600)
     with quiver.open(str(tmp_path / "buffer"), settings=settings) as store:
         QwpIntake(store, HERE).open().take([message(1)])
-        shutil.copytree(tmp_path / "buffer", tmp_path / "after")  # what is there when the process dies
+        shutil.copytree(tmp_path / "buffer", tmp_path / "after")  # the state if the process dies now
     with quiver.open(str(tmp_path / "after"), settings=settings) as store:
         intake = QwpIntake(store, HERE)
         assert intake.open().take([message(1)]).tables == {"t": 0}
@@ -182,7 +182,7 @@ def test_a_restart_does_not_delay_durable_acknowledgements(tmp_path):
 
 
 def test_durable_tier_means_in_the_object_tier(tmp_path):
-    """A sealed segment is not enough: its object has been read back when the client is told."""
+    """A sealed segment is not enough: its object was read back before the acknowledgement."""
     settings = Settings(segment_open_s_max=600, cold_objects=ObjectLocation.from_url(str(tmp_path / "cold")))
     headers = {"X-QWP-Request-Durable-Ack": "true"}
     with (
@@ -195,7 +195,7 @@ def test_durable_tier_means_in_the_object_tier(tmp_path):
         with pytest.raises(TimeoutError):
             connection.recv(0.3)
         assert send(connection, message(2)) == Ok(1, {"t": 1})
-        store.maintain()  # sends the first segment; the second row is in none
+        store.maintain()  # uploads the first segment; the second row is not sealed yet
         assert answer(connection) == DurableAck({"t": 0})
         store.seal()
         store.maintain()
@@ -203,7 +203,7 @@ def test_durable_tier_means_in_the_object_tier(tmp_path):
 
 
 def test_a_slow_tier_causes_no_small_segments():
-    """Who waits for it has the open segment sealed once in `durable_wait_s`, not ten times a second."""
+    """For a waiting client the open segment is sealed once per `durable_wait_s`, not ten times a second."""
     sealed = []
     waiting = {"waiting_sequence": 0}
     store = SimpleNamespace(
@@ -226,7 +226,7 @@ def test_a_slow_tier_causes_no_small_segments():
 
 
 def test_durable_tier_needs_a_tier(store):
-    """Said when the receiver is made."""
+    """Reported when the receiver is created."""
     with pytest.raises(SettingsError, match="cold.objects"):
         QwpReceiver(store, replace(HERE, durable="tier"))
 
@@ -235,7 +235,7 @@ def test_durable_tier_needs_a_tier(store):
 
 
 def test_an_invalid_message_is_refused_and_nothing_after_it_is_stored(store):
-    """With its number; what came before is stored."""
+    """With its number; earlier messages are stored."""
     with receiving(store) as receiver, client(receiver) as connection:
         assert isinstance(send(connection, message(1)), Ok)
         refusal = send(connection, message(2)[:-1])
@@ -248,7 +248,7 @@ def test_an_invalid_message_is_refused_and_nothing_after_it_is_stored(store):
 
 
 def test_a_gap_in_the_symbols_has_its_own_status(store):
-    """A client may send the whole dictionary and go on."""
+    """A client may send the complete dictionary and continue."""
     data = bytearray(message(2))
     data[12] = 9
     with receiving(store) as receiver, client(receiver) as connection:
@@ -271,7 +271,7 @@ def test_a_few_bytes_never_become_gigabytes(store):
 
 @pytest.mark.parametrize("data", ["a text", b"x" * 2_000_000], ids=["text", "large"])
 def test_invalid_data_ends_the_connection(store, data):
-    """With the code for it."""
+    """With the matching close code."""
     settings = replace(HERE, max_request_bytes=1_000_000)
     with receiving(store, settings) as receiver, client(receiver) as connection:
         assert connection.response.headers["X-QWP-Max-Batch-Size"] == "1000000"
@@ -284,7 +284,7 @@ def test_invalid_data_ends_the_connection(store, data):
 
 @pytest.mark.parametrize(("path", "status"), [("/", 404), ("/exec", 404), ("/write/v3", 404)])
 def test_other_paths_are_not_found(store, path, status):
-    """And say where it is."""
+    """With a hint to the right path."""
     with receiving(store) as receiver, pytest.raises(InvalidStatus) as refused, client(receiver, path):
         pass
     assert refused.value.response.status_code == status
@@ -314,7 +314,7 @@ def test_a_client_without_credentials_is_rejected(store):
 
 
 def test_tls_with_a_client_certificate(store, authority, server_files, client_files):
-    """As every port of ours."""
+    """As on every port of ours."""
     cert, key = server_files
     tls = TlsSettings(cert_file=str(cert), key_file=str(key), client_ca_file=str(authority.cert))
     with receiving(store, replace(HERE, security=SecuritySettings(tls=tls))) as receiver:
@@ -327,7 +327,7 @@ def test_tls_with_a_client_certificate(store, authority, server_files, client_fi
 
 
 def test_reading_pauses_while_the_client_does_not_read(store):
-    """Answers do not pile up: sooner or later it cannot send any more."""
+    """Answers do not accumulate: eventually it cannot send any more."""
     ping = b"\x89\xfd\0\0\0\0" + b"x" * 125
     upgrade = b"GET /write/v4 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     upgrade += b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + b"A" * 22 + b"==\r\n\r\n"
@@ -344,7 +344,7 @@ def test_reading_pauses_while_the_client_does_not_read(store):
 
 
 def test_connections_are_limited(store):
-    """One too many is closed as it comes."""
+    """A connection above the limit is closed immediately."""
     with receiving(store, replace(HERE, connections_max=1)) as receiver, client(receiver) as connection:
         with pytest.raises((OSError, EOFError, WebSocketException)), client(receiver, open_timeout=2):
             pass
@@ -352,7 +352,6 @@ def test_connections_are_limited(store):
 
 
 def test_conflicting_settings_are_refused():
-    """In words."""
     for change in ({"max_request_bytes": 0}, {"tables_bytes_max": 1}, {"receiving_bytes_max": 1}, {"ack": "never"},
                    {"durable_wait_s": 0}, {"durable": "elsewhere"}, {"listening_addr": "0.0.0.0:1"}):  # fmt: skip
         with pytest.raises(SettingsError):
@@ -363,7 +362,7 @@ def test_conflicting_settings_are_refused():
 
 
 def test_a_full_store_makes_the_client_wait(store):
-    """No refusal, which some clients take for the end: an answer when there is room."""
+    """No refusal, because some clients treat it as final: an answer once there is space."""
     from quiver.errors import CapacityError
 
     real = store.ingest
@@ -386,7 +385,7 @@ def test_a_full_store_makes_the_client_wait(store):
 
 
 def test_a_failed_store_ends_the_connection_and_refuses_new_ones_for_a_while(store):
-    """The client keeps what it has."""
+    """The client keeps its rows."""
 
     def broken(bundle, **options):
         raise OSError(5, "no disk")

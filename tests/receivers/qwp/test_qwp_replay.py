@@ -1,4 +1,4 @@
-"""What a QWP client sends again is stored once, and what another client says, too, is stored for each of them."""
+"""Rows that a QWP client resends are stored once; equal rows of several clients are stored for each of them."""
 
 import shutil
 import sqlite3
@@ -54,13 +54,13 @@ def taking(store, settings=HERE, **components):
 
 
 def told(one):
-    """The client hears what it is told, and says so."""
+    """The client receives and acknowledges its confirmations."""
     said = heard_of(one)
     one.pong(said)
 
 
 def heard_of(one):
-    """The client is told; the ping in front of it."""
+    """A confirmation is sent; return the ping before it."""
     one.told()
     return one.ping()
 
@@ -84,7 +84,7 @@ def rows_to(sender, *values):
 
 
 def test_equal_rows_of_several_clients_are_all_stored(store):
-    """Side by side, and one after the other: every row that was confirmed is there."""
+    """Concurrently, and one after the other: every confirmed row is stored."""
     with receiving(store) as receiver:
         conf = f"ws::addr=127.0.0.1:{receiver.port};"
         senders = [official().Sender.from_conf(conf) for _ in range(3)]
@@ -101,7 +101,7 @@ def test_equal_rows_of_several_clients_are_all_stored(store):
 
 @pytest.mark.parametrize("slot", [False, True], ids=["memory", "slot"])
 def test_a_client_that_missed_the_answer_resends_and_is_stored_once(store, tmp_path, slot):
-    """Its connection breaks after everything was stored and confirmed, and the confirmations are lost on the way."""
+    """Its connection breaks after everything was stored and confirmed, and the confirmations are lost."""
     with receiving(store) as receiver, LossyProxy(receiver.port) as proxy:
         conf = f"ws::addr=127.0.0.1:{proxy.port};" + (f"sf_dir={tmp_path}/sf;sender_id=a;" if slot else "")
         with official().Sender.from_conf(conf) as sender:
@@ -117,7 +117,7 @@ def test_a_client_that_missed_the_answer_resends_and_is_stored_once(store, tmp_p
 
 
 def test_a_client_reconnects_after_the_receiver_was_killed(tmp_path):
-    """The rows are in a sealed segment by then, and the log has forgotten them."""
+    """The rows are in a sealed segment by then, and no longer in the log."""
     path = tmp_path / "buffer"
     with quiver.open(str(path), settings=SETTINGS) as store, receiving(store) as receiver:
         with LossyProxy(receiver.port) as proxy:
@@ -142,7 +142,7 @@ def test_a_client_reconnects_after_the_receiver_was_killed(tmp_path):
 
 @pytest.mark.timeout(60)
 def test_a_reconnecting_client_is_recognized_with_any_number_of_cores(tmp_path):
-    """Its confirmations are lost and its connection breaks, again and again: each row is stored once, in order."""
+    """Confirmations are lost and connections break repeatedly: each row is stored once, in order."""
     config = QwpReceiverConfig(listening_addr=f"127.0.0.1:{free_port()}")
     path = str(tmp_path / "buffer")
     with ExitStack() as stack:
@@ -154,7 +154,7 @@ def test_a_reconnecting_client_is_recognized_with_any_number_of_cores(tmp_path):
         proxy = stack.enter_context(LossyProxy(receivers[0].port))
         conf = f"ws::addr=127.0.0.1:{proxy.port};reconnect_initial_backoff_millis=1;reconnect_max_backoff_millis=5;"
         with Sender.from_conf(conf) as sender:
-            proxy.loses_answers_from = b"\x89"  # the ping in front of a confirmation; handshakes come through
+            proxy.loses_answers_from = b"\x89"  # the ping before a confirmation; handshakes succeed
             for value in range(12):
                 sender.row("t", columns={"v": value}, at=1000 + value)
                 sender.flush()
@@ -193,7 +193,7 @@ def wait_until(condition):
 
 
 def test_unanswered_rows_are_recognized_on_the_next_connection(store):
-    """In order, up to the first table that is new; afterwards everything is."""
+    """In order, up to the first new table; from then on all tables are new."""
     with receiving(store) as receiver, LossyProxy(receiver.port) as proxy:
         with client(proxy) as connection:
             for number in range(2):
@@ -211,7 +211,7 @@ def test_unanswered_rows_are_recognized_on_the_next_connection(store):
 
 
 def test_equal_rows_on_one_connection_are_distinct(store):
-    """Nobody sends again where the first was not lost."""
+    """A client never resends on the connection where the first copy was not lost."""
     with receiving(store) as receiver, client(receiver) as connection:
         for _ in range(3):
             assert isinstance(send(connection, message(7)), Ok)
@@ -220,7 +220,7 @@ def test_equal_rows_on_one_connection_are_distinct(store):
 
 @pytest.mark.parametrize("at", [1000, None])
 def test_rows_that_a_client_knows_to_be_stored_are_not_expected_again(store, at):
-    """It said goodbye after it had answered: whoever says the same is somebody else."""
+    """It closed the connection after it had answered: equal rows are from another client."""
     with receiving(store) as receiver:
         for _ in range(3):
             with client(receiver) as connection:
@@ -229,7 +229,7 @@ def test_rows_that_a_client_knows_to_be_stored_are_not_expected_again(store, at)
 
 
 def test_two_open_connections_with_equal_rows_are_two_clients(store):
-    """Message by message, side by side."""
+    """Message by message, concurrently."""
     with receiving(store) as receiver, client(receiver) as one, client(receiver) as other:
         for number in range(5):
             assert isinstance(send(one, message(number)), Ok)
@@ -240,7 +240,7 @@ def test_two_open_connections_with_equal_rows_are_two_clients(store):
 
 
 def test_a_vanished_host_is_waited_for_up_to_a_limit(store):
-    """Its connection looks open, and does not answer: its next one is not stored beside it."""
+    """Its connection looks open, but does not answer: the rows of its next one are not stored twice."""
     settings = replace(HERE, keepalive=KeepaliveSettings(ping_timeout_s=0.2))
     with receiving(store, settings) as receiver, LossyProxy(receiver.port) as proxy, client(proxy) as vanished:
         proxy.loses_answers = True
@@ -256,7 +256,7 @@ def test_a_vanished_host_is_waited_for_up_to_a_limit(store):
 
 
 def test_without_deduplication_everything_is_stored(store):
-    """Off by 0."""
+    """Disabled with 0."""
     with receiving(store, replace(HERE, dedupe_window_s=0)) as receiver, LossyProxy(receiver.port) as proxy:
         proxy.loses_answers = False
         for _ in range(2):
@@ -268,7 +268,7 @@ def test_without_deduplication_everything_is_stored(store):
 
 
 def test_a_connection_that_breaks_again_and_again_stores_each_row_once(store):
-    """Our sender, through a receiver that is stopped and started on the same port."""
+    """Our sender, with a receiver that is restarted on the same port."""
     with receiving(store) as receiver:
         settings = replace(HERE, listening_addr=f"127.0.0.1:{receiver.port}")
         sender = Sender.from_conf(
@@ -287,7 +287,7 @@ def test_a_connection_that_breaks_again_and_again_stores_each_row_once(store):
 
 
 class Gated:
-    """A store that takes nothing until `gate` is set; `entered` says that somebody waits."""
+    """A store that accepts nothing until `gate` is set; `entered` is set when a caller waits."""
 
     def __init__(self, store):
         self._store = store
@@ -304,7 +304,7 @@ class Gated:
 
 @pytest.mark.parametrize("at", [1000, None])
 def test_the_queue_of_a_broken_connection_is_not_stored_in_addition_to_resent_rows(store, at):
-    """The client comes back while the first connection's messages still wait, and is faster than these."""
+    """The client reconnects while messages of the first connection are still queued, and is faster."""
     gated = Gated(store)
     with receiving(gated) as receiver:
         with client(receiver) as connection:
@@ -327,7 +327,7 @@ def test_the_queue_of_a_broken_connection_is_not_stored_in_addition_to_resent_ro
 @pytest.mark.parametrize("at", [1000, None])
 @pytest.mark.parametrize("begun", [0, 1, 2])
 def test_a_reconnecting_client_replaces_its_broken_connection(store, begun, at):
-    """Message by message, without threads: what the old one had stored is recognised, it stores nothing more."""
+    """Message by message, without threads: its stored tables are recognized, and it stores nothing more."""
     messages = [message(number, at=at) for number in range(4)]
     with taking(store) as intake:
         old, new = intake.open(), intake.open()
@@ -344,7 +344,7 @@ def test_a_reconnecting_client_replaces_its_broken_connection(store, begun, at):
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_connection_that_ends_during_storage_records_every_table(store, before, restarts):
-    """As when a receiver stops. What is being stored is recognised later, and the rest is left to the client."""
+    """As when a receiver stops. Tables being stored are recognized later, and the client resends the rest."""
     messages = [message(number) for number in range(4)]
     gated = Gated(store)
     with taking(gated) as intake:
@@ -371,7 +371,7 @@ def test_a_connection_that_ends_during_storage_records_every_table(store, before
 
 
 def test_a_possibly_broken_connection_is_pinged_first(store):
-    """The later one waits; then the answer shows two clients, or the end of the other one shows one."""
+    """The later one waits; then the answer proves two clients, or the end of the other one proves one."""
     with taking(store) as intake:
         one, two, three = (intake.open() for _ in range(3))
         one.take([message(0)])
@@ -387,7 +387,7 @@ def test_a_possibly_broken_connection_is_pinged_first(store):
 
 
 def test_the_earlier_of_two_connections_is_pinged_when_the_later_one_was_faster(store):
-    """What it still has to store is stored when it answers, and left to the other one when it is over."""
+    """Its remaining tables are stored when it answers, and left to the other one when it is over."""
     with taking(store) as intake:
         slow, slower, fast = (intake.open() for _ in range(3))
         assert fast.take([message(0)]).done == 1
@@ -420,7 +420,7 @@ def test_connections_of_other_senders_are_never_pinged(store):
 
 
 def test_unconfirmed_rows_may_be_resent_by_another_sender(store):
-    """And only once: no stored row is confirmed to two clients."""
+    """But only once: no stored row is confirmed to two clients."""
     with taking(store) as intake:
         lost = intake.open(b"host 1")
         lost.take([message(0), message(1)])
@@ -434,7 +434,7 @@ def test_unconfirmed_rows_may_be_resent_by_another_sender(store):
 
 
 def test_confirmed_rows_are_only_recognized_from_the_same_sender(store):
-    """It may not have heard it; another sender surely has not said it."""
+    """It may have missed the confirmation; another sender certainly did not send these rows."""
     with taking(store) as intake:
         one = intake.open(b"a")
         one.take([message(0)])
@@ -446,7 +446,7 @@ def test_confirmed_rows_are_only_recognized_from_the_same_sender(store):
 
 
 def test_confirmed_rows_without_a_timestamp_never_count_as_resent(store):
-    """Two heartbeats may say the same; one that was not confirmed is sent again."""
+    """Two heartbeats may be equal; an unconfirmed one is resent."""
     with taking(store) as intake:
         one = intake.open()
         one.take([message(0, at=None)])
@@ -458,7 +458,7 @@ def test_confirmed_rows_without_a_timestamp_never_count_as_resent(store):
 
 
 def test_a_client_that_waits_for_durability_resends_undurable_rows(store):
-    """It was told that its rows are stored, and knows it, and keeps them all the same."""
+    """It received the confirmation of the log, but keeps its rows."""
     with taking(store) as intake:
         one = intake.open()
         for number in range(3):
@@ -492,7 +492,7 @@ def test_a_group_that_was_not_committed_is_sent_again(store):
 
 
 def test_a_client_may_reconnect_days_later_unless_limited(store):
-    """By time after the end of its connection."""
+    """By the time since the end of its connection."""
     for number, (window_s, expected) in enumerate([(None, 1), (3600, 2)]):
         clock = ManualClock()
         with taking(store, replace(HERE, dedupe_window_s=window_s), clock=clock) as intake:
@@ -505,7 +505,7 @@ def test_a_client_may_reconnect_days_later_unless_limited(store):
 
 
 def test_as_many_bytes_are_remembered_as_a_client_may_buffer(store, monkeypatch):
-    """Of each connection; of all together so many tables. The oldest are forgotten first."""
+    """Per connection; the number of tables is limited in total. The oldest are forgotten first."""
     monkeypatch.setattr("quiver.receivers.qwp.replay._TRIM_BYTES", 1000)
     size = len(message(100))
     with taking(store, replace(HERE, dedupe_bytes_max=5000)) as intake:
@@ -523,7 +523,7 @@ def test_as_many_bytes_are_remembered_as_a_client_may_buffer(store, monkeypatch)
 
 
 def test_acknowledged_rows_are_soon_forgotten(store, monkeypatch):
-    """All but a few segments: it has removed the others."""
+    """Except a few segments: the client has removed the others."""
     monkeypatch.setattr("quiver.receivers.qwp.replay._KNOWN_BYTES", 5000)
     monkeypatch.setattr("quiver.receivers.qwp.replay._TRIM_BYTES", 1000)
     size = len(message(100))
@@ -539,12 +539,12 @@ def test_acknowledged_rows_are_soon_forgotten(store, monkeypatch):
 
 
 def copied(tmp_path, store, name):
-    """A store as it would be found if the process died now."""
+    """The store as found if the process died now."""
     return shutil.copytree(store.path, tmp_path / name)
 
 
 def test_the_ledger_survives_a_killed_process(store, tmp_path):
-    """Whose connection it was, and what was told on those that had ended before."""
+    """The senders of its connections, and the confirmations on those that had ended."""
     with taking(store) as intake:
         ended, known, living = intake.open(b"a"), intake.open(b"a"), intake.open(b"a")
         for number, one in enumerate((ended, known, living)):
@@ -562,7 +562,7 @@ def test_the_ledger_survives_a_killed_process(store, tmp_path):
 
 
 def test_tables_missing_in_the_ledger_are_read_from_the_log(store, tmp_path):
-    """The process died between the two; whoever sends it again is taken for its sender."""
+    """The process died between the two; the next client that resends a table counts as its sender."""
     with taking(store) as intake:
         intake.open(b"a").take([message(0)])
         without = copied(tmp_path, store, "without")
@@ -577,7 +577,7 @@ def test_tables_missing_in_the_ledger_are_read_from_the_log(store, tmp_path):
 
 
 def test_a_stopped_receiver_reads_nothing_from_the_log(store):
-    """What it stored it knows; the rest is not for it to judge."""
+    """The ledger has all tables that it stored; others are not its responsibility."""
     with taking(store) as intake:
         one = intake.open()
         one.take([message(0)])
@@ -590,7 +590,7 @@ def test_a_stopped_receiver_reads_nothing_from_the_log(store):
 
 
 def test_rows_that_the_store_lost_do_not_count_as_stored(store, tmp_path):
-    """After a loss of power the ledger may be ahead of the log."""
+    """After a power loss the ledger may be ahead of the log."""
     with taking(store) as intake:
         before = copied(tmp_path, store, "before")
         one = intake.open()
@@ -605,7 +605,7 @@ def test_rows_that_the_store_lost_do_not_count_as_stored(store, tmp_path):
 
 
 def test_an_unreadable_ledger_is_quarantined(store, tmp_path):
-    """Junk, a later version, a directory: rows may be repeated, and none is lost or refused."""
+    """Junk, a later version, a directory: rows may be repeated, but none is lost or refused."""
     path = tmp_path / "buffer" / LEDGER_NAME
     for number, kind in enumerate(["junk", "version", "directory"]):
         if kind == "junk":
@@ -627,7 +627,7 @@ def test_an_unreadable_ledger_is_quarantined(store, tmp_path):
 
 
 def test_two_receivers_of_a_store_have_separate_files(store, tmp_path):
-    """The second one takes the next name."""
+    """The second one uses the next name."""
     with taking(store) as first, taking(store) as second:
         for intake in (first, second):
             assert intake.open().take([message(0)]).done == 1
@@ -636,7 +636,7 @@ def test_two_receivers_of_a_store_have_separate_files(store, tmp_path):
 
 
 def test_an_unwritable_file_does_not_stop_the_receiver(store):
-    """It is counted and reported; what is sent again meanwhile is stored again."""
+    """It is counted and reported; rows resent meanwhile are stored again."""
     observer = InMemoryObserver()
     with taking(store, observer=observer) as intake:
         one = intake.open()
