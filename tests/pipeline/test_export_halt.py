@@ -98,4 +98,4 @@ def test_a_halt_between_batches_stops_the_query(monkeypatch, caplog):
         one.look()
 
     assert (running.query.isActive, sieve.closed) == (False, 1)
-    assert caplog.text.count("out halted, and stays so") == 1
+    assert caplog.text.count("out halted until the pipeline is restarted") == 1

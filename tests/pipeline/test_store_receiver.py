@@ -316,7 +316,7 @@ def test_a_position_has_one_reader(tmp_path, monkeypatch, urn, config, says):
         inside["nodes"][name] = {"type": f"urn:quiver:{urn}:receiver", "config": {**config}}
     inside["connections"].append({"from": "again", "to": "store"})
     inside["nodes"]["again"]["config"][next(iter(config))] = str(tmp_path / "theirs") + "/"
-    with pytest.raises(PipelineError, match=f"(in|again) and (in|again) cannot both be {says}: give one another"):
+    with pytest.raises(PipelineError, match=f"(in|again) and (in|again) cannot both be {says}: use another name"):
         load(value)
     inside["nodes"]["again"]["config"][named] = "second"
     assert len(load(value).receivers) == 2

@@ -192,7 +192,7 @@ def test_a_circle_is_said(tmp_path):
         ({"poll_interval": 0}, "poll_interval must be positive"),
         ({"insecure": True}, "unknown key insecure"),
         ({"topik": "x"}, "did you mean topic"),
-        ({"metadata": "sqlite:///m.db"}, "it needs objects, too"),
+        ({"metadata": "sqlite:///m.db"}, "give objects, too"),
         ({"objects": "ftp://x"}, "no backend for ftp"),
         ({"objects": "cold", "metadata": {"endpoint": "etcd://h:1", "passwort": "x"}}, "did you mean 'password'"),
         ({"objects": "cold", "metadata": "redis://h"}, "is none of etcd://"),

@@ -1,6 +1,6 @@
 """
-A whole pipeline as one unit to copy, to bring back and to check: its buffers with all that is in them, and the
-checkpoints of its exporters on Spark.
+Snapshot, restore and check a complete pipeline as one unit: its buffers with all their data, and the checkpoints of its
+exporters on Spark.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def snapshot_pipeline(fs: FileSystem, pipeline: Pipeline, run_dir: Path, target:
 
     Args:
         fs: the file system.
-        pipeline: as checked; it may be running.
-        run_dir: where it keeps its state.
-        target: must not exist.
-        now_ns: the time.
+        pipeline: a validated pipeline; it may be running.
+        run_dir: the run directory of the pipeline.
+        target: a directory that does not exist yet.
+        now_ns: the current time.
 
     Raises:
-        UsageError: the pipeline keeps nothing on a disk, or has never run; or *target* exists or lies within a buffer.
+        UsageError: the pipeline has no data on disk, or has never run; or *target* exists or is inside a buffer.
         OSError: the disk refused; there is no *target*.
     """
     checkpoints = _checkpoints(pipeline, run_dir)
@@ -83,20 +83,21 @@ def restore_pipeline(
     clock: Clock = SYSTEM_CLOCK,
 ) -> Copied:
     """
-    Make the buffers and checkpoints of *pipeline* from the snapshot at *source*, where its file says they are.
+    Restore the buffers and checkpoints of *pipeline* from the snapshot at *source* to the places that its file names.
 
     Args:
         fs: the file system.
-        source: what `snapshot_pipeline` made; it stays as it is.
-        pipeline: as checked; it does not run. None of its buffers exists.
-        run_dir: where it keeps its state.
-        identity: a new UUID, from which restored stores and queries get theirs.
-        keep_identity: let the stores keep theirs. A checkpoint that exists then stays and goes on: it is newer.
-        damaged_too: restore also when files are damaged or missing.
+        source: a snapshot made by `snapshot_pipeline`; it is not changed.
+        pipeline: a validated pipeline that is not running, and of which no buffer exists.
+        run_dir: the run directory of the pipeline.
+        identity: a new UUID, from which the identities of restored stores and queries are derived.
+        keep_identity: let the stores keep their identities. An existing checkpoint is then kept and continued: it is
+            newer than the snapshot.
+        damaged_too: restore even if files are damaged or missing.
         clock: for the segment numbers, see `quiver.store.snapshots.snapshot.restore`.
 
     Raises:
-        UsageError: no finished snapshot, or not of this pipeline, or something of it exists.
+        UsageError: the snapshot is not complete, belongs to another pipeline, or a buffer already exists.
         CorruptionError: a file of the snapshot is not what was copied. Nothing was restored.
         OSError: the disk refused.
     """

@@ -1,4 +1,4 @@
-"""What a pipeline keeps beside the directory of a store: `<store>.run`, and the buffers that stand in no file."""
+"""The directories of a pipeline next to a store: `<store>.run`, and the implicit buffers."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from quiver.store.cores.instances import instance_roots
 __all__ = ["beside", "stores_beside"]
 
 _MADE = re.compile(r"(intake|staged)(-.+)?")
-"""What `quiver.pipeline.config.flow` calls the buffers that stand in no file and are not in memory."""
+"""The names of implicit buffers on disk; `quiver.pipeline.config.flow` generates them."""
 
 
 def beside(directory: str | Path, ending: str) -> Path:
     """
-    Return *directory* with a full stop and *ending* behind its name, never a place inside of it.
+    Return the path ``<directory>.<ending>``, a sibling of *directory* and never a path inside of it.
 
     Args:
-        directory: need not exist; ``.`` and ``..`` go by the name that they really have.
-        ending: without the full stop.
+        directory: need not exist; ``.`` and ``..`` are resolved to the real name.
+        ending: without the dot.
 
     Raises:
-        UsageError: *directory* is ``/``, and nothing lies beside it.
+        UsageError: *directory* is ``/``, which has no siblings.
     """
     path = Path(directory)
     if path.name in {"", ".."}:
         path = path.resolve()
     if not path.name:
-        raise UsageError(f"{path} cannot be a store of a pipeline, which keeps more beside it; name a directory below")
+        raise UsageError(f"{path} cannot be a store of a pipeline, which needs sibling directories; use a subdirectory")
     return path.with_name(f"{path.name}.{ending}")
 
 
 def stores_beside(fs: FileSystem, directory: str | Path) -> dict[str, list[str]]:
     """
-    Return the buffers that a pipeline keeps beside the store at *directory*, sorted, each with its stores: itself, or
-    one for each core. Whoever has only the name of that store finds here who stands behind those buffers.
+    Return the implicit buffers of a pipeline next to the store at *directory*, sorted, each with its stores: the buffer
+    itself, or one store for each core.
 
     Raises:
-        OSError: what lies there cannot be listed.
+        OSError: the parent directory cannot be listed.
     """
     try:
         place = beside(directory, "run")
     except UsageError:
-        return {}  # nothing lies beside the root of all
+        return {}  # the root directory has no siblings
     own = place.name.removesuffix("run")
     names = fs.list_dir(str(place.parent)) if fs.exists(str(place.parent)) else []
     found = {}
@@ -54,5 +54,5 @@ def stores_beside(fs: FileSystem, directory: str | Path) -> dict[str, list[str]]
         try:
             found[path] = instance_roots(fs, path)
         except (UsageError, NotADirectoryError):
-            continue  # it only has such a name
+            continue  # it has such a name but is not a store
     return found

@@ -1,8 +1,8 @@
 """
-What the Spark process counts: it writes it down, and the first ingest process tells it where metrics are told.
+The counters of the Spark process: it writes them to a file, and the first ingest process serves them as metrics.
 
-Spark's own process opens no port: metrics have one for each core. A life of the Spark process begins to count anew, and
-so does one of the ingest process; neither counts twice what the other said before.
+The Spark process opens no port: metrics have one port per core. Each start of the Spark process counts from zero, and
+so does each start of the ingest process; neither counts twice what the other reported before.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _Key = tuple[str, tuple[tuple[str, Any], ...]]
 
 class CountsWritten:
     """
-    The writing end: an observer, and the file that says what it counted in this process.
+    The writer: an observer, and the file with the counts of this process.
 
     Args:
-        run_dir: where the file is.
-        pid: of this process: another one begins at nothing.
+        run_dir: the directory of the file.
+        pid: the id of this process; another process starts at zero.
     """
 
     def __init__(self, run_dir: Path, pid: int) -> None:
@@ -41,7 +41,7 @@ class CountsWritten:
 
     def write(self) -> None:
         """
-        Write down what was counted, if it changed.
+        Write the counts to the file if they changed.
 
         Raises:
             OSError: the disk refused; the next call tries again.
@@ -55,7 +55,7 @@ class CountsWritten:
 
 
 class CountsRead:
-    """The reading end: hands what came since the last look to *observer*."""
+    """The reader: adds what was counted since the last read to *observer*."""
 
     def __init__(self, run_dir: Path, observer: Observer) -> None:
         self._path = str(run_dir / SPARK_COUNTS)
@@ -64,7 +64,7 @@ class CountsRead:
         self._told: dict[_Key, int] = {}
 
     def look(self) -> None:
-        """Count what the other process counted since. A file that is missing or cannot be read says nothing."""
+        """Add the new counts of the other process. A missing or unreadable file adds nothing."""
         try:
             said = json.loads(REAL_FILES.read_all(self._path, size_max=COUNTS_BYTES_MAX))
             pid = said["pid"]
@@ -78,6 +78,6 @@ class CountsRead:
             self._pid, self._told = pid, {}
         for key, amount in counts.items():
             more = amount - self._told.get(key, 0)
-            if more > 0 or key not in self._told:  # one that is 0 begins there
+            if more > 0 or key not in self._told:  # a counter that is 0 is reported once, too
                 self._observer.count(key[0], more, **dict(key[1]))
         self._told = counts

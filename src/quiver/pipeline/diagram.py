@@ -1,4 +1,4 @@
-"""The graph of a pipeline, drawn: as text, and for Mermaid."""
+"""Diagrams of a pipeline: as text, and for Mermaid."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from quiver.pipeline.model import Buffer, Pipeline, Route
 __all__ = ["as_mermaid", "as_text"]
 
 _SHAPES = {"receiver": ("([", "])"), "buffer": ("[(", ")]"), "processor": ("[", "]"), "exporter": (">", "]")}
-"""How Mermaid draws each: a pill, a drum, a box, a flag."""
+"""The Mermaid shape of each kind: pill, drum, box, flag."""
 
 
 def as_text(pipeline: Pipeline) -> str:
-    """
-    Return the graph as lines of text: each buffer with what fills it on the left, and under it the routes out of
-    it.
-    """
+    """Draw the graph as text: each buffer with its receivers on the left, and its routes below."""
     fed: dict[str, list[str]] = {}
     for buffer in pipeline.buffers:
         fed.setdefault(buffer.name, []).extend(node.name for node in buffer.receivers)
@@ -74,5 +71,5 @@ def as_mermaid(pipeline: Pipeline) -> str:
 
 
 def _identifier(name: str) -> str:
-    # Some words, `end` among them, mean something to Mermaid.
+    # Some words, such as `end`, are keywords of Mermaid.
     return f"n_{re.sub(r'[^A-Za-z0-9_]', '_', name)}"

@@ -1,4 +1,4 @@
-"""`disk`, beside `nodes`: one cap over everything that the buffers of a pipeline have on the disk."""
+"""The section `disk` of a pipeline file: one cap on the disk space of all buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["budget_of", "buffer_share", "letters_share", "too_small"]
 
 
 def too_small(pipeline: Pipeline, cores: int = 1) -> str | None:
-    """Return why the buffers of *pipeline* cannot work under its cap; None when they can, or when there is none."""
+    """Return why the buffers of *pipeline* cannot work under its disk cap; None if they can, or without a cap."""
     if pipeline.disk is None:
         return None
     needed = sum(_reserved(pipeline, cores).values())
@@ -30,19 +30,19 @@ def too_small(pipeline: Pipeline, cores: int = 1) -> str | None:
 
 
 def budget_of(pipeline: Pipeline, cores: int | None) -> DiskBudget | None:
-    """Return the budget of *pipeline* for this process; None when there is none."""
+    """Return the disk budget of *pipeline* for this process; None without a cap."""
     if pipeline.disk is None:
         return None
     return DiskBudget(REAL_FILES, pipeline.disk.size_cap, _reserved(pipeline, cores or 1), clock=SYSTEM_CLOCK)
 
 
 def buffer_share(budget: DiskBudget | None, path: str) -> DiskShare | None:
-    """Return what of *budget* the buffer at *path* may have; None when it is not under one."""
+    """Return the share of *budget* for the buffer at *path*; None without a budget."""
     return None if budget is None else budget.buffer(directory_name(path))
 
 
 def letters_share(budget: DiskBudget | None, path: str) -> DiskShare | None:
-    """Return what of *budget* the dead letters of the buffer at *path* may have; None when they are not under one."""
+    """Return the share of *budget* for the dead letters of the buffer at *path*; None without a budget."""
     return None if budget is None else budget.letters(directory_name(path))
 
 

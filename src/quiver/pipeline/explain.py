@@ -1,4 +1,4 @@
-"""What a checked pipeline will do, in plain values and in words: what `quiver run --check` says."""
+"""Describes a validated pipeline, as plain values and in sentences: the output of `quiver run --check`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WHEN_FULL = {"drop_oldest": "the oldest goes", "backpressure": "senders are tol
 
 
 def describe(pipeline: Pipeline, *, cores: int | None = None) -> dict[str, Any]:
-    """Return what would run, as plain values: nodes in flow order, what each does, and what each exporter receives."""
+    """Describe what would run, as plain values: nodes in the order of the flow, and what each exporter receives."""
     main = pipeline.main
     return {
         "receivers": [
@@ -50,7 +50,7 @@ def describe(pipeline: Pipeline, *, cores: int | None = None) -> dict[str, Any]:
 
 
 def promises(pipeline: Pipeline, *, cores: int | None = None) -> list[str]:
-    """Return in sentences what can be relied on, and what cannot."""
+    """Describe in sentences which guarantees the pipeline gives, and which it does not."""
     said = []
     exporters = [route for buffer in pipeline.buffers for route in buffer.routes if route.into is None]
     if not exporters:
@@ -102,7 +102,7 @@ def _keeps_letters_in_memory(buffer: Buffer) -> bool:
 
 
 def _exposed(pipeline: Pipeline) -> list[str]:
-    """Return which ports others can reach although something that protects them is missing."""
+    """Return a warning for each port that others can reach without TLS or authentication."""
     ports = [
         (name, address, config.security.missing())
         for name, config in pipeline.receivers
@@ -124,7 +124,7 @@ def _too_many(pipeline: Pipeline) -> list[str]:
 
 
 def _unlogged(pipeline: Pipeline) -> list[str]:
-    """Return which receivers confirm what is in memory only."""
+    """Return a warning for each receiver that confirms data that is only in memory."""
     return [
         f"{node.name} confirms requests that are in memory only (ack: logged), because {buffer.name} keeps no log "
         "(durability: segment_only): a crash loses them until their segment is sealed."
@@ -137,8 +137,8 @@ def _unlogged(pipeline: Pipeline) -> list[str]:
 
 def _loops(pipeline: Pipeline) -> list[str]:
     """
-    Return which exporters send to a port or a topic of this very pipeline: what they send comes in again, without
-    end.
+    Return a warning for each exporter that sends to a port, topic or store that this pipeline reads: the data loops
+    forever.
     """
     ports: dict[int, str] = {}
     for name, config in pipeline.receivers:
@@ -279,7 +279,7 @@ def _retry(buffer: Buffer, route: Route) -> str:
 
 
 def _retry_words(policy: RetryPolicy, where: str) -> str:
-    """Return a policy in a phrase, with *where* its dead letters are."""
+    """Describe a policy in a phrase; *where* names the place of its dead letters."""
     bounds = []
     if policy.max_attempts is not None:
         bounds.append(f"{policy.max_attempts} attempts")

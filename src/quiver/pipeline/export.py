@@ -1,9 +1,9 @@
 """
 The Spark process: one driver, and a streaming query for each exporter.
 
-It reads the store's files beside the ingest process and needs nothing else of it. An exporter whose query fails is
-started again alone, with backoff; the others go on. Down: what is sealed is still written, within a deadline, in the
-order of the flow: who reads a buffer goes on until those that write into it have ended.
+It reads the files of the store while the ingest process has it open, and needs nothing else from that process. If the
+query of an exporter fails, only that query is restarted, with backoff. On a stop, sealed data is still written within a
+deadline, in the order of the flow: a reader of a buffer continues until the writers of that buffer have ended.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ __all__ = ["export"]
 
 LOOK_S = 0.25
 STARTS_AT_ONCE = 2
-"""Spark gives the Python process of a new query 10 s to come up. On a slow machine a dozen would hold each other
-up until none made it, at every new try."""
+"""Spark gives the Python process of a new query 10 s to start. On a slow machine, a dozen that start together
+would delay each other until all of them fail, again and again."""
 STARTING_S = 15.0
-"""One that takes longer than this hangs for a reason of its own, and holds up nobody."""
+"""A query that takes longer to start hangs for another reason, and no longer delays the others."""
 STOP_S = 10.0
 CLOSE_S = 6.0
 HEALTHY_S = 30.0
 TRIGGER_AWAITED_S = 5.0
-"""A query whose turns are further apart than this is not waited for when it is drained, but has one turn more."""
+"""On a stop, a query with a longer trigger interval is not waited for; it runs one more batch instead."""
 
 _log = logging.getLogger("quiver.pipeline")
 
 
 class _Export:
-    """One exporter and its query, which may be between two lives."""
+    """One exporter and its query, which may be waiting for a restart."""
 
     def __init__(self, spark: SparkSession, plan: QueryPlan, observer: Observer | None = None) -> None:
         self.name = plan.name
@@ -70,14 +70,14 @@ class _Export:
         self._replay: QueryReplay | None = None
         self.is_drained = threading.Event()
         self.before: list[_Export] = []
-        """Those that write into the buffer that this one reads."""
+        """The exporters that write to the buffer that this one reads."""
 
     def _new_delays(self) -> Iterator[float]:
         return self._backoff.delays(Random())  # noqa: S311 - jitter, not a secret
 
     @property
     def is_starting(self) -> bool:
-        """Whether the Python process of its query is still to come up."""
+        """Whether the Python process of its query has not started yet."""
         if self._running is None or self._is_up or SYSTEM_CLOCK.monotonic() >= self._started_at + STARTING_S:
             return False
         query = self._running.query
@@ -86,8 +86,8 @@ class _Export:
 
     def look(self, *, may_start: bool = True) -> None:
         """
-        Start the query when it is due, and others are not about to; bury it when it has died. One that halted is left
-        alone.
+        Start the query if it is due and *may_start* allows it; clean up after a query that has died. Leave a halted
+        exporter alone.
         """
         now = SYSTEM_CLOCK.monotonic()
         if self._is_halted:
@@ -112,11 +112,11 @@ class _Export:
             try:
                 self._start(now)
             except Exception as problem:  # noqa: BLE001 - the edge: Spark and a user's processor raise many kinds
-                # One that cannot start, as it is configured or because of the disk, does not stop the others.
+                # An exporter that cannot start does not stop the others.
                 delay_s = next(self._delays)
                 self._start_at = now + delay_s
                 self._failed(problem)
-                _log.error("%s cannot start, tries again in %.1f s: %s", self.name, delay_s, _in_short(problem))
+                _log.error("%s cannot start, retries in %.1f s: %s", self.name, delay_s, _in_short(problem))
                 _log.info("%s, in full: %s", self.name, problem)
 
     def _start_again_later(self, now: float, error: object) -> None:
@@ -135,15 +135,15 @@ class _Export:
         self.stats.failed(failure_type(text), text)
 
     def save_report(self, *, is_last: bool = False) -> None:
-        """Write how the last attempts ended, when it is due."""
-        # No room for it: the report is late, and no exporter need stop for that.
+        """Write the report of the last attempts, if it is due."""
+        # A full disk delays the report; no exporter need stop for that.
         with contextlib.suppress(OSError):
             self.stats.save(is_last=is_last)
 
     def _halt(self, why: object) -> None:
-        # As its policy says: another start would only meet the same bundle.
+        # The policy asks for it: another start would fail on the same bundle.
         self._is_halted = True
-        _log.error("%s halted, and stays so until the pipeline is started again: %s", self.name, why)
+        _log.error("%s halted until the pipeline is restarted: %s", self.name, why)
 
     def _bury(self) -> None:
         running, self._running = self._running, None
@@ -164,11 +164,11 @@ class _Export:
             observer = self._observer or InMemoryObserver()
             try:
                 self._replay = QueryReplay(self._spark, self._plan, self._works, observer, stats=self.stats)
-            except Exception as problem:  # noqa: BLE001 - the edge: the query runs, and must not be started once more
+            except Exception as problem:  # noqa: BLE001 - the edge: the query runs, and must not be started twice
                 _log.error("%s replays no dead letters: %s", self.name, _in_short(problem))
 
     def _works(self) -> bool:
-        """Say whether the query runs, and is not about to fail or to begin."""
+        """Return whether the query is running, and neither starting nor failing."""
         running = self._running
         return running is not None and self._is_up and not self._is_halted and running.query.isActive
 
@@ -177,14 +177,14 @@ class _Export:
             self._replay.stop()
 
     def leads_to(self, other: _Export) -> bool:
-        """Say whether it writes into the buffer that *other* reads."""
+        """Return whether it writes to the buffer that *other* reads."""
         route = self._plan.route
         return route.into is not None and str(Path(route.config.destination).absolute()) == other._plan.store_path
 
     def drain(self, deadline: float) -> None:
         """
-        Return when all that was sealed by now is written, and all that others write into its buffer meanwhile, or the
-        query has failed, or at about *deadline*.
+        Wait until all data sealed by now is written, and all that others write to its buffer meanwhile. Return early if
+        the query fails, and at about *deadline*.
         """
         self._stop_replay()
         try:
@@ -194,7 +194,7 @@ class _Export:
                 self._take_all(self._running, deadline)
             if self._plan.route.into is not None:
                 _await_taken_over(self._plan.route.config.destination, deadline)
-        except Exception as error:  # noqa: BLE001 - the edge: Spark raises many kinds, and what is not written stays in the store
+        except Exception as error:  # noqa: BLE001 - the edge: Spark raises many kinds, and unwritten data stays in the store
             _log.warning("%s was not drained: %s", self.name, error)
         finally:
             self.is_drained.set()
@@ -203,13 +203,13 @@ class _Export:
         if getattr(self._plan.route.config, "trigger", 0.0) <= TRIGGER_AWAITED_S:
             running.query.processAllAvailable()
             return
-        # Spark sleeps until the next turn, which may be hours away, and nothing wakes it.
+        # Spark sleeps until the next trigger, which may be hours away, and cannot be woken.
         self.stop(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
         self._running = start_query(self._spark, self._plan, self._observer, stats=self.stats, once=True)
         self._running.query.awaitTermination(max(deadline - SYSTEM_CLOCK.monotonic(), 0.0))
 
     def stop(self, timeout_s: float = STOP_S) -> None:
-        """Stop the query between two batches, if there is such a moment in *timeout_s* seconds."""
+        """Stop the query between two batches if one ends within *timeout_s* seconds, otherwise interrupt it."""
         from quiver.spark.bundle_query import stop_query  # noqa: PLC0415 - an extra
 
         self._stop_replay()
@@ -222,14 +222,14 @@ class _Export:
 
 
 def linked(exports: list[_Export]) -> list[_Export]:
-    """Return *exports*, each told who writes into the buffer that it reads."""
+    """Return *exports*, each linked to the exporters that write to the buffer that it reads."""
     for one in exports:
         one.before = [other for other in exports if other.leads_to(one)]
     return exports
 
 
 def look_at_all(exports: Sequence[_Export]) -> None:
-    """Look at each of *exports*. So many queries start at once, and the others when these are up or have failed."""
+    """Poll each of *exports*. Limit the number of queries that start at the same time; the others wait."""
     starting = sum(one.is_starting for one in exports)
     for one in exports:
         was_starting = one.is_starting
@@ -249,13 +249,13 @@ def export(context: ChildContext) -> None:
 
     Raises:
         UsageError: no Java was found.
-        OSError: Spark's scratch directory is gone; a new life has a new one.
+        OSError: Spark's scratch directory was deleted; a restart creates a new one.
     """
     from quiver.spark import session  # noqa: PLC0415 - an extra
     from quiver.spark.java import find_java_home  # noqa: PLC0415
 
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    # What a batch fails with is told once, with its exporter.
+    # A failure of a batch is logged once, with its exporter.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     pipeline = context.pipeline
     plans = plan_queries(pipeline, context.run_dir, cores=context.cores)
@@ -278,16 +278,16 @@ def export(context: ChildContext) -> None:
         if context.lifeline.reload_asked():
             reload_log_level(context)
         if not scratch.exists():
-            # Somebody tidies up temporary files. Nothing that Spark starts would run any more.
-            raise FileNotFoundError(errno.ENOENT, "Spark's scratch directory is gone", str(scratch))
+            # Another program cleaned up temporary files. Spark could start nothing any more.
+            raise FileNotFoundError(errno.ENOENT, "Spark's scratch directory was deleted", str(scratch))
         look_at_all(exports)
         _write(counts)
         for one in exports:
             one.save_report()
     for one in exports:
-        one.look()  # who only waited for its turn has something to write, too
+        one.look()  # an exporter that was waiting to start has data to write, too
     drain_s = context.lifeline.left_s(context.drain_s)
-    _log.info("stopping: writing what is sealed, for at most %.0f s", drain_s)
+    _log.info("stopping: writing sealed data for at most %.0f s", drain_s)
     _drain(exports, drain_s)
     _at_once("stop", exports, _Export.stop, STOP_S + CLOSE_S)
     _write(counts)
@@ -298,13 +298,13 @@ def export(context: ChildContext) -> None:
 
 
 def _write(counts: CountsWritten) -> None:
-    # No room for it: metrics are late, and no exporter need stop for that.
+    # A full disk delays the metrics; no exporter need stop for that.
     with contextlib.suppress(OSError):
         counts.write()
 
 
 def _await_registration(context: ChildContext, plans: Sequence[QueryPlan]) -> bool:
-    """Wait until the ingest process has registered every query's exporter; False when asked to stop before that."""
+    """Wait until the ingest process has registered the exporter of every query; return False if asked to stop first."""
     waiting = [path for plan in plans for path in plan.registrations]
     while waiting:
         waiting = [path for path in waiting if not os.path.exists(path)]  # noqa: PTH110
@@ -316,11 +316,11 @@ def _await_registration(context: ChildContext, plans: Sequence[QueryPlan]) -> bo
 def _drain(exports: list[_Export], drain_s: float) -> None:
     deadline = SYSTEM_CLOCK.monotonic() + drain_s
     for one in _at_once("drain", exports, lambda one: one.drain(deadline), drain_s):
-        _log.warning("%s still had something to write; it goes on at the next start", one.name)
+        _log.warning("%s still had data to write; it continues at the next start", one.name)
 
 
 def _await_taken_over(path: str, deadline: float) -> None:
-    """Wait until the store at *path* has made segments of all that was committed to it."""
+    """Wait until the store at *path* has imported all committed batches."""
     from quiver.spark.store.sink_stage import sink_root  # noqa: PLC0415 - an extra
     from quiver.store.staged_import import awaits_import  # noqa: PLC0415
 
@@ -331,7 +331,7 @@ def _await_taken_over(path: str, deadline: float) -> None:
 
 
 def _at_once(what: str, exports: list[_Export], do: Callable[[_Export], None], most_s: float) -> list[_Export]:
-    """Do something with all exports at the same time, for so long; return those that it took longer with."""
+    """Call *do* for all exports concurrently; return those for which it took longer than *most_s* seconds."""
     deadline = SYSTEM_CLOCK.monotonic() + most_s
     threads = [threading.Thread(target=do, args=(one,), name=f"{what}-{one.name}", daemon=True) for one in exports]
     for thread in threads:

@@ -1,6 +1,6 @@
 """
-How every exporter of a pipeline stands, read from what lies beside the stores: the same figures for those of this
-process and those of the Spark process, right from the first moment of either.
+The state of every exporter of a pipeline, read from files in the stores: the same figures for exporters of this process
+and of the Spark process, from the first moment of either.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Figure = float | None
 
 class ExporterFigures:
     """
-    The figures of exporters. What cannot be read is left out.
+    The figures of exporters. Figures that cannot be read are omitted.
 
     Args:
-        stores: returns each exporter's name with the open stores that it reads in this process.
+        stores: returns the name of each exporter and the open stores of this process that it reads.
         fs: the file system.
     """
 
@@ -39,8 +39,8 @@ class ExporterFigures:
 
     def figures(self) -> dict[str, dict[str, Figure]]:
         """
-        Return for each exporter, over its stores: `last_success_s` (since 1970; 0: never), `retry_queue_bundles`,
-        `dead_letters` and `behind_s`.
+        Return for each exporter, over all its stores: `last_success_s` (since 1970, 0 for never),
+        `retry_queue_bundles`, `dead_letters` and `behind_s`.
         """
         found = self._stores()
         standings = {store.path: _behind(store) for stores in found.values() for store in stores}
@@ -71,11 +71,11 @@ class ExporterFigures:
 
 
 def _behind(store: Store) -> dict[str, float]:
-    """Return how old the oldest bundle is that each subscriber of *store* has not confirmed, in seconds."""
+    """Return for each subscriber of *store* the age of its oldest unconfirmed bundle, in seconds."""
     try:
         figures: dict[str, Any] = store.stats()
     except (QuiverError, OSError):
-        return {}  # it was closed meanwhile
+        return {}  # the store was closed in the meantime
     unsealed_s = figures["unsealed_seconds"]
     return {name: max(one["lag_seconds"], unsealed_s) for name, one in figures["subscribers"].items()}
 

@@ -1,10 +1,10 @@
 """
-The exporters that need no Spark: they run in threads of the ingest process, beside the store.
+Exporters that need no Spark run in threads of the ingest process.
 
-They only pass requests on as they are stored, so that a process of their own would be one more copy of each, and one
-more thing that can die alone. The far side cannot hold up the store: what it does not take stays on the disk. Attempts
-and the times of the next ones stand in the exporter's retry set, what it gives up goes to its dead letters. These are
-delivered again once it works again, unless their data were refused.
+They forward requests as they are stored. A separate process would cost one more copy of each request, and would be one
+more process that can fail. A slow destination cannot block the store: undelivered data stays on disk. The exporter's
+retry set records attempts and the times of the next ones. Bundles that it gives up become dead letters, which are
+replayed once the exporter works again, unless their data was refused.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ _log = logging.getLogger("quiver.pipeline")
 
 class _Exporter:
     """
-    One exporter: its forwarder, and what replays its dead letters once it works again.
+    One exporter: its forwarder, and the replay of its dead letters once it works again.
 
     Args:
-        name: of the node.
-        config: how it sends.
-        store: what it reads.
-        observer: takes counts and events.
-        stores: so many cores share the cap of its letters.
-        share: of a budget that its letters are under, too.
+        name: the name of the node.
+        config: the config of the exporter.
+        store: the store that it reads.
+        observer: receives counts and events.
+        stores: the number of cores that share the cap of its dead letters.
+        share: the share of the disk budget for its dead letters.
     """
 
     def __init__(
@@ -108,20 +108,20 @@ class _Exporter:
         )
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self.forwarder.start()
         self._worker.start()
 
     def stop(self, timeout_s: float) -> int:
-        """Send what can be sent in *timeout_s* seconds, and end; return how many bundles are left."""
-        self._worker.stop(0.0)  # a request on its way ends with the forwarder's
+        """Keep sending for up to *timeout_s* seconds, then stop; return how many bundles are left."""
+        self._worker.stop(0.0)  # a request in progress ends with the forwarder's
         left = self.forwarder.stop(timeout_s)
         self._worker.join(STOP_S)
         self._save(is_last=True)
         return left
 
     def _save(self, *, is_last: bool = False) -> None:
-        # No room for it: the report is late, and the exporter need not stop for that.
+        # A full disk delays the report; the exporter need not stop for that.
         with contextlib.suppress(OSError):
             self._stats.save(is_last=is_last)
 
@@ -146,17 +146,17 @@ class _Exporter:
 
 class Forwarding:
     """
-    All of a pipeline's forwarders: started on entering, and on leaving given a few seconds to send what is sealed.
+    All forwarders of a pipeline. Entering starts them; leaving gives them a few seconds to send sealed data.
 
     Args:
-        pipeline: its exporters are registered with *store* already.
-        store: open, until after this is left.
-        observer: takes counts and events.
-        stores: so many cores share the caps of dead letters.
-        letters_share: of a budget that dead letters are under, too.
+        pipeline: a pipeline whose exporters are already registered with *store*.
+        store: a store that stays open until after this context is left.
+        observer: receives counts and events.
+        stores: the number of cores that share the caps of dead letters.
+        letters_share: the share of the disk budget for dead letters.
 
     Attributes:
-        drain_s: the few seconds.
+        drain_s: the time limit for sending on leaving, in seconds.
 
     Raises:
         UsageError: a certificate cannot be read.
@@ -192,17 +192,17 @@ class Forwarding:
 
     def require_alive(self) -> None:
         """
-        Return when no thread of an exporter has died.
+        Check that every thread of every exporter is alive.
 
         Raises:
-            StoreFailedError: one has; start the process again.
+            StoreFailedError: a thread has died; restart the process.
         """
         for one in self._exporters:
             if one.forwarder.died is not None:
                 raise StoreFailedError(f"an exporter failed: {one.forwarder.died}")
 
     def _break_off(self) -> None:
-        # Whoever tries again needs their retry sets, which one at a time may hold.
+        # A second attempt needs the retry sets, and only one holder at a time may have them.
         for one in self._exporters:
             one.stop(0.0)
 
@@ -219,10 +219,7 @@ class Forwarding:
 
 
 def _identity(store: Store) -> str:
-    """
-    Return the id of the store, by which a far side knows a request that it gets again; empty when
-    it is unreadable.
-    """
+    """Return the id of the store, by which a receiver recognizes repeated requests; empty if it is unreadable."""
     try:
         return read_if_valid(REAL_FILES, f"{store.path}/{STORE_ID}", decode_identity, _ID_BYTES_MAX) or ""
     except OSError:
@@ -238,7 +235,7 @@ def _undelivered(
 
 def sender_of(name: str, config: OtlpExporterConfig) -> Sender:
     """
-    Return what sends as *config* says; *name* is that of the node.
+    Return the sender for *config*; *name* is the name of the node.
 
     Raises:
         UsageError: a certificate cannot be read.

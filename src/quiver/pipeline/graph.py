@@ -1,8 +1,8 @@
 """
-A pipeline, checked before anything starts: its nodes, its buffers, and the routes between them.
+Load and validate a pipeline file before any process starts: its nodes, its buffers, and the routes between them.
 
-Every exporter is a subscriber of its own, named like its node, and receives everything; a persistence node without
-destinations only buffers. `flow` says which buffers there are beside those of the persistence nodes.
+Every exporter is a subscriber, named like its node, and receives everything. A persistence node without destinations
+only buffers. `config.flow` adds the implicit buffers.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from quiver.store.format.cores import CORE_MAX
 __all__ = ["check_cores", "load_pipeline"]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-"""How much the children write into their logs."""
+"""The log levels of the child processes."""
 
 PORT_MAX = 65_535
 
 
 def check_cores(pipeline: Pipeline, cores: int) -> None:
     """
-    Refuse *cores* that are too many, for the size cap of a buffer too, or whose metrics, each one port above the one
-    before, would take a port that something else listens on.
+    Refuse too many *cores*: above the limit, too many for the size cap of a buffer, or so many that the consecutive
+    ports of their metrics collide with another port.
 
     Raises:
-        UsageError: with the limit, or the port and who has it.
+        UsageError: with the limit, or the port and its user.
     """
     if cores > CORE_MAX + 1:
         raise UsageError(f"{cores} cores are too many: at most {CORE_MAX + 1}")
@@ -76,10 +76,10 @@ def check_cores(pipeline: Pipeline, cores: int) -> None:
     for core in range(cores):
         port = first + core
         problem = (
-            f"where {receivers[port]} listens" if port in receivers else "which is none" if port > PORT_MAX else ""
+            f"where {receivers[port]} listens" if port in receivers else "which is invalid" if port > PORT_MAX else ""
         )
         if problem:
-            raise UsageError(f"with {cores} cores, the metrics of core {core} would be told at port {port}, {problem}")
+            raise UsageError(f"with {cores} cores, the metrics of core {core} would use port {port}, {problem}")
 
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────────
@@ -87,10 +87,10 @@ def check_cores(pipeline: Pipeline, cores: int) -> None:
 
 def load_pipeline(text: str, *, source: str, values: Mapping[str, str]) -> tuple[Pipeline, frozenset[str]]:
     """
-    Parse and check *text*; return the pipeline and the names of the placeholders in it.
+    Parse and validate *text*; return the pipeline and the names of its placeholders.
 
     Raises:
-        PipelineError: the first thing that is wrong, with its line and what to write instead.
+        PipelineError: the first error, with its line and a suggestion.
     """
     document = load_document(text, source=source, values=values)
     raw = read_nodes(document)
@@ -143,7 +143,7 @@ def _check_acyclic(document: Document, nodes: Mapping[str, RawNode]) -> None:
         sorter.prepare()
     except CycleError as error:
         cycle = list(reversed(error.args[1]))
-        reason = f"the nodes feed each other in a circle: {' → '.join(cycle)}"
+        reason = f"the nodes form a cycle: {' → '.join(cycle)}"
         raise document.invalid(nodes[cycle[0]].edges[cycle[1]].path, reason) from error
 
 
@@ -151,16 +151,13 @@ def _check_fed(document: Document, nodes: Mapping[str, RawNode]) -> None:
     fed = {name for node in nodes.values() for name in node.edges}
     for node in nodes.values():
         if node.plugin.kind != "receiver" and node.name not in fed:
-            raise document.invalid(node.path, f"nobody feeds {node.name}: no node has it as a destination")
+            raise document.invalid(node.path, f"no node feeds {node.name}: add it to the destinations of one")
     if not any(node.plugin.kind == "receiver" for node in nodes.values()):
         raise document.invalid((), "there is no receiver")
 
 
 def _nodes(document: Document, raw: Mapping[str, RawNode], plans: list[BufferPlan]) -> dict[str, Node]:
-    """
-    Return the nodes with their configs checked; where a persistence node has defaults for its neighbours, with
-    those.
-    """
+    """Return the nodes with validated configs, including the defaults that a persistence node has for its neighbors."""
     stores = {name: _node(document, node, {}) for name, node in raw.items() if node.plugin.is_store}
     defaults: dict[str, Mapping[str, Any]] = {}
     for plan in plans:
@@ -174,7 +171,7 @@ def _nodes(document: Document, raw: Mapping[str, RawNode], plans: list[BufferPla
 
 def _node(document: Document, raw: RawNode, defaults: Mapping[str, Any]) -> Node:
     fields = () if raw.plugin.model is None else raw.plugin.model.model_fields
-    # What the node says itself counts, in whichever of its spellings.
+    # Keys of the node itself take precedence, in any spelling.
     inside = {key: value for key, value in defaults.items() if key in fields and not is_said(raw.config, key)}
     inside |= dict(raw.config)
     config = raw.plugin.config(document, (*raw.path, "config"), inside)
@@ -226,14 +223,14 @@ def _check_addresses(
 
 
 def _check_positions(document: Document, raw: Mapping[str, RawNode], nodes: Mapping[str, Node]) -> None:
-    """Refuse a second reader of one position: it would never get hold of it."""
+    """Refuse a second reader of one position: it could never acquire it."""
     taken: dict[str, str] = {}
     for node in nodes.values():
         if not isinstance(node.config, PolledReceiverConfig):
             continue
         position = node.config.position
         if position in taken:
-            reason = f"{node.name} and {taken[position]} cannot both be {position}: give one another name there"
+            reason = f"{node.name} and {taken[position]} cannot both be {position}: use another name for one of them"
             raise document.invalid((*raw[node.name].path, "config"), reason)
         taken[position] = node.name
 
@@ -247,10 +244,7 @@ def _check_tiers(document: Document, raw: Mapping[str, RawNode], pipeline: Pipel
 
 
 def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
-    """
-    Refuse what would write into the directory of another: its files, its store, or Spark's notes of how far it
-    came.
-    """
+    """Refuse nodes that would write to the same directory: output files, a store, or Spark's checkpoint."""
     taken: dict[str, str] = {}
     stores: dict[str, str] = {}
     for buffer in pipeline.buffers:
@@ -276,7 +270,7 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
                 reason = f"{node.name} and {stores[around]} cannot both write to {directory}"
                 raise document.invalid(where, f"{reason}: that is, or lies in, the directory of a store")
             if key == "path" and node.plugin.name == "spark":
-                continue  # a format of Spark's may take several writers
+                continue  # a Spark format may support several writers
             if path in taken:
                 raise document.invalid(where, f"{node.name} and {taken[path]} cannot both write to {directory}")
             taken[path] = node.name
@@ -285,7 +279,7 @@ def _check_directories(document: Document, raw: Mapping[str, RawNode], pipeline:
 
 
 def _check_local(document: Document, raw: RawNode, node: Node) -> None:
-    """Refuse an address where a directory belongs: it would be made one, here, of that name."""
+    """Refuse a URL in place of a directory: a local directory of that name would be created."""
     for key in ("path", "store", "topics"):
         directory = getattr(node.config, key, None)
         if isinstance(directory, str) and "://" in directory and not isinstance(node.config, SparkExporterConfig):
@@ -296,7 +290,7 @@ def _check_local(document: Document, raw: RawNode, node: Node) -> None:
 
 
 def _own_store(directory: str, stores: Mapping[str, str]) -> str | None:
-    """Return which of *stores* it is that *directory* names, or lies in, by whatever way."""
+    """Return the store that *directory* names or is inside of, with symbolic links resolved; None if there is none."""
     path = os.path.realpath(directory)
     return next((name for own, name in stores.items() if f"{path}/".startswith(f"{os.path.realpath(own)}/")), None)
 
@@ -305,7 +299,7 @@ def _own_store(directory: str, stores: Mapping[str, str]) -> str | None:
 
 
 def _check_bounds(document: Document, raw: Mapping[str, RawNode], pipeline: Pipeline) -> None:
-    """Refuse bounds of attempts where nothing is measured by them."""
+    """Refuse limits on attempts where they would have no effect."""
     for route in pipeline.routes.values():
         if not isinstance(route.config, QueryExporterConfig) or route.processors or route.into is not None:
             continue
@@ -313,6 +307,6 @@ def _check_bounds(document: Document, raw: Mapping[str, RawNode], pipeline: Pipe
             if getattr(route.config.retry, key) is not None:
                 raise document.invalid(
                     (*raw[route.name].path, "config", "retry", key),
-                    f"retry.{key} has no effect here: Spark commits batch after batch, so one that fails is tried "
-                    "until it goes, and there is no processor that a single bundle could fail; leave it out",
+                    f"retry.{key} has no effect here: Spark commits one batch after another, so a failed batch is "
+                    "retried until it succeeds, and no processor can fail on a single bundle; leave it out",
                 )

@@ -1,4 +1,4 @@
-"""Whether an ingest process is ready for requests, and what is missing. Answered over HTTP and by `grpc.health.v1`."""
+"""Whether an ingest process is ready for requests, and why not. Served over HTTP and by `grpc.health.v1`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _PORTS = {
 
 
 class HealthyStore(Protocol):
-    """What a store is asked; `quiver.Store` has it."""
+    """The part of `quiver.Store` that health checks use."""
 
     def problems(self) -> tuple[str, ...]:
-        """Return why the store accepts nothing now, one sentence each."""
+        """Return the reasons why the store accepts no data, one sentence each."""
 
 
 class Health:
     """
-    Ready when the ports are bound, and every store's log is healthy and has space. Thread-safe.
+    The readiness of the process: its ports are bound, and the log of every store is healthy and has space. Thread-safe.
 
     Attributes:
-        phase: what the process does with its ports.
+        phase: the state of the ports.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class Health:
         self._lock = threading.Lock()
 
     def watch(self, name: str, store: HealthyStore) -> None:
-        """Ask *store*, which is buffer *name* of the pipeline, from now on."""
+        """Include *store*, which is buffer *name* of the pipeline, in the checks."""
         with self._lock:
             self._stores[name] = store
 
     def checks(self) -> dict[str, tuple[str, ...]]:
-        """Return each check by name, with what is not ready; nothing when it is."""
+        """Return the problems of each check by name; no problems means ready."""
         with self._lock:
             stores = dict(self._stores)
         ports = _PORTS.get(self.phase)
@@ -51,11 +51,11 @@ class Health:
         return found
 
     def problems(self) -> Sequence[str]:
-        """Return what is not ready, one sentence each; empty when all is."""
+        """Return all problems, one sentence each; empty when ready."""
         return [f"{name}: {reason}" for name, reasons in self.checks().items() for reason in reasons]
 
     def store_problems(self) -> Sequence[str]:
-        """Return what is wrong with the stores. A port that answers is open: its own health service asks for this."""
+        """Return the problems of the stores only: the health service of a port answers, so that port is open."""
         if self.phase == "stopping":
             return [_PORTS["stopping"]]
         with self._lock:

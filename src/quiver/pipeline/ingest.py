@@ -1,12 +1,12 @@
 """
-The ingest process: the stores, everything that listens, and the exporters that need no Spark.
+The ingest process: the stores, the receivers, and the exporters that need no Spark.
 
-Up: open and recover the stores → register every route, durably → open the ports. Down, the other way: close the
-ports, let requests in hand finish → seal what is open, so that exporters can read it → stay until the Spark process has
-written what it can, part of it into stores of this process → send what can be sent in time → close the stores.
+Start: open and recover the stores → register every route durably → open the ports. Stop: close the ports and finish the
+requests in progress → seal the open segments, so that exporters can read them → wait until the Spark process has
+written what it can, partly into stores of this process → send what can be sent in time → close the stores.
 
-With `--cores` there are several such processes on the same ports, each with the store of one core. The kernel deals
-connections out among them.
+With `--cores` there are several such processes on the same ports, each with the store of one core. The kernel
+distributes connections among them.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = ["ingest"]
 
 GRACE_S = 5.0
 LOOK_S = 1.0
-"""A store that has failed refuses every request: the process must end soon, and another one opens it again."""
+"""A failed store refuses every request: the process must end soon, so that a new one reopens the store."""
 
 _log = logging.getLogger("quiver.pipeline")
 
 
 @dataclass(slots=True)
 class _Station:
-    """One buffer of the pipeline, open: its store, who takes from it in this process, and what ends that."""
+    """An open buffer of the pipeline: its store, and the exporters of this process that read it."""
 
     part: Pipeline
     store: Store | MultiCoreStore
@@ -63,9 +63,9 @@ class _Station:
         return self.part.buffers[0]
 
     def send(self) -> None:
-        """Let the exporters of this process run on each store that is open and has none yet: cores are drained, too."""
+        """Start the exporters of this process on each open store that has none yet, including cores to be drained."""
         for path in self.sending.keys() - {store.path for store in self.open_stores()}:
-            self.sending.pop(path).__exit__(None, None, None)  # drained, and gone
+            self.sending.pop(path).__exit__(None, None, None)  # drained and removed
         for store in self.open_stores():
             if store.path in self.sending:
                 self.sending[store.path].require_alive()
@@ -77,24 +77,24 @@ class _Station:
             except StoreClosedError:
                 if store in self.open_stores():
                     raise
-                # A core that there is no more of, and that had nothing left: it went while it was looked at.
+                # A former core without data: it was removed in the meantime.
 
     def require_sound(self) -> None:
         """
-        Return when no store has failed.
+        Check that no store has failed.
 
         Raises:
-            StoreFailedError: one has, and takes nothing any more until it is opened again.
+            StoreFailedError: a store has failed and accepts nothing until it is reopened.
         """
         for store in self.open_stores():
             store.require_sound()
 
     def open_stores(self) -> list[Store]:
-        """Return the stores that are open in this process: one, or that of each core that it has."""
+        """Return the open stores of this process: one, or one for each of its cores."""
         return [self.store] if isinstance(self.store, Store) else list(self.store.open_stores().values())
 
     def let_go(self, part: Pipeline) -> None:
-        """Let others work for the exporters that are none of this process in *part*: Spark, or who drops their data."""
+        """Release the subscribers of exporters in *part* that other processes serve, such as the Spark process."""
         for name in dict(self.part.forwarders).keys() - dict(part.forwarders).keys():
             try:
                 self.store.register(name, start="earliest").release()
@@ -102,7 +102,7 @@ class _Station:
                 _log.warning("%s stays with this process until it ends: %s", name, error)
 
     def stop_sending(self, drain_s: float = DRAIN_S) -> None:
-        """Let them send what can be sent in *drain_s* seconds, all together, and end."""
+        """Let the exporters send for up to *drain_s* seconds in total, then stop them."""
         deadline = SYSTEM_CLOCK.monotonic() + drain_s
         while self.sending:
             _, forwarding = self.sending.popitem()
@@ -121,7 +121,7 @@ def ingest(context: ChildContext) -> None:
         StoreFailedError: a store failed; another process can open it again.
         OSError: the disk refused.
     """
-    # gRPC's own log tells of every failed handshake: whoever can reach the port could fill the disk with it.
+    # gRPC logs every failed handshake: any client that can reach the port could fill the disk with log lines.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     pipeline = context.pipeline
     RESERVE.keep(KEPT_FOR_LOGS)
@@ -129,7 +129,7 @@ def ingest(context: ChildContext) -> None:
     endpoint = None
     with ExitStack() as stores:
         if pipeline.metrics is not None:
-            # First of all, so that probes have their answer while a long log is recovered.
+            # Start this first, so that probes get an answer while a long log is recovered.
             endpoint = MetricsEndpoint(_own_address(pipeline.metrics.listen, context), health)
             stores.callback(endpoint.stop)
             endpoint.start()
@@ -165,7 +165,7 @@ def _stores_of_exporters(stations: list[_Station]) -> dict[str, list[Store]]:
 
 
 def _begin_counts(context: ChildContext, stations: list[_Station]) -> None:
-    """Let the counters of the exporters on Spark begin here: their own process may take long to come up."""
+    """Create the counters of the exporters on Spark now: their process may take long to start."""
     if context.core == 0:
         for station in stations:
             for name, _ in station.part.queries:
@@ -173,19 +173,19 @@ def _begin_counts(context: ChildContext, stations: list[_Station]) -> None:
 
 
 def _close(context: ChildContext, stations: list[_Station]) -> None:
-    """Seal all that was received, and say so: nothing more comes in."""
-    _log.info("stopping: sealing what is open")
+    """Seal all received data and note that no more will arrive."""
+    _log.info("stopping: sealing open segments")
     for station in stations:
         try:
             station.store.seal()
         except CapacityError as error:
-            # It is in the log. What exporters take yet may make room for it.
+            # The data is in the log. Exporters may still free space for its segment.
             _log.warning("%s is not sealed yet: %s", station.buffer.name, error)
     write_closed(context.run_dir, context.ready_name)
 
 
 def _take_over(stations: list[_Station]) -> None:
-    """Take over what the Spark process committed last, so that it can be sent on."""
+    """Import the last batches that the Spark process committed, so that they can be sent."""
     for station in stations:
         try:
             station.store.maintain()
@@ -200,7 +200,7 @@ def _stop_sending(stations: list[_Station], drain_s: float) -> None:
 
 
 def _own_address(address: str, context: ChildContext) -> str:
-    """Return where this process tells its metrics: each core one port above the one before."""
+    """Return the address of the metrics of this process: each core uses the next port."""
     host, port = split_address(address)
     return address if context.core == 0 else f"{f'[{host}]' if ':' in host else host}:{port + context.core}"
 
@@ -209,7 +209,7 @@ def _open(
     part: Pipeline, context: ChildContext, observer: Observer, stores: ExitStack, budget: DiskBudget | None
 ) -> _Station:
     config = part.persistence
-    # What is in memory takes nothing of the disk.
+    # Buffers in memory use no disk space.
     budget = None if part.buffers[0].kind == "memory" else budget
     share = buffer_share(budget, config.path)
     store: Store | MultiCoreStore
@@ -222,7 +222,7 @@ def _open(
         store = stores.enter_context(opened)
         own = store.core(context.core)
     for name, _ in part.exporters:
-        # Before the first port opens: what arrives in between would not be theirs.
+        # Register before the first port opens: subscribers would miss data that arrives earlier.
         store.register(name, start="earliest")
     store.activate()
     return _Station(part, store, own, observer, letters_share(budget, config.path))
@@ -264,12 +264,12 @@ def _look(context: ChildContext, stations: list[_Station], counts: CountsRead) -
         try:
             station.send()
         except UsageError as error:
-            # At the start this ends the process. A certificate that goes bad while it runs does not stop the receivers.
-            _log.error("%s: its exporters stand still: %s", station.buffer.name, error)
+            # At startup this ends the process. A certificate that becomes invalid later does not stop the receivers.
+            _log.error("%s: its exporters are stopped: %s", station.buffer.name, error)
 
 
 def _reload(context: ChildContext, stations: list[_Station]) -> None:
-    """Take over what the file says now of exporters and of the log's level; the supervisor looked at the rest."""
+    """Apply changes of exporters and of the log level from the file; the supervisor handles all other changes."""
     if context.reread is None:
         return
     try:
@@ -283,7 +283,7 @@ def _reload(context: ChildContext, stations: list[_Station]) -> None:
             continue
         for name, _ in part.exporters:
             station.store.register(name, start="earliest")
-        # All of them: a certificate may have been replaced below the same name.
+        # Restart all exporters: a certificate may have been replaced under the same name.
         station.stop_sending()
         station.let_go(part)
         station.part = part

@@ -1,4 +1,4 @@
-"""The HTTP port of a running pipeline: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever supervises it."""
+"""The HTTP port of a running pipeline: `/metrics` for Prometheus, `/livez` and `/readyz` for supervisors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quiver.receivers.settings import split_address
 __all__ = ["MetricsEndpoint"]
 
 _REQUEST_TIMEOUT_S = 10.0
-"""A client that sends no request in this time is disconnected: its thread would be held for as long as it likes."""
+"""A client that sends no request in this time is disconnected: otherwise it could hold a thread indefinitely."""
 _TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"))
 
 
@@ -35,7 +35,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        # Its base asks the resolver for this machine's name, which may take long, and nothing here uses it.
+        # The base class resolves the name of this machine, which can be slow and is not needed.
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         super(WSGIServer, self).server_bind()
@@ -43,13 +43,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # A client that went away, or was too slow.
+        # The client disconnected or was too slow.
         del request, client_address
 
 
 class MetricsEndpoint:
     """
-    An observer for the store, and the port that answers with what it took.
+    An observer for the store, and the port that serves its metrics.
 
     =========== ======================================================================================
     path        answer
@@ -61,8 +61,8 @@ class MetricsEndpoint:
     =========== ======================================================================================
 
     Attributes:
-        address: where it listens, ``host:port``; of port 0, once it is started, the one that was free.
-        observer: for the store and the receivers.
+        address: ``host:port``; for port 0, the port that was chosen at the start.
+        observer: the observer for the store and the receivers.
         health: what `/readyz` reports.
 
     Raises:
@@ -70,7 +70,7 @@ class MetricsEndpoint:
     """
 
     def __init__(self, address: str, health: Health | None = None) -> None:
-        # An extra; only what is configured is imported.
+        # These packages are an extra; import them only if metrics are configured.
         from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415
         from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
         from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415
@@ -88,10 +88,10 @@ class MetricsEndpoint:
 
     def start(self) -> None:
         """
-        Answer from now on.
+        Start to serve requests.
 
         Raises:
-            TransientError: the address is taken or not ours.
+            TransientError: the address is in use or does not belong to this machine.
         """
         host, port = split_address(self.address)
         try:
@@ -99,7 +99,7 @@ class MetricsEndpoint:
         except OSError as error:
             raise TransientError(f"cannot listen on {self.address}: {error}") from error
         self._server.set_app(self._answer)
-        # A probe must be refused when the thread dies: one that waits for an answer says nothing.
+        # If the thread dies, probes must be refused: a probe that waits for an answer reports nothing.
         self._worker = Worker(
             "quiver-metrics",
             partial(_serve, self._server),
@@ -116,11 +116,11 @@ class MetricsEndpoint:
         observe_store(store, self._meter)
 
     def observe_exporters(self, exporters: ObservedExporters) -> None:
-        """Add the figures of *exporters* to the metrics. They are not kept by this."""
+        """Add the figures of *exporters* to the metrics, without keeping a reference to them."""
         observe_exporters(exporters, self._meter)
 
     def stop(self) -> None:
-        """Answer no more. Idempotent."""
+        """Stop serving. Idempotent."""
         server, self._server = self._server, None
         if server is not None and self._worker is not None:
             server.shutdown()

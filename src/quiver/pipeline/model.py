@@ -28,7 +28,7 @@ __all__ = ["Buffer", "Node", "Pipeline", "Route", "lead_into", "memory_directory
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node: its name, what it is, its checked config, and where in the file it says which nodes it feeds."""
+    """A node: its name, its plugin, its validated config, and its edges with their places in the file."""
 
     name: str
     plugin: Plugin
@@ -49,13 +49,13 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Route:
     """
-    A way out of a buffer: a subscriber of it.
+    A route out of a buffer; each route is a subscriber.
 
     Attributes:
         name: the subscriber id: the name of the node at its end.
-        processors: on the way, in order.
-        config: of the exporter at its end.
-        into: the buffer it ends in; None when it ends at an exporter.
+        processors: the processors on the route, in order.
+        config: the config of the exporter at its end.
+        into: the buffer at its end; None if it ends at an exporter.
         strategy: `round_robin`: queries of one buffer take turns in Spark; `broadcast`: first come, first served.
     """
 
@@ -67,21 +67,21 @@ class Route:
 
     @property
     def is_query(self) -> bool:
-        """Whether it runs in the Spark process; else in the ingest process."""
+        """Whether the route runs in the Spark process; otherwise it runs in the ingest process."""
         return bool(self.processors) or isinstance(self.config, QueryExporterConfig)
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """
-    A store of the pipeline: who fills it, and the routes out of it.
+    A store of the pipeline: the receivers that fill it, and the routes out of it.
 
     Attributes:
-        name: of the persistence node, or a made one.
-        kind: `persistence`, or one that stands in no file: `intake`, `memory`, `staged`.
-        config: directory and settings. The directory of `memory` is empty until it is `placed`.
-        receivers: that fill it directly.
-        routes: the ways out.
+        name: the name of the persistence node; a generated one for implicit buffers.
+        kind: `persistence`, or an implicit kind: `intake`, `memory`, `staged`.
+        config: directory and settings. The directory of a `memory` buffer is empty until `Pipeline.placed` sets it.
+        receivers: the receivers that fill it directly.
+        routes: the routes out of it.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A checked pipeline file, or the part of it around one buffer."""
+    """A validated pipeline file, or the part of it around one buffer."""
 
     source: str
     nodes: Mapping[str, Node]
@@ -102,7 +102,7 @@ class Pipeline:
     log_level: str = "info"
     disk: DiskConfig | None = None
     text: str = field(default="", repr=False)
-    """What stands in the file, placeholders and all."""
+    """The text of the file, with placeholders."""
 
     @property
     def receivers(self) -> list[tuple[str, ReceiverConfig | PolledReceiverConfig]]:
@@ -111,7 +111,7 @@ class Pipeline:
 
     @property
     def main(self) -> Buffer:
-        """The buffer whose directory the pipeline goes by: that of the first persistence node, where there is one."""
+        """The buffer whose directory names the pipeline: that of the first persistence node, if there is one."""
         return next((buffer for buffer in self.buffers if buffer.kind == "persistence"), self.buffers[0])
 
     @property
@@ -121,7 +121,7 @@ class Pipeline:
 
     @property
     def is_durable(self) -> bool:
-        """Whether what is received is kept on a disk."""
+        """Whether received data is stored on disk."""
         return all(buffer.kind != "memory" for buffer in self.buffers)
 
     @cached_property
@@ -132,19 +132,19 @@ class Pipeline:
     @property
     def exporters(self) -> list[tuple[str, Any]]:
         """
-        Name (which is the subscriber id) and config of each route's end: exporters, and buffers that processors
+        Name (which is the subscriber id) and config of the end of each route: exporters, and buffers that processors
         fill.
         """
         return [(route.name, route.config) for route in self.routes.values()]
 
     @property
     def queries(self) -> list[tuple[str, Any]]:
-        """Those of them that are queries of the Spark process."""
+        """The exporters that are queries of the Spark process."""
         return [(route.name, route.config) for route in self.routes.values() if route.is_query]
 
     @property
     def forwarders(self) -> list[tuple[str, OtlpExporterConfig]]:
-        """Those of them that run in the ingest process."""
+        """The exporters that run in the ingest process."""
         return [
             (route.name, route.config)
             for route in self.routes.values()
@@ -156,7 +156,7 @@ class Pipeline:
         return [replace(self, buffers=(buffer,)) for buffer in self.buffers]
 
     def placed(self, run_dir: FilePath) -> Pipeline:
-        """Return the pipeline with the directories of what is only in memory, which hang on *run_dir* alone."""
+        """Return the pipeline with directories for its memory buffers, which depend only on *run_dir*."""
         if self.is_durable:
             return self
         root = memory_directory(run_dir)
@@ -169,11 +169,8 @@ class Pipeline:
 
 
 def memory_directory(run_dir: FilePath) -> FilePath:
-    """
-    Return the directory below which a pipeline without persistence keeps its buffers: in memory where there is a place
-    for files in memory.
-    """
-    memory = FilePath("/dev/shm")  # noqa: S108 - the name says whose it is, and it is made for the user alone
+    """Return the directory for the buffers of a pipeline in memory: on a memory file system if there is one."""
+    memory = FilePath("/dev/shm")  # noqa: S108 - the name is derived from run_dir, and only the user can access it
     name = hashlib.blake2b(str(run_dir.absolute()).encode(), digest_size=8).hexdigest()
     return (memory if memory.is_dir() else FilePath(tempfile.gettempdir())) / f"quiver-memory-{name}"
 

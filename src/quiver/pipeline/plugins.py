@@ -1,9 +1,9 @@
 """
-What a `plugin_urn` or a `type` stands for, and the shape of its `config`.
+The plugins: which node a `plugin_urn` or a `type` names, and the shape of its `config`.
 
-One table, `PLUGINS`; each row may be written in several ways (`find_plugin`). A URN that
-nothing here is called by is refused with the nearest one. Keys are the documents' own; sizes and durations may
-be written for people ("16MiB", "10m"). Processors of other packages come by entry points.
+`PLUGINS` is the table; each row has several spellings (`find_plugin`). An unknown URN is refused with the nearest known
+one. Keys are those of the documents; sizes and durations may have units ("16MiB", "10m"). Other packages add processors
+through entry points.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Plugin:
     One row of the table.
 
     Attributes:
-        urn: as the documents write it.
-        kind: of node.
-        model: of its `config`; None: the store's settings, or a processor of another package.
+        urn: the URN as in the documents.
+        kind: the kind of node.
+        model: the model of its `config`; None for a persistence node and for processors of other packages.
     """
 
     urn: str
@@ -93,24 +93,24 @@ class Plugin:
     @property
     def takes_rows(self) -> bool:
         """
-        Whether it is an exporter of rows, so that processors may stand right before it; others take
-        whole bundles.
+        Whether it is an exporter of rows, so that processors may feed it directly; other exporters take complete
+        bundles.
         """
         return self.model is not None and issubclass(self.model, QueryExporterConfig)
 
     def config(self, document: Document, path: Path, value: Mapping[str, Any]) -> Any:
         """
-        Return the checked config at *path*.
+        Return the validated config at *path*.
 
         Raises:
-            PipelineError: with the line of the key that is wrong.
+            PipelineError: with the line of the invalid key.
         """
         if self.urn == PERSISTENCE:
             return _persistence(document, path, value)
         if self.model is None:
             found = find_user_processor(self.urn)
             if found is None:
-                raise document.invalid(path, f"no package brings the processor {self.urn} any more")
+                raise document.invalid(path, f"no installed package has the processor {self.urn}")
             return UserProcessorConfig(found, dict(value))
         found_config = checked(self.model, document, path, value)
         if not isinstance(found_config, DurableBufferConfig):
@@ -123,16 +123,16 @@ class Plugin:
 
 def checked(model: type[_Checked], document: Document, path: Path, value: Mapping[str, Any]) -> _Checked:
     """
-    Return *value*, which stands at *path*, as *model*.
+    Validate *value*, which is at *path* in the file, as *model*.
 
     Raises:
-        PipelineError: with the line of the key that is wrong.
+        PipelineError: with the line of the invalid key.
     """
     try:
         return model.model_validate(value)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        # A key that is misspelt is missing, too; the spelling is what there is to say.
+        # A misspelled key is reported as unknown and as missing; the spelling is the useful message.
         first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
         where: Path = tuple(first["loc"]) or _blamed(value, str(first["msg"]))
         raise document.invalid((*path, *where), _explain(model, tuple(first["loc"]), first)) from error
@@ -170,11 +170,11 @@ _OTHER_NAMES = {
     "urn:otel:parquet:exporter": "urn:quiver:parquet:exporter",
     "urn:otel:console:exporter": "urn:quiver:console:exporter",
 }
-"""What other versions of the same file call them."""
+"""URNs in other versions of the same file → URN here."""
 
 
 def _parts(urn: str) -> tuple[str, str, str]:
-    """Return namespace, name and kind of a URN, in whichever order the last two stand; the namespace may be missing."""
+    """Return namespace, name and kind of a URN, for either order of the last two; the namespace may be empty."""
     parts = urn.removeprefix("urn:").split(":")
     space = parts[0] if len(parts) == 3 else ""
     name, kind = (*parts[-2:], "")[:2]
@@ -189,8 +189,8 @@ _BY_NAME = {(name, kind): plugin for (_, name, kind), plugin in _BY_PARTS.items(
 
 def find_plugin(text: str) -> Plugin | None:
     """
-    Return what *text* names: a URN with name and kind in either order, those two alone, or a processor that another
-    package brings; None when nothing is called so.
+    Return the plugin that *text* names, or None: a URN with name and kind in either order, name and kind alone, or a
+    processor of another package.
     """
     space, name, kind = _parts(text)
     found = _BY_PARTS.get((space, name, kind)) if space else _BY_NAME.get((name, kind))
@@ -200,7 +200,7 @@ def find_plugin(text: str) -> Plugin | None:
 
 
 def known_urns(kind: str | None = None) -> Iterator[str]:
-    """Yield the URNs there are, of one kind or of all."""
+    """Yield all known URNs, or those of one kind."""
     return (urn for urn, plugin in PLUGINS.items() if kind in {None, plugin.kind})
 
 
@@ -215,7 +215,7 @@ def _explain(model: type[BaseModel], where: Path, error: Any) -> str:
     if error["type"] == "literal_error":
         allowed = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
         return f"{name}: {error['input']!r} is not available{nearest(str(error['input']), allowed)}"
-    # What a parser of ours refused already begins with the key.
+    # Messages of our own parsers already start with the key.
     return f"{name}: {message.removeprefix(f'{where[-1]}: ')}" if name else message
 
 
@@ -248,7 +248,7 @@ def _persistence(document: Document, path: Path, value: Mapping[str, Any]) -> Pe
 
 
 def _blamed(value: Mapping[str, Any], message: str) -> Path:
-    """Return the path of the first key that *message* names; settings know their keys, not their lines."""
+    """Return the path of the first key that *message* names: settings know their keys but not their lines."""
     found: list[tuple[int, Path]] = []
 
     def walk(inside: Mapping[str, Any], path: Path) -> None:

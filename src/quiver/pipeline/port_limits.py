@@ -1,4 +1,4 @@
-"""How many connections the ports of an ingest process may take: no more than it can have files open."""
+"""Limits on the connections of an ingest process: no more than the files it may open."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from quiver.pipeline.model import Pipeline
 __all__ = ["KEPT_FOR_LOGS", "connection_share", "too_many_connections"]
 
 OWN_DESCRIPTORS = 256
-"""What an ingest process opens beside connections: logs, segments that are read, exporters, libraries."""
+"""The descriptors that an ingest process needs for other purposes: logs, segments, exporters, libraries."""
 
 KEPT_FOR_LOGS = 64
-"""Of these, so many are kept for the logs, whoever takes the others."""
+"""The number of descriptors that are reserved for the logs."""
 
 
 def connection_share(pipeline: Pipeline, limit: int | None) -> float:
-    """Return which part of each port's `max_connections` fits into a process that may open *limit* files; at most 1."""
+    """Return the fraction of each port's `max_connections` that fits into a process with at most *limit* open files."""
     wanted = _wanted(pipeline)
     if limit is None or wanted + OWN_DESCRIPTORS <= limit:
         return 1.0
@@ -24,8 +24,8 @@ def connection_share(pipeline: Pipeline, limit: int | None) -> float:
 
 def too_many_connections(pipeline: Pipeline, limit: int | None) -> str | None:
     """
-    Say that the ports may take more connections than a process that may open *limit* files; None
-    when they may not.
+    Return a warning if the ports accept more connections than fit into a process with at most *limit* open files; None
+    otherwise.
     """
     share = connection_share(pipeline, limit)
     if share == 1.0:

@@ -1,7 +1,7 @@
 """
-What runs in the Spark process: a streaming query for each route that needs one. It reads all cores of its store.
+The queries of the Spark process: one streaming query per route that needs one. It reads all cores of its store.
 
-Where each keeps its notes is settled here, so that a restart finds them.
+This module also chooses the checkpoint directory of each query, so that a restart finds it.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = [
 
 
 STAGED_SHARE = 8
-"""A batch takes this part of the cap of the buffer that it ends in."""
+"""A batch takes at most this fraction of the cap of the buffer that it is written to."""
 BATCH_BYTES_MIN = 1 * MIB
 STREAM_BYTES_MAX = 256 * MIB
-"""What the source takes in a batch by itself."""
+"""The default size of a batch of the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,17 @@ class QueryPlan:
     One query.
 
     Attributes:
-        name: of the query; no two have the same.
-        subscriber: as whom it reads.
+        name: the unique name of the query.
+        subscriber: the subscriber id that it reads as.
         store_path: the directory of the store.
-        registrations: the files that the ingest processes write when the subscriber exists, and the store it ends in.
-        checkpoint: where Spark keeps its notes.
-        route: what it does.
-        may_lose: whether policy may drop what it has not read, in which case it goes on without that.
-        stores: the directory of each core's store, or that of the only one.
-        letters_share: of a budget that its dead letters are under.
-        batch_bytes_max: where it ends in a buffer with a cap, the most that a batch takes; None: as the source has it.
+        registrations: files that exist once the ingest processes have registered the subscriber and created the
+            destination store.
+        checkpoint: Spark's checkpoint directory.
+        route: the route that it implements.
+        may_lose: whether policy may drop data before the query has read it; the query then continues without that data.
+        stores: the directory of the store of each core, or of the only one.
+        letters_share: the share of the disk budget for its dead letters.
+        batch_bytes_max: the maximum size of a batch if it is written to a buffer with a cap; None for the default.
     """
 
     name: str
@@ -103,13 +104,13 @@ def _plan(buffer: Buffer, route: Route, run_dir: Path, cores: int | None, budget
     settings = buffer.config.settings
     store_path = str(Path(buffer.config.path).absolute())
     checkpoint = _checkpoint(buffer, route, run_dir)
-    if "://" not in checkpoint:  # Spark keeps notes wherever Hadoop reaches
+    if "://" not in checkpoint:  # a URL names any file system that Hadoop supports
         checkpoint = str(Path(checkpoint).absolute())
     registrations = [f"{store}/{progress_name(route.name)}" for store in _stores(store_path, cores)]
     if route.into is not None:
         into = str(Path(route.config.destination).absolute())
         registrations += [f"{store}/{STORE_ID}" for store in _stores(into, cores)]
-    # Whoever allows the store to drop what is not exported yet does not want the export to stop for it.
+    # If policy may drop data that is not exported yet, the export must not stop because of it.
     may_lose = settings.size_cap_policy == "drop_oldest" or settings.max_age_s is not None
     stores = tuple(_stores(store_path, cores))
     share = letters_share(None if buffer.kind == "memory" else budget, buffer.config.path)
@@ -120,8 +121,8 @@ def _plan(buffer: Buffer, route: Route, run_dir: Path, cores: int | None, budget
 
 def _batch_bytes_max(pipeline: Pipeline, route: Route, budget: DiskBudget | None) -> int | None:
     """
-    Return how large a batch may be that is staged in a buffer with a cap: all of it is there before any of it can
-    go.
+    Return the maximum size of a batch that is staged in a buffer with a cap: the complete batch is on disk before any
+    part of it can be deleted.
     """
     into = next((buffer for buffer in pipeline.buffers if buffer.name == route.into), None)
     if into is None:
@@ -138,7 +139,7 @@ def _stores(path: str, cores: int | None) -> list[str]:
 
 def _checkpoint(buffer: Buffer, route: Route, run_dir: Path) -> str:
     if buffer.kind == "memory":
-        # Notes that outlive the store would speak of another one.
+        # A checkpoint that outlives the store in memory would describe a different store.
         return str(memory_directory(run_dir) / "checkpoints" / route.name)
     config = route.config
     if isinstance(config, ParquetExporterConfig):
@@ -148,13 +149,13 @@ def _checkpoint(buffer: Buffer, route: Route, run_dir: Path) -> str:
 
 
 def spark_settings(pipeline: Pipeline) -> dict[str, str]:
-    """Return what the Spark session needs to be told for *pipeline*."""
+    """Return the configuration of the Spark session for *pipeline*."""
     turns = any(route.strategy == "round_robin" for route in pipeline.routes.values() if route.is_query)
     return {"spark.scheduler.mode": "FAIR" if turns else "FIFO"}
 
 
 def chain_of(route: Route) -> list[Any]:
-    """Return the processors of *route* as `quiver.spark.processors.chain.process` takes them."""
+    """Return the processors of *route* in the form of `quiver.spark.processors.chain.process`."""
     return [
         node.config.load() if isinstance(node.config, UserProcessorConfig) else node.config.settings()
         for node in route.processors
@@ -163,13 +164,13 @@ def chain_of(route: Route) -> list[Any]:
 
 @dataclass(frozen=True)
 class RunningQuery:
-    """A query, and what holds the bundles that its processors failed on."""
+    """A running query, and the retry queue of the bundles that its processors failed on."""
 
     query: StreamingQuery
     sieve: BadBundleFilter
 
     def close(self) -> None:
-        """Let go of what is held. Stop the query first; the next one of this plan needs it."""
+        """Release the retry queue, which the next query of this plan needs. Stop the query first."""
         self.sieve.close()
 
 
@@ -182,18 +183,20 @@ def start_query(
     once: bool = False,
 ) -> RunningQuery:
     """
-    Start *plan* in *spark*; return the running query. *observer* takes counts of what is given up, *stats* what is
-    delivered and which bundles fail. With *once* it takes what is there now, and ends.
+    Start *plan* in *spark* and return the running query.
+
+    *observer* receives counts of dropped bundles, *stats* those of deliveries and failures. With *once*, the query
+    processes the data that exists now and ends.
 
     Raises:
         UsageError: an option is unknown.
         DirectoryInUseError: an earlier query of this plan was not closed.
-        OSError: a directory cannot be made.
+        OSError: a directory cannot be created.
     """
     from quiver.spark.bundle_query import start_bundle_query  # noqa: PLC0415 - an extra
     from quiver.spark.processors.bad_bundle_filter import BadBundleFilter  # noqa: PLC0415
 
-    # Each route is a pool of its own; pools take turns under FAIR, and mean nothing under FIFO.
+    # Each route has its own pool; pools take turns under FAIR and have no effect under FIFO.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.subscriber)
     config: Any = plan.route.config
     milliseconds = max(round(getattr(config, "trigger", 0.0) * 1000), 1)
@@ -226,7 +229,7 @@ def start_query(
 
 
 def source_options(plan: QueryPlan) -> dict[str, str]:
-    """Return what the source of *plan* is told: what processors may fail on comes in batches that can be told apart."""
+    """Return the options of the source of *plan*: with processors, batches are small enough to isolate bad bundles."""
     from quiver.spark.exporters.query import BATCH_BUNDLES_MAX  # noqa: PLC0415 - an extra
 
     options = {"failOnDataLoss": "false"} if plan.may_lose else {}
@@ -239,18 +242,18 @@ def source_options(plan: QueryPlan) -> dict[str, str]:
 
 def export_of(plan: QueryPlan, stats: ExporterStats | None = None) -> BundleExport:
     """
-    Return what exports the batches of *plan*, and single bundles; *stats* takes what it delivers.
+    Return the exporter of the batches of *plan*, and of single bundles; *stats* counts what it delivers.
 
     Raises:
         UsageError: an option is unknown.
-        OSError: a directory cannot be made.
+        OSError: a directory cannot be created.
     """
     from quiver.spark.exporters.parquet import ParquetExporter  # noqa: PLC0415
     from quiver.spark.exporters.query import TableBatches  # noqa: PLC0415 - an extra
     from quiver.spark.exporters.tables import ParquetTables, exporter_of  # noqa: PLC0415
 
     config: Any = plan.route.config
-    # What a policy is there for is not passed over.
+    # An exporter with a retry policy must not skip bundles silently.
     reading = {"fail_on_data_loss": not plan.may_lose, "skip_undecodable": False}
     is_parquet = isinstance(config, ParquetExporterConfig)
     if is_parquet and not plan.route.processors:

@@ -1,12 +1,12 @@
 """
-Dead letters of an exporter on Spark, exported once more: through the processors as the pipeline file has them now.
+Replay of dead letters of exporters on Spark, through the processors that the pipeline file has now.
 
 ::
 
-    letter ─▶ a store of its own, for a moment ─▶ the exporter, as a bundle by itself ─▶ dropped by who asked
+    dead letter ─▶ a temporary store ─▶ the exporter, as a single bundle ─▶ deleted by the caller
 
-It has the name under which the exporter would have exported it by itself, so that a letter of which it is not known
-whether it was exported is not exported twice where that can be.
+The bundle has the name under which the exporter would have exported it individually. So a dead letter whose export may
+already have succeeded is not exported twice, if the destination can recognize repeats.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ LOOK_S = 1.0
 _log = logging.getLogger("quiver.pipeline")
 
 _HOLDER = "replay"
-"""The subscriber of the store for a moment: without one it might free what it holds."""
+"""The subscriber of the temporary store: without one, the store might free its data."""
 
 
 class DeadLetterExport:
     """
-    Exports letters as the exporter *name* of *pipeline* does. A context manager, with a Spark session of its own where
+    Exports dead letters as the exporter *name* of *pipeline* does. A context manager that starts a Spark session if
     none is active.
 
     Args:
-        pipeline: as checked.
-        name: the exporter, which is a query of the Spark process.
+        pipeline: a validated pipeline.
+        name: the name of an exporter that is a query of the Spark process.
 
     Raises:
-        UsageError: there is no such exporter, or it cannot be made.
-        QuiverError: there is no Java.
+        UsageError: there is no such exporter, or it cannot be created.
+        QuiverError: Java is missing.
     """
 
     def __init__(self, pipeline: Pipeline, name: str) -> None:
@@ -83,11 +83,11 @@ class DeadLetterExport:
         self._spark = session(app_name=f"quiver replay {name}", config=spark_settings(pipeline))
 
     def deliver(self, root: str, letter: DeadLetter) -> Outcome:
-        """Export one letter of the store at *root*; say what became of it."""
+        """Export one dead letter of the store at *root* and return the outcome."""
         return _exported(self._spark, self._export, self._name, root, letter)
 
     def close(self) -> None:
-        """End the session, if it is its own. Idempotent."""
+        """Stop the Spark session if this object started it. Idempotent."""
         if self._is_own:
             self._spark.stop()
 
@@ -102,19 +102,19 @@ class DeadLetterExport:
 
 class QueryReplay:
     """
-    Replays the letters of an exporter on Spark by itself, in a thread of the Spark process: those that processors used
-    up, with the processors as they are since the process was started.
+    Replays the dead letters of an exporter on Spark automatically, in a thread of the Spark process: those whose
+    attempts processors exhausted, with the processors that the process started with.
 
     Args:
-        spark: the session of the query; this one makes its own of it.
+        spark: the session of the query, from which this object creates its own.
         plan: the query.
-        may_continue: says whether the query works.
-        observer: takes counts and events.
-        stats: takes what is delivered.
-        background: replay in a thread; without it the caller drives `look`.
+        may_continue: returns whether the query works.
+        observer: receives counts and events.
+        stats: counts deliveries.
+        background: replay in a thread; without it the caller calls `look`.
 
     Raises:
-        UsageError: the exporter cannot be made.
+        UsageError: the exporter cannot be created.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class QueryReplay:
         stats: ExporterStats | None = None,
         background: bool = True,
     ) -> None:
-        # A session of its own: the tables that queries name are then those of one bundle.
+        # A separate session: its temporary views belong to one bundle.
         self._spark = spark.newSession()
         self._export = export_of(plan, stats)
         self._name = plan.subscriber
@@ -151,17 +151,17 @@ class QueryReplay:
             self._worker.start()
 
     def look(self) -> None:
-        """Replay what is due."""
+        """Replay the dead letters that are due."""
         for letters, replay in self._replays:
             try:
                 replay.run(lambda: self._may_go_on() and not self._worker.is_stopping)
             finally:
-                # Whatever the query gives up meanwhile goes there, too.
+                # The query may add dead letters at the same time.
                 with contextlib.suppress(QuiverError, OSError):
                     letters.close()
 
     def stop(self) -> None:
-        """Replay nothing more; a letter that is being exported is not waited for. Idempotent."""
+        """Stop replaying without waiting for a dead letter that is being exported. Idempotent."""
         self._worker.stop(0.0)
 
 

@@ -160,9 +160,9 @@ def test_receivers_with_other_destinations_have_other_buffers():
         (["otlp > persistence > errors"], "errors has no destinations; its data would be lost"),
         (["otlp"], "otlp has no destinations; its data would be lost"),
         (["otlp > persistence > parquet > console"], "parquet is an exporter and cannot have destinations"),
-        (["persistence > console"], "nobody feeds persistence"),
+        (["persistence > console"], "no node feeds persistence"),
         (["otlp > errors > second"], "errors is a processor and cannot feed second, a receiver"),
-        (["otlp > errors > redact > errors"], "in a circle: errors → redact → errors"),
+        (["otlp > errors > redact > errors"], "form a cycle: errors → redact → errors"),
     ],
 )
 def test_graphs_that_make_no_sense_are_refused(ways, reason):

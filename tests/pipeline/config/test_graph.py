@@ -212,10 +212,10 @@ def test_every_exporter_receives_everything():
         ("        max_size: 4GB", "        max_size: 4MB", 26, None),
         ("      path: ./quiver_data\n", "", 20, "path is missing"),
         ("          - parquet", "          - otlp_receiver", 8,
-         "the nodes feed each other in a circle: otlp_receiver → persistence → otlp_receiver"),
+         "the nodes form a cycle: otlp_receiver → persistence → otlp_receiver"),
         ("          - parquet", "          - persistence", 19,
-         "the nodes feed each other in a circle: persistence → persistence"),
-        ("          - parquet\n", "          []\n", 31, "nobody feeds parquet: no node has it as a destination"),
+         "the nodes form a cycle: persistence → persistence"),
+        ("          - parquet\n", "          []\n", 31, "no node feeds parquet: add it to the destinations of one"),
         ("          - persistence\n", "          []\n", 2, None),
         ("      path: out", "      path: out\n      trigger: soon", 36, None),
         ("      path: out", "      path: out\n      compression: zst", 36,
@@ -239,7 +239,7 @@ def test_a_store_that_nobody_feeds_is_refused():
     """It would hold nothing; one behind another is a mistake as well."""
     more = "  more:\n    kind: processor\n    plugin_urn: urn:otap:processor:persistence\n    config: {path: x}\n"
 
-    assert refused(GOOD + more) == (36, "nobody feeds more: no node has it as a destination")
+    assert refused(GOOD + more) == (36, "no node feeds more: add it to the destinations of one")
     behind = changed("          - parquet\n", "          - parquet\n          - more\n") + more
     assert refused(behind) == (20, "persistence and more are both persistence nodes; one is enough here")
 
@@ -334,7 +334,7 @@ def test_the_same_port_of_another_address_is_another(host):
 
 
 @pytest.mark.parametrize(
-    ("listen", "said"), [("4316", "port 4317, where otlp_receiver listens"), ("65534", "which is none")]
+    ("listen", "said"), [("4316", "port 4317, where otlp_receiver listens"), ("65534", "which is invalid")]
 )
 def test_cores_whose_metrics_have_no_port_are_refused(listen, said):
     """They would be started again for ever, and every request that the kernel deals to them would find nobody."""

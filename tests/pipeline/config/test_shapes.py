@@ -118,7 +118,7 @@ def test_either_end_of_a_connection_may_be_a_list():
         ("          - from: receiver", "          - from: [[]]", 29, "there is no node named []"),
         ("            to: exporter", "            to: exportr", 32, "there is no node named exportr"),
         ("            to: exporter", "            too: exporter", 32, "unknown key too; did you mean to?"),
-        ("          - from: durable_buffer\n            to: exporter\n", "", 25, "nobody feeds exporter"),
+        ("          - from: durable_buffer\n            to: exporter\n", "", 25, "no node feeds exporter"),
         ("poll_interval: 50ms", "poll_interval: 0", 13, "maintain_interval must be positive"),
         ("poll_interval: 50ms", "poll_intervall: 1s", 15, "unknown key poll_intervall; did you mean poll_interval?"),
     ],

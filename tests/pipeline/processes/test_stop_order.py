@@ -210,7 +210,7 @@ def test_one_that_is_stuck_holds_up_nobody_beyond_the_deadline(exports, caplog):
     """What it left is told."""
     export._drain(exports.made, 0.0)
     exports.gate.set()
-    assert "into still had something to write; it goes on at the next start" in caplog.text
+    assert "into still had data to write; it continues at the next start" in caplog.text
 
 
 def test_a_query_with_rare_turns_has_one_more(tmp_path, monkeypatch):

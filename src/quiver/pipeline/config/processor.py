@@ -46,7 +46,7 @@ class PersistenceConfig:
         path: the directory of the store.
         settings: the settings of the store.
         receiver_defaults: default values of keys of the receivers that feed it.
-        exporter_defaults: default values of keys of the exporters that it feeds.
+        exporter_defaults: the same for the exporters that it feeds.
     """
 
     path: str

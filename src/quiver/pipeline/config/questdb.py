@@ -19,7 +19,7 @@ class QuestdbExporterConfig(QueryExporterConfig):
 
     Attributes:
         conf: a connect string with ``sf_dir``.
-        table: the name of the table in QuestDB; ``{table}`` stands for logs, spans or metrics.
+        table: the name of the table in QuestDB; ``{table}`` is replaced by logs, spans or metrics.
         tables: the tables to send; all when empty.
         symbols: text columns that are sent as symbols.
         at: the designated timestamp column of tables other than the three views.

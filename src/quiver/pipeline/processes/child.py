@@ -1,4 +1,4 @@
-"""What every child process of a pipeline begins and ends with: arguments, logging, exit codes."""
+"""The start and end of every child process of a pipeline: arguments, logging, exit codes."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ __all__ = [
 
 INGEST_READY = "ingest.json"
 SPARK_READY = "spark.json"
-"""What a child writes into the run directory when it is ready: its pid and a few facts."""
+"""The file that a child writes to the run directory when it is ready: its pid and a few facts."""
 
 _log = logging.getLogger("quiver.pipeline")
 
 NOTE_BYTES_MAX = 1 << 20
-"""No file of the run directory that one process leaves for another is larger."""
+"""The maximum size of a file that one process leaves for another in the run directory."""
 
 DRAIN_S = 8.0
 ORPHAN_DEADLINE_S = 20.0
@@ -55,16 +55,16 @@ ORPHAN_DEADLINE_S = 20.0
 @dataclass(frozen=True, slots=True)
 class ChildContext:
     """
-    What a child's body is given.
+    The context of a child's body.
 
     Attributes:
-        pipeline: as checked, with its directories in place.
-        run_dir: for state.
-        lifeline: says when to stop, and when to reload.
-        cores: how many ingest processes share the ports; None: there is one, and its stores have no cores.
-        core: which of them this one is.
-        drain_s: how long to go on for what is sealed, once told of the end.
-        scratch: where Spark's own files go: the supervisor removes it. None: where the system keeps such.
+        pipeline: the validated pipeline, with the directories of its buffers.
+        run_dir: the directory for state.
+        lifeline: signals when to stop and when to reload.
+        cores: the number of ingest processes that share the ports; None for a single process without cores.
+        core: the number of this process.
+        drain_s: how long to continue with sealed data after a stop request.
+        scratch: the directory for Spark's temporary files, which the supervisor removes; None for the system default.
         reread: reads the pipeline file again.
     """
 
@@ -79,12 +79,12 @@ class ChildContext:
 
     @property
     def ready_name(self) -> str:
-        """What this ingest process calls the file that says it is ready."""
+        """The name of the ready file of this ingest process."""
         return ingest_ready(None if self.cores is None else self.core)
 
 
 def ingest_ready(core: int | None) -> str:
-    """Return the name of the file in which the ingest process of *core* (None: the only one) says that it is ready."""
+    """Return the name of the ready file of the ingest process of *core*; None is a single process."""
     return INGEST_READY if core is None else f"ingest-{core}.json"
 
 
@@ -93,7 +93,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
     Return the ``name=value`` texts as a mapping.
 
     Raises:
-        UsageError: one has no ``=`` or no name.
+        UsageError: an assignment has no ``=`` or no name.
     """
     values: dict[str, str] = {}
     for text in assignments:
@@ -108,12 +108,12 @@ def read_pipeline(
     path: Path, assignments: Sequence[str], environment: Mapping[str, str], *, source: str | None = None
 ) -> Pipeline:
     """
-    Read and check the pipeline file; placeholders come from *assignments*, then from *environment*. It goes by the name
-    *source*, where that is not its own.
+    Read and validate the pipeline file; placeholders come from *assignments*, then from *environment*. Messages call
+    the file *source* if given.
 
     Raises:
-        PipelineError: the file is wrong.
-        UsageError: there is no such file, or an assignment fits no placeholder.
+        PipelineError: the file is invalid.
+        UsageError: the file does not exist, or an assignment matches no placeholder.
     """
     given = parse_assignments(assignments)
     try:
@@ -137,7 +137,7 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
     """
     Run *body* until the supervisor asks to stop; return the exit code.
 
-    2 says that a restart cannot help. The last line of the log is the reason, for people.
+    Exit code 2 means that a restart cannot help. The last line of the log is the human-readable reason.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("pipeline", type=Path)
@@ -184,12 +184,12 @@ def child_main(body: Callable[[ChildContext], None], argv: Sequence[str] | None 
 
 
 def set_log_level(pipeline: Pipeline) -> None:
-    """Let this process log as much as *pipeline* says."""
+    """Set the log level of this process to that of *pipeline*."""
     logging.getLogger().setLevel(pipeline.log_level.upper())
 
 
 def reload_log_level(context: ChildContext) -> None:
-    """Take over the level of the log from the file as it is now. A file that is wrong changes nothing."""
+    """Apply the log level of the current file. An invalid file changes nothing."""
     try:
         if context.reread is not None:
             set_log_level(context.reread())
@@ -198,22 +198,22 @@ def reload_log_level(context: ChildContext) -> None:
 
 
 def write_ready(run_dir: Path, name: str, facts: Mapping[str, Any]) -> None:
-    """Say in *run_dir* that this process is ready, with its pid, atomically."""
+    """Atomically write the ready file of this process, with its pid, to *run_dir*."""
     data = json.dumps({"pid": os.getpid(), **facts}, indent=1).encode() + b"\n"
     replace_file(REAL_FILES, str(run_dir / name), data)
 
 
 def write_closed(run_dir: Path, name: str) -> None:
-    """Say in *run_dir* that this process takes in nothing more."""
+    """Record in *run_dir* that this process accepts no more data."""
     try:
         write_ready(run_dir, name, {"closed": True})
     except OSError:
-        # A full disk has no room for a note, and always for one less.
+        # Deleting a file works even if the disk is full; writing one may not.
         (run_dir / name).unlink(missing_ok=True)
 
 
 def has_closed(run_dir: Path, name: str, pid: int) -> bool:
-    """Say whether the process *pid*, which was ready under *name*, takes in nothing more."""
+    """Return whether process *pid*, which was ready under *name*, accepts no more data."""
     try:
         facts = json.loads(REAL_FILES.read_all(str(run_dir / name), size_max=NOTE_BYTES_MAX))
     except FileNotFoundError:

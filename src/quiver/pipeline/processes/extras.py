@@ -1,4 +1,4 @@
-"""Which extra brings which module, for the one sentence that says what to install."""
+"""Names the extra to install for a missing module."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ EXTRAS = {
     "prometheus_client": "metrics", "opentelemetry.exporter.otlp": "dev", "opentelemetry.sdk": "otel",
     "opentelemetry": "metrics",
 }  # fmt: skip
-"""Module → the extra that brings it; the first that fits. The exporters that only the demo needs come with `dev`."""
+"""Module → the extra that contains it; the first match counts. Exporters that only the demo needs are in `dev`."""
 
 
 def missing_extra(error: ModuleNotFoundError) -> str:
     """
-    Return the sentence that says what to install.
+    Return a sentence that names the extra to install.
 
     Raises:
-        ModuleNotFoundError: *error*, when no extra brings the module: then it is a fault of ours.
+        ModuleNotFoundError: *error*, if no extra contains the module: this is a bug in Quiver.
     """
     name = error.name or ""
     for module, extra in EXTRAS.items():

@@ -1,11 +1,11 @@
 """
-The log files of child processes, kept short.
+Rotation of the log files of child processes.
 
-A child, and whatever it starts, has its log open for appending and cannot be told to open another. So what the file
-holds is copied aside, and the file is emptied::
+A child and its own children have the log open for appending and cannot switch to another file. So the content is
+copied, and the file is truncated::
 
-    ingest.log ─copied─▶ ingest.log.1 ─▶ ingest.log.2 ─▶ ingest.log.3 ─▶ gone      the newest in front
-        └─ emptied; whoever appends goes on at its beginning
+    ingest.log ─copied─▶ ingest.log.1 ─▶ ingest.log.2 ─▶ ingest.log.3 ─▶ deleted      newest first
+        └─ truncated; the child continues to append at its start
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ LOGS_KEPT = 3
 
 _STEP_BYTES = 4 * MIB
 _ROUNDS_MAX = 8
-"""Whoever appends faster than this is copied loses the lines of the last moment, and nothing older."""
+"""A process that appends faster than the copy proceeds loses the lines of the last moment, and nothing older."""
 
 
 def keep_short(fs: FileSystem, path: str, *, bytes_max: int = LOG_BYTES_MAX, kept: int = LOGS_KEPT) -> bool:
     """
-    Copy the log at *path* aside and empty it, if it is longer than *bytes_max*; True when it was.
+    Rotate the log at *path* if it is longer than *bytes_max*; return whether it was.
 
-    What is appended meanwhile is copied, too; only a line that is written between the last copy and the emptying, which
-    follow one another, is lost.
+    Lines that are appended during the copy are copied, too. Only a line that is written between the last copy and the
+    truncation directly after it is lost.
 
     Args:
         fs: the file system.
-        path: of a file that is appended to; it need not be there.
-        bytes_max: a log may be so long.
-        kept: so many copies stay.
+        path: the log file; it need not exist.
+        bytes_max: the maximum size of a log.
+        kept: the number of old logs to keep.
 
     Raises:
-        OSError: the disk refused, or is full: the log is as it was.
+        OSError: the disk refused, or is full: the log is unchanged.
     """
     if not fs.exists(path) or fs.stat(path).size_bytes <= bytes_max:
         return False
@@ -48,7 +48,7 @@ def keep_short(fs: FileSystem, path: str, *, bytes_max: int = LOG_BYTES_MAX, kep
         copied = _copy(log, copy, 0)
         _shift(fs, path, kept)
         fs.rename(aside, f"{path}.1")
-        # From here on a failure leaves lines twice, and none never.
+        # From here on, a failure leaves some lines twice but loses none.
         _copy(log, copy, copied)
         log.truncate(0)
     except OSError:
@@ -62,7 +62,7 @@ def keep_short(fs: FileSystem, path: str, *, bytes_max: int = LOG_BYTES_MAX, kep
 
 
 def _copy(log: File, copy: File, copied: int) -> int:
-    """Copy what *log* has behind *copied* bytes; return how many there are then."""
+    """Copy the bytes of *log* after the first *copied* bytes; return the total number of copied bytes."""
     for _ in range(_ROUNDS_MAX):
         size = log.size()
         if size == copied:

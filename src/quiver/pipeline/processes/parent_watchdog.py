@@ -1,11 +1,11 @@
 """
-A child's side of being supervised: stop when asked, read the file again when asked, and never outlive the supervisor.
+The child's side of supervision: stop when asked, reload when asked, and never outlive the supervisor.
 
-SIGTERM asks this child alone to drain and end. Before that, SIGUSR1 tells all children that the pipeline stops: whoever
-takes something in takes nothing more, and the time to drain begins for all of them.
+SIGTERM asks this child to drain and exit. Before that, SIGUSR1 announces to all children that the pipeline stops:
+receivers accept no more data, and the drain time starts for all children.
 
-The supervisor holds the other end of the child's standard input. When the supervisor dies, by whatever signal, the
-kernel closes that end, the child reads the end of the file and stops; when it cannot stop in time it exits hard.
+The supervisor holds the other end of the child's standard input. When the supervisor dies, of any signal, the kernel
+closes that end. The child then reads end-of-file and stops; if it cannot stop in time, it exits immediately.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from quiver.clock import SYSTEM_CLOCK, Clock
 __all__ = ["EXIT_WRONG_USE", "Lifeline"]
 
 EXIT_WRONG_USE = 2
-"""A child that exits with this cannot be helped by a restart."""
+"""The exit code of a child that a restart cannot help."""
 
 
 class Lifeline:
     """
-    Waits for SIGTERM, SIGINT, SIGUSR1, SIGHUP or the end of standard input. Make it in the main thread.
+    Waits for SIGTERM, SIGINT, SIGUSR1, SIGHUP or the end of standard input. Create it in the main thread.
 
     Args:
-        deadline_s: seconds a child has to stop once its supervisor is gone.
+        deadline_s: the time limit to stop after the supervisor has died, in seconds.
         stdin_fd: the pipe to the supervisor.
-        clock: measures the time to drain.
+        clock: measures the drain time.
 
     Attributes:
-        is_closing: whether the pipeline, or this child alone, is to stop: nothing more is to be taken in.
+        is_closing: whether the pipeline or this child is stopping: no more data may be accepted.
     """
 
     def __init__(self, *, deadline_s: float, stdin_fd: int = 0, clock: Clock = SYSTEM_CLOCK) -> None:
-        # A SimpleQueue may be filled from a signal handler; an Event may not: its lock is not reentrant.
+        # A signal handler may put into a SimpleQueue, but must not set an Event: its lock is not reentrant.
         self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._clock = clock
         self._told_at: float | None = None
@@ -48,14 +48,14 @@ class Lifeline:
         self._deadline_s = deadline_s
         self._stdin_fd = stdin_fd
         self.hear_signals()
-        # Held back by the supervisor until there is somebody to hear it: what came meanwhile comes now.
+        # The supervisor blocks SIGHUP until this handler exists; a pending signal is delivered now.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         threading.Thread(target=self._watch, name="quiver-lifeline", daemon=True).start()
 
     def hear_signals(self) -> None:
         """
-        Take SIGTERM, SIGINT, SIGUSR1, SIGHUP. Call it again after a library (Spark's) has put in handlers of its
-        own.
+        Install handlers for SIGTERM, SIGINT, SIGUSR1 and SIGHUP. Call it again after a library such as Spark's has
+        installed its own.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: self._end("stop"))
@@ -69,8 +69,8 @@ class Lifeline:
 
     def wait(self, timeout_s: float) -> bool:
         """
-        Wait up to *timeout_s*; True when the child was asked to stop, now or earlier. False at once when it was asked
-        to reload, or told that the pipeline stops.
+        Wait up to *timeout_s* seconds. Return True if the child was asked to stop, now or earlier; return False
+        immediately if it was asked to reload, or when the stop of the pipeline is announced.
         """
         if not self._stopping:
             try:
@@ -84,8 +84,8 @@ class Lifeline:
 
     def left_s(self, drain_s: float) -> float:
         """
-        Return how much is left of *drain_s* seconds, which began when the child was first told of the end. Without a
-        supervisor they are no more than leave time to end in order.
+        Return the rest of *drain_s* seconds, which started when the stop was announced. Without a supervisor, the
+        result leaves enough time for an orderly exit.
         """
         if self._is_orphan:
             drain_s = min(drain_s, self._deadline_s / 2)
@@ -93,7 +93,7 @@ class Lifeline:
         return max((now if self._told_at is None else self._told_at) + drain_s - now, 0.0)
 
     def reload_asked(self) -> bool:
-        """Say whether the child was asked to read its file again since this was last asked."""
+        """Return whether a reload was requested since the last call."""
         asked, self._reload = self._reload, False
         return asked
 

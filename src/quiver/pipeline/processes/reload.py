@@ -1,8 +1,8 @@
 """
-What a changed pipeline file asks for: what can be taken over while it runs, and what needs a restart. Pure.
+Which changes of a pipeline file can be applied while it runs, and which need a restart. Pure.
 
-Exporters, processors and the log's level can change. Ports, directories and the settings of a store cannot: they are
-held open. Certificates and the files of tokens are read again by themselves, and need no change of the file.
+Exporters, processors and the log level can change. Ports, directories and store settings cannot: they are in use.
+Certificates and token files are reread automatically and need no change of the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["changed_queries", "needs_restart", "told"]
 
 
 def needs_restart(old: Pipeline, new: Pipeline) -> list[str]:
-    """Return what of *new* cannot be taken over by what runs as *old*; empty when all of it can."""
+    """Return the changes from *old* to *new* that need a restart; empty if there are none."""
     found = []
     before, after = ({buffer.name: buffer for buffer in one.buffers} for one in (old, new))
     changed = before.keys() ^ after.keys()
@@ -54,7 +54,7 @@ def _changed_keys(old: Node, new: Node) -> list[str]:
 
 
 def changed_queries(old: Pipeline, new: Pipeline) -> bool:
-    """Say whether the Spark process has something else to do."""
+    """Return whether the queries of the Spark process change."""
     return _queries(old) != _queries(new)
 
 
@@ -67,7 +67,7 @@ def _said(route: Route) -> tuple[Any, ...]:
 
 
 def told(old: Pipeline, new: Pipeline) -> str:
-    """Return in words what was taken over."""
+    """Describe the applied changes."""
     before, after = old.routes, new.routes
     words = [f"{name} comes" for name in after if name not in before]
     words += [f"{name} goes; it stays a subscriber until it is dropped" for name in before if name not in after]

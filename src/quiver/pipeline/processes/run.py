@@ -6,10 +6,10 @@
     quiver run ── supervises ──┬── ingest   stores, receivers, OTLP exporters          logs in <run dir>/ingest.log
                                └── spark    driver, processors, all other exporters    logs in <run dir>/spark.log
 
-With `--cores N` there are ingest-0 … ingest-N-1 on the same ports. Stopping goes along the flow of the data, within one
-deadline: receivers close and stores seal what is open, then Spark writes what is left, buffer after buffer, then what
-it wrote into a buffer is sent on from there, then the stores close; what remains is said. On SIGHUP the file is read
-again, and what can change without a restart does.
+With `--cores N` there are ingest-0 … ingest-N-1 on the same ports. A stop follows the data flow, within one deadline:
+receivers close and stores seal their open segments; Spark writes the remaining data, buffer by buffer; forwarders send
+what Spark wrote to their buffers; the stores close. Data that remains is reported. On SIGHUP the file is read again,
+and changes that need no restart are applied.
 """
 
 from __future__ import annotations
@@ -64,28 +64,29 @@ __all__ = [
 
 STATE_NAME = "state.json"
 KEPT_NAME = "running.yaml"
-"""The file as it runs. The children read this one: one that starts again must not find what somebody is writing."""
+"""A copy of the running pipeline file. The children read this copy: a restarted child must not see a file that is being
+edited."""
 
 RUN_LOCK = "quiver.run.lock"
 RESTART_S_MAX = 5.0
-"""An SDK gives up after about half a minute of trying: no restart waits so long that its batch is lost."""
+"""SDKs stop retrying after about half a minute: every restart is early enough that their batches are not lost."""
 
 READY_LOOK_S = 0.2
 
 SPARK_DRAIN_S = 25.0
 STOP_MORE_S = 12.0
-"""What a child gets beyond the time to drain: to seal once more, to stop a JVM."""
+"""Extra time for a child beyond the drain time: to seal once more, to stop a JVM."""
 
 SPARK_STAGE = 0
 INGEST_STAGE = 1
-"""Of the stop, after all have closed: what Spark still writes into a buffer is sent on from there by the other."""
+"""Stages of a stop, after all ports are closed: Spark first, then the ingest processes, which send what it wrote."""
 
 _log = logging.getLogger("quiver.pipeline")
 
 
 def default_run_dir(pipeline: Pipeline) -> Path:
     """
-    Return where logs and state go unless told otherwise: `<store>.run`, or `<file>.run` here when there is no
+    Return the default directory of logs and state: `<store>.run`, or `<file>.run` in the current directory without a
     store.
     """
     if not pipeline.persistence.path:
@@ -105,16 +106,16 @@ def read_state(run_dir: Path) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """
-    How a pipeline is run.
+    Options of `quiver run`.
 
     Attributes:
-        assignments: ``name=value`` texts for the placeholders, handed on to the children.
-        run_dir: logs and state; created when missing.
-        cores: ingest processes that share the ports, each with a store of its own; None: one, without cores.
-        drain_s: how long exporters go on for what is sealed, all together, once asked to stop; None: 25 s with Spark,
-            else 8 s.
-        lifeline_fd: stop when nothing more can be read here: whoever held the other end is gone.
-        notify_socket: where systemd wants to know that the pipeline is ready, and that it stops; None tells nobody.
+        assignments: ``name=value`` texts for the placeholders, passed on to the children.
+        run_dir: the directory of logs and state; created when missing.
+        cores: the number of ingest processes that share the ports, each with its own store; None for a single process
+            without cores.
+        drain_s: how long exporters continue after a stop request, in total; None for 25 s with Spark and 8 s without.
+        lifeline_fd: a descriptor; the pipeline stops when its other end is closed.
+        notify_socket: the socket of systemd for readiness and stop messages; None sends none.
     """
 
     assignments: Sequence[str]
@@ -132,10 +133,10 @@ def run_pipeline(
     Run *pipeline* until SIGTERM or SIGINT; return the exit code. On SIGHUP the file is read again.
 
     Args:
-        pipeline: as checked.
-        options: how.
-        reread: reads and checks the file again.
-        say: told in a line what happens.
+        pipeline: a validated pipeline.
+        options: see `RunOptions`.
+        reread: reads and validates the file again.
+        say: called with one line per event.
 
     Raises:
         DirectoryInUseError: another `quiver run` uses the run directory.
@@ -163,7 +164,7 @@ def run_pipeline(
 
 
 class _Running:
-    """A pipeline that runs: what it is now, its supervisor, and its state file."""
+    """A running pipeline: its current model, its supervisor, and its state file."""
 
     def __init__(
         self,
@@ -189,12 +190,12 @@ class _Running:
         )
 
     def _keep(self, pipeline: Pipeline) -> Path:
-        """Write down what runs, and return the file that the children read."""
+        """Write the running pipeline file, and return the path that the children read."""
         path = self._options.run_dir / KEPT_NAME
         try:
             replace_file(REAL_FILES, str(path), pipeline.text.encode())
         except OSError as error:
-            # A full disk is no reason not to start: what is in the buffer wants to be delivered.
+            # Start even if the disk is full: buffered data has to be delivered.
             _log.warning("the children read %s itself: %s", pipeline.source, error)
             return Path(pipeline.source).absolute()
         return path
@@ -204,7 +205,7 @@ class _Running:
         try:
             replace_file(REAL_FILES, str(self._options.run_dir / STATE_NAME), state)
         except OSError as error:
-            # A full disk: the children wait for room, and must not be killed because nobody can read of it.
+            # The disk is full: the children wait for space, and must not be killed because the state file is stale.
             _log.warning("%s is not up to date: %s", STATE_NAME, error)
         if supervisor.state == "stopping" and not self._told_of_stop:
             self._told_of_stop = True
@@ -214,7 +215,7 @@ class _Running:
 
     def _tell(self, what: str) -> None:
         _log.info("%s", what)
-        # Whoever listened may have gone: a pager, a terminal.
+        # The reader of the output may have exited: a pager, a terminal.
         with contextlib.suppress(OSError):
             self._say(what)
 
@@ -224,7 +225,7 @@ class _Running:
             if new.queries and not self.pipeline.queries:
                 _require_spark()
         except (QuiverError, OSError, ModuleNotFoundError) as error:
-            # Whatever it is: what runs goes on.
+            # The running pipeline continues in any case.
             self._tell(f"not reloaded: {error}")
             return
         reasons = needs_restart(self.pipeline, new)
@@ -246,7 +247,7 @@ class _Running:
         self._tell(f"reloaded: {told(old, new)}")
 
     def tell_what_is_left_behind(self) -> None:
-        """Say which subscribers keep data that no exporter of this pipeline will ever take."""
+        """Report subscribers that retain data which no exporter of this pipeline will read."""
         for name, bundles, directory in left_behind(self.pipeline):
             self._tell(
                 f"{directory} keeps {bundles} bundles for {name}, which is no exporter here; if nobody else reads as "
@@ -254,7 +255,7 @@ class _Running:
             )
 
     def tell_when_ready(self) -> None:
-        """Say once when every child is ready, in its present life: before, ports are closed."""
+        """Report once when every running child is ready; until then, ports are closed."""
         never = threading.Condition()
         while True:
             children = {child.spec.name: child.pid for child in self.supervisor.children}
@@ -271,7 +272,7 @@ class _Running:
         self._tell(said)
 
     def tell_what_remains(self) -> None:
-        """Say how much each exporter has left behind in its buffer."""
+        """Report how much data each exporter has left in its buffer."""
         for name, bundles, directory in remaining(self.pipeline):
             fate = "which is in memory, and gone" if not self.pipeline.is_durable else "for the next start"
             self._tell(f"{name}: {bundles} bundles remain in {directory}, {fate}")
@@ -285,7 +286,7 @@ class _Running:
 
 
 def _ready(path: Path) -> dict[str, Any]:
-    """Return what a child wrote when it was ready; nothing as long as it is not."""
+    """Return the facts that a child wrote when it became ready; empty until then."""
     try:
         return dict(json.loads(REAL_FILES.read_all(str(path), size_max=NOTE_BYTES_MAX)))
     except (OSError, ValueError):
@@ -293,10 +294,7 @@ def _ready(path: Path) -> dict[str, Any]:
 
 
 def remaining(pipeline: Pipeline) -> list[tuple[str, int, str]]:
-    """
-    Return each route that has not resolved all: its name, how many bundles are sealed and not
-    resolved, and where.
-    """
+    """Return each route with unresolved bundles: its name, the number of sealed unresolved bundles, the directory."""
     found = []
     for buffer in pipeline.buffers:
         lags = _lags(buffer.config.path)
@@ -305,7 +303,7 @@ def remaining(pipeline: Pipeline) -> list[tuple[str, int, str]]:
 
 
 def not_sealed(pipeline: Pipeline) -> list[tuple[str, int, str]]:
-    """Return each buffer that could not seal all: its name, how many bundles are only in its log, and where that is."""
+    """Return each buffer that could not seal all data: its name, the number of unsealed bundles, and the directory."""
     found = []
     for buffer in pipeline.buffers:
         directory = buffer.config.path
@@ -320,7 +318,7 @@ def not_sealed(pipeline: Pipeline) -> list[tuple[str, int, str]]:
 
 
 def lost_letters(pipeline: Pipeline) -> list[tuple[str, int, str]]:
-    """Return whose dead letters end with the run, because they are in memory: whose, how many, and where they are."""
+    """Return the dead letters that are lost with the run because they are in memory: exporter, number, directory."""
     from quiver.delivery.dead_letters import count_dead_letters, exporters_with_dead_letters  # noqa: PLC0415 - brings the engine
 
     found = []
@@ -338,9 +336,10 @@ def lost_letters(pipeline: Pipeline) -> list[tuple[str, int, str]]:
 
 def left_behind(pipeline: Pipeline) -> list[tuple[str, int, str]]:
     """
-    Return each subscriber that is no route of *pipeline* and keeps data: its name, how many bundles, and where.
+    Return each subscriber that retains data but is not a route of *pipeline*: its name, the number of bundles, and the
+    directory.
 
-    It may be a program of its own. Or an exporter had another name: then the buffer fills up, and nobody reads it.
+    It may be another program. Or an exporter was renamed: then nothing reads for the old name, and the buffer fills up.
     """
     return [
         (name, bundles, buffer.config.path)
@@ -362,10 +361,7 @@ def _lags(directory: str) -> dict[str, int]:
 
 
 def _roots(directory: str) -> list[str]:
-    """
-    Return the stores at *directory*; none where there is no store yet, although somebody may have made the
-    directory.
-    """
+    """Return the stores at *directory*; empty if there is no store yet, even if the directory exists."""
     try:
         return instance_roots(REAL_FILES, directory)
     except UsageError:
@@ -374,12 +370,12 @@ def _roots(directory: str) -> list[str]:
 
 @contextlib.contextmanager
 def _memory(pipeline: Pipeline, run_dir: Path) -> Iterator[None]:
-    """Inside there is an empty place for what is only in memory; afterwards there is none."""
+    """Create an empty directory for the buffers in memory, and remove it at the end."""
     root = memory_directory(run_dir)
     if pipeline.is_durable:
         yield
         return
-    shutil.rmtree(root, ignore_errors=True)  # of one that was killed
+    shutil.rmtree(root, ignore_errors=True)  # left by a run that was killed
     root.mkdir(mode=0o700)
     try:
         yield
@@ -389,10 +385,10 @@ def _memory(pipeline: Pipeline, run_dir: Path) -> Iterator[None]:
 
 def _require_spark() -> None:
     """
-    Return when a Spark process could run here: one that cannot would end the whole pipeline.
+    Check that a Spark process can run on this machine; otherwise its failure would end the whole pipeline.
 
     Raises:
-        QuiverError: there is no Java.
+        QuiverError: Java is missing.
         ModuleNotFoundError: the extra `spark` is not installed.
     """
     from quiver.spark.java import find_java_home  # noqa: PLC0415 - an extra

@@ -1,4 +1,4 @@
-"""Messages to systemd, as `sd_notify(3)` sends them: a datagram to the socket that `NOTIFY_SOCKET` names."""
+"""Messages to systemd like those of `sd_notify(3)`: a datagram to the socket that `NOTIFY_SOCKET` names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def notify(address: str | None, *assignments: str) -> None:
     """
     Send *assignments*, such as ``READY=1``, to the service manager. Does nothing without an address.
 
-    A message that cannot be sent is logged: the service goes on without its supervisor's knowledge.
+    A message that cannot be sent is logged, and the service continues.
 
     Args:
-        address: the value of `NOTIFY_SOCKET`: a path, or a name in the abstract namespace that begins with ``@``.
-        assignments: what to tell, one variable each.
+        address: the value of `NOTIFY_SOCKET`: a path, or a name in the abstract namespace that starts with ``@``.
+        assignments: the variables to send.
     """
     if not address:
         return

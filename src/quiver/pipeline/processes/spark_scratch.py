@@ -1,4 +1,4 @@
-"""Where Spark's own files go while a pipeline runs: a place of its own, gone with the run, or with the next one."""
+"""The directory of Spark's temporary files: removed at the end of the run, or by the next run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 __all__ = ["NOTE_NAME", "scratch_of"]
 
 NOTE_NAME = "scratch"
-"""In the run directory: the path of the place."""
+"""The file in the run directory that contains the path of the temporary directory."""
 
 _NOTE_BYTES_MAX = 4096
 _PLACE_NAME = re.compile(r"quiver-spark-[0-9a-f]{8}")
@@ -28,25 +28,25 @@ _log = logging.getLogger("quiver.pipeline")
 @contextlib.contextmanager
 def scratch_of(run_dir: Path) -> Iterator[Path]:
     """
-    Give a path for scratch files, and remove what is there at the end. What a run left that was killed goes first.
+    Yield a path for temporary files, and remove it at the end. First remove the directory of a run that was killed.
 
-    Nothing is made here: the child that needs it does so, for a full disk is no reason not to start.
+    The child that needs the directory creates it, so that a full disk does not prevent the start.
 
     Args:
-        run_dir: held by this process. The place is noted in it, durably where there is room.
+        run_dir: a run directory locked by this process. It records the path, durably if there is space.
     """
     _remove_what_is_left(run_dir)
-    # Not in the run directory: names of sockets are short.
+    # Not in the run directory: paths of sockets must be short.
     place = Path(tempfile.gettempdir()) / f"quiver-spark-{secrets.token_hex(4)}"
     try:
         replace_file(REAL_FILES, str(run_dir / NOTE_NAME), str(place).encode())
     except OSError as error:
-        _log.warning("%s stays when this process is killed: %s", place, error)
+        _log.warning("%s will not be removed if this process is killed: %s", place, error)
     try:
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the next run removes what is not there
+        with contextlib.suppress(OSError):  # the next run removes a directory that no longer exists
             (run_dir / NOTE_NAME).unlink()
 
 
@@ -55,6 +55,6 @@ def _remove_what_is_left(run_dir: Path) -> None:
         place = Path(REAL_FILES.read_all(str(run_dir / NOTE_NAME), size_max=_NOTE_BYTES_MAX).decode())
     except (OSError, ValueError):
         return
-    # Nothing else is removed, whatever somebody writes there; and a link is not followed.
+    # Remove only paths of this form, even if the file was changed, and do not follow links.
     if place.is_absolute() and _PLACE_NAME.fullmatch(place.name):
         shutil.rmtree(place, ignore_errors=True)

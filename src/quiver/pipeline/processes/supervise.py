@@ -1,9 +1,9 @@
 """
-Child processes: started, restarted with backoff, stopped in order, never orphaned.
+Supervise child processes: start them, restart them with backoff, stop them in order, never orphan them.
 
-Each child runs in a process group of its own and holds one end of a pipe as standard input (see `lifeline`). When a
-child dies, what is left of its group is killed before it is started again: two Spark drivers on one checkpoint, the
-old one's JVM still dying, is the accident this prevents. Their logs are kept short (`log_files`).
+Each child runs in its own process group and holds one end of a pipe as standard input (see `parent_watchdog`). When a
+child dies, the rest of its group is killed before it is restarted. This prevents two Spark drivers on one checkpoint
+while the JVM of the old one is still exiting. Their logs are rotated (`log_files`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ LAST_LINE_BYTES_MAX = 4096
 LOOK_AT_LOGS_S = 10.0
 
 CLOSE_S = 20.0
-"""How long children may take to close their ports and to seal; then the first stage is asked to end all the same."""
+"""The time limit for children to close their ports and seal; after it the first stage is stopped anyway."""
 
 LOOK_S = 0.05
 
 _LOG_PREFIX = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ [A-Z]+ +[\w.]+ ")
-"""What stands before the words of a line of ours: time, level, logger."""
+"""The prefix of our log lines: time, level, logger."""
 
 _log = logging.getLogger("quiver.pipeline")
 
@@ -48,16 +48,17 @@ _log = logging.getLogger("quiver.pipeline")
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """
-    What to run.
+    The specification of a child process.
 
     Attributes:
-        name: for people and for the state file.
+        name: the name in messages and in the state file.
         argv: the command.
-        log_path: standard output and error are appended here.
-        stop_timeout_s: how long it may take to stop before it is killed.
-        stage: those of one stage are stopped together, after all of the stages before.
-        has_closed: says of its pid, once it was told by SIGUSR1 that all will stop, whether it takes nothing more; no
-            stage is stopped before all say so. None: it is not told.
+        log_path: the file to which standard output and error are appended.
+        stop_timeout_s: the time limit to stop before the child is killed.
+        stage: children of one stage are stopped together, after all earlier stages.
+        has_closed: returns for its pid, after SIGUSR1 has announced the stop, whether the child accepts no more data;
+        no
+            stage is stopped until all children have closed. None: the child gets no SIGUSR1.
     """
 
     name: str
@@ -70,7 +71,7 @@ class ChildSpec:
 
 @dataclass(slots=True)
 class Child:
-    """One child as it is now. `state` is starting, running, waiting (for its next start), failed or stopped."""
+    """The current state of a child. `state` is starting, running, waiting (for a restart), failed or stopped."""
 
     spec: ChildSpec
     delays: Iterator[float]
@@ -81,7 +82,7 @@ class Child:
     started_at: float = 0.0
     restart_at: float | None = field(default=None)
     kill_at: float | None = field(default=None)
-    """Until when it has to stop, once it was asked to because it is to be started anew, or not to be there any more."""
+    """The deadline for its stop, after it was asked to stop for a restart or because it was removed."""
     is_wanted: bool = True
 
     @property
@@ -99,16 +100,16 @@ class _Exited:
 
 class Supervisor:
     """
-    Runs the children until it is told to stop, or one of them says that a restart cannot help.
+    Runs the children until it is asked to stop, or until a child reports that a restart cannot help.
 
     Args:
-        specs: started in this order, stopped in the order of their stages.
-        on_change: called, from `run`, whenever a child's state changed.
+        specs: the children, started in this order and stopped in the order of their stages.
+        on_change: called from `run` whenever the state of a child changed.
         backoff: the restart delays of each child.
-        random: where their jitter comes from.
-        healthy_s: a child that lived this long starts again without delay built up.
-        on_reload: called, from `run`, after `request_reload`; may call `tell`, `renew` and `change`.
-        log_bytes_max: a longer log is put aside.
+        random: the source of their jitter.
+        healthy_s: a child that ran this long restarts with the initial delay.
+        on_reload: called from `run` after `request_reload`; may call `tell`, `renew` and `change`.
+        log_bytes_max: a longer log is rotated.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Supervisor:
         self._events: queue.SimpleQueue[_Exited | str] = queue.SimpleQueue()
 
     def request_stop(self) -> None:
-        """Ask `run` to stop all children and return. The second time they are killed. Safe in a signal handler."""
+        """Ask `run` to stop all children and return; a second call kills them. Safe in a signal handler."""
         self._events.put("stop")
 
     def request_reload(self) -> None:
@@ -147,14 +148,14 @@ class Supervisor:
     # ── for on_reload ────────────────────────────────────────────────────────────────────────────────
 
     def tell(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to a child, if it runs."""
+        """Send a signal to a child if it is running."""
         for child in self.children:
             if child.spec.name == name and child.process is not None:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.send_signal(number)
 
     def renew(self, name: str) -> None:
-        """Let a child stop in its own time, and start it again. One that waits for its next start has it now."""
+        """Let a child stop gracefully and restart it. A child that waits for its restart is started now."""
         for child in self.children:
             if child.spec.name == name:
                 self._ask_to_stop(child)
@@ -163,8 +164,8 @@ class Supervisor:
 
     def change(self, specs: Sequence[ChildSpec]) -> None:
         """
-        Start those of *specs* that are new, and let those children stop that are not in *specs*. One that comes back
-        before it has stopped starts again when it has.
+        Start new children of *specs*, and stop the children that are not in *specs*. A child that is added again before
+        it has stopped is restarted afterwards.
         """
         names = {spec.name for spec in specs}
         for child in list(self.children):
@@ -194,9 +195,9 @@ class Supervisor:
 
     def run(self) -> int:
         """
-        Start all children and keep them running; return 0 after `request_stop`, 1 when one could not be kept.
+        Start all children and keep them running. Return 0 after `request_stop`, 1 if a child could not be kept running.
 
-        On return no child, and nothing of its process group, is left.
+        On return, no child and no process of its group is left.
         """
         try:
             for child in self.children:
@@ -212,7 +213,7 @@ class Supervisor:
         return 1 if failed else 0
 
     def _keep(self) -> bool:
-        """Restart what dies, until asked to stop (False) or a child is beyond help (True)."""
+        """Restart children that die; return False when asked to stop, True when a restart cannot help a child."""
         while True:
             times = [time for child in self.children for time in (child.restart_at, child.kill_at)]
             due = [time for time in times if time is not None]
@@ -250,7 +251,7 @@ class Supervisor:
             try:
                 keep_short(REAL_FILES, str(child.spec.log_path), bytes_max=self._log_bytes_max)
             except OSError as error:
-                # No room for a copy: it is tried again, and the child must not suffer for it.
+                # The disk is full: rotation is retried later, and the child is not affected.
                 _log.warning("%s grows: %s", child.spec.log_path, error)
 
     def _next(self, timeout_s: float) -> _Exited | str:
@@ -282,17 +283,17 @@ class Supervisor:
         try:
             self._start(child)
         except OSError as error:
-            # No memory, no descriptors, no room for its log: that passes, and the other children need not die of it.
+            # A lack of memory, descriptors or disk space is temporary, and must not stop the other children.
             delay_s = next(child.delays)
             child.restart_at = self._clock.monotonic() + delay_s
-            self._say(self.state, f"{child.spec.name} cannot be started, tries again in {delay_s:.1f} s: {error}")
+            self._say(self.state, f"{child.spec.name} cannot be started, retry in {delay_s:.1f} s: {error}")
         else:
             again = " again" if child.starts > 1 else ""
             self._say(self.state, f"{child.spec.name} started{again}, process {child.pid}")
 
     def _await_exit(self, child: Child, process: subprocess.Popen[bytes]) -> None:
         if hasattr(os, "waitid"):
-            # Not reaped yet: the dead child's id still names its group, and nobody else's.
+            # The dead child is not reaped yet, so its id still names its group and no other.
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             _kill_group(process.pid)
@@ -300,7 +301,7 @@ class Supervisor:
         self._events.put(_Exited(child, process, code))
 
     def _bury(self, event: _Exited) -> None:
-        """Note that a child is gone, and when it starts again."""
+        """Record that a child has exited, and schedule its restart."""
         child = event.child
         self._close(child)
         child.state = "waiting"
@@ -315,7 +316,7 @@ class Supervisor:
         child.restart_at = self._clock.monotonic() + delay_s
         name, last = child.spec.name, _last_line(child.spec.log_path)
         said = f"{name} died ({child.last_exit}) after {lived_s:.1f} s; starts again in {delay_s:.1f} s"
-        # A killed child had no last word: the end of its log is about something else.
+        # A killed child logged no reason: the last line of its log is about something else.
         self._say(self.state, f"{said}: {last}" if last and event.code > 0 else said)
 
     def _was_asked_to_stop(self, child: Child) -> None:
@@ -329,7 +330,7 @@ class Supervisor:
 
     def _stop_in_order(self) -> None:
         if not self._close_all():
-            return  # asked twice: `run` kills what is left
+            return  # asked twice: `run` kills the remaining children
         for stage in sorted({child.spec.stage for child in self.children}):
             together = [child for child in self.children if child.spec.stage == stage]
             for child in together:
@@ -345,10 +346,7 @@ class Supervisor:
                 self._say(self.state, f"{child.spec.name} stopped")
 
     def _close_all(self) -> bool:
-        """
-        Tell the children that all will stop, and wait until none takes in anything more; False when asked once
-        more.
-        """
+        """Announce the stop to the children, and wait until none accepts data; return False if asked to stop again."""
         deadline = self._clock.monotonic() + CLOSE_S
         for child in self.children:
             child.restart_at = None
@@ -358,10 +356,7 @@ class Supervisor:
         return all(self._await(partial(_is_closed, child), deadline) for child in self.children)
 
     def _await_stopped(self, child: Child, deadline: float) -> bool:
-        """
-        Wait until *child* has stopped, and kill it when it has not by *deadline*; False when asked to stop once
-        more.
-        """
+        """Wait until *child* has stopped, and kill it at *deadline*; return False if asked to stop again."""
         if not self._await(lambda: child.process is None, deadline):
             return False
         if child.process is not None:
@@ -370,7 +365,7 @@ class Supervisor:
         return True
 
     def _await(self, is_done: Callable[[], bool], deadline: float) -> bool:
-        """Wait until *is_done*, or until *deadline*; False when asked to stop once more."""
+        """Wait until *is_done*, or until *deadline*; return False if asked to stop again."""
         while not is_done() and (left := deadline - self._clock.monotonic()) > 0:
             event = self._next(min(left, LOOK_S))
             if event == "stop":
@@ -424,7 +419,7 @@ def _exit_words(code: int) -> str:
 
 @contextlib.contextmanager
 def _reload_waits() -> Iterator[None]:
-    """A child that is started here is handed SIGHUP when its lifeline can hear it. Before, it would die of it."""
+    """Block SIGHUP while a child starts: it receives the signal once it has a handler, and would die of it before."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
@@ -433,7 +428,7 @@ def _reload_waits() -> Iterator[None]:
 
 
 def _last_line(log_path: Path) -> str:
-    """Return the last line of a child's log: its last word."""
+    """Return the last line of a child's log, which usually has the reason of its exit."""
     with contextlib.suppress(OSError), log_path.open("rb") as log:
         log.seek(max(log.seek(0, os.SEEK_END) - LAST_LINE_BYTES_MAX, 0))
         lines = log.read().decode(errors="replace").strip().splitlines()
