@@ -62,7 +62,7 @@ def test_without_java_one_sentence_says_what_to_install(machine, monkeypatch):
     with pytest.raises(QuiverError, match=r"JAVA_HOME=.*old is Java 11"):
         java.find_java_home()
     monkeypatch.setenv("QUIVER_JAVA", str(machine / "nowhere"))
-    with pytest.raises(QuiverError, match=r"QUIVER_JAVA=.*nowhere is no Java"):
+    with pytest.raises(QuiverError, match=r"QUIVER_JAVA=.*nowhere is not a working Java"):
         java.find_java_home()
 
 

@@ -1,4 +1,4 @@
-"""Streaming queries over the descriptors of bundles: how every exporter's query is started and stopped."""
+"""Start and stop the streaming query of an exporter, over the descriptors of bundles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["fails_on_data_loss", "start_bundle_query", "stop_query"]
 
 
 def fails_on_data_loss(options: Mapping[str, str]) -> bool:
-    """Return what the source's option failOnDataLoss says; True when it is not given."""
+    """Return the value of the source's option failOnDataLoss, which defaults to True."""
     return str(options.get("failOnDataLoss", "true")).lower() == "true"
 
 
@@ -36,15 +36,16 @@ def start_bundle_query(
     query_name: str | None = None,
 ) -> StreamingQuery:
     """
-    Start a query that hands each batch of descriptors to *each*, as *subscriber*; return it.
+    Start a query that passes each batch of descriptors to *each*, as *subscriber*.
 
     Args:
         spark: a session; the sources are registered with it.
-        store_path: the store's directory; it may be in use by its writer.
-        subscriber: one live query each. A new one starts at the earliest bundle.
+        store_path: the store's directory; a writer may have it open.
+        subscriber: at most one live query each. A new one starts at the earliest bundle.
         each: called with a frame of mode `bundles` and the batch's number.
-        checkpoint: directory of the query's own notes; on a local disk it is synced, and repaired after a power loss.
-        trigger: as `DataStreamWriter.trigger` takes it; one second when None.
+        checkpoint: the directory of the query's checkpoint. On a local disk it is synced, and repaired after a power
+            loss.
+        trigger: as for `DataStreamWriter.trigger`; None means one second.
         options: more options of the source.
         query_name: shown in logs and reports.
 
@@ -65,9 +66,9 @@ def start_bundle_query(
 
 def stop_query(query: StreamingQuery, *, timeout_s: float = 30.0, clock: Clock = SYSTEM_CLOCK) -> bool:
     """
-    Stop *query* between two batches where possible; True when no batch was cut short.
+    Stop *query*, between two batches if possible. Return whether no batch was interrupted.
 
-    A batch that was cut short is only written again: nothing is lost or doubled.
+    An interrupted batch is written again after a restart: nothing is lost or duplicated.
     """
     deadline = clock.monotonic() + timeout_s
     condition = threading.Condition()

@@ -1,5 +1,5 @@
 """
-Whole bundles inside Spark tasks: only descriptors travel, Arrow types stay as they were stored.
+Complete bundles inside Spark tasks: only descriptors travel, and Arrow types stay as they were stored.
 
 ::
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["BundleFunction", "map_bundles", "open_bundles", "open_bundles_at", "unpacked"]
 
 BundleFunction = Callable[[BundleRef, Bundle], pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch] | None]
-"""Takes a bundle and where it lies; returns rows, or None for none. Runs in a task, so it must pickle."""
+"""Takes a reference and its bundle; returns rows, or None for none. Runs in a task, so it must pickle."""
 
 
 def map_bundles(
@@ -45,14 +45,14 @@ def map_bundles(
     Return a frame of what *fn* returns for each bundle that *df* describes.
 
     Args:
-        df: a frame of mode `bundles`, batch or streaming, filtered or not; of its columns `path`, `segment` and
-            `index` are needed. Or one of mode `ipc`, as long as the rows of a bundle still follow one another: then
-            the tasks need no access to the store.
+        df: a frame of mode `bundles`, batch or streaming, filtered or not, with the columns `path`, `segment` and
+            `index`. Or a frame of mode `ipc` in which the rows of each bundle are adjacent: then the tasks need no
+            access to the store.
         fn: called once per bundle, in order within a task, with ``(ref, bundle)``.
-        schema: of the result: Spark's, Arrow's, or as in ``"id bigint, name string"``. What *fn* returns is
-            cast to it by name: a column that is missing there is null, one that is not declared is left out.
-        adapter: the slot table that names are looked up in.
-        fail_on_data_loss: False passes over bundles that are gone or damaged, with a warning.
+        schema: of the result: Spark's, Arrow's, or as in ``"id bigint, name string"``. The rows that *fn* returns
+            are cast to it by name: missing columns are null, undeclared ones are dropped.
+        adapter: the slot table for names of slots.
+        fail_on_data_loss: False skips bundles that are missing or damaged, with a warning.
     """
     declared = _declared(schema)
     task = _Task(fn, to_arrow_schema(declared, timezone="UTC"), adapter, fail_on_data_loss)
@@ -66,11 +66,11 @@ def open_bundles(
     """
     Yield the bundles that *descriptors* describe, in their order.
 
-    Each segment is opened once while its descriptors follow one another.
+    Each segment is opened once if its descriptors are adjacent.
 
     Raises:
-        DataLossError: a segment is gone.
-        CorruptionError: a segment is not what was written.
+        DataLossError: a segment is missing.
+        CorruptionError: a segment is damaged.
     """
     opened = open_bundles_at(descriptors, adapter=adapter, fail_on_data_loss=fail_on_data_loss)
     return ((ref, bundle) for _, ref, bundle in opened)
@@ -80,11 +80,11 @@ def open_bundles_at(
     descriptors: Iterable[pa.RecordBatch], *, adapter: Adapter = OTAP, fail_on_data_loss: bool = True
 ) -> Iterator[tuple[str, BundleRef, Bundle]]:
     """
-    The same with the path of the segment in front: numbers of segments are each core's own.
+    Yield the bundles with the paths of their segments, because each core numbers its segments separately.
 
     Raises:
-        DataLossError: a segment is gone.
-        CorruptionError: a segment is not what was written.
+        DataLossError: a segment is missing.
+        CorruptionError: a segment is damaged.
     """
     open_path, reader = "", None
     for batch in descriptors:
@@ -106,17 +106,17 @@ def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[BundleRef, int
     """
     Yield the bundles in rows of mode `ipc`: reference, time of ingestion in nanoseconds, slot → batch.
 
-    A bundle's rows follow one another. What they hold is checked in full: it may have been anywhere.
+    The rows of a bundle must be adjacent. Their contents are checked completely, because they may come from anywhere.
 
     Raises:
-        UsageError: a column of mode `ipc` is missing, or a row holds no Arrow stream of one batch.
+        UsageError: a column of mode `ipc` is missing, or a row does not contain an Arrow stream of one batch.
     """
     slots: dict[int, pa.RecordBatch] = {}
     of: tuple[BundleRef, int | None] | None = None
     for batch in batches:
         missing = {"segment", "index", "slot", "ipc"} - set(batch.schema.names)
         if missing:
-            raise UsageError(f"mode ipc gives more columns than these: {', '.join(sorted(missing))} is missing")
+            raise UsageError(f"columns of mode ipc are missing: {', '.join(sorted(missing))}")
         times = (
             batch.column("ingested_at").cast(pa.int64()).to_pylist() if "ingested_at" in batch.schema.names else None
         )
@@ -124,7 +124,7 @@ def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[BundleRef, int
         for row, (segment, index, slot, data) in enumerate(zip(*columns, strict=True)):
             time_us = times[row] if times is not None else None
             here = BundleRef(segment, index), None if time_us is None else time_us * 1000
-            # Behind the last bundle of one core may come that of another core with the same place.
+            # The last bundle of one core may be followed by a bundle of another core with the same reference.
             if of is not None and (of != here or slot in slots):
                 yield (*of, dict(sorted(slots.items())))
                 slots = {}
@@ -140,7 +140,7 @@ def _only_batch(data: bytes) -> pa.RecordBatch:
             batch = reader.read_next_batch()
         batch.validate(full=True)
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise UsageError(f"a row of mode ipc holds no Arrow stream of one batch: {error}") from error
+        raise UsageError(f"a row of mode ipc does not contain an Arrow stream of one batch: {error}") from error
     return batch
 
 

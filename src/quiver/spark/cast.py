@@ -2,8 +2,8 @@
 From any Arrow type to one that Spark takes. Pure.
 
 Spark checks every batch of a Python data source against one exact schema and knows neither dictionaries nor
-unsigned integers, fixed-size binaries, views, large types or nanoseconds. What is stored stays as it is;
-what crosses to Spark is cast (`store/segment/cast.py`) to the type that stands here:
+unsigned integers, fixed-size binaries, views, large types or nanoseconds. Stored data stays as it is;
+`store/segment/cast.py` casts batches for Spark to these types:
 
 =============================================  ==================================================
 stored                                         for Spark
@@ -15,14 +15,14 @@ large and view strings and binaries            string, binary
 fixed-size binary                              binary
 timestamp, any unit, with a zone               timestamp: microseconds, UTC
 timestamp, any unit, without a zone            timestamp_ntz: microseconds
-timestamp[ns], when asked for                  bigint: nanoseconds
+timestamp[ns], on request                      bigint: nanoseconds
 duration, any unit                             interval day to second (microseconds)
 time32, time64                                 time(9)
 large, fixed-size and view lists               array
 =============================================  ==================================================
 
-Everything becomes nullable, at every depth. Months-days-nanos intervals and unions have no place in Spark:
-leave them out with the `columns` option.
+Everything becomes nullable, at every depth. Spark has no type for months-days-nanos intervals and unions:
+exclude them with the `columns` option.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _spark_type(kind: pa.DataType, where: str, nanos: bool) -> pa.DataType:  # n
     if is_any_list(kind):
         return pa.list_(pa.field("element", _spark_type(kind.value_type, f"{where}.element", nanos)))
     raise UsageError(
-        f"column {where} is {kind}, which Spark cannot hold; leave it out with columns, or use mode bundles"
+        f"column {where} is {kind}, which Spark does not support; exclude it with columns, or use mode bundles"
     )
 
 
@@ -105,6 +105,6 @@ def _spark_scalar(kind: pa.DataType, nanos: bool) -> pa.DataType | None:  # noqa
     if pa.types.is_date64(kind):
         return pa.date32()
     if pa.types.is_decimal(kind) and kind.scale <= _DECIMAL_DIGITS_MAX:
-        # A type with more digits than Spark's may hold values that fit; one that does not is refused when it is read.
+        # A type with more digits than Spark's may have values that fit. Others are rejected when they are read.
         return pa.decimal128(min(kind.precision, _DECIMAL_DIGITS_MAX), kind.scale)
     return None

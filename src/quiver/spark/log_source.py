@@ -76,7 +76,7 @@ class ReadableLog(ABC):
         Return what each task of a batch read reads, between the bounds of the options.
 
         Raises:
-            UsageError: there is no such log.
+            UsageError: the log does not exist.
             DataLossError: data between the bounds is missing.
         """
 
@@ -149,7 +149,7 @@ class LogDataSource(DataSource):
     Attributes:
         format_name: the name of the format.
         log_kind: what error messages call one such log.
-        stream_options: options that a batch read refuses, because they would have no effect.
+        stream_options: options that a batch read rejects, because they would have no effect.
     """
 
     format_name: ClassVar[str]
@@ -230,7 +230,7 @@ class LogDataSource(DataSource):
 
 
 class _TaskReader:
-    """What both readers do in a task."""
+    """The part of both readers that runs in a task."""
 
     def __init__(self, log: ReadableLog, schema: StructType) -> None:
         self._log = log
@@ -313,6 +313,6 @@ class RefusedStream(DataSourceStreamReader):
 
 
 def parallelism() -> int:
-    """Return how many tasks may run at once. Spark does not tell a data source, so this counts the host's cores."""
+    """Return how many tasks may run at once. A data source cannot ask Spark, so this counts the host's cores."""
     affinity = getattr(os, "sched_getaffinity", None)
     return max(1, len(affinity(0)) if affinity is not None else (os.cpu_count() or 1))

@@ -1,8 +1,8 @@
 """
 Rows of a view → an OTLP export request again, as protobuf or as JSON. Pure.
 
-What a view shows comes back: see `docs/formats/views.md` for the little that it does not show. Rows need not lie as
-they came: those of one resource, scope and metric are put together, in the order in which each first appears.
+Everything that a view shows is restored; `docs/formats/views.md` lists the little that a view does not show. Rows may
+come in any order: those of one resource, scope and metric are grouped, in the order in which each first appears.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _Row = Mapping[str, Any]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNSHOWN = 2**63
-"""A count that is null in a list was this or more."""
+"""A null count in a list represents this value or more."""
 
 _IDS = ("traceId", "spanId", "parentSpanId")
 
 
 def is_view(schema: pa.Schema, view: str) -> bool:
-    """Say whether rows of *schema* are rows of *view*: no other columns, perhaps fewer."""
+    """Return whether *schema* has only columns of *view*. It may have fewer."""
     return view in VIEW_SLOTS and bool(schema.names) and set(schema.names) <= set(view_schema(view).names)
 
 
@@ -40,24 +40,24 @@ def request_of_rows(batch: pa.RecordBatch, view: str) -> Any:
     Return the rows of *batch* as one export request message of *view*: logs, spans or metrics.
 
     Raises:
-        UsageError: a column is not of the view, or a value is none that OTLP has.
+        UsageError: a column is not in the view, or OTLP does not allow a value.
     """
     if not is_view(batch.schema, view):
         strange = sorted(set(batch.schema.names) - set(view_schema(view).names))
-        raise UsageError(f"these rows are no {view}: there is no column {', '.join(strange) or 'at all'} in that view")
+        raise UsageError(f"these rows are not {view}: the view has no column {', '.join(strange) or 'at all'}")
     rows = conform(batch, view_schema(view)).to_pylist()
     try:
         return _MAKERS[view](rows)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"these rows are no {view}: {error}") from error
+        raise UsageError(f"these rows are not {view}: {error}") from error
 
 
 def json_of_rows(batch: pa.RecordBatch, view: str) -> bytes:
     """
-    Return the rows of *batch* as one export request in OTLP/JSON, on one line, as OpenTelemetry's file exporter has it.
+    Return the rows of *batch* as one export request in OTLP/JSON, on one line, like OpenTelemetry's file exporter.
 
     Raises:
-        UsageError: a column is not of the view, or a value is none that OTLP has.
+        UsageError: a column is not in the view, or OTLP does not allow a value.
     """
     from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 - heavy
 
@@ -67,7 +67,7 @@ def json_of_rows(batch: pa.RecordBatch, view: str) -> bytes:
 
 
 def _hex_ids(value: Any) -> None:
-    """Write ids in hex, as OTLP/JSON has them, where protobuf's JSON has base64."""
+    """Write ids in hex, as in OTLP/JSON; protobuf's JSON has base64."""
     if isinstance(value, list):
         for one in value:
             _hex_ids(one)
@@ -79,11 +79,11 @@ def _hex_ids(value: Any) -> None:
                 _hex_ids(one)
 
 
-# ── what all signals share ───────────────────────────────────────────────────────────────────────────
+# ── common to all signals ───────────────────────────────────────────────────────────────────────────
 
 
 class _Tree:
-    """Finds the message that a row belongs below, or makes it."""
+    """Finds or creates the parent message of a row."""
 
     def __init__(self, request: Any, resources: str, scopes: str) -> None:
         self._resources = getattr(request, resources)
@@ -91,7 +91,7 @@ class _Tree:
         self._known: dict[str, Any] = {}
 
     def scope_of(self, row: _Row) -> tuple[str, Any]:
-        """Return the scope of *row*, and a text that stands for it."""
+        """Return the scope of *row*, and a string that identifies it."""
         of_resource = [row[f"resource_{name}"] for name in ("attributes", "dropped_attributes_count", "schema_url")]
         resource_key = repr(of_resource)
         resource = self._known.get(resource_key)
@@ -158,7 +158,7 @@ def _set_nested(target: Any, value: Any) -> None:
 
 
 def _time(row: _Row, name: str) -> int:
-    """Return nanoseconds: the exact ones, or those of the timestamp where they do not fit into 64 signed bits."""
+    """Return the exact nanoseconds, or those of the timestamp if they do not fit into 64 signed bits."""
     exact, shown = row[f"{name}_unix_nano"], row[name]
     if exact is not None:
         return int(exact)
@@ -166,7 +166,7 @@ def _time(row: _Row, name: str) -> int:
         return 0
     passed = shown - _EPOCH
     shown_ns = (passed.days * 86_400 + passed.seconds) * 1_000_000_000 + passed.microseconds * 1000
-    # Cut to the microsecond it may seem to fit; the exact number was left out because it does not.
+    # Truncated to microseconds it may seem to fit; the exact number is missing because it does not.
     return min(max(shown_ns, 2**63), 2**64 - 1) if shown_ns > 2**63 - 1_000_000 else shown_ns
 
 
@@ -270,7 +270,7 @@ def _metrics(rows: list[_Row]) -> Any:
 
 
 def _metric(metric: Any, row: _Row) -> Any:
-    """Fill in what a metric's points share; return what holds them."""
+    """Set the fields that a metric's points share, and return the message that contains the points."""
     from opentelemetry.proto.metrics.v1 import metrics_pb2  # noqa: PLC0415
 
     if row["type"] not in _KINDS:

@@ -1,7 +1,7 @@
 """
 A Spark session that works on a fresh machine.
 
-Each setting below was needed once; `config` overrides any of them.
+Each setting below has a reason; `config` overrides any of them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _JAVA_ALWAYS = "-Xss16m"
 """Stopping a query inside foreachBatch overflows the default thread stack in one of two cases."""
 
 _JAVA_QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Half the time to the first result; a long heavy query may prefer the JVM's own choice."""
+"""Halves the time to the first result. A long, heavy query may be faster with the JVM's defaults."""
 
 _SETTINGS = {
-    # Views, offsets and files all speak UTC; a session in local time would shift every printed timestamp.
+    # Views, offsets and files use UTC; a session in local time would shift every printed timestamp.
     "spark.sql.session.timeZone": "UTC",
-    # 10 ms by default: an idle source is then asked for its latest offset 88 times a second.
+    # The default is 10 ms, which polls an idle source 88 times a second.
     "spark.sql.streaming.pollingDelay": "100ms",
-    # 200 by default: on one host each shuffle would start 200 tasks of a few milliseconds each.
+    # The default is 200: on one host each shuffle would start 200 tasks of a few milliseconds each.
     "spark.sql.shuffle.partitions": "4",
     # Python results travel as Arrow in both directions.
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # A server port and a progress bar that nobody asked for.
+    # No server port and no progress bar by default.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Everything stays on this host unless the caller says otherwise.
+    # Everything stays on this host by default.
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.log.level": "ERROR",
@@ -49,7 +49,7 @@ _SETTINGS = {
 
 
 _SOCKET_DIRECTORY_CHARS_MAX = 55
-"""Spark adds 43 characters for a socket's name, and 103 is the least that a system allows."""
+"""Spark adds 43 characters for a socket's name, and some systems allow only 103 in total."""
 
 
 def session(
@@ -61,18 +61,18 @@ def session(
     scratch: str | Path | None = None,
 ) -> SparkSession:
     """
-    Return a running session with all formats registered. An active session is used as it is.
+    Return a running session with all formats registered. An active session is returned unchanged.
 
     Finds Java, makes Spark's Python processes use this interpreter, and keeps Spark's own files in a temporary
     directory of the process.
 
     Args:
-        app_name: what Spark calls the application.
+        app_name: the name of the application in Spark.
         master: where it runs; two local cores by default.
-        config: Spark settings; they win over the ones made here.
-        quick_start: start the JVM with its fast compiler and the serial collector only.
-        scratch: made when missing, and the temporary directory is in there: whoever removes it removes all that is left
-            of a process that was killed. None: where the system keeps such.
+        config: Spark settings, which override those of this module.
+        quick_start: start the JVM with only its fast compiler and the serial collector.
+        scratch: the parent of the temporary directory, created if missing. Removing it also removes everything that a
+            killed process left. None means the system's default.
 
     Raises:
         QuiverError: no Java 17 or newer was found.
@@ -119,8 +119,8 @@ def _own_place(scratch: str | Path | None) -> Path:
 
 
 def _end(spark: SparkSession, scratch: Path) -> None:
-    """Let go of *scratch* when the process ends. Queries that still run, and the JVM, work in it: they end first."""
-    # Whatever goes wrong here, with a JVM that was killed, say: the process is at its end.
+    """Remove *scratch* when the process ends, after running queries and the JVM, which use it."""
+    # Errors are ignored, such as those of a killed JVM: the process is exiting.
     with contextlib.suppress(Exception):
         for query in spark.streams.active:
             query.stop()
@@ -131,9 +131,9 @@ def _end(spark: SparkSession, scratch: Path) -> None:
 
 def _local_sockets(master: str, directory: Path) -> dict[str, str]:
     """
-    Let Spark and its Python processes talk over Unix sockets in *directory*: a third of TCP's cost in the kernel.
+    Make Spark and its Python processes use Unix sockets in *directory*, which cost a third of TCP in the kernel.
 
-    Only where all of them run on this host, and the names are not too long.
+    Only if all of them run on this host, and the names are not too long.
     """
     if not master.startswith("local[") or len(str(directory)) > _SOCKET_DIRECTORY_CHARS_MAX:
         return {}

@@ -1,10 +1,10 @@
 """
-The options of a catalog table, kept in its schema.
+The options of a catalog table, stored in its schema.
 
 Spark creates a Python data source of a catalog table (``CREATE TABLE … USING quiver OPTIONS (…)``) without the table's
-options: only `schema()` sees them, when the table is created. It does keep the schema and hands it to every reader and
-writer. So `schema()` puts the options into the metadata of the first column, and readers take them from there.
-The catalog stores that metadata with the table. A write repeats the options.
+options: only `schema()` gets them, when the table is created. Spark does store the schema, and passes it to every
+reader and writer. So `schema()` puts the options into the metadata of the first column, where readers find them. The
+catalog stores that metadata with the table. A write repeats the options.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 
 _KEY = "quiver.options"
 _SPARKS_OWN = frozenset({"location", "owner", "provider", "external", "comment", "collation", "is_managed_location"})
-"""What Spark adds to the options of a table that is being created. It repeats ours as ``option.…``, too."""
+"""Options that Spark adds when a table is created. It also repeats ours as ``option.…``."""
 
 
 def given_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return what the user gave of the options that Spark hands over. Names come in any case."""
+    """Return the user's options out of those that Spark passes. Names come in any case."""
     given = {key: value for key, value in options.items() if value is not None}
     if "provider" in given:  # a table is being created
         given = {key: value for key, value in given.items() if not _is_sparks_own(key)}
@@ -46,14 +46,14 @@ def given_options(options: Mapping[str, str]) -> dict[str, str]:
 
 def schema_with_options(schema: StructType, source: str, options: Mapping[str, str]) -> StructType:
     """
-    Return *schema* with a new table's *options* in the metadata of its first column, and otherwise as it is.
+    Return *schema*, with *options* in the metadata of its first column if a table is being created.
 
-    A frame that is only read has none: what is written from it, such as a Parquet file, would have them, too.
+    The schema of a plain read gets none: files written from that frame, such as Parquet, would contain them, too.
 
     Args:
         schema: the columns of the log.
         source: the name of the format.
-        options: as Spark handed them over.
+        options: as Spark passed them.
     """
     return _noted(schema, source, given_options(options)) if "provider" in options else schema
 
@@ -75,11 +75,11 @@ def _with_note(column: StructField, source: str, options: Mapping[str, str]) -> 
 
 def options_of_table(given: Mapping[str, str], schema: StructType, source: str) -> dict[str, str]:
     """
-    Return *given*, completed from the table's own options when it does not say where the data is.
+    Return *given*, completed from the table's own options when it has no path.
 
     Args:
         given: the options of this read or write.
-        schema: the schema that Spark hands over with them.
+        schema: the schema that Spark passes with them.
         source: the name of the format.
 
     Raises:
@@ -107,7 +107,7 @@ def refuse_write_without_options(given: Mapping[str, str], source: str) -> None:
     Raise when Spark passed no options with a write, which is what it does for a catalog table.
 
     The table's own options do not help here: Spark passes the schema of the rows, not that of the table. When the rows
-    were read from another table, its options are in there, and the write would go to the wrong log.
+    were read from another table, they contain the options of that table, and the write would use the wrong log.
 
     Raises:
         UsageError: there are no options.

@@ -1,8 +1,8 @@
 """
 A batch of descriptors → one frame for each signal in it, decoded in the tasks.
 
-The driver takes the descriptors in, which are small, and so knows what the batch holds before any of it is decoded:
-which signals there are, and through which bundle of each store it goes.
+The driver collects the descriptors, which are small. So it knows the contents of the batch before anything is decoded:
+which signals it has, and the last bundle of each store.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ _log = logging.getLogger("quiver")
 
 
 def column_named(name: str) -> Column:
-    """
-    Return the column that is called *name*, whatever stands in that: `service.name` is no field of a column
-    `service`.
-    """
+    """Return the column called *name*, with any characters in it: `service.name` is not a field of `service`."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - in the driver only
 
     return f.col(f"`{name.replace('`', '``')}`")
@@ -57,11 +54,11 @@ class Descriptors:
 
     @classmethod
     def of(cls, batch: DataFrame) -> Descriptors:
-        """Take in the descriptors of a frame of mode `bundles`."""
+        """Collect the descriptors of a frame of mode `bundles`."""
         return cls(batch.select("path", "segment", "index", "slots").toArrow())
 
     def behind(self, exported_through: Mapping[str, BundleRef]) -> Descriptors:
-        """Return those that lie behind what was exported before: a store's directory → position."""
+        """Return those after the position that was exported before, per directory of a store."""
         if not exported_through:
             return self
         columns = (self.table.column(name).to_pylist() for name in ("path", "segment", "index"))
@@ -72,7 +69,7 @@ class Descriptors:
         return Descriptors(self.table.filter(pa.array(wanted, pa.bool_())))
 
     def through(self, identities: Mapping[str, str]) -> dict[str, BundleRef]:
-        """Return identity of a store → the position behind the last of its bundles. *identities* are by directory."""
+        """Return the position after the last bundle of each store, by identity. *identities* are by directory."""
         reached: dict[str, BundleRef] = {}
         columns = (self.table.column(name).to_pylist() for name in ("path", "segment", "index"))
         for path, segment, index in zip(*columns, strict=True):
@@ -83,7 +80,7 @@ class Descriptors:
 
     @cached_property
     def views(self) -> set[str]:
-        """The views that they hold something of."""
+        """The views that they have data of."""
         return {view for view in VIEWS if self.with_slots(slots_of_view(view)).num_rows}
 
     def with_slots(self, slots: Iterable[int]) -> pa.Table:
@@ -102,16 +99,16 @@ def tables_of(
     skip_undecodable: bool = False,
 ) -> dict[str, DataFrame]:
     """
-    Return the views that the bundles hold something of, by name. Nothing is decoded before a frame is used.
+    Return a frame for each view that the bundles have data of. Nothing is decoded before a frame is used.
 
-    Slots that belong to no signal are in none of them.
+    Slots that do not belong to a signal are ignored.
 
     Args:
         spark: the session of the batch.
         descriptors: of the batch.
-        also: views that are wanted without rows, too, if the bundles hold nothing of them.
-        fail_on_data_loss: False passes over what is gone or damaged, with a warning.
-        skip_undecodable: pass over what cannot be decoded, with a warning.
+        also: views to return even if the bundles have no data of them, with a frame without rows.
+        fail_on_data_loss: False skips missing or damaged bundles, with a warning.
+        skip_undecodable: skip requests that cannot be decoded, with a warning.
     """
     tables = {}
     for view in VIEWS:

@@ -100,7 +100,7 @@ def test_from_log_to_log(spark, tmp_path):
         ({"payload": "string"}, {"log": "../x"}, "cannot be called"),
         ({"payload": "string"}, {"path": "/"}, "needs the directory of a log"),
         ({"payload": "bigint"}, {}, "bigint where binary or string"),
-        ({"value": "string"}, {}, "column value is none of a record"),
+        ({"value": "string"}, {}, "column value is not a column of a record"),
         ({"ext_id": "bigint", "timestamp": "timestamp"}, {}, "needs a column payload"),
         ({"payload": "string"}, {"txnAppId": "x"}, "belong together"),
         ({"payload": "string"}, {"txnAppId": "job-x", "txnVersion": "1"}, "begins with job-"),
@@ -121,7 +121,7 @@ def test_options_say_which_log():
 
 
 @pytest.mark.parametrize(
-    ("payload", "says"), [(None, "payload is null"), (b"", "or empty"), (b"x" * 9, "more than maxRecordSize")]
+    ("payload", "says"), [(None, "payload is null"), (b"", "or empty"), (b"x" * 9, "exceeds maxRecordSize")]
 )
 def test_rows_that_are_no_records(payload, says):
     """They fail their task: nothing of the batch is committed."""

@@ -149,8 +149,8 @@ def test_a_bound_inside_a_record_is_refused(log, tmp_path, away):
         ({"maxRowsPerTrigger": "0"}, "at least 1"),
         ({"maxBytesPerTrigger": "much"}, "maxBytesPerTrigger"),
         ({"failOnDataLoss": "maybe"}, "neither true nor false"),
-        ({"objects": "{"}, "neither a URL nor JSON"),
-        ({"log": "a/b"}, "name of no log"),
+        ({"objects": "{"}, "expected a URL, a directory or JSON"),
+        ({"log": "a/b"}, "not a valid name of a log"),
         ({"path": ""}, "needs the directory"),
     ],
 )

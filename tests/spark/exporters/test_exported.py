@@ -204,7 +204,7 @@ def test_a_bundle_that_fails_is_a_failure_of_its_exporter(spark, store, tmp_path
     class Batches:
         """The query's id, which a test's batch does not have."""
 
-        probe, apart, exported_individually = batches.probe, batches.export_one, batches.exported_individually
+        probe, export_one, exported_individually = batches.probe, batches.export_one, batches.exported_individually
 
         def __call__(self, batch, number):
             batches.export(batch, number, query=QUERY)

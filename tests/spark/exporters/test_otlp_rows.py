@@ -112,7 +112,7 @@ def test_other_rows_are_refused():
     assert not is_view(batch.schema, "errors")
     with pytest.raises(UsageError, match="no column count, service in that view"):
         request_of_rows(batch, "logs")
-    with pytest.raises(UsageError, match="these rows are no spans"):
+    with pytest.raises(UsageError, match="these rows are not spans"):
         request_of_rows(pa.record_batch({"trace_id": ["no hex"]}), "spans")
     with pytest.raises(UsageError, match="a data point of type None"):
         request_of_rows(pa.record_batch({"name": ["x"]}), "metrics")

@@ -185,7 +185,7 @@ def test_a_store_at_its_cap_takes_over_what_fits_and_the_rest_when_there_is_room
         reader = store.register("reader", start="earliest")
         store.maintain()
         waiting = list(range(8))
-        with pytest.raises(CapacityError, match="has no room for"):
+        with pytest.raises(CapacityError, match="has no space for"):
             while waiting:
                 batch = waiting[0]
                 write(REAL_FILES, str(tmp_path), batch, range(batch * 8000, (batch + 1) * 8000))

@@ -163,7 +163,7 @@ def test_a_stream_into_a_store_at_its_cap_waits_or_fails(spark, store, tmp_path)
         reader = other.register("reader", start="earliest")
         other.activate()
         for _ in range(3):
-            with pytest.raises(Exception, match="has no room for"):
+            with pytest.raises(Exception, match="has no space for"):
                 stream(rows, tmp_path, target, slot="30", timeout="1s")
             assert sum(path.stat().st_size for path in target.rglob("*") if path.is_file()) <= 410_000
         done = threading.Event()

@@ -90,7 +90,7 @@ def test_a_sink_at_the_cap_fails_and_leaves_nothing():
     rig = Rig()
     assert 5 <= fill(rig) <= 10
     for _ in range(20):
-        with pytest.raises(CapacityError, match="the store /store has no room for"):
+        with pytest.raises(CapacityError, match="the store /store has no space for"):
             rig.write(100 * KIB, timeout_s=1.0)
     assert rig.on_disk <= CAP
     rig.store.maintain()
@@ -238,7 +238,7 @@ def test_a_sink_whose_last_batch_was_not_taken_over_waits(tmp_path):
     with quiver.open(tmp_path, settings, background=False) as store:
         store.register("reader", start="earliest")
         store.activate()
-        with pytest.raises(CapacityError, match="takes over nothing more"):
+        with pytest.raises(CapacityError, match="imports no more staged batches"):
             for batch in range(20):
                 sink.commit(writer="query", batch=batch, staged=[sink.stage([rows], writer="query", batch=batch)])
                 store.maintain()

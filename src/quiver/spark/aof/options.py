@@ -1,28 +1,29 @@
 """
-The options of the `quiver-aof` source, read once and refused early, and positions in a log. Pure.
+The options of the `quiver-aof` source, parsed once and rejected early. Pure.
 
 ==========================  =========  ====================================================================
 option                      default    meaning
 ==========================  =========  ====================================================================
 ``path``                    required   directory of a log, or of several with `log`
-``log``                                the name of one of the logs in it
+``log``                                the name of one of these logs
 ``objects``                            where the log's objects are: a URL, a directory, or JSON with ``backend``,
-                                       ``root`` and ``options``; segments are read there, none is brought back
+                                       ``root`` and ``options``; segments are read there, and not copied back
 ``columns``                 all        comma-separated: record_id, timestamp, ext_id, payload
 ``includeMetadata``         false      adds ``_segment``, ``_offset`` and ``_timestamp_ns``
-``startingOffsets``         earliest   earliest, latest or a record id; a stream cannot begin at latest
-``startingTimestamp``                  instead of it: the first record of this time or later, given as
+``startingOffsets``         earliest   earliest, latest or a record id; a stream cannot start at latest
+``startingTimestamp``                  instead: the first record of this time or later, given as
                                        milliseconds since 1970 or as ``2026-01-31T12:00:00Z``
 ``endingOffsets``           latest     batch reads only, exclusive
-``endingTimestamp``                    instead of it, in the same forms: batch reads only, exclusive
+``endingTimestamp``                    instead, in the same forms: batch reads only, exclusive
 ``maxRowsPerTrigger``                  streams only; the first limit reached ends the batch
 ``maxBytesPerTrigger``      256MiB     streams only; a batch always has at least one record
-``minPartitions``           by bytes   at least this many tasks, as far as there are records
-``failOnDataLoss``          true       false goes on where records are gone or damaged, true says so and stops
+``minPartitions``           by bytes   at least this many tasks, if there are enough records
+``failOnDataLoss``          true       false skips missing or damaged records, true raises an error
 ==========================  =========  ====================================================================
 
-Spark keeps positions as JSON text and compares the text, so the keys have one order. `bytes` counts from the beginning
-of the log; with it a reader knows whether it is right behind what it has, although the segment of that is gone::
+Spark stores positions as JSON text and compares the text, so the keys have a fixed order. `bytes` counts from the
+beginning of the log. It tells a reader whether the next record directly follows the last one that it read, even after
+the segment of that record was removed::
 
     {"v": 1, "log": "1700000000000000000", "record_id": 12884901952, "bytes": 40312}
 """
@@ -44,7 +45,7 @@ __all__ = ["AOF_COLUMNS", "STREAM_OPTIONS", "AofOptions", "parse_aof_options"]
 AOF_COLUMNS = ("record_id", "timestamp", "ext_id", "payload")
 
 STREAM_OPTIONS = ("maxRowsPerTrigger", "maxBytesPerTrigger")
-"""Options that a batch read refuses, because they would have no effect."""
+"""Options that a batch read rejects, because they would have no effect."""
 
 _NAMES = (
     "path", "log", "objects", "columns", "includeMetadata", "startingOffsets", "startingTimestamp", "endingOffsets",
@@ -55,7 +56,7 @@ _BYTES_MAX_DEFAULT = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class AofOptions:
-    """What one `load()` asks for. See the table above."""
+    """The options of one `load()`. See the table above."""
 
     path: str
     objects: str | Mapping[str, object] | None
@@ -91,7 +92,7 @@ def parse_aof_options(options: Mapping[str, str]) -> AofOptions:
     if not path:
         raise UsageError('the quiver-aof source needs the directory of a log: .option("path", "aof/orders")')
     if "/" in given.get("log", ""):
-        raise UsageError(f"log: {given['log']!r} is the name of no log")
+        raise UsageError(f"log: {given['log']!r} is not a valid name of a log")
     return AofOptions(
         path=f"{path}/{given['log']}" if given.get("log") else path,
         objects=_location(given.get("objects")),
@@ -112,7 +113,7 @@ def _location(text: str | None) -> str | Mapping[str, object] | None:
     try:
         found = json.loads(text)
     except ValueError:
-        raise UsageError("objects: neither a URL nor JSON") from None
+        raise UsageError("objects: expected a URL, a directory or JSON") from None
     return dict(found)
 
 
@@ -122,7 +123,7 @@ def _columns(text: str | None) -> tuple[str, ...]:
     names = tuple(word.strip() for word in text.split(","))
     for name in names:
         if name not in AOF_COLUMNS or names.count(name) > 1:
-            raise UsageError(f"columns: there is no column {name!r}, or it is there twice; {', '.join(AOF_COLUMNS)}")
+            raise UsageError(f"columns: {name!r} is unknown or repeated; the columns are {', '.join(AOF_COLUMNS)}")
     return names
 
 

@@ -1,9 +1,9 @@
 """
 The Spark sink `quiver-aof`: batch and streaming writes to append-only logs, each batch exactly once.
 
-Rows are staged in tasks, in files that nobody reads; a batch counts from the moment its commit is durable; its records
-are in the log when the log's owner has appended them, which is at once where no process has it open. What lies where,
-and what a crash leaves, stands in `aof/staged_import.py`.
+Tasks stage rows in files that no reader looks at. A batch counts from the moment its commit is durable. Its records
+are in the log when the log's owner has appended them, which is immediately if no process has it open.
+`aof/staged_import.py` lists the files and what a crash leaves of them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ _log = logging.getLogger("quiver")
 @dataclass(frozen=True, slots=True)
 class StagedRecords:
     """
-    What one attempt of one task wrote and synced, relative to the writer's directory; nothing where there were no
-    rows.
+    The file that one attempt of one task wrote and synced, relative to the writer's directory.
+
+    None if the task had no rows.
     """
 
     part: StagedPart | None = None
@@ -57,7 +58,7 @@ class StagedRecords:
 
 def records_of(batches: Iterable[pa.RecordBatch], options: AofSinkOptions) -> Iterator[tuple[bytes, int]]:
     """
-    Yield the records that rows are: payload and ext_id.
+    Yield the record of each row: payload and ext_id.
 
     Raises:
         UsageError: a row has no payload, or one that is empty or too large.
@@ -69,8 +70,8 @@ def records_of(batches: Iterable[pa.RecordBatch], options: AofSinkOptions) -> It
             if not payload:
                 raise UsageError("a row has no payload: payload is null or empty, and a record needs at least one byte")
             if len(payload) > options.record_bytes_max:
-                raise UsageError(f"a payload of {len(payload)} bytes is more than maxRecordSize")
-            # Spark has no unsigned numbers: a read shows the upper half of them below zero.
+                raise UsageError(f"a payload of {len(payload)} bytes exceeds maxRecordSize")
+            # Spark has no unsigned integers: a read shows the upper half of them as negative.
             yield payload, (mark or 0) & _EXT_ID_MASK
 
 
@@ -85,7 +86,7 @@ def stage_records(
     attempt: str,
 ) -> StagedRecords:
     """
-    Write *records* where nobody reads them; durable on return. Runs in a task.
+    Write *records* to a staged file. Durable on return. Runs in a task.
 
     Raises:
         OSError: the disk refused.
@@ -180,18 +181,18 @@ def _import_now(fs: FileSystem, root: str, clock: Clock) -> None:
         lock.release()
 
 
-# ── in Spark's terms ─────────────────────────────────────────────────────────────────────────────────
+# ── the sink ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class AofSink:
-    """Format `quiver-aof`, as `quiver.spark.log_sink` drives it."""
+    """The sink of the format `quiver-aof`."""
 
     options: AofSinkOptions
 
     @property
     def transaction(self) -> tuple[str, int] | None:
-        """Writer and number that the program gave to this write, if it did."""
+        """The writer and number that the program gave this write, if any."""
         return self.options.transaction
 
     def stage(self, rows: Iterator[pa.RecordBatch], *, writer: str, batch: int) -> StagedRecords:
@@ -203,7 +204,7 @@ class AofSink:
         )
 
     def commit(self, *, writer: str, batch: int, staged: Sequence[StagedRecords]) -> None:
-        """Make all that was staged one committed batch; one that was committed before is not again."""
+        """Commit everything that was staged as one batch, unless that batch was committed before."""
         commit_records(REAL_FILES, self.options.path, writer=writer, batch=batch, staged=staged)
 
     def discard(self, *, writer: str, batch: int, staged: Sequence[StagedRecords]) -> None:

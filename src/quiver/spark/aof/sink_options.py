@@ -1,19 +1,19 @@
 """
-The options of the `quiver-aof` sink, read once and refused early. Pure.
+The options of the `quiver-aof` sink, parsed once and rejected early. Pure.
 
 ==================  =========  =========================================================================
 option              default    meaning
 ==================  =========  =========================================================================
-``path``            required   directory of a log, made when missing, or of several with `log`; it may
+``path``            required   directory of a log, created if missing, or of several with `log`; it may
                                be open in another process
-``log``                        the name of one of the logs in it
-``maxRecordSize``   64MiB      a larger payload is refused
-``txnAppId``                   batch writes: who writes; together with
-``txnVersion``                 batch writes: a number that only grows; a write that is repeated is not
+``log``                        the name of one of these logs
+``maxRecordSize``   64MiB      a larger payload is rejected
+``txnAppId``                   batch writes: the name of the writer; needs
+``txnVersion``                 batch writes: a number that only grows; a repeated write changes nothing
 ==================  =========  =========================================================================
 
-Columns are those of a read: `payload` (binary or string), and where it is there `ext_id`. A record's id and its time
-are those of its append: `record_id`, `timestamp` and what `includeMetadata` adds is passed over.
+The columns are those of a read: `payload` (binary or string), and optionally `ext_id`. A record gets its id and time
+when it is appended: `record_id`, `timestamp` and the columns of `includeMetadata` are ignored.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ __all__ = ["AofSinkOptions", "check_record_columns", "parse_aof_sink_options"]
 _NAMES = ("path", "log", "maxRecordSize", "txnAppId", "txnVersion")
 _RECORD_BYTES_DEFAULT = 64 * MIB
 _RECORD_BYTES_MAX = 1023 * MIB
-"""The largest segment of the default settings has room for no more."""
+"""A larger record does not fit into a segment of the default settings."""
 
-_LAWFUL = {"payload": ("binary", "string"), "ext_id": ("bigint", "int")}
+_ALLOWED_TYPES = {"payload": ("binary", "string"), "ext_id": ("bigint", "int")}
 _PASSED_OVER = ("record_id", "timestamp", "_segment", "_offset", "_timestamp_ns")
 
 
 @dataclass(frozen=True, slots=True)
 class AofSinkOptions:
-    """Where rows go. See the table above."""
+    """The destination of rows. See the table above."""
 
     path: str
     record_bytes_max: int = _RECORD_BYTES_DEFAULT
@@ -56,7 +56,7 @@ def parse_aof_sink_options(options: Mapping[str, str]) -> AofSinkOptions:
         UsageError: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
     """
     known = {name.lower(): name for name in _NAMES}
-    # Spark hands the checkpoint's place over, too.
+    # Spark passes the checkpoint's location, too.
     given = {key.lower(): str(value) for key, value in options.items() if key.lower() != "checkpointlocation"}
     for key in given:
         if key not in known:
@@ -73,7 +73,7 @@ def parse_aof_sink_options(options: Mapping[str, str]) -> AofSinkOptions:
         raise UsageError(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
     size_max = bytes_option(given, "maxRecordSize", _RECORD_BYTES_DEFAULT)
     if size_max > _RECORD_BYTES_MAX:
-        raise UsageError(f"maxRecordSize: no segment of a log has room for {size_max} bytes")
+        raise UsageError(f"maxRecordSize: {size_max} bytes do not fit into a segment")
     return AofSinkOptions(
         path=path,
         record_bytes_max=size_max,
@@ -83,7 +83,7 @@ def parse_aof_sink_options(options: Mapping[str, str]) -> AofSinkOptions:
 
 def check_record_columns(columns: Mapping[str, str]) -> None:
     """
-    Refuse rows that are no records. *columns* is name → Spark's word for its type.
+    Reject rows that are not records. *columns* maps names to Spark's type names.
 
     Raises:
         UsageError: a column is missing, unknown, or of another type.
@@ -91,9 +91,9 @@ def check_record_columns(columns: Mapping[str, str]) -> None:
     for name, kind in columns.items():
         if name in _PASSED_OVER:
             continue
-        if name not in _LAWFUL:
-            raise UsageError(f"column {name} is none of a record; there are {', '.join(_LAWFUL)}")
-        if kind not in _LAWFUL[name]:
-            raise UsageError(f"column {name} is {kind} where {' or '.join(_LAWFUL[name])} belongs")
+        if name not in _ALLOWED_TYPES:
+            raise UsageError(f"column {name} is not a column of a record; the columns are {', '.join(_ALLOWED_TYPES)}")
+        if kind not in _ALLOWED_TYPES[name]:
+            raise UsageError(f"column {name} is {kind}, but must be {' or '.join(_ALLOWED_TYPES[name])}")
     if "payload" not in columns:
         raise UsageError("a record needs a column payload")

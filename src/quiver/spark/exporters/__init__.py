@@ -5,14 +5,15 @@ Exporters that run as Spark queries.
 module               purpose
 ===================  ===================================================================================
 `query.py`           a query from a store through processors to an exporter
-`settings.py`        what exporters are told; no Spark
-`tables.py`          console, files, formats of Spark, another store
+`settings.py`        the settings of exporters; no Spark
+`tables.py`          exporters to the console, files, Spark formats, another store
 `parquet.py`         the Parquet exporter: a query over `bundles`
-`output_files.py`    who may read an exported file; when it is on the disk
-`parquet_commit.py`  files that become visible once and whole
-`delivery.py`        a query that delivers bundle by bundle, with retries
-`retry_queue.py`     what processors failed on: tried again by itself
-`exported.py`        What an exporter on Spark delivered, and which kind of failure an error of Spark is
-`table_exporter.py`  What an exporter of tables is to the batch that it writes
+`output_files.py`    permissions and durability of exported files
+`parquet_commit.py`  files that become visible exactly once, and complete
+`delivery.py`        a query that delivers single bundles, with retries
+`retry_queue.py`     bundles that processors failed on, retried individually
+`spark_errors.py`    one readable line for an error of a Spark job (pure)
+`exported.py`        how much an exporter delivered, and the kind of a failure
+`table_exporter.py`  the interface of an exporter of tables
 ===================  ===================================================================================
 """

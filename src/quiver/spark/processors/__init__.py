@@ -1,13 +1,13 @@
 """
-Processors: functions from a frame to a frame, and what happens to a bundle that one fails on.
+Processors: functions from a frame to a frame, and the treatment of bundles that they fail on.
 
 ======================  =====================================================
 module                  purpose
 ======================  =====================================================
-`settings.py`           what processors are told; no Spark
+`settings.py`           the settings of processors; no Spark
 `chain.py`              processors: functions from a frame to a frame
-`redaction.py`          values made unreadable in Arrow batches (pure)
-`bad_bundle_filter.py`  bundles that fail a batch: found, and set aside
-`bisect.py`             which of several things makes all of them fail (pure)
+`redaction.py`          removes or masks values in Arrow batches (pure)
+`bad_bundle_filter.py`  finds the bundles that make a batch fail
+`bisect.py`             which of several items makes all of them fail (pure)
 ======================  =====================================================
 """

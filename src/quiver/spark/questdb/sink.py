@@ -68,7 +68,7 @@ class QuestdbDataSource(DataSource):
         """
         options = self._checked(schema, overwrite=overwrite)
         if options.transaction is not None:
-            raise UsageError("txnAppId and txnVersion are for batch writes; a streaming query has an id of its own")
+            raise UsageError("txnAppId and txnVersion are for batch writes; a streaming query has its own id")
         return QuestdbStreamWriter(options)
 
     def _checked(self, schema: StructType, *, overwrite: bool) -> QuestdbOptions:

@@ -1,8 +1,8 @@
 """
-What runs in a Spark task: open segments by path, check them, hand out Arrow batches of the declared schema.
+Reading in a Spark task: open segments by path, verify them, return Arrow batches of the declared schema.
 
-A task knows a list of spans and nothing of the store. A file is checked as a whole once per process, before the
-first batch of it is handed out. Everything here pickles.
+A task knows a list of spans, and nothing else of the store. Each file is verified completely once per process, before
+its first batch is returned. Everything here can be pickled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TIME = pa.timestamp("us", tz="UTC")
 METADATA_SCHEMA = pa.schema(
     [("_segment", pa.int64()), ("_index", pa.int32()), ("_row", pa.int64()), ("_ingested_at", _TIME)]
 )
-"""What `includeMetadata` adds: where a row lies, and when its bundle was ingested."""
+"""The columns of `includeMetadata`: the place of a row, and when its bundle was ingested."""
 
 BUNDLE_SCHEMA = pa.schema(
     [
@@ -57,7 +57,7 @@ BUNDLE_SCHEMA = pa.schema(
 """Mode `bundles`: a descriptor, from which `map_bundles` opens the bundle."""
 
 ROWS_FIELD = pa.field("rows", pa.map_(pa.int32(), pa.int64()))
-"""What `includeMetadata` adds in mode `bundles`: how many rows each slot has."""
+"""The column of `includeMetadata` in mode `bundles`: how many rows each slot has."""
 
 IPC_SCHEMA = pa.schema(
     [
@@ -68,14 +68,14 @@ IPC_SCHEMA = pa.schema(
         ("ipc", pa.binary()),
     ]
 )
-"""Mode `ipc`: each slot of each bundle as one Arrow IPC stream, types untouched."""
+"""Mode `ipc`: each slot of each bundle as one Arrow IPC stream, with unchanged types."""
 
 _IPC_BATCH_BYTES = 16 * 1024 * 1024
 _READERS_MAX = 64
-"""Kept open, and known to be sound, for the next task of this process; those of deleted files are let go."""
+"""Readers of verified files, kept open for the next task of this process. Those of deleted files are closed."""
 
 Stored = bytes | StoredTables | Damage
-"""What a bundle holds of a view, as `decode_groups` takes it."""
+"""The data of a view in a bundle, as `decode_groups` takes it."""
 
 _readers: OrderedDict[tuple[str, int, int, int], SegmentReader] = OrderedDict()
 
@@ -87,13 +87,14 @@ _log = logging.getLogger("quiver")
 
 def open_checked(path: str, *, fail_on_data_loss: bool) -> SegmentReader | None:
     """
-    Open a segment whose checksum is right, or return None where losing it is to be passed over.
+    Open a segment and verify its checksum, once per process.
 
-    The checksum of a file is computed once per process.
+    Returns:
+        None if the segment is missing or damaged and *fail_on_data_loss* is False.
 
     Raises:
-        DataLossError: the file is gone.
-        CorruptionError: the file is not what was written.
+        DataLossError: the file is missing.
+        CorruptionError: the file is damaged.
     """
     try:
         return _reader(path)
@@ -115,23 +116,23 @@ def open_checked(path: str, *, fail_on_data_loss: bool) -> SegmentReader | None:
 
 
 def _reader(path: str) -> SegmentReader:
-    # Named by inode as well: a path may come back with other contents, in another store.
+    # The key has the inode, too: a path may be reused with other contents, in another store.
     status = _fs.stat(path)
     key = (path, status.inode, status.size_bytes, status.modified_ns)
     latest = next(reversed(_readers), key)
     if latest != key:
-        # A task reads one segment after the other. Pages that were read count as memory of the worker, for which
-        # a cluster may end it.
+        # A task reads one segment after the other. Pages that were read count as memory of the worker, and a
+        # cluster may kill a worker that uses too much.
         _readers[latest].let_pages_go()
     reader = _readers.get(key)
     if reader is None:
-        # An open file holds its disk space, also when it is deleted.
+        # An open file keeps its disk space even after it is deleted.
         for gone in [known for known in _readers if not _fs.exists(known[0])]:
             del _readers[gone]
         reader = SegmentReader.open(_fs, path)
         reader.verify()
         if status.inode == COLD_INODE:
-            # Held in memory, whole: a task reads one segment after the other.
+            # It is in memory completely, and a task reads one segment after the other.
             for held in [known for known in _readers if known[1] == COLD_INODE]:
                 del _readers[held]
         _readers[key] = reader
@@ -151,7 +152,7 @@ class StoredBundle:
 
     @property
     def ingested_at_us(self) -> int | None:
-        """Microseconds since the epoch, or None where the segment does not say."""
+        """Microseconds since the epoch, or None if the segment does not record it."""
         nanos = self.reader.ingested_at_ns(self.ref.index)
         return None if nanos is None else nanos // 1000
 
@@ -161,14 +162,14 @@ class StoredBundle:
         return sorted(ref.slot for ref in self.reader.manifest.refs(self.ref.index))
 
     def schema(self, slot: int) -> pa.Schema:
-        """Return the schema of its batch in *slot*, without columns when it has none. No value is read."""
+        """Return the schema of its batch in *slot*, without columns if it has none. No value is read."""
         for ref in self.reader.manifest.refs(self.ref.index):
             if ref.slot == slot:
                 return self.reader.schema(ref.stream_id)
         return pa.schema([])
 
     def row_counts(self) -> dict[int, int]:
-        """Return how many rows each slot has. No value is read, only the lengths beside them."""
+        """Return how many rows each slot has. Reads no values, only lengths."""
         return {slot: batch.num_rows for slot, batch in self.batches().items()}
 
     def batches(
@@ -185,11 +186,11 @@ class PartitionReader:
 
     Attributes:
         mode: rows, bundles or ipc.
-        view: what to decode, in mode rows.
-        slot: what to read, in mode rows; what to hand over alone, in mode ipc.
+        view: the view to decode, in mode rows.
+        slot: the slot to read, in mode rows; the only slot to return, in mode ipc.
         target: the exact schema of every batch.
-        fail_on_data_loss: False passes over what is gone, damaged or undecodable, with a warning.
-        table: only what came over QWP under this name, in mode rows.
+        fail_on_data_loss: False skips missing, damaged and undecodable data, with a warning.
+        table: read only rows that arrived over QWP for this table, in mode rows.
     """
 
     mode: Mode
@@ -204,7 +205,7 @@ class PartitionReader:
         Yield the batches of *spans*, in order.
 
         Raises:
-            DataLossError: a segment is gone.
+            DataLossError: a segment is missing.
             CorruptionError: a segment or a request in it cannot be read.
             UsageError: a stored column does not fit the declared schema.
         """
@@ -262,7 +263,7 @@ class PartitionReader:
         _log.warning("quiver.spark.request_skipped reason=%s", problem)
 
     def _finish(self, batch: pa.RecordBatch, origins: list[tuple[StoredBundle, int]]) -> pa.RecordBatch:
-        """Cast to the declared schema; add where the rows come from if that is declared, too."""
+        """Cast to the declared schema, and add the metadata columns that it has."""
         names = self.target.names
         wanted = [name for name in METADATA_COLUMNS if name in names]
         if wanted:
@@ -321,7 +322,7 @@ def _metadata(origins: list[tuple[StoredBundle, int]], rows: int) -> pa.RecordBa
     times: list[int | None] = []
     before: BundleRef | None = None
     for bundle, count in origins:
-        # A bundle may hold several requests; its rows are numbered through.
+        # A bundle may contain several requests; its rows are numbered consecutively.
         first = numbers[-1] + 1 if numbers and bundle.ref == before else 0
         segments += [bundle.ref.segment] * count
         indexes += [bundle.ref.index] * count

@@ -1,23 +1,23 @@
 """
-The options of the `quiver` sink, read once and refused early. Pure.
+The options of the `quiver` sink, parsed once and rejected early. Pure.
 
 ==================  =========  =========================================================================
 option              default    meaning
 ==================  =========  =========================================================================
-``path``            required   directory of the store; made when missing, may be open in another process
-``slot``                       a slot by number or name: rows are kept in it as they are
+``path``            required   directory of the store; created if missing, may be open in another process
+``slot``                       a slot by number or name: its rows are stored as they are
 ``view``                       logs, spans or metrics: rows of that view become OTLP requests again
-``mode``            rows       rows, or ipc: what a read of mode ipc gave, whole bundles, types untouched
-``maxBundleRows``   8192       rows of one bundle at most
-``maxBundleBytes``  1MiB       bytes of one bundle, about; a row is never cut
+``mode``            rows       rows, or ipc: rows of a read of mode ipc, which are complete bundles
+``maxBundleRows``   8192       maximum rows of one bundle
+``maxBundleBytes``  1MiB       approximate bytes of one bundle; a row is never split
 ``compression``     none       of the segments: none, lz4 or zstd
-``timeout``         60s        a task waits so long for room in a store at its cap, and then fails
-``txnAppId``                   batch writes: who writes; together with
-``txnVersion``                 batch writes: a number that only grows; a write that is repeated is not
+``timeout``         60s        how long a task waits for space in a store at its cap before it fails
+``txnAppId``                   batch writes: the name of the writer; needs
+``txnVersion``                 batch writes: a number that only grows; a repeated write changes nothing
 ==================  =========  =========================================================================
 
-Everything is synced before it is committed; there is no faster and weaker way. A streaming query is told apart by its
-id and its batches by their numbers, so its checkpoint is all that exactly-once needs.
+Everything is synced before it is committed; no weaker mode exists. A streaming query is identified by its id and its
+batches by their numbers, so exactly-once needs only its checkpoint.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         UsageError: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
     """
     given = {key.lower(): str(value) for key, value in options.items()}
-    given.pop("checkpointlocation", None)  # Spark hands its own over, too
+    given.pop("checkpointlocation", None)  # Spark passes its own option, too
     for key in given:
         if key not in _KNOWN:
             near = difflib.get_close_matches(key, _KNOWN, n=1)

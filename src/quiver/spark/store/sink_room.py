@@ -1,8 +1,8 @@
 """
-Room for what a sink stages: a task waits for it like any producer, and fails when there is none in time.
+Disk space for staged segments: a task waits for it like any producer, and fails when there is none in time.
 
-An open store writes down how much its files may take together (`quiver.store.limits.disk_reports`). A task adds up what
-they take before it writes a segment; so all tasks together pass the cap by at most a segment each.
+An open store publishes the cap of its files (`quiver.store.limits.disk_reports`). A task adds up their sizes before it
+writes a segment, so all tasks together exceed the cap by at most one segment each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RETRY_S_MAX = 1.0
 
 
 def wait_until(is_done: Callable[[], bool], timeout_s: float, clock: Clock) -> bool:
-    """Return whether *is_done* within *timeout_s* seconds; it is asked again after pauses that grow to a second."""
+    """Poll *is_done* for up to *timeout_s* seconds, with pauses that grow to one second. Return its last answer."""
     deadline = clock.monotonic() + timeout_s
     condition = threading.Condition()
     pause_s = RETRY_S
@@ -40,13 +40,13 @@ def wait_until(is_done: Callable[[], bool], timeout_s: float, clock: Clock) -> b
 @dataclass(frozen=True, slots=True)
 class SinkRoom:
     """
-    The room of one store.
+    The disk space of one store.
 
     Attributes:
         fs: the file system.
         root: the store's directory.
-        timeout_s: so long a task waits.
-        clock: measures it.
+        timeout_s: how long a task waits.
+        clock: measures the time.
     """
 
     fs: FileSystem
@@ -56,10 +56,10 @@ class SinkRoom:
 
     def wait_for(self, nbytes: int) -> None:
         """
-        Return when a segment of *nbytes* may be staged.
+        Wait until a segment of *nbytes* may be staged.
 
         Raises:
-            CapacityError: there was no room in time.
+            CapacityError: there was no space in time.
             OSError: the directory cannot be read.
         """
         if not wait_until(lambda: self._has(nbytes), self.timeout_s, self.clock):
@@ -67,12 +67,12 @@ class SinkRoom:
             how = "" if found is None else f": {found.used_bytes} of {found.cap_bytes} bytes are used"
             if found is not None and nbytes > found.cap_bytes:
                 how = f": its cap is {found.cap_bytes} bytes, so limit the batches of the query at their source"
-            raise CapacityError(f"the store {self.root} has no room for {nbytes} bytes more{how}")
+            raise CapacityError(f"the store {self.root} has no space for {nbytes} more bytes{how}")
 
     def _has(self, nbytes: int) -> bool:
         found = find_room(self.fs, self.root)
         if found is None or found.used_bytes + nbytes <= found.cap_bytes:
             return True
-        # The owner may have finished segments that it keeps for a while: who waits makes it delete them.
+        # The owner may keep delivered segments for some time; this request makes it delete them.
         ask_for_room(self.fs, self.root, nbytes)
         return False

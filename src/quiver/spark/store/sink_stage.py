@@ -69,12 +69,12 @@ Slots = Mapping[int, pa.RecordBatch]
 @dataclass(frozen=True, slots=True)
 class Staged:
     """
-    What one attempt of one task wrote and synced.
+    The files that one attempt of one task wrote and synced.
 
     Attributes:
         parts: the segments, relative to the writer's directory.
-        rows: in all of them.
-        size_bytes: of the files.
+        rows: how many rows they have.
+        size_bytes: the size of the files.
     """
 
     parts: tuple[str, ...] = field(default=())
@@ -84,27 +84,27 @@ class Staged:
 
 def sink_root(fs: FileSystem, path: str) -> str:
     """
-    Return where a sink with the option *path* writes: that of its first core where a store has several.
+    Return the directory that a sink with the option *path* writes to: the first core of a store with several.
 
     Raises:
-        UsageError: a snapshot lies there.
+        UsageError: *path* is a snapshot.
     """
     root = os.path.abspath(path)  # noqa: PTH100 - kept as text
     if not fs.exists(root):
         return root
     names = fs.list_dir(root)
     if SNAPSHOT_LIST in names:
-        raise UsageError(f"{root} is a snapshot; make a store of it first")
+        raise UsageError(f"{root} is a snapshot; restore it to a store first")
     cores = [core for core in map(parse_core_directory, names) if core is not None]
     return f"{root}/{core_directory(min(cores))}" if cores else root
 
 
 def bundles_of(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> Iterator[Slots]:
     """
-    Yield the bundles that *batches* become, as slot → batch.
+    Yield the bundles that *batches* are stored as, as slot → batch.
 
     Raises:
-        UsageError: the rows are not of the view, or not those of mode ipc.
+        UsageError: the rows do not fit the view, or are not rows of mode ipc.
     """
     if options.mode == "ipc":
         for _, _, slots in unpacked(batches):
@@ -142,11 +142,12 @@ def stage(
     clock: Clock = SYSTEM_CLOCK,
 ) -> Staged:
     """
-    Write *bundles* as segments that nobody sees yet; durable on return. Runs in a task. Each waits for room; when it
-    fails nothing of it stays.
+    Write *bundles* as staged segments, which are not visible yet. Durable on return. Runs in a task.
+
+    Each segment waits for disk space. If staging fails, its files are removed.
 
     Raises:
-        CapacityError: the store had no room in time.
+        CapacityError: the store had no space in time.
         InvalidBundleError: a bundle cannot be stored as it is.
         OSError: the disk refused.
     """
@@ -154,7 +155,7 @@ def stage(
     try:
         return _staged(fs, root, bundles, f"{INCOMING_DIR}/{writer}", directory, options, clock)
     except BaseException:
-        # What stays would be in the way of the next attempt, which needs the same room.
+        # The next attempt needs the same space.
         with contextlib.suppress(OSError):
             remove_staged(fs, f"{root}/{INCOMING_DIR}/{writer}", [directory])
         raise
@@ -181,7 +182,7 @@ def _staged(
         if not parts:
             fs.make_dirs(place)
         sealed = segment.seal()
-        # Never logged: a position of the log would make recovery believe that its entries are in here.
+        # Never logged: with a position of the log, recovery would assume that the segment contains those entries.
         sealed.metadata = ManifestMetadata()
         number = len(parts)
         parts.append(f"{directory}/{segment_name(number)}")
@@ -231,23 +232,24 @@ def await_room(
     fs: FileSystem, root: str, *, writer: str, timeout_s: float = ROOM_PATIENCE_S, clock: Clock = SYSTEM_CLOCK
 ) -> None:
     """
-    Return when all that *writer* committed so far is taken over. Before the next batch is staged: a store at its cap
-    takes nothing over, and what waits for it is on the disk, too.
+    Wait until everything that *writer* committed so far is imported.
+
+    Call it before the next batch is staged: a store at its cap imports nothing, and staged files use disk space, too.
 
     Raises:
-        CapacityError: some of it is not, for so long.
-        CorruptionError: as `commit_batch`, where no store is open.
+        CapacityError: it is not imported in time.
+        CorruptionError: as for `commit_batch`, if no store is open.
         OSError: the disk refused.
     """
 
-    def is_taken_over() -> bool:
+    def is_imported() -> bool:
         if not awaits_import(fs, root, writer=writer):
             return True
         _import_now(fs, root, clock)
         return not awaits_import(fs, root, writer=writer)
 
-    if not wait_until(is_taken_over, timeout_s, clock):
-        raise CapacityError(f"the store {root} takes over nothing more", retry_after_s=ROOM_PATIENCE_S)
+    if not wait_until(is_imported, timeout_s, clock):
+        raise CapacityError(f"the store {root} imports no more staged batches", retry_after_s=ROOM_PATIENCE_S)
 
 
 def is_committed(fs: FileSystem, root: str, *, writer: str, batch: int) -> bool:
@@ -284,19 +286,19 @@ def _import_now(fs: FileSystem, root: str, clock: Clock) -> None:
 
 
 def task_place() -> tuple[int, str]:
-    """Return the partition of the task that runs, and a name for this attempt at it that no other has."""
+    """Return the partition of the running task, and a unique name of this attempt."""
     from pyspark import TaskContext  # noqa: PLC0415 - there is a context in tasks only
 
     context = TaskContext.get()
     token = os.urandom(6).hex()
-    # Attempts are counted per application: one that died may have left its own under the same number.
+    # Attempts are counted per application: a crashed one may have left files under the same number.
     return (0, token) if context is None else (context.partitionId(), f"{context.taskAttemptId()}x{token}")
 
 
 def stage_here(
     root: str, batches: Iterable[pa.RecordBatch], *, writer: str, batch: int, options: SinkOptions
 ) -> Staged:
-    """Stage *batches* as the task that runs."""
+    """Stage *batches* in the running task."""
     partition, attempt = task_place()
     return stage(
         REAL_FILES,
@@ -312,23 +314,23 @@ def stage_here(
 
 @dataclass(frozen=True, slots=True)
 class StoreSink:
-    """Format `quiver`, as `quiver.spark.log_sink` drives it, into the store at *root*."""
+    """The sink of the format `quiver`, into the store at *root*."""
 
     options: SinkOptions
     root: str
 
     @property
     def transaction(self) -> tuple[str, int] | None:
-        """Writer and number that the program gave to this write, if it did."""
+        """The writer and number that the program gave this write, if any."""
         return self.options.transaction
 
     def stage(self, rows: Iterable[pa.RecordBatch], *, writer: str, batch: int) -> Staged:
-        """Write and sync one partition, in a task, once the store has taken over what *writer* committed before."""
+        """Write and sync one partition, in a task, after the store has imported earlier batches of *writer*."""
         await_room(REAL_FILES, self.root, writer=writer, timeout_s=self.options.timeout_s)
         return stage_here(self.root, rows, writer=writer, batch=batch, options=self.options)
 
     def commit(self, *, writer: str, batch: int, staged: Sequence[Staged]) -> None:
-        """Make all that was staged one committed batch; one that was committed before is not again."""
+        """Commit everything that was staged as one batch, unless that batch was committed before."""
         commit_batch(REAL_FILES, self.root, writer=writer, batch=batch, staged=staged)
 
     def discard(self, *, writer: str, batch: int, staged: Sequence[Staged]) -> None:
@@ -338,9 +340,9 @@ class StoreSink:
 
 def store_sink(options: SinkOptions) -> StoreSink:
     """
-    Return the sink that *options* describe; of a store of several cores it writes into the first.
+    Return the sink that *options* describe. It writes to the first core of a store with several.
 
     Raises:
-        UsageError: a snapshot lies there.
+        UsageError: the path is a snapshot.
     """
     return StoreSink(options, sink_root(REAL_FILES, options.path))

@@ -80,7 +80,7 @@ class StoreLog(ReadableLog):
         Return what each task reads: the bundles that are sealed now, between the bounds of the options.
 
         Raises:
-            UsageError: there is no store at the path.
+            UsageError: the path is not a store.
             CorruptionError: a segment cannot be read.
         """
         options = self._options

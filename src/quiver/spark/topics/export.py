@@ -1,4 +1,4 @@
-"""The exporter to a topic: the tables of a batch become messages, all of a batch in one commit."""
+"""The exporter to a topic: the tables of a batch become messages, committed together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from quiver.bundle import BundleRef
@@ -41,7 +41,7 @@ _TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 
 
 class TopicExporter:
-    """Puts every table into a topic, each batch once."""
+    """Writes every table to a topic, each batch exactly once."""
 
     def __init__(self, settings: TopicSinkSettings) -> None:
         self._settings = settings
@@ -51,11 +51,11 @@ class TopicExporter:
         self._topic = check_topic(settings.topic)
 
     def has(self, batch: BatchOf) -> bool:
-        """Say whether *batch* is committed: then its messages are in the topic, or will be before any later one's."""
+        """Return whether *batch* is committed: its messages are in the topic, or will be before any later ones."""
         return is_batch_committed(REAL_FILES, self._place.root or "", writer=batch.query, batch=batch.number)
 
-    def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:  # noqa: ARG002 - kept by batch only
-        """Return nothing: a topic knows batches of queries, not where they came from."""
+    def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:  # noqa: ARG002 - topics know batches only
+        """Return nothing: a topic knows the batches of queries, not their positions in a store."""
         return {}
 
     def exported_individually(self, names: AbstractSet[str]) -> set[str]:
@@ -72,7 +72,7 @@ class TopicExporter:
         Stage every table in the tasks, and commit them together. Durable on return.
 
         Raises:
-            UsageError: a table is no view, and is to become OTLP.
+            UsageError: the format is OTLP, and a table is not a view.
         """
         staged: list[StagedParts] = []
         exported = Exported()
@@ -138,7 +138,7 @@ class _MessageTask:
 
 
 class _Count:
-    """How many rows of a task went into how many bytes of messages."""
+    """Counts the rows of a task and the bytes of their messages."""
 
     def __init__(self) -> None:
         self.rows = self.size_bytes = 0

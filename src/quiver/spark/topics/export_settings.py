@@ -1,4 +1,4 @@
-"""What the exporter to a topic is told. Frozen, checked when made, without Spark."""
+"""The settings of the exporter to a topic. Frozen, validated on creation, without Spark."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ CONTENT_ATTRIBUTE = "content_type"
 @dataclass(frozen=True, slots=True)
 class TopicSinkSettings:
     """
-    Messages of a topic, each batch of them exactly once.
+    Messages in a topic, each batch exactly once.
 
-    Logs, spans and metrics become OTLP requests again, one a message, with the attribute `otlp_signal`: another
-    pipeline can receive them. With `format` json each row is a message, and any table will do.
+    Logs, spans and metrics become OTLP requests again, one per message, with the attribute `otlp_signal`: another
+    pipeline can receive them. With `format` json each row of any table is a message.
 
     Attributes:
-        topics: directory of the topics; made when missing, may be open in another process.
+        topics: directory of the topics; created if missing, may be open in another process.
         topic: ``namespace/topic``.
         format: otlp or json.
-        objects: where cold objects are, where the directory has a cold tier and nobody has it open: a URL, a
+        objects: where cold objects are; needed if the directory has a cold tier and no process has it open. A URL, a
             directory, or JSON with `backend`, `root` and `options`.
-        metadata: what is in them: a URL, or JSON with `endpoint` and the options of `quiver.metadata.location`; by
-            default a file beside the topics.
+        metadata: where their metadata is: a URL, or JSON with `endpoint` and the options of
+            `quiver.metadata.location`; by default a file next to the topics.
 
     Raises:
-        SettingsError: no directory, no name of a topic, no such format, or metadata without objects.
+        SettingsError: the directory or the topic is missing or invalid, the format is unknown, or there is metadata
+            without objects.
     """
 
     topics: str
@@ -49,7 +50,7 @@ class TopicSinkSettings:
         if self.format not in {"otlp", "json"}:
             raise SettingsError(f"format: {self.format!r} is not otlp or json")
         if self.metadata is not None and self.objects is None:
-            raise SettingsError("metadata says what is in the object store: it needs objects, too")
+            raise SettingsError("metadata describes the object store, so it needs objects, too")
         if self.objects is not None:
             ObjectLocation.of(self.objects)
         if self.metadata is not None:

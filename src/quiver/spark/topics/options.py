@@ -1,33 +1,33 @@
 """
-The options of the `quiver-topic` source, read once and refused early. Pure.
+The options of the `quiver-topic` source, parsed once and rejected early. Pure.
 
 ==========================  =========  ====================================================================
 option                      default    meaning
 ==========================  =========  ====================================================================
-``path``                    required   directory of the topics; not needed where `objects` and `metadata` say it all
-``topic``                   required   ``namespace/topic``, several with commas, or a pattern as ``default/*``
+``path``                    required   directory of the topics; optional if `objects` and `metadata` are given
+``topic``                   required   ``namespace/topic``, several with commas, or a pattern such as ``default/*``
 ``objects``                            where cold objects are: a URL, a directory, or JSON with ``backend``,
                                        ``root`` and ``options``
-``metadata``                beside     ``etcd://host:port`` or ``sqlite:///path``: what is in the objects; or JSON with
+``metadata``                a file     ``etcd://host:port`` or ``sqlite:///path``: what is in the objects; or JSON with
                                        ``endpoint``, ``ca_file``, ``cert_file``, ``key_file``, ``user``, ``password``
-``rootPrefix``              /danube    before every key of the metadata, its namespace included
-``fileName``                wal.log    of a topic's first log file
+``rootPrefix``              /danube    prefix of every key of the metadata, including its namespace
+``fileName``                wal.log    name of a topic's first log file
 ``columns``                 all        comma-separated: offset, timestamp, key, payload, attributes, topic
-``startingOffsets``         earliest   earliest, latest, ``1200`` or ``{"default/orders": 1200}``; for a stream it
-                                       counts only when it is new; latest needs a subscription there
-``startingTimestamp``                  instead of it: the first message published at this time or later, given as
+``startingOffsets``         earliest   earliest, latest, ``1200`` or ``{"default/orders": 1200}``; applies only to
+                                       a new stream, where latest needs a subscription
+``startingTimestamp``                  instead: the first message published at this time or later, given as
                                        milliseconds since 1970 or as ``2026-01-31T12:00:00Z``
 ``endingOffsets``           latest     batch reads only, exclusive, in the same forms
-``endingTimestamp``                    instead of it, in the same forms: batch reads only, exclusive
+``endingTimestamp``                    instead, in the same forms: batch reads only, exclusive
 ``maxOffsetsPerTrigger``               streams only; the first limit reached ends the batch
-``maxBytesPerTrigger``      256MiB     streams only; counted by averages
-``minPartitions``           by bytes   at least this many tasks, as far as there are messages
-``subscription``                       streams only: what is committed is this subscription's progress, durably
+``maxBytesPerTrigger``      256MiB     streams only; estimated from averages
+``minPartitions``           by bytes   at least this many tasks, if there are enough messages
+``subscription``                       streams only: committed batches move this subscription forward, durably
 ``includeMetadata``         false      adds ``_producer``, ``_producer_id``, ``_request_id``, ``_broker``
-``failOnDataLoss``          true       false goes on where messages are gone or damaged, true says so and stops
+``failOnDataLoss``          true       false skips missing or damaged messages, true raises an error
 ==========================  =========  ====================================================================
 
-A batch read refuses the options of a stream, and a stream those of a batch read.
+A batch read rejects the options of a stream, and a stream those of a batch read.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 PLACE_OPTIONS = ("path", "objects", "metadata", "rootPrefix", "fileName")
 
 STREAM_OPTIONS = ("subscription", "maxOffsetsPerTrigger", "maxBytesPerTrigger")
-"""Options that a batch read refuses, because they would have no effect."""
+"""Options that a batch read rejects, because they would have no effect."""
 
 _NAMES = (
     *PLACE_OPTIONS, "topic", "columns", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp",
@@ -73,7 +73,7 @@ _WILD = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class TopicOptions:
-    """What one `load()` asks for. See the table above."""
+    """The options of one `load()`. See the table above."""
 
     place: TopicPlace
     topics: tuple[str, ...]
@@ -102,9 +102,9 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicOptions:
     if subscription is not None:
         check_subscription(subscription)
         if place.root is None:
-            raise UsageError("subscription is kept beside the topics: it needs path")
+            raise UsageError("subscription is stored next to the topics: it needs path")
     if pattern is not None and place.root is None:
-        raise UsageError(f"topic: the pattern {pattern!r} is looked up in the directory of the topics: it needs path")
+        raise UsageError(f"topic: the pattern {pattern!r} is matched in the directory of the topics: it needs path")
     return TopicOptions(
         place=place,
         topics=topics,
@@ -138,16 +138,16 @@ def _columns(text: str | None) -> tuple[str, ...]:
     names = tuple(word.strip() for word in text.split(","))
     for name in names:
         if name not in TOPIC_COLUMNS or names.count(name) > 1:
-            raise UsageError(f"columns: there is no column {name!r}, or it is there twice; {', '.join(TOPIC_COLUMNS)}")
+            raise UsageError(f"columns: {name!r} is unknown or repeated; the columns are {', '.join(TOPIC_COLUMNS)}")
     return names
 
 
 def check_known(options: Mapping[str, str], names: tuple[str, ...], what: str) -> dict[str, str]:
     """
-    Return *options* by their names in lower case.
+    Return *options* with lower-case names.
 
     Raises:
-        UsageError: one is none of *names*; the nearest known one is named.
+        UsageError: an option is not one of *names*; the error names the nearest one.
     """
     known = {name.lower(): name for name in names}
     given = {key.lower(): str(value) for key, value in options.items()}
@@ -161,10 +161,10 @@ def check_known(options: Mapping[str, str], names: tuple[str, ...], what: str) -
 
 def parse_place(given: Mapping[str, str]) -> TopicPlace:
     """
-    Return where *given*, whose keys are in lower case, says that topics are.
+    Return the location of the topics from *given*, whose keys are in lower case.
 
     Raises:
-        UsageError: nowhere, or a name is none.
+        UsageError: there is no location, or a name is invalid.
     """
     root = given.get("path", "").removeprefix("file://")
     objects, metadata = given.get("objects"), given.get("metadata")
@@ -174,7 +174,7 @@ def parse_place(given: Mapping[str, str]) -> TopicPlace:
             "read objects alone"
         )
     if metadata is not None and objects is None:
-        raise UsageError("metadata says what is in the object store: it needs objects, too")
+        raise UsageError("metadata describes the object store, so it needs objects, too")
     if metadata is not None:
         MetadataLocation.of(metadata)
     prefix = given.get("rootprefix", "/danube").rstrip("/")
@@ -193,9 +193,9 @@ def _topics(text: str) -> tuple[tuple[str, ...], str | None]:
         raise UsageError('quiver-topic needs a topic: .option("topic", "default/orders")')
     if _WILD & set(text):
         if len(words) > 1 or words[0].count("/") != 1:
-            raise UsageError(f"topic: {text!r} is no pattern: write a single one, as default/*")
+            raise UsageError(f"topic: {text!r} is not a valid pattern: give a single one, such as default/*")
         return (), words[0].removeprefix("/")
     topics = tuple(check_topic(word) for word in words)
     if len(set(topics)) < len(topics):
-        raise UsageError(f"topic: {text!r} names one twice")
+        raise UsageError(f"topic: {text!r} names a topic twice")
     return topics, None

@@ -1,4 +1,4 @@
-"""Messages → Arrow batches of the declared schema, in a task. Everything here pickles."""
+"""Messages → Arrow batches of the declared schema, in a task. Everything here can be pickled."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ TOPIC_SCHEMA = pa.schema(
         ("topic", pa.string()),
     ]
 )
-"""One row a message. A time behind the year 9999 is null."""
+"""One row per message. A time after the year 9999 is null."""
 
 PRODUCER_SCHEMA = pa.schema(
     [("_producer", pa.string()), ("_producer_id", _NUMBER), ("_request_id", _NUMBER), ("_broker", pa.string())]
 )
-"""What `includeMetadata` adds: who published a message, and where."""
+"""The columns of `includeMetadata`: the producer of a message, and its broker."""
 
 _ROWS_MAX = 8192
 _BYTES_MAX = 8 * 1024 * 1024
@@ -51,9 +51,9 @@ class TopicRows:
     Reads stretches of topics.
 
     Attributes:
-        place: where topics are.
+        place: where the topics are.
         target: the exact schema of every batch.
-        fail_on_data_loss: False passes over what is gone or damaged, with a warning.
+        fail_on_data_loss: False skips missing or damaged messages, with a warning.
     """
 
     place: TopicPlace
@@ -65,8 +65,8 @@ class TopicRows:
         Yield the messages of *stretches*, in order.
 
         Raises:
-            DataLossError: some are gone or damaged.
-            OSError, ObjectsUnavailableError, MetadataUnavailableError: as they say; the task may be tried again.
+            DataLossError: messages are missing or damaged.
+            OSError, ObjectsUnavailableError, MetadataUnavailableError: as they say; the task may be retried.
         """
         for one in stretches:
             messages: list[Message] = []

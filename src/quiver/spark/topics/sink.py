@@ -1,9 +1,9 @@
 """
 The Spark sink `quiver-topic`: batch and streaming writes to topics, each batch exactly once.
 
-Rows are staged in tasks, in files that nobody reads; a batch counts from the moment its commit is durable; its messages
-are in their topics when the owner of the directory has appended them, which is at once where no process has it open.
-What lies where, and what a crash leaves, stands in `topics/staged_import.py`.
+Tasks stage rows in files that no reader looks at. A batch counts from the moment its commit is durable. Its messages
+are in their topics when the owner of the directory has appended them, which is immediately if no process has it open.
+`topics/staged_import.py` lists the files and what a crash leaves of them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _log = logging.getLogger("quiver")
 
 @dataclass(frozen=True, slots=True)
 class StagedParts:
-    """What one attempt of one task wrote and synced, relative to the writer's directory."""
+    """The files that one attempt of one task wrote and synced, relative to the writer's directory."""
 
     parts: tuple[SinkPart, ...] = field(default=())
 
@@ -99,7 +99,7 @@ def stage_messages(
     attempt: str,
 ) -> StagedParts:
     """
-    Write *messages*, each with its topic, where nobody reads them; durable on return. Runs in a task.
+    Write *messages*, each with its topic, to staged files. Durable on return. Runs in a task.
 
     Raises:
         OSError: the disk refused.
@@ -131,7 +131,7 @@ def messages_of(
     batches: Iterable[pa.RecordBatch], options: TopicSinkOptions, *, clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[tuple[str, StagedMessage]]:
     """
-    Yield the messages that rows are, each with its topic.
+    Yield the message of each row, with its topic.
 
     Raises:
         UsageError: a row has no payload or no topic, or is too large.
@@ -146,12 +146,12 @@ def messages_of(
             topic = checked.get(named) if named is not None else None
             if topic is None:
                 if named is None:
-                    raise UsageError("a row names no topic: topic is null")
+                    raise UsageError("a row has no topic: topic is null")
                 topic = checked[named] = check_topic(named)
             if payload is None:
                 raise UsageError("a row has no payload: payload is null")
             if len(payload) > options.message_bytes_max:
-                raise UsageError(f"{topic}: {len(payload)} bytes are more than maxMessageSize")
+                raise UsageError(f"{topic}: {len(payload)} bytes exceed maxMessageSize")
             tail = plain
             if key is not None or attributes:
                 tail = tail_of(_merged(attributes, key, topic))
@@ -162,12 +162,12 @@ def messages_of(
 
 
 def _merged(attributes: Any, key: str | None, topic: str) -> dict[str, str]:
-    # Spark hands a map over as pairs; one with two values of one key says the last.
+    # Spark passes a map as pairs. If a key occurs twice, the last value counts.
     merged = dict(attributes or ())
     if key is not None:
         merged[KEY_ATTRIBUTE] = key
     if len(merged) > ATTRIBUTES_MAX or None in merged.values():
-        raise UsageError(f"attributes of {topic} are at most {ATTRIBUTES_MAX} texts by name, none of them null")
+        raise UsageError(f"attributes of {topic} must be at most {ATTRIBUTES_MAX} strings by name, none of them null")
     return merged
 
 
@@ -241,7 +241,7 @@ def _check_file_name(fs: FileSystem, directory: str, file_name: str) -> None:
     with suppress(FileNotFoundError):
         names = fs.list_dir(directory)
     if WAL_CHECKPOINT in names and not any(parse_wal_file_name(name, file_name) is not None for name in names):
-        raise UsageError(f"the log files of {directory} are not called {file_name}: say how, with fileName")
+        raise UsageError(f"the log files of {directory} are not named {file_name}: give their name with fileName")
 
 
 def _import_now(fs: FileSystem, place: TopicPlace, clock: Clock) -> None:
@@ -277,18 +277,18 @@ def _import_now(fs: FileSystem, place: TopicPlace, clock: Clock) -> None:
         lock.release()
 
 
-# ── in Spark's terms ─────────────────────────────────────────────────────────────────────────────────
+# ── the sink ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSink:
-    """Format `quiver-topic`, as `quiver.spark.log_sink` drives it."""
+    """The sink of the format `quiver-topic`."""
 
     options: TopicSinkOptions
 
     @property
     def transaction(self) -> tuple[str, int] | None:
-        """Writer and number that the program gave to this write, if it did."""
+        """The writer and number that the program gave this write, if any."""
         return self.options.transaction
 
     def stage(self, rows: Iterator[pa.RecordBatch], *, writer: str, batch: int) -> StagedParts:
@@ -300,7 +300,7 @@ class TopicSink:
         )
 
     def commit(self, *, writer: str, batch: int, staged: Sequence[StagedParts]) -> None:
-        """Make all that was staged one committed batch; one that was committed before is not again."""
+        """Commit everything that was staged as one batch, unless that batch was committed before."""
         commit_messages(REAL_FILES, self.options.place, writer=writer, batch=batch, staged=staged)
 
     def discard(self, *, writer: str, batch: int, staged: Sequence[StagedParts]) -> None:

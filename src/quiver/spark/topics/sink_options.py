@@ -1,23 +1,23 @@
 """
-The options of the `quiver-topic` sink, read once and refused early. Pure.
+The options of the `quiver-topic` sink, parsed once and rejected early. Pure.
 
 ==================  =========  =========================================================================
 option              default    meaning
 ==================  =========  =========================================================================
-``path``            required   directory of the topics; made when missing, may be open in another process
-``topic``                      ``namespace/topic``; without it the column `topic` says it for each row
+``path``            required   directory of the topics; created if missing, may be open in another process
+``topic``                      ``namespace/topic``; without it, the column `topic` names it for each row
 ``objects``                    where cold objects are, and
-``metadata``                   what is in them: where the directory has a cold tier and nobody has it open; both as
-                               for a read
-``rootPrefix``      /danube    before every key of the metadata
-``fileName``        wal.log    of a topic's first log file
-``maxMessageSize``  10MiB      a larger payload is refused
-``txnAppId``                   batch writes: who writes; together with
-``txnVersion``                 batch writes: a number that only grows; a write that is repeated is not
+``metadata``                   what is in them: needed if the directory has a cold tier and no process has it open;
+                               both as for a read
+``rootPrefix``      /danube    prefix of every key of the metadata
+``fileName``        wal.log    name of a topic's first log file
+``maxMessageSize``  10MiB      a larger payload is rejected
+``txnAppId``                   batch writes: the name of the writer; needs
+``txnVersion``                 batch writes: a number that only grows; a repeated write changes nothing
 ==================  =========  =========================================================================
 
-Columns are those of a read: `payload` (binary or string), and where they are there `key`, `attributes`, `timestamp`
-(when it was published; now, where it is null) and `topic`. `offset` and what `includeMetadata` adds is passed over.
+The columns are those of a read: `payload` (binary or string), and optionally `key`, `attributes`, `timestamp` (the
+time of publishing; null means now) and `topic`. `offset` and the columns of `includeMetadata` are ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PASSED_OVER = ("offset", "_producer", "_producer_id", "_request_id", "_broker")
 
 @dataclass(frozen=True, slots=True)
 class TopicSinkOptions:
-    """Where rows go. See the table above."""
+    """The destination of rows. See the table above."""
 
     place: TopicPlace
     topic: str | None = None
@@ -66,7 +66,7 @@ def parse_topic_sink_options(options: Mapping[str, str]) -> TopicSinkOptions:
     Raises:
         UsageError: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
     """
-    own = {key: value for key, value in options.items() if key.lower() != "checkpointlocation"}  # Spark hands it over
+    own = {key: value for key, value in options.items() if key.lower() != "checkpointlocation"}  # Spark passes it
     given = check_known(own, _NAMES, "sink")
     if not given.get("path"):
         raise UsageError('the quiver-topic sink needs the directory of the topics: .option("path", "topics/")')
@@ -87,7 +87,7 @@ def parse_topic_sink_options(options: Mapping[str, str]) -> TopicSinkOptions:
 
 def check_columns(columns: Mapping[str, str], options: TopicSinkOptions) -> None:
     """
-    Refuse rows that are no messages. *columns* is name → Spark's word for its type.
+    Reject rows that are not messages. *columns* maps names to Spark's type names.
 
     Raises:
         UsageError: a column is missing, unknown, or of another type.
@@ -100,10 +100,10 @@ def check_columns(columns: Mapping[str, str], options: TopicSinkOptions) -> None
         if name in _PASSED_OVER:
             continue
         if name not in lawful:
-            raise UsageError(f"column {name} is none of a message; there are {', '.join(_COLUMNS)}")
+            raise UsageError(f"column {name} is not a column of a message; the columns are {', '.join(_COLUMNS)}")
         if kind not in lawful[name]:
-            raise UsageError(f"column {name} is {kind} where {' or '.join(lawful[name])} belongs")
+            raise UsageError(f"column {name} is {kind}, but must be {' or '.join(lawful[name])}")
     if "payload" not in columns:
         raise UsageError("a message needs a column payload")
     if options.topic is None and "topic" not in columns:
-        raise UsageError("name the topic: as an option, or in a column topic")
+        raise UsageError("name the topic: with the option topic, or in a column topic")

@@ -62,7 +62,7 @@ class TopicsLog(ReadableLog):
         Return what each task reads: the messages that are there now, between the bounds of the options.
 
         Raises:
-            UsageError: there is no such topic.
+            UsageError: a topic does not exist.
             OSError, MetadataUnavailableError: as they say.
         """
         options = self._options
