@@ -58,8 +58,8 @@ IMPURE_PARTS = (
 
 STORES = ("store", "topics", "aof", "qwp")
 BELOW_STORES = frozenset({
-    "bundle", "clock", "errors", "instant", "lazy_names", "metadata", "objects", "observe", "option_values",
-    "primitives", "settings",
+    "bundle", "clock", "errors", "instant", "invariant", "lazy_names", "metadata", "objects", "observe",
+    "option_values", "primitives", "settings",
 })  # fmt: skip
 BELOW_PRIMITIVES = frozenset({"clock", "errors", "observe", "primitives"})
 

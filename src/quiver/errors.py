@@ -32,6 +32,7 @@ Every error Quiver raises, named by what the caller should do.
     ├── PartialWriteError              only the first `rows_kept` rows fit: call again with the rest
     ├── SenderHaltedError              a sender stopped: fix what `error` names, then `resume_after_halt`
     ├── StoreFailedError               a write or sync failed earlier: reopen to recover
+    │   └── InvariantError             a bug in Quiver: report it, reopen to recover
     ├── DeliveryHaltedError            an exporter stopped as its policy asks: fix the reason, start it again
     └── StoreClosedError               the object was closed
 
@@ -55,6 +56,7 @@ __all__ = [
     "ForkError",
     "InvalidBundleError",
     "InvalidRecordError",
+    "InvariantError",
     "MetadataUnavailableError",
     "NotDurableError",
     "ObjectExistsError",
@@ -308,6 +310,18 @@ class StoreFailedError(QuiverError):
     A write or a sync failed earlier, and what the disk holds is unknown; or a background thread died, and its work is
     not done any more. Close, reopen, recover.
     """
+
+
+class InvariantError(StoreFailedError):
+    """
+    A rule that must always hold was about to be broken: this is a bug in Quiver. The step was not taken.
+
+    Close, reopen, recover, and report the message.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"bug in Quiver, please report it: {what}; nothing was changed, reopen to recover")
+        self.what = what
 
 
 class DeliveryHaltedError(QuiverError):

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from quiver.clock import Clock
-from quiver.errors import QuiverError, StoreClosedError, StoreFailedError
+from quiver.errors import InvariantError, QuiverError, StoreClosedError, StoreFailedError
 from quiver.observe import Observer
 from quiver.primitives.worker import FINISHED, Finished, Worker, WorkerDiedError
 
@@ -111,6 +111,8 @@ class Background:
             work()
         except StoreClosedError:
             return False
+        except InvariantError:
+            raise  # this thread ends, and the store refuses everything from now on
         except (QuiverError, OSError) as error:
             # The store is poisoned by whatever raised; the next caller is told. This thread has nobody to tell.
             self._observer.event(event, level=logging.ERROR, problem=str(error))

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from quiver.bundle import Adapter, Bundle, BundleRef
 from quiver.errors import BundleUnavailableError, CorruptionError
+from quiver.invariant import invariant
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.file_system import FileSystem
 from quiver.store.format.cores import EVICTED
@@ -73,6 +74,7 @@ class Catalog:
     def add(self, info: SegmentInfo) -> None:
         """Make a sealed segment known; from now on it can be read."""
         with self._lock:
+            invariant(info.seq not in self._segments, f"segment number {info.seq} must not be used twice")
             self._segments[info.seq] = info
             self.bytes += info.size_bytes
 

@@ -18,6 +18,7 @@ from typing import Self
 from quiver.bundle import OTAP_CONFIG_HASH, Adapter, Bundle
 from quiver.clock import Clock
 from quiver.errors import CapacityError, CorruptionError, InvalidBundleError, StoreFailedError
+from quiver.invariant import invariant
 from quiver.lazy_names import warn_renamed
 from quiver.objects.port import ObjectTier
 from quiver.observe import Observer
@@ -361,6 +362,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
                 end = self._log(encoded, stamp, nbytes, zero_ahead=durable)  # without a log: to memory
             except CapacityError as full:
                 end = self._log_when_there_is_room(encoded, stamp, nbytes, full, timeout)
+            invariant(end <= self._wal.written, "a bundle must be in the log before ingest returns")
             start = end - nbytes if self._logging else end
             sequence = self._sequence
             sealing = self._sealing

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from quiver.errors import CorruptionError, DirectoryInUseError, UnknownSubscriberError, UsageError
+from quiver.errors import CorruptionError, DirectoryInUseError, InvariantError, UnknownSubscriberError, UsageError
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.store.format.progress import Progress, SegmentProgress, encode_progress
 from quiver.store.subscribers import progress_store
@@ -214,18 +214,18 @@ def test_an_in_order_reader_goes_on_where_it_acknowledged(disk):
     assert (again.position().segment, again.position().index) == (6, 0)
 
 
-def test_wrong_use_of_a_subscriber_file_is_said(disk):
+def test_wrong_use_of_a_subscriber_file_raises(disk):
     file = SubscriberFile(disk, ROOT, "a")
     with pytest.raises(UnknownSubscriberError):
         file.acquire()
     create_if_missing(disk, ROOT, "a", start="latest", segments=Segments(), profile="spec")
-    with pytest.raises(UsageError, match="acquire"):
+    with pytest.raises(InvariantError, match="only the owner"):
         file.save()
     file.acquire()
     file.acquire()
-    with pytest.raises(UsageError, match="know"):
+    with pytest.raises(InvariantError, match="known"):
         file.position()
-    with pytest.raises(UsageError, match="know"):
+    with pytest.raises(InvariantError, match="known"):
         file.ack_through(1, 0)
     with pytest.raises(UsageError):
         SubscriberFile(disk, ROOT, "no/slash")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from quiver.errors import CorruptionError
+from quiver.invariant import invariant
 from quiver.primitives.disk.disk_full import is_full_disk
 from quiver.store import recovery
 from quiver.store.cold.local_retention import ColdWindow
@@ -197,6 +198,10 @@ class Cleanup:
         if not infos:
             return NOTHING
         seqs = [info.seq for info in infos]
+        invariant(
+            all((info.wal_position_end or 0) <= parts.wal.cursor for info in infos),
+            f"segments {seqs} must not be deleted before the log's cursor has passed them",
+        )
         try:
             parts.catalog.keep_floor(max(seqs) + 1)
         except OSError as error:
@@ -310,6 +315,9 @@ class Cleanup:
         ]
         if not entries or not self._note_and_count(entries):
             return NOTHING
+        invariant(
+            all(entry.seq in self._ledger for entry in entries), "a drop must be in the ledger before it is applied"
+        )
         return self._carry_out(entries)
 
     def _note_and_count(self, entries: Sequence[DroppedSegment]) -> bool:

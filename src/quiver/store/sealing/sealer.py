@@ -15,10 +15,13 @@ import logging
 from collections.abc import Callable
 
 from quiver.errors import CapacityError, StoreFailedError
+from quiver.invariant import invariant
 from quiver.primitives.disk.atomic import remove_durably
 from quiver.primitives.disk.disk_full import is_full_disk, what_is_short
 from quiver.store.context import Parts
 from quiver.store.removal.cleanup import Cleanup
+from quiver.store.sealing.schedule import Pending
+from quiver.store.segment.info import SegmentInfo
 from quiver.store.staged_import import OpenStoreImport
 from quiver.store.subscribers.state import SegmentRef
 from quiver.store.wal.reread import LogReader
@@ -63,6 +66,7 @@ class Sealer:
             parts.place.require()
             try:
                 info = sealing.write(self._open_log)
+                _check_complete(info, pending)
             except StoreFailedError as failure:
                 parts.wal.poison(failure.__cause__ if isinstance(failure.__cause__, OSError) else OSError(str(failure)))
                 raise
@@ -123,3 +127,16 @@ class Sealer:
                 return 0
             return self.forget_log()
         return len(gone)
+
+
+def _check_complete(info: SegmentInfo | None, pending: Pending) -> None:
+    """Check that the file has all of the segment, because the log forgets it next."""
+    sealed = pending.sealed
+    invariant(
+        info is None
+        or (
+            (info.seq, info.bundle_count) == (pending.seq, sealed.bundle_count)
+            and (info.wal_position_end or 0) <= (sealed.wal_position_end or 0)
+        ),
+        f"the log may forget only what segment {pending.seq} contains",
+    )

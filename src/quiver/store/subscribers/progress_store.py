@@ -24,10 +24,11 @@ from quiver.bundle import BundleRef
 from quiver.errors import (
     CorruptionError,
     DirectoryInUseError,
+    InvariantError,
     UnknownSubscriberError,
     UnsupportedFormatError,
-    UsageError,
 )
+from quiver.invariant import invariant
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.copying import keep_damaged
 from quiver.primitives.disk.file_system import FileSystem, Lock
@@ -410,7 +411,7 @@ class SubscriberFile:
     def _known(self) -> Segments:
         # Without them a partly resolved segment could not be told from one that is gone.
         if self._segments is None:
-            raise UsageError("say which segments there are first: know(segments)")
+            raise InvariantError("the segments must be known before progress is read or written")
         return self._segments
 
     def position(self, *, held: Collection[BundleRef] = ()) -> BundleRef:
@@ -418,7 +419,7 @@ class SubscriberFile:
         Return the next bundle an in-order reader must read: everything before it is resolved, or one of *held*.
 
         Raises:
-            UsageError: `know` was not called.
+            InvariantError: `know` was not called.
         """
         return self.state.position(self._known(), held=held)
 
@@ -430,7 +431,7 @@ class SubscriberFile:
         behind the newest segment it says that the ones to come are resolved.
 
         Raises:
-            UsageError: `know` was not called.
+            InvariantError: `know` was not called.
         """
         position = BundleRef(segment, index)
         segments = self._known()
@@ -451,11 +452,10 @@ class SubscriberFile:
         Write the state to disk if it says more than the file; durable on return. True when it was written.
 
         Raises:
-            UsageError: it is not owned, or `know` was not called.
+            InvariantError: it is not owned, or `know` was not called.
             OSError: the disk refused; the state is kept and can be saved again.
         """
-        if self._lock is None:
-            raise UsageError(f"subscriber {self.subscriber_id!r} is not owned: acquire() first")
+        invariant(self._lock is not None, f"only the owner of subscriber {self.subscriber_id!r} may write its progress")
         # Only over numbers that are known: a segment this process overlooked must not count as resolved.
         self.state.advance(self._known(), over_gaps=False)
         progress = self.state.to_progress(self._known(), profile=self._profile or "spec", over_gaps=False)
@@ -475,6 +475,14 @@ class SubscriberFile:
         if progress == self.written:
             return False
         profile: Profile = self._profile or "spec"
+        # `otap` writes 0 when nothing is incomplete.
+        invariant(
+            is_rewound
+            or profile == "otap"
+            or self.written is None
+            or progress.oldest_incomplete >= self.written.oldest_incomplete,
+            f"the progress of subscriber {self.subscriber_id!r} must not move back without a rewind",
+        )
         if is_rewound:
             save_rewound(
                 self._fs, self._root, self.subscriber_id, progress, profile=profile, keep_backup=self._keep_backup

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from quiver.errors import CapacityError, StoreFailedError
+from quiver.invariant import invariant
 from quiver.primitives.disk.atomic import replace_file
 from quiver.primitives.disk.disk_full import is_full_disk, passes, what_is_short
 from quiver.primitives.disk.file_system import Buffer, File, FileSystem
@@ -450,6 +451,7 @@ class WalWriter:
             OSError: the sidecar could not be replaced; the old value stands, and the next call tries again. Not so with
                 *or_never*: when this call fails what lies before *position* is needed still.
         """
+        invariant(position <= self.written, f"the cursor must not pass the end of the log ({position}, {self.written})")
         wanted = max(self._cursor_wanted, position)
         if not or_never:
             self._cursor_wanted = wanted
