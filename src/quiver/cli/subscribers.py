@@ -13,7 +13,7 @@ from quiver.errors import UnknownSubscriberError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quiver.store.reading.listing import Rewound, Standing
+    from quiver.store.reading.listing import Rewound, SubscriberLag
 
 __all__ = ["subscribers"]
 
@@ -73,10 +73,10 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
     from quiver.cli.reports import reported, since_success  # noqa: PLC0415
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
-    from quiver.store.reading.listing import standings  # noqa: PLC0415
+    from quiver.store.reading.listing import subscriber_lags  # noqa: PLC0415
 
     now_ns = SYSTEM_CLOCK.now_ns()
-    found = [(root, one) for root in roots for one in standings(REAL_FILES, root, now_ns=now_ns)]
+    found = [(root, one) for root in roots for one in subscriber_lags(REAL_FILES, root, now_ns=now_ns)]
     waiting = [_retries(root, one.subscriber, now_ns) for root, one in found]
     told = [reported(REAL_FILES, [root], one.subscriber) for root, one in found]
     if as_json:
@@ -108,14 +108,14 @@ def _list(directory: str, roots: Sequence[str], *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def as_dict(one: Standing) -> dict[str, Any]:
+def as_dict(one: SubscriberLag) -> dict[str, Any]:
     """Return a standing as plain values."""
     from dataclasses import asdict  # noqa: PLC0415
 
     return asdict(one)
 
 
-def row(one: Standing) -> dict[str, Any]:
+def row(one: SubscriberLag) -> dict[str, Any]:
     """Return a standing as a line of a table."""
     return {
         "subscriber": one.subscriber,
@@ -141,7 +141,7 @@ def _retries(root: str, subscriber: str, now_ns: int) -> dict[str, Any]:
     return asdict(waiting) | {"dead_letters": count_dead_letters(REAL_FILES, root, subscriber)}
 
 
-def _retry_row(one: Standing, retries: dict[str, Any]) -> dict[str, Any]:
+def _retry_row(one: SubscriberLag, retries: dict[str, Any]) -> dict[str, Any]:
     from quiver.cli.stats.waiting import when  # noqa: PLC0415
 
     return {

@@ -43,13 +43,11 @@ class ExporterFigures:
         `retry_queue_bundles`, `dead_letters` and `behind_s`.
         """
         found = self._stores()
-        standings = {store.path: _behind(store) for stores in found.values() for store in stores}
-        return {name: self._of(name, stores, standings) for name, stores in found.items()}
+        lags = {store.path: _behind(store) for stores in found.values() for store in stores}
+        return {name: self._of(name, stores, lags) for name, stores in found.items()}
 
-    def _of(
-        self, name: str, stores: Sequence[Store], standings: Mapping[str, Mapping[str, float]]
-    ) -> dict[str, Figure]:
-        told = [self._beside(store.path, name) | {"behind_s": standings[store.path].get(name)} for store in stores]
+    def _of(self, name: str, stores: Sequence[Store], lags: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
+        told = [self._beside(store.path, name) | {"behind_s": lags[store.path].get(name)} for store in stores]
         return {
             "last_success_s": _all(max, told, "last_success_s"),
             "retry_queue_bundles": _all(sum, told, "retry_queue_bundles"),

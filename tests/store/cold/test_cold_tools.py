@@ -128,7 +128,7 @@ def test_segments_that_no_list_names_are_reported(tmp_path: Path, how: str) -> N
     found = json.loads(run("verify", root, "--objects", where, "--json", code=1))
     (finding,) = found["findings"]
     count, first = (4, 0) if how == "lost" else (2, 2)
-    assert f"does not name {count} segments that are there, from {first} to 3" in finding["reason"]
+    assert f"does not contain {count} segments in the object tier, from {first} to 3" in finding["reason"]
 
 
 def test_stats_count_what_is_only_there(cold: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from quiver.store.format.names import (
 )
 from quiver.store.format.sink_commit import INCOMING_DIR
 from quiver.store.limits.tree_bytes import tree_bytes
-from quiver.store.reading.listing import Standing, find_segments, standings
+from quiver.store.reading.listing import SubscriberLag, find_segments, subscriber_lags
 
 __all__ = ["CoreStats", "StoreStats", "SubscriberStats", "collect_stats"]
 
@@ -93,14 +93,14 @@ def collect_stats(
         OSError: a file could not be read.
     """
     cores: list[CoreStats] = []
-    standing: dict[str, list[Standing]] = {}
+    standing: dict[str, list[SubscriberLag]] = {}
     unreadable: list[str] = []
     roots = instance_roots(fs, root)
     for one in roots:
         if on_progress is not None:
             on_progress(one)
         # Progress first: what is acknowledged and deleted in between makes the lag too large, never negative.
-        for found in standings(fs, one, now_ns=now_ns):
+        for found in subscriber_lags(fs, one, now_ns=now_ns):
             standing.setdefault(found.subscriber, []).append(found)
         core, problems = _core(fs, one, now_ns)
         cores.append(core)
@@ -167,7 +167,7 @@ def _wal_sizes(fs: FileSystem, root: str) -> list[int]:
     return sizes
 
 
-def _together(found: Sequence[Standing]) -> SubscriberStats:
+def _together(found: Sequence[SubscriberLag]) -> SubscriberStats:
     """Return one subscriber's standing over all cores; unknown as a whole when one of them is."""
     problems = [one.problem for one in found if one.problem is not None]
     if problems:

@@ -520,7 +520,7 @@ def _ranges(work: _Work, scan: WalFileScan, *, is_active: bool) -> Iterator[Mend
     if is_active:
         yield Mend(scan.path, f"{length} bytes of a write that was cut short, at byte {scan.tail_offset}", "cut off")
     else:
-        problem = f"{length} bytes behind the last entry of a retired file are no entry"
+        problem = f"{length} bytes after the last entry of a retired file are not an entry"
         yield Mend(scan.path, problem, "kept in quarantine and passed over", "what they were is not known")
 
 

@@ -1,8 +1,8 @@
 """
-Every file of a store read to its last byte, and held against the others: what `quiver verify` prints. Reads only.
+Verification of every file of a store, to its last byte and against the others, for `quiver verify`. Reads only.
 
-A live writer may rename, cut or delete files meanwhile: a file that is gone is no finding. The cursor is read before
-the log it points into, because the log only grows.
+A live writer may rename, truncate or delete files meanwhile, so a missing file is not a finding. The cursor is read
+before the log it refers to, because the log only grows.
 """
 
 from __future__ import annotations
@@ -66,16 +66,17 @@ LOOKS_MAX = 5
 _BACKUP_SUFFIX = ".bak"
 
 POSITION_OFFSET = 30
-"""Where a log file's head says at which stream position the file starts."""
+"""The offset of the start position in the header of a log file."""
 
 
 @dataclass(slots=True)
 class StoreReport:
     """
-    What was read and what was found. A bundle may be counted in segments and in the log: the log forgets whole files.
-    `staged_bundles` are those that Spark sinks committed and that are in no segment of the store yet.
+    The totals and findings of a check. A bundle may be counted in segments and in the log: the log deletes only
+    complete files. `staged_bundles` are those that Spark sinks committed and that are not in a segment of the store
+    yet.
 
-    Files and findings include those of the dead letters, which are stores of their own; `dead_letters` counts theirs.
+    Files and findings include those of the dead letters, which are separate stores; `dead_letters` has their bundles.
     """
 
     root: str
@@ -89,16 +90,16 @@ class StoreReport:
 
     @property
     def damaged(self) -> bool:
-        """Say whether any finding is damage."""
+        """Whether any finding is damage."""
         return any(finding.damaged for finding in self.findings)
 
     @property
     def unread(self) -> int:
-        """How many things were to be read, and were not."""
+        """The number of findings about data that could not be read."""
         return sum(finding.unread for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return all values as plain types."""
         return {
             "directory": self.root,
             "files": self.files,
@@ -115,10 +116,10 @@ class StoreReport:
 
 def require_store(fs: FileSystem, root: str) -> None:
     """
-    Return when *root* looks like a store's directory.
+    Check that *root* looks like a store's directory.
 
     Raises:
-        UsageError: it does not exist or holds nothing of a store.
+        UsageError: it does not exist, or contains no part of a store.
     """
     if not fs.exists(root):
         raise UsageError(f"{root}: there is no such directory")
@@ -128,13 +129,13 @@ def require_store(fs: FileSystem, root: str) -> None:
 
 def refuse_snapshot(fs: FileSystem, root: str) -> None:
     """
-    Return when *root* is no snapshot: whatever changed one would make it useless.
+    Check that *root* is not a snapshot: any change would make one useless.
 
     Raises:
-        UsageError: it is one.
+        UsageError: it is a snapshot.
     """
     if fs.exists(f"{root}/{SNAPSHOT_LIST}"):
-        raise UsageError(f"{root} is a snapshot and stays as it is; make a store of it: quiver restore {root} NEW")
+        raise UsageError(f"{root} is a snapshot, which must not change; make a store of it: quiver restore {root} NEW")
 
 
 def check_store(
@@ -145,14 +146,14 @@ def check_store(
     objects: ObjectTier | None = None,
 ) -> StoreReport:
     """
-    Read every file of the store at *root* and return what was found.
+    Read every file of the store at *root* and return the findings.
 
     Args:
         fs: the file system.
-        root: of the store.
+        root: the store's directory.
         on_progress: called with the path of each segment in turn.
-        objects: the store's object tier. All objects are read then. By default it is where the store's list says, and
-            those are read that the disk has no file of.
+        objects: the store's object tier; all its objects are read then. By default it is opened at the location in the
+            store's list, and only the objects of segments without a local file are read.
 
     Raises:
         UsageError: *root* is not a store.
@@ -166,10 +167,10 @@ def check_store(
     segments_end = _check_segments(fs, report, on_progress, objects)
     end = max([segments_end, *(span.end for span in spans)])
     if cursor is not None and cursor > end:
-        reason = f"the cursor says {cursor}, but log and segments end at {end}"
+        reason = f"the cursor is at {cursor}, but log and segments end at {end}"
         report.findings.append(Finding(cursor_path, 12, "damaged", reason))
     if cursor is not None or not fs.exists(cursor_path):
-        # Read again: it has passed every log file that was deleted before the others were read.
+        # Read the cursor again: it has passed every log file that was deleted before the others were read.
         _check_positions(report, spans, max(_cursor_now(StoreFiles(fs, root)), segments_end))
     _check_small(fs, report, f"{root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor)
     _check_cold_list(fs, report)
@@ -220,23 +221,23 @@ def _check_missing(fs: FileSystem, report: StoreReport) -> None:
     try:
         missing = find_missing(fs, report.root)
     except NO_FILE_ERRORS:
-        return  # said already; where the segments are is not known then
+        return  # reported already; the segments are unknown then
     for one in missing:
-        reason = f"the file is gone, and nothing says why: {one.subscriber} had {one.bundles} of its bundles to come"
+        reason = f"the file is missing for no known reason: {one.subscriber} had {one.bundles} of its bundles pending"
         report.findings.append(Finding(one.path, 0, "damaged", reason))
 
 
 def _check_cold_list(fs: FileSystem, report: StoreReport) -> None:
     path = f"{report.root}/{SEGMENTS_DIR}/{COLD_LIST}"
     _check_small(fs, report, path, decode_cold_list)
-    # The mark is made after the list and goes before it.
+    # The mark is created after the list and removed before it.
     if not fs.exists(path) and fs.exists(f"{report.root}/{COLD_MARK}") and not fs.exists(path):
         reason = f"{LIST_MISSING}; the segments in the object tier are unknown"
         report.findings.append(Finding(path, 0, "damaged", reason))
 
 
 def _check_claim(fs: FileSystem, report: StoreReport) -> None:
-    """Report only what keeps a core from being opened: its owner writes the claim in place."""
+    """Report only problems that prevent a core from being opened: its owner writes the claim in place."""
     path = f"{report.root}/{CORE_CLAIM}"
     try:
         fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX)
@@ -267,7 +268,7 @@ def _check_small(
 
 
 class _Span(NamedTuple):
-    """The stream positions a WAL file says it has."""
+    """The stream positions in a WAL file, according to its header."""
 
     path: str
     start: int
@@ -283,18 +284,18 @@ def _cursor_now(files: StoreFiles) -> int:
 
 def _check_positions(report: StoreReport, spans: Sequence[_Span], covered: int) -> None:
     """
-    Hold each file's position against the one before and against what is *covered* without it.
+    Compare each file's position with the file before it, and with the position that is *covered* without it.
 
-    The position stands in a head without a checksum. Too low it overlaps the file before; too high it leaves a hole
-    that no segment and no cursor accounts for.
+    The position is in a header without a checksum. If it is too low, the file overlaps the one before; if it is too
+    high, there is a gap that no segment and no cursor accounts for.
     """
     before = 0
     for span in spans:
         if span.start < before:
-            reason = f"the file says it starts at position {span.start}; the one before ends at {before}"
+            reason = f"the header has start position {span.start}; the file before ends at {before}"
             report.findings.append(Finding(span.path, POSITION_OFFSET, "damaged", reason))
         elif span.start > max(before, covered):
-            reason = f"the file says it starts at position {span.start}; all before it ends at {max(before, covered)}"
+            reason = f"the header has start position {span.start}; all before it ends at {max(before, covered)}"
             report.findings.append(Finding(span.path, POSITION_OFFSET, "damaged", reason))
         else:
             before = span.end
@@ -302,10 +303,10 @@ def _check_positions(report: StoreReport, spans: Sequence[_Span], covered: int) 
 
 def _check_log(fs: FileSystem, report: StoreReport) -> list[_Span]:
     """
-    Check the WAL files in order; return the positions that each of them claims.
+    Check the WAL files in order; return the positions that are in their headers.
 
-    When the active file is retired while this reads, the list of files is out of date: it looks again. Behind a
-    writer that is faster than that, positions stay unchecked.
+    If the active file is retired meanwhile, the list of files is out of date and is read again. If this keeps
+    happening, positions stay unchecked.
     """
     directory = f"{report.root}/{WAL_DIR}"
     if not fs.exists(directory):
@@ -355,36 +356,33 @@ def _check_hash(report: StoreReport, file: WalFileFound) -> None:
     if file.config_hash is None or file.config_hash in {OTAP.config_hash, OTAP_CONFIG_HASH}:
         return
     if as_written(file.config_hash) != file.config_hash:
-        report.findings.append(Finding(file.path, 14, "damaged", "the configuration hash is not as written"))
+        report.findings.append(Finding(file.path, 14, "damaged", "the configuration hash is damaged"))
         return
-    reason = f"written under another slot table, hash {file.config_hash.hex()}"
+    reason = f"written with another slot table, hash {file.config_hash.hex()}"
     report.findings.append(Finding(file.path, 14, "other adapter", reason))
 
 
 def _check_tail(report: StoreReport, file: WalFileFound, scan: WalFileScan) -> None:
     if scan.size_bytes == 0:
         kind: Kind = "torn tail" if file.number is None else "damaged"
-        report.findings.append(Finding(file.path, 0, kind, "the file is empty: not even its head is there"))
+        report.findings.append(Finding(file.path, 0, kind, "the file is empty: its header is missing"))
         return
     if scan.tail != "torn":
         return
     length = scan.size_bytes - scan.tail_offset
     if file.number is None:
-        reason = f"{length} bytes of a write that was cut short; the next open removes them"
+        reason = f"{length} bytes of an incomplete write; the next open removes them"
         report.findings.append(Finding(file.path, scan.tail_offset, "torn tail", reason))
     else:
-        # A file is cut to its data and synced before it is retired: nothing may follow its last entry.
-        reason = f"{length} bytes behind the last entry of a retired file are no entry"
+        # A file is truncated to its data and synced before it is retired, so its last entry must be at its end.
+        reason = f"{length} bytes after the last entry of a retired file are not an entry"
         report.findings.append(Finding(file.path, scan.tail_offset, "damaged", reason))
 
 
 def _check_segments(
     fs: FileSystem, report: StoreReport, on_progress: Callable[[str], None] | None, objects: ObjectTier | None
 ) -> int:
-    """
-    Check every segment to its last byte, those in the object tier too; return the log position that the newest
-    covers.
-    """
+    """Check every segment to its last byte, also in the object tier; return the log position that the newest covers."""
     directory = f"{report.root}/{SEGMENTS_DIR}"
     end = 0
     listing = _cold_listing(fs, directory)
@@ -392,7 +390,7 @@ def _check_segments(
     if objects is not None and listing is not None:
         _check_objects(fs, report, listing, objects)
     open_tier = None if objects is None else lambda _: objects
-    fs = ColdFiles(fs, open_tier=open_tier, on_damage=lambda _: None)  # the list is a file of its own here
+    fs = ColdFiles(fs, open_tier=open_tier, on_damage=lambda _: None)  # the list is checked separately
     for seq in segment_numbers(_names(fs, directory)):
         path = f"{directory}/{segment_name(seq)}"
         if on_progress is not None:
@@ -409,8 +407,8 @@ def _check_segments(
 
 def _check_segment(fs: FileSystem, report: StoreReport, path: str) -> SegmentReader | Literal["not reached"] | None:
     """
-    Check a segment to its last byte; return its reader when there is nothing wrong with it. Of one that only the object
-    tier has, and that cannot be had now, nothing is known.
+    Check a segment to its last byte; return its reader if it is valid. A segment that is only in the object tier, and
+    cannot be read now, has an unknown state.
     """
     try:
         reader = SegmentReader.open(fs, path)
@@ -422,9 +420,9 @@ def _check_segment(fs: FileSystem, report: StoreReport, path: str) -> SegmentRea
         report.findings.append(Finding(damage.path, damage.offset, "damaged", damage.reason))
         return None
     except (ObjectsUnavailableError, AccessDeniedError, SettingsError) as error:
-        report.findings.append(Finding(path, 0, "not reached", f"only the object tier has it: {error}"))
+        report.findings.append(Finding(path, 0, "not reached", f"it is only in the object tier: {error}"))
         return "not reached"
-    except OSError as error:  # of this one file: the others are looked at all the same
+    except OSError as error:  # only this file cannot be read: check the others
         report.files += 1
         is_no_file = isinstance(error, NO_FILE_ERRORS)
         reason = no_file_reason(error) if is_no_file else f"it cannot be read: {error.strerror}"
@@ -436,10 +434,7 @@ def _check_segment(fs: FileSystem, report: StoreReport, path: str) -> SegmentRea
 
 
 def _check_staged(fs: FileSystem, report: StoreReport, on_progress: Callable[[str], None] | None) -> None:
-    """
-    Check what Spark sinks committed: each commit, and the staged segments in it that are no segments of the store
-    yet.
-    """
+    """Check the commits of Spark sinks, and their staged segments that are not segments of the store yet."""
     incoming = f"{report.root}/{INCOMING_DIR}"
     for writer in _names(fs, incoming):
         for name in _names(fs, f"{incoming}/{writer}"):
@@ -450,7 +445,7 @@ def _check_staged(fs: FileSystem, report: StoreReport, on_progress: Callable[[st
                 path = f"{incoming}/{writer}/{part}"
                 if on_progress is not None:
                     on_progress(path)
-                # One that is gone was taken over: the commit of a writer's last batch stays.
+                # A missing one was imported: the commit of a writer's last batch stays.
                 reader = _check_segment(fs, report, path)
                 if isinstance(reader, SegmentReader):
                     report.staged_bundles += reader.bundle_count
@@ -460,11 +455,11 @@ def _cold_listing(fs: FileSystem, directory: str) -> ColdListing | None:
     try:
         return read_cold_list(fs, directory)
     except (CorruptionError, SettingsError):
-        return None  # the list is a file of its own here
+        return None  # the list is checked separately
 
 
 def _check_objects(fs: FileSystem, report: StoreReport, listing: ColdListing, objects: ObjectTier) -> None:
-    """Read the objects of segments that the disk has, too: one day they may be all there is."""
+    """Read the objects of segments that also have a local file: later they may be the only copies."""
     for seq, entry in sorted(listing.verified.items()):
         if not fs.exists(f"{report.root}/{SEGMENTS_DIR}/{segment_name(seq)}"):
             continue
@@ -479,13 +474,10 @@ def _check_objects(fs: FileSystem, report: StoreReport, listing: ColdListing, ob
 
 
 def _check_unlisted(fs: FileSystem, report: StoreReport, folder: str, objects: ObjectTier) -> None:
-    """
-    Report segments of this store that only the object tier has, and that its list does not name:
-    nobody reads them.
-    """
+    """Report segments of this store that are only in the object tier and missing in its list: no reader finds them."""
     try:
         found = _segments_there(objects, folder) - _known_segments(fs, report.root)
-        if found:  # or they are finished, and went meanwhile
+        if found:  # they may have been finished and deleted meanwhile
             found &= _segments_there(objects, folder) - _known_segments(fs, report.root)
     except (ObjectsUnavailableError, AccessDeniedError) as error:
         report.findings.append(
@@ -493,8 +485,8 @@ def _check_unlisted(fs: FileSystem, report: StoreReport, folder: str, objects: O
         )
         return
     if found:
-        which = f"{len(found)} segments that are there, from {min(found)} to {max(found)}"
-        reason = f"the list of the store does not name {which}: quiver restore --cold makes a store of them"
+        which = f"{len(found)} segments in the object tier, from {min(found)} to {max(found)}"
+        reason = f"the list of the store does not contain {which}: quiver restore --cold makes a store of them"
         report.findings.append(Finding(f"{folder}/segments", 0, "damaged", reason))
 
 
@@ -513,7 +505,7 @@ def _known_segments(fs: FileSystem, root: str) -> set[int]:
 
 
 def _listed_now(fs: FileSystem, root: str, seq: int) -> ColdSegment | None:
-    """Return what the list says of a segment now: one that was finished meanwhile has no object any more."""
+    """Return the current entry of a segment in the list. A segment that was finished meanwhile has none."""
     listing = _cold_listing(fs, f"{root}/{SEGMENTS_DIR}")
     return None if listing is None else listing.verified.get(seq)
 
@@ -521,7 +513,7 @@ def _listed_now(fs: FileSystem, root: str, seq: int) -> ColdSegment | None:
 def _note_leftovers(fs: FileSystem, report: StoreReport) -> None:
     for name in _names(fs, f"{report.root}/{QUARANTINE_DIR}"):
         path = f"{report.root}/{QUARANTINE_DIR}/{name}"
-        report.findings.append(Finding(path, 0, "quarantined", "set aside by an earlier recovery"))
+        report.findings.append(Finding(path, 0, "quarantined", "quarantined by an earlier recovery"))
     for directory in (report.root, f"{report.root}/{WAL_DIR}", f"{report.root}/{SEGMENTS_DIR}"):
         for name in _names(fs, directory):
             if name.endswith(".tmp"):

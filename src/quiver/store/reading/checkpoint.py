@@ -1,10 +1,11 @@
 """
-A query's checkpoint on a local disk, made as durable as what depends on it.
+A query's checkpoint on a local disk, made as durable as the data that depends on it.
 
 Spark writes each file of a checkpoint, renames it into place, and never syncs it. After a power loss the newest files
-may be missing or empty. Then Spark refuses to start the query, or the checkpoint is behind what the subscriber has
-acknowledged. So the files are synced here: the offsets of a batch before any task reads it, and the commit of a batch
-before it is acknowledged. What can still be lost has had no effect yet, and `repair_checkpoint` removes its remains.
+may be missing or empty. Then Spark refuses to start the query, or the checkpoint is older than the acknowledgements of
+the subscriber. So the files are synced here: the offsets of a batch before any task reads it, and the commit of a batch
+before it is acknowledged. Files that can still be lost have had no effect yet, and `repair_checkpoint` removes their
+remains.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def is_local(path: str) -> bool:
 
 
 def local_checkpoint(path: str) -> str:
-    """Return the directory that *path* or ``file:`` URL names, without a slash at its end."""
+    """Return the directory that a path or ``file:`` URL refers to, without a trailing slash."""
     return path.removeprefix("file://").removeprefix("file:").rstrip("/") or "/"
 
 
@@ -36,7 +37,7 @@ class Checkpoint:
 
     Args:
         fs: the file system.
-        path: the local directory; Spark makes it.
+        path: the local directory; Spark creates it.
     """
 
     def __init__(self, fs: FileSystem, path: str) -> None:
@@ -46,10 +47,10 @@ class Checkpoint:
 
     def sync_offsets(self) -> None:
         """
-        Make the offsets of the newest batch durable, and the identity of the query. Call it before the batch is read.
+        Make the offsets of the newest batch and the identity of the query durable. Call it before the batch is read.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk reported an error.
         """
         if "" not in self._synced:
             self._sync(self._path, _METADATA)
@@ -62,7 +63,7 @@ class Checkpoint:
         Make the newest commit durable. Call it before its batch is acknowledged.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk reported an error.
         """
         self._sync_newest(_COMMITS)
 
@@ -76,7 +77,7 @@ class Checkpoint:
         self._synced[log] = batches[-1]
 
     def _sync(self, directory: str, name: str) -> None:
-        # Hadoop keeps a checksum beside each file, and does not read a file whose checksum is empty.
+        # Hadoop stores a checksum next to each file, and does not read a file whose checksum is empty.
         for path in (f"{directory}/{name}", f"{directory}/.{name}.crc"):
             try:
                 file = self._fs.open_write(path)
@@ -90,13 +91,14 @@ class Checkpoint:
 
 def repair_checkpoint(fs: FileSystem, path: str) -> list[str]:
     """
-    Remove what a power loss left of files that were never synced; return their paths. Only while no query runs.
+    Remove the remains of files that were never synced before a power loss; return their paths.
 
-    These are the newest offsets and commits that are empty, and an empty identity of a query that has planned no batch.
-    A source with the option `checkpoint` has let no task read a batch whose offsets were not synced.
+    Call it only while no query runs. The remains are the newest offsets and commits that are empty, and an empty
+    identity of a query that has planned no batch. A source with the option `checkpoint` lets no task read a batch
+    before its offsets are synced.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the disk reported an error.
     """
     root = local_checkpoint(path)
     empty: list[str] = []
@@ -115,7 +117,7 @@ def repair_checkpoint(fs: FileSystem, path: str) -> list[str]:
 
 
 def _empty_of(fs: FileSystem, directory: str, name: str) -> list[str]:
-    """Return the file and its checksum when the file is empty, the checksum alone when only that is."""
+    """Return the empty ones of a file and its checksum; both when the file is empty."""
     path, checksum = f"{directory}/{name}", f"{directory}/.{name}.crc"
     present = [one for one in (path, checksum) if fs.exists(one)]
     if path in present and not fs.stat(path).size_bytes:
@@ -124,7 +126,7 @@ def _empty_of(fs: FileSystem, directory: str, name: str) -> list[str]:
 
 
 def _batches(fs: FileSystem, directory: str) -> list[str]:
-    """Return the names of the batches in a log of Spark's, ascending."""
+    """Return the names of the batches in one of Spark's logs, ascending."""
     try:
         names = fs.list_dir(directory)
     except (FileNotFoundError, NotADirectoryError):

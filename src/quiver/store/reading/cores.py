@@ -1,10 +1,9 @@
 """
-A streaming query over a store on several cores: one subscriber of each, one stream.
+A streaming query over a store on several cores: one subscriber in each core, one stream.
 
-Cores may come and go while the query runs. One that comes is read from its beginning, or from where the subscriber
-stands in it; one that goes is gone because every subscriber had finished with it, and keeps its last position in the
-offsets.
-What is durable when is each core's own business (`subscription.py`); nothing is shared between them but the batch.
+Cores may be added and removed while the query runs. A new core is read from its beginning, or from the subscriber's
+position in it. A core is removed only after every subscriber has finished it; the offsets keep its last position.
+Durability is handled for each core separately (`subscription.py`); the cores share only the batch.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from quiver.store.reading.subscription import Subscription
 __all__ = ["CoresSubscription"]
 
 MakeSubscription = Callable[[str, bool], Subscription]
-"""Takes the directory of a core, and whether it was there when the query began."""
+"""Gets the directory of a core, and whether the core existed when the query began."""
 
 
 class CoresSubscription:
     """
-    The position of one query in a store on several cores. Not thread-safe: Spark calls strictly in turn.
+    The position of one query in a store on several cores. Not thread-safe: Spark never makes concurrent calls.
 
     Args:
         fs: the file system.
         options: of the load.
-        make: makes the subscription of one core.
-        parallelism: tasks that run at once.
+        make: creates the subscription of one core.
+        parallelism: the number of tasks that run at the same time.
     """
 
     def __init__(self, fs: FileSystem, options: SourceOptions, make: MakeSubscription, *, parallelism: int) -> None:
@@ -49,23 +48,25 @@ class CoresSubscription:
 
     def initial(self) -> dict[str, Any]:
         """
-        Return where a query without a checkpoint starts; the subscriber exists durably in every core on return.
+        Return the position at which a query without a checkpoint starts. The subscriber exists durably in every core on
+        return.
 
         Raises:
-            DirectoryInUseError: another query is this subscriber.
+            DirectoryInUseError: another query uses this subscriber.
         """
         cores = {core: StreamOffset.from_json(one.initial()) for core, one in self._live().items()}
         return CoresOffset(cores).to_json()
 
     def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
         """
-        Ack everything before *start* and return where the next batch ends; *start* itself when nothing is new.
+        Acknowledge everything before *start* and return the end of the next batch; *start* itself when there is no new
+        data.
 
-        The limits are shared evenly between the cores that have something.
+        The limits are divided evenly between the cores that have new bundles.
 
         Raises:
-            DataLossError: the checkpoint is older than what was acked, or belongs to another store.
-            DirectoryInUseError: another query is this subscriber.
+            DataLossError: the checkpoint is older than the acknowledged position, or belongs to another store.
+            DirectoryInUseError: another query uses this subscriber.
         """
         self._has_begun = True
         live = self._live()
@@ -84,10 +85,10 @@ class CoresSubscription:
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """
-        Ack everything before *end*, durably.
+        Acknowledge everything before *end*, durably.
 
         Raises:
-            DataLossError: the offset belongs to another store, or lies before what was acked.
+            DataLossError: the offset belongs to another store, or is before the acknowledged position.
         """
         live = self._live()
         for core, offset in self._parse(end, live).cores.items():
@@ -96,10 +97,10 @@ class CoresSubscription:
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Span, ...]]:
         """
-        Return the partitions of one batch. The same offsets give the same bundles, however often.
+        Return the partitions of one batch. The same offsets always give the same bundles.
 
         Raises:
-            DataLossError: some of the bundles are gone.
+            DataLossError: some of the bundles are missing.
         """
         live = self._live()
         first, last = self._parse(start, live), self._parse(end, live)
@@ -113,13 +114,13 @@ class CoresSubscription:
                 raise DataLossError(
                     f"{self._options.path}/core_{core}",
                     0,
-                    f"the batch needs what lies before {offset.position} of store {offset.store}, which is gone; "
-                    "failOnDataLoss=false goes on without it",
+                    f"the batch needs bundles before {offset.position} of store {offset.store}, which was removed;  "
+                    "failOnDataLoss=false continues without them",
                 )
         return pack(spans, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
 
     def available_now(self) -> None:
-        """From now on, take nothing that is not in the store at this moment."""
+        """From now on, return no bundles that are not yet in the store."""
         live = self._live()
         self._available = frozenset(live)
         for one in live.values():
@@ -132,14 +133,14 @@ class CoresSubscription:
         return CoresOffset(known).to_json() if known else None
 
     def release(self) -> None:
-        """Let go of the subscriber in every core."""
+        """Release the subscriber in every core."""
         for one in self._cores.values():
             one.release()
 
     def _live(self) -> dict[int, Subscription]:
-        """Return the cores that are there now, each with its subscription."""
+        """Return the existing cores, each with its subscription."""
         roots = {core: root for core, root in store_roots(self._fs, self._options.path).items() if core is not None}
-        # By inode: a core that went may have come back, and is another one then.
+        # By inode: a core that was removed may have been created again, and is then another core.
         there = {core: self._fs.stat(root).inode for core, root in roots.items()}
         for core in [core for core in self._cores if self._inodes[core] != there.get(core)]:
             self._cores.pop(core).release()
@@ -160,10 +161,7 @@ class CoresSubscription:
 
     @staticmethod
     def _begin(offset: CoresOffset, core: int, subscription: Subscription) -> dict[str, Any]:
-        """
-        Return where *core* is read from: what the checkpoint says, or for one that it does not know
-        what is acked.
-        """
+        """Return where to read *core* from: its position in the checkpoint, or for a new core the acknowledged one."""
         known = offset.cores.get(core)
         if known is not None and _is_of(known, subscription):
             return known.to_json()

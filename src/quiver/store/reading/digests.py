@@ -1,8 +1,8 @@
 """
-What a query needs to know of each segment before it reads one: times, and the schemas of its streams.
+The metadata of each segment that a query needs before it reads the segment: times, and the schemas of its streams.
 
-Read from the end of each file, once: one read for each segment. Only a schema that was not met before is looked for in
-the head of its stream. Segments never change.
+It is read once from the end of each file, with a single read per segment. Only for an unknown schema the head of its
+stream is read too. Segments never change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["SegmentDigest", "SegmentDigests", "StreamDigest"]
 
 @dataclass(frozen=True, slots=True)
 class StreamDigest:
-    """One stream that holds something; `event` is None where no event times were recorded."""
+    """One stream that has rows; `event` is None if no event times were recorded."""
 
     slot: int
     schema: pa.Schema
@@ -34,8 +34,8 @@ class StreamDigest:
 
     def event_range_ns(self, name: str) -> tuple[int, int] | None:
         """
-        Return between which times column *name* lies, earliest above latest for none; None when
-        that is not known.
+        Return the earliest and latest time in column *name*, in reverse order if it has none; None when they are
+        unknown.
         """
         if name not in self.schema.names:
             return 0, -1
@@ -46,7 +46,7 @@ class StreamDigest:
 
 @dataclass(frozen=True, slots=True)
 class SegmentDigest:
-    """One segment; its directory is as it was written, its other numbers may have a flipped bit in them."""
+    """One segment. Its directory was verified; its other numbers may be damaged."""
 
     info: SegmentInfo
     streams: tuple[StreamDigest, ...]
@@ -57,7 +57,7 @@ class SegmentDigest:
 
 
 class SegmentDigests:
-    """The digests of one directory's segments, each made when it is first asked for. Thread-safe."""
+    """The digests of one directory's segments, each created on first use. Thread-safe."""
 
     def __init__(self, directory: StoreDirectory) -> None:
         self.directory = directory
@@ -65,15 +65,15 @@ class SegmentDigests:
         self._known: dict[int, SegmentDigest] = {}
         self._schemas: dict[bytes, pa.Schema] = {}
 
-    def forget_gone(self, present: list[int]) -> None:
-        """Keep the digests of the segments *present* only."""
+    def keep_only(self, present: list[int]) -> None:
+        """Keep the digests only of the segments *present*."""
         with self._lock:
             for seq in self._known.keys() - set(present):
                 del self._known[seq]
                 self.directory.forget(seq)
 
     def get(self, seq: int) -> SegmentDigest | None:
-        """Return what is known of segment *seq*; None when it is gone, or damaged, which is reported."""
+        """Return the digest of segment *seq*; None when the segment was deleted, or is damaged, which is reported."""
         with self._lock:
             known = self._known.get(seq)
             if known is None:
@@ -115,12 +115,12 @@ class SegmentDigests:
         return self.learn(fingerprint, reader.schema(stream_id)) if known is None else known
 
     def schema_of(self, fingerprint: bytes) -> pa.Schema | None:
-        """Return the schema that *fingerprint* stands for, None when it is not known."""
+        """Return the schema with this *fingerprint*; None when it is unknown."""
         return self._schemas.get(fingerprint)
 
     def learn(self, fingerprint: bytes, schema: pa.Schema) -> pa.Schema:
         """
-        Remember what *fingerprint* stands for, if it is the digest of *schema*: another engine's may stand for
+        Remember the schema of *fingerprint*, if that is its digest: a fingerprint of another engine can have
         several.
         """
         if schema_fingerprint(schema) == fingerprint:
@@ -131,7 +131,7 @@ class SegmentDigests:
 def _streams(
     entries: Sequence[StreamEntry], schemas: Mapping[int, pa.Schema | None], events: Sequence[EventColumn]
 ) -> tuple[StreamDigest, ...]:
-    """Return the digests of those streams that *schemas* has the schema of."""
+    """Return the digests of the streams whose schema is in *schemas*."""
     known = {event.stream_id: event for event in events}
     found = ((entry, schemas.get(entry.stream_id)) for entry in entries)
     return tuple(

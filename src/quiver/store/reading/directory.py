@@ -1,7 +1,7 @@
 """
-A store's directory as a reader beside a live writer sees it: what is there now, and what of it is damaged.
+A store's directory as a reader sees it: its current files, and the damage found in them.
 
-Takes no lock and changes nothing. Whatever is listed may be gone when it is opened; that is never an error here.
+Takes no lock and changes nothing. A live writer may remove a file after it was listed; that is never an error here.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ __all__ = ["StoreDirectory"]
 _SIDECAR_BYTES_MAX = 64 * 1024
 
 _ATTEMPTS = 3
-"""What looks like damage in the active file may be a write seen half done: it is read again this often."""
+"""How often the active file is read when it appears damaged: a read may see a write that is half done."""
 
 
 class StoreDirectory:
     """
-    One store's directory.
+    The directory of one store.
 
     Args:
         root: the directory.
         fs: the file system.
         strict: raise at the first damage instead of collecting it.
-        problems: where it is collected.
-        verified: segments that need not be read for their checksum.
-        open_tier: how to get to the objects of segments that only the object tier has; by default as the store's own
-            list says.
+        problems: the list to collect damage in.
+        verified: segments whose checksum need not be verified again.
+        open_tier: opens the object tier, for segments that exist only there; by default at the location in the store's
+            own list.
 
     Attributes:
-        problems: the damage met so far, each with path, offset and reason, none of them twice.
+        problems: the damage found so far, each with path, offset and reason, without duplicates.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class StoreDirectory:
 
     def report(self, damage: CorruptionError) -> None:
         """
-        Take note of damage.
+        Record damage.
 
         Raises:
-            CorruptionError: that one, when the reader is strict.
+            CorruptionError: the same damage, if the reader is strict.
         """
         if self._strict:
             raise damage
-        told = {(known.path, known.offset, known.reason) for known in self.problems}
-        if (damage.path, damage.offset, damage.reason) not in told:
+        known = {(one.path, one.offset, one.reason) for one in self.problems}
+        if (damage.path, damage.offset, damage.reason) not in known:
             self.problems.append(damage)
 
     def segments(self) -> list[int]:
@@ -90,7 +90,7 @@ class StoreDirectory:
         return self._files.segments()
 
     def open_segment(self, seq: int) -> SegmentReader | None:
-        """Return a reader of segment *seq*; None when it is gone, or damaged, which is reported."""
+        """Return a reader of segment *seq*; None when it was deleted, or is damaged, which is reported."""
         try:
             return SegmentReader.open(self._fs, self._files.segment_path(seq), verified=self._verified)
         except FileNotFoundError:
@@ -100,14 +100,17 @@ class StoreDirectory:
             return None
 
     def segment_tail(self, seq: int) -> SegmentTail | None:
-        """Return the end of segment *seq*; None when it is gone, or so odd that `open_segment` must say what it is."""
+        """
+        Return the end of segment *seq*; None when it was deleted, or cannot be read this way: `open_segment` reports
+        why.
+        """
         try:
             return read_tail(self._fs, self._files.segment_path(seq))
         except (FileNotFoundError, CorruptionError):
             return None
 
     def forget(self, seq: int) -> None:
-        """Take note that segment *seq* is gone."""
+        """Forget that segment *seq* was verified, because it was deleted."""
         self._verified.forget(self._files.segment_path(seq))
 
     def retired_logs(self) -> list[int]:
@@ -116,14 +119,14 @@ class StoreDirectory:
         return sorted(number for number in numbers if number is not None)
 
     def scan_log(self, name: str) -> WalFileScan | None:
-        """Return what the log file *name* holds; None when it is gone."""
+        """Return the entries of the log file *name*; None when it was deleted."""
         path = f"{self.path}/{WAL_DIR}/{name}"
         scan: WalFileScan | None = None
         for _ in range(_ATTEMPTS if name == WAL_ACTIVE else 1):
             try:
                 again = scan_file(self._fs, path)
             except FileNotFoundError:
-                # Renamed a moment ago, or purged because segments hold all of it.
+                # It was just retired, or purged because segments contain all of it.
                 return scan
             if scan is None or len(again.damage) < len(scan.damage):
                 scan = again
@@ -132,11 +135,11 @@ class StoreDirectory:
         return scan
 
     def cursor(self) -> int:
-        """Return the log position that segments reach to; 0 when that is not known."""
+        """Return the log position that segments cover; 0 when it is unknown."""
         return self._sidecar(f"{WAL_DIR}/{CURSOR_NAME}", decode_cursor)
 
     def floor(self) -> int:
-        """Return the number that the next segment has at least; 0 when that is not known."""
+        """Return the lowest number that the next segment can have; 0 when it is unknown."""
         return self._sidecar(f"{SEGMENTS_DIR}/{SEGMENT_FLOOR}", decode_floor)
 
     def _list(self, directory: str) -> list[str]:
@@ -146,7 +149,7 @@ class StoreDirectory:
             return []
 
     def _sidecar(self, name: str, decode: Callable[[memoryview], Answer[int]]) -> int:
-        # One that is missing or damaged only means more to look at.
+        # Without this value the reader only has to read more.
         try:
             return read_checked(self._fs, f"{self.path}/{name}", decode, _SIDECAR_BYTES_MAX) or 0
         except CorruptionError as damage:

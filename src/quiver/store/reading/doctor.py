@@ -1,9 +1,9 @@
 """
-The disk below a directory, measured and put in words: what `quiver doctor` says.
+Measurements of the disk below a directory, and their consequences, for `quiver doctor`.
 
-What a log stands on is tried out on files of its own in that directory, which are removed again: how long a sync
-takes here, and whether links, locks, mappings and reserved blocks work. What no program can try out, whether the disk
-keeps what it confirmed when power is lost, is judged by the kind of file system and by how fast it confirms.
+The tests use temporary files in that directory: how long a sync takes, and whether links, locks, mappings and reserved
+blocks work. Whether the disk keeps confirmed data when power is lost cannot be tested. That is judged by the kind of
+file system and by how quickly it confirms a sync.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOUNTS_BYTES_MAX = 16 * 1024 * 1024
 _PREFIX = "quiver.doctor."
 _SLOW_S = 0.02
 _IMPLAUSIBLE_S = 0.00002
-"""No device confirms a write this quickly: something before it does."""
+"""No device confirms a write this quickly: a cache in front of it does."""
 _ROOM_BYTES = 1024**3
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _OVER_NETWORK = frozenset({
@@ -43,7 +43,7 @@ _OVER_NETWORK = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long one kind of step took, in seconds, over `samples` of them."""
+    """The duration of one kind of step, in seconds, over `samples` of them."""
 
     step: str
     samples: int
@@ -53,7 +53,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One thing that was found out: what was looked at, how that is, and what it means."""
+    """One result: the subject of a test, its verdict, and what that means."""
 
     subject: str
     verdict: Verdict
@@ -63,15 +63,15 @@ class Remark:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """
-    What is known of the disk below `directory`.
+    The state of the disk below `directory`.
 
     Attributes:
-        directory: what was asked about.
-        file_system: its kind; None where the system does not tell.
-        free_bytes: what may still be written.
+        directory: the directory that was examined.
+        file_system: its kind; None if the system does not report it.
+        free_bytes: the bytes that may still be written.
         latencies: how long syncs take.
-        remarks: what was tried out, in words.
-        survives: call → (what the death of the process takes, what loss of power takes).
+        remarks: the results of all tests.
+        survives: call → (what is lost when the process dies, what is lost with the power).
     """
 
     directory: str
@@ -83,11 +83,11 @@ class Diagnosis:
 
     @property
     def is_fit(self) -> bool:
-        """Say whether a store may live there."""
+        """Whether a store can be stored there."""
         return all(remark.verdict != "bad" for remark in self.remarks)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return all values as plain types."""
         survives = [{"call": call, "process_dies": dies, "power_is_lost": lost} for call, dies, lost in self.survives]
         return asdict(self) | {"is_fit": self.is_fit, "survives": survives}
 
@@ -102,23 +102,23 @@ def diagnose(
     on_progress: Callable[[str], None] | None = None,
 ) -> Diagnosis:
     """
-    Try out the disk below *directory*, which a store may have open. Leaves nothing behind.
+    Test the disk below *directory*, which an open store may use. All test files are removed.
 
     Args:
         fs: the file system.
         directory: must exist.
-        clock: measures.
-        settings: of the store that is to live there; the defaults when None.
+        clock: used for the measurements.
+        settings: of the store that is to be stored there; the defaults when None.
         samples: how many syncs to measure.
-        on_progress: hears what is being tried.
+        on_progress: called with the name of each step.
 
     Raises:
-        UsageError: there is no such directory.
+        UsageError: the directory does not exist.
         OSError: nothing can be written there.
     """
     if not fs.exists(directory):
         raise UsageError(f"{directory}: there is no such directory")
-    fs.list_dir(directory)  # a file is refused by name
+    fs.list_dir(directory)  # raises NotADirectoryError with the name of a file
     kind = _kind_of(fs, directory)
     free = fs.free_bytes(directory)
     with _cleaned(fs, directory):
@@ -136,12 +136,12 @@ def diagnose(
 
 
 def _ignore(_where: str) -> None:
-    """Nobody listens."""
+    """Ignore progress."""
 
 
 @contextlib.contextmanager
 def _cleaned(fs: FileSystem, directory: str) -> Iterator[None]:
-    """Remove every file of an examination, of an earlier one that was cut off, too."""
+    """Remove every file of a test, also those of an earlier one that was interrupted."""
     try:
         yield
     finally:
@@ -164,7 +164,7 @@ def _kind_of(fs: FileSystem, directory: str) -> str | None:
         if len(fields) < 3:
             continue
         mount = fields[1].replace("\\040", " ")
-        # The last of those mounted at one place is the one that is seen.
+        # If several are mounted at one place, the last one is visible.
         if _is_below(directory, mount) and len(mount) >= len(best):
             best, kind = mount, fields[2]
     return kind
@@ -212,17 +212,15 @@ def _latency(step: str, seconds: list[float]) -> Latency:
 
 def _on_kind(kind: str | None) -> Remark:
     if kind is None:
-        return Remark("file system", "watch", "its kind is not told here; local disks are what a store needs")
+        return Remark("file system", "watch", "its kind is unknown here; a store needs a local disk")
     if kind in _IN_MEMORY:
-        return Remark(
-            "file system", "bad", f"{kind} lives in memory: everything is lost with the power, or at a restart"
-        )
+        return Remark("file system", "bad", f"{kind} is in memory: everything is lost with the power, or at a restart")
     if kind in _OVER_NETWORK:
-        said = f"{kind} is reached over a network or shared: locks and syncs may mean less there; not supported"
-        return Remark("file system", "bad", said)
+        meaning = f"{kind} is a network or shared file system: locks and syncs may be unreliable there; not supported"
+        return Remark("file system", "bad", meaning)
     if kind == "overlay":
-        said = "overlay: inside a container's own layer everything goes when the container does; mount a volume"
-        return Remark("file system", "watch", said)
+        meaning = "overlay: the layer of a container is removed with the container; mount a volume"
+        return Remark("file system", "watch", meaning)
     return Remark("file system", "good", f"{kind}")
 
 
@@ -230,13 +228,11 @@ def _on_sync(latency: Latency, kind: str | None) -> Remark:
     median = latency.median_s
     rate = f"about {1 / median:,.0f} durable ingests a second for one caller that waits" if median > 0 else "no time"
     if median < _IMPLAUSIBLE_S and kind not in _IN_MEMORY:
-        said = (
-            f"confirmed in {_shown(median)}, sooner than a disk can: what was confirmed may not survive loss of power"
-        )
-        return Remark("sync", "watch", said)
+        meaning = f"confirmed in {_shown(median)}, faster than a disk can: confirmed data may not survive a power loss"
+        return Remark("sync", "watch", meaning)
     if median > _SLOW_S:
-        said = f"takes {_shown(median)}: {rate}; let callers overlap, or ingest without durable=True"
-        return Remark("sync", "watch", said)
+        meaning = f"takes {_shown(median)}: {rate}; use concurrent callers, or ingest without durable=True"
+        return Remark("sync", "watch", meaning)
     return Remark("sync", "good", f"takes {_shown(median)}, at worst {_shown(latency.worst_s)}: {rate}")
 
 
@@ -251,8 +247,8 @@ def _abilities(fs: FileSystem, directory: str) -> Iterator[Remark]:
     tried: tuple[tuple[str, Verdict, str, str, Callable[[FileSystem, str], None]], ...] = (
         ("locks", "bad", "one writer at a time is enforced", "two writers could open one store", _try_locks),
         ("mapping", "bad", "segments are read without copying", "segments cannot be read", _try_mapping),
-        ("reserved blocks", "watch", "a full disk is noticed ahead", "zeros are written instead", _try_reserve),
-        ("links", "watch", "a snapshot beside it shares its files", "a snapshot copies every file", _try_links),
+        ("reserved blocks", "watch", "a full disk is detected early", "zeros are written instead", _try_reserve),
+        ("links", "watch", "a snapshot on the same disk shares its files", "a snapshot copies every file", _try_links),
     )
     for subject, otherwise, works, fails, step in tried:
         try:
@@ -266,12 +262,12 @@ def _abilities(fs: FileSystem, directory: str) -> Iterator[Remark]:
 def _try_locks(fs: FileSystem, path: str) -> None:
     lock = fs.try_lock(path, note="quiver doctor")
     if lock is None:
-        raise OSError(f"{path} was locked by somebody else")
+        raise OSError(f"{path} is locked by another process")
     try:
         second = fs.try_lock(path, note="quiver doctor, again")
         if second is not None:
             second.release()
-            raise OSError("a lock was given out twice")
+            raise OSError("two owners got the same lock")
     finally:
         lock.release()
 
@@ -282,7 +278,7 @@ def _try_mapping(fs: FileSystem, path: str) -> None:
     same = bytes(mapping.view()) == _BLOCK
     mapping.close()
     if not same:
-        raise OSError("what is mapped is not what was written")
+        raise OSError("a mapping does not show the data that was written")
 
 
 def _try_reserve(fs: FileSystem, path: str) -> None:

@@ -1,9 +1,10 @@
 """
-Batches → one file of another format: Parquet, Arrow, or JSON lines. Whole or not at all, in bounded memory.
+Batches → one file of another format: Parquet, Arrow, or JSON Lines. Written completely or not at all, in bounded
+memory.
 
-Dictionaries are decoded: one file has one schema, and a column may come with a dictionary in one bundle and without
-in the next. What JSON has no word for is written as text: times as ISO 8601, decimals as digits, bytes as base64,
-NaN and infinities by name; a map becomes a list of ``{"key": …, "value": …}``, since its keys need not be unique.
+Dictionaries are decoded: one file has one schema, and a column may be dictionary-encoded in one bundle but not in the
+next. Values without a JSON type are written as text: times as ISO 8601, decimals as digits, bytes as base64, NaN and
+infinities by name. A map becomes a list of ``{"key": …, "value": …}``, since its keys need not be unique.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ ExportFormat = Literal["parquet", "arrow", "jsonl"]
 
 _GROUP_ROWS = 128 * 1024
 _GROUP_BYTES = 16 * 1024 * 1024
-"""A row group, or a record batch, of the output: small bundles are gathered, so that it is not made of crumbs."""
+"""The size of a row group or record batch in the output: small bundles are combined."""
 
 _JSON_ROWS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: a file of `rows` rows and `size_bytes` bytes."""
+    """The file that was written, with `rows` rows and `size_bytes` bytes."""
 
     path: str
     rows: int
@@ -46,20 +47,20 @@ class Exported:
 
 def format_of(path: str) -> ExportFormat:
     """
-    Return the format that the suffix of *path* asks for.
+    Return the format for the suffix of *path*.
 
     Raises:
-        UsageError: none that is known.
+        UsageError: the suffix is not known.
     """
     suffix = posixpath.splitext(path)[1].removeprefix(".").lower()
     found: ExportFormat | None = next((known for known in get_args(ExportFormat) if known == suffix), None)
     if found is None:
-        raise UsageError(f"{path}: the suffix says the format: .parquet, .arrow or .jsonl")
+        raise UsageError(f"{path}: the suffix selects the format: .parquet, .arrow or .jsonl")
     return found
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return *schema* without dictionaries at any depth and without metadata; every field may be null."""
+    """Return *schema* without metadata and without dictionaries at any depth; every field is nullable."""
     return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
 
 
@@ -90,14 +91,14 @@ def export(
     file_mode: int | None = None,
 ) -> Exported:
     """
-    Write *batches*, all of *schema*, as the file *path*, replacing one that is there. Durable on return.
+    Write *batches*, all of *schema*, to the file *path*, replacing an existing one. Durable on return.
 
-    Readers see no file, the old one, or the whole new one; after a crash perhaps a temporary file beside it. It has the
-    permission bits *file_mode*, or without one 0640 less what the umask takes away.
+    Readers see no file, the old one, or the complete new one; after a crash there may also be a temporary file next to
+    it. The file gets the permission bits *file_mode*; by default 0640, restricted by the umask.
 
     Raises:
-        UsageError: a type that the format does not have.
-        OSError: the disk refused; *path* is what it was.
+        UsageError: the format does not support a type.
+        OSError: the disk reported an error; *path* is unchanged.
     """
     temporary = path + TEMPORARY_SUFFIX
     file = fs.create_or_truncate(temporary, mode=0o640 if file_mode is None else file_mode)
@@ -110,10 +111,10 @@ def export(
         file.sync()
         written = True
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-        raise UsageError(f"{kind} cannot hold this: {error}") from error
+        raise UsageError(f"{kind} does not support this data: {error}") from error
     finally:
         file.close()
-        if not written:  # it may be what fills the disk
+        if not written:  # an unfinished file may be what fills the disk
             with contextlib.suppress(OSError):
                 fs.remove(temporary)
     fs.rename(temporary, path)
@@ -122,7 +123,7 @@ def export(
 
 
 class _Sink:
-    """A file of the port as Arrow's writers want one: they only append."""
+    """A file of the port with the interface that Arrow's writers need: they only append."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -139,7 +140,7 @@ class _Sink:
         return self.offset
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no data is buffered."""
 
     def close(self) -> None:
         self.closed = True

@@ -1,8 +1,8 @@
 """
-Who subscribes to a store and how each of them stands, from the files alone; and what an operator may change there.
+The subscribers of a store and their lag, from its files alone, and the changes that an operator can make.
 
-`standings` takes no lock and changes nothing: it works beside a live writer. `drop` and `rewind` take the
-subscriber's own lock for a moment, so they work beside a live store too, but never under an owner that is at work.
+`subscriber_lags` takes no lock and changes nothing. `drop` and `rewind` hold the subscriber's own lock for a moment. So
+all of them work while a store is open, but `drop` and `rewind` fail while an owner works for the subscriber.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from quiver.store.subscribers.progress_store import (
 )
 from quiver.store.subscribers.state import SegmentRef, Segments, Start, SubscriberState, start_segment
 
-__all__ = ["Rewound", "SealedSegments", "Standing", "drop", "find_segments", "rewind", "standings"]
+__all__ = ["Rewound", "SealedSegments", "SubscriberLag", "drop", "find_segments", "rewind", "subscriber_lags"]
 
 
 @dataclass(frozen=True, slots=True)
 class SealedSegments:
     """
-    The sealed segments of a directory, ascending, what could not be read of them, and which only the object tier
-    has.
+    The sealed segments of a directory, ascending, the problems of those that cannot be read, and the numbers of those
+    that are only in the object tier.
     """
 
     infos: tuple[SegmentInfo, ...]
@@ -52,20 +52,20 @@ class SealedSegments:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SubscriberLag:
     """
-    How one subscriber stands, in sealed bundles. None: not known, `problem` says why.
+    The lag of one subscriber, in sealed bundles. A value is None when it is unknown; `problem` has the reason.
 
     Attributes:
         subscriber: its id.
-        lag_bundles: bundles that it has not resolved.
-        lag_segments: segments with such bundles.
-        lag_bytes: their share of these files' bytes.
-        oldest_age_s: since the oldest segment with such a bundle was ingested.
-        progress_age_s: since its progress file changed.
-        is_owned: somebody works for it at this moment; None where the system does not tell.
-        owner: who does, or did last: process and purpose.
-        problem: why its progress is not known.
+        lag_bundles: the bundles that it has not resolved.
+        lag_segments: the segments that contain such bundles.
+        lag_bytes: the share of these bundles in the bytes of the files.
+        oldest_age_s: the time since the oldest segment with such a bundle was ingested.
+        progress_age_s: the time since its progress file changed.
+        is_owned: whether a process works for it now; None if the system does not report it.
+        owner: that process or the last one, and its purpose.
+        problem: why its progress is unknown.
     """
 
     subscriber: str
@@ -82,13 +82,13 @@ class Standing:
 @dataclass(frozen=True, slots=True)
 class Rewound:
     """
-    What `rewind` did.
+    The effect of `rewind`.
 
     Attributes:
-        segment: of the next bundle that the subscriber gets; the number of the next segment when nothing is left.
+        segment: of the next bundle that the subscriber gets; the number of the next segment when there is none.
         index: of that bundle.
-        bundles_again: how many come once more.
-        bundles_skipped: how many never come.
+        bundles_again: how many bundles are delivered again.
+        bundles_skipped: how many bundles are never delivered.
     """
 
     segment: int
@@ -99,8 +99,9 @@ class Rewound:
 
 def find_segments(fs: FileSystem, root: str) -> SealedSegments:
     """
-    Read the end of every segment of the store at *root*. One that a live writer deletes meanwhile is passed over.
-    Of those that only the object tier has, the store's list says enough: nothing is asked of the tier.
+    Read the end of every segment of the store at *root*. A segment that a live writer deletes meanwhile is skipped.
+
+    The metadata of segments in the object tier comes from the store's own list; the tier is not accessed.
 
     Raises:
         OSError: a file cannot be read.
@@ -121,7 +122,7 @@ def find_segments(fs: FileSystem, root: str) -> SealedSegments:
         reader.close()
     cold: list[SegmentInfo] = []
     try:
-        # After the files: what goes to the tier in between is on the list.
+        # After the files: a segment that moves to the tier in between is on the list.
         listing = read_cold_list(fs, directory)
     except (CorruptionError, SettingsError) as problem:
         unreadable.append(str(problem))
@@ -133,18 +134,18 @@ def find_segments(fs: FileSystem, root: str) -> SealedSegments:
     return SealedSegments(every, tuple(unreadable), frozenset(info.seq for info in cold))
 
 
-def standings(fs: FileSystem, root: str, *, now_ns: int) -> list[Standing]:
+def subscriber_lags(fs: FileSystem, root: str, *, now_ns: int) -> list[SubscriberLag]:
     """
-    Return how every subscriber of the store at *root* stands, by name.
+    Return the lag of every subscriber of the store at *root*, by name.
 
     Raises:
         OSError: a file cannot be read.
     """
-    # Progress first: what is acknowledged and deleted in between makes the lag too large, never negative.
+    # Progress first: bundles that are acknowledged and deleted in between make the lag too large, never negative.
     known = [(subscriber, _load(fs, root, subscriber)) for subscriber in find_subscribers(fs, root)]
     segments = find_segments(fs, root).infos
     return [
-        _standing(fs, root, subscriber, progress, segments, now_ns)
+        _lag_of(fs, root, subscriber, progress, segments, now_ns)
         for subscriber, progress in known
         if progress is not None
     ]
@@ -157,9 +158,9 @@ def _load(fs: FileSystem, root: str, subscriber: str) -> Progress | str | None:
         return f"{damage.path} is damaged: {damage.reason}; run quiver repair"
 
 
-def _standing(
+def _lag_of(
     fs: FileSystem, root: str, subscriber: str, progress: Progress | str, segments: Sequence[SegmentInfo], now_ns: int
-) -> Standing:
+) -> SubscriberLag:
     lock = f"{root}/{subscriber_lock_name(subscriber)}"
     held, owner = is_held(fs, lock), holder_of(fs, lock)
     try:
@@ -168,7 +169,7 @@ def _standing(
         changed_ns = now_ns
     age_s = max(now_ns - changed_ns, 0) / 1e9
     if isinstance(progress, str):
-        return Standing(subscriber, None, None, None, None, age_s, held, owner, progress)
+        return SubscriberLag(subscriber, None, None, None, None, age_s, held, owner, progress)
     state = SubscriberState.from_progress(progress)
     bundles = size = 0
     behind: list[SegmentInfo] = []
@@ -180,26 +181,26 @@ def _standing(
             behind.append(segment)
     times = [segment.ingested_min_ns for segment in behind if segment.ingested_min_ns is not None]
     oldest_s = (now_ns - min(times)) / 1e9 if times else None
-    return Standing(subscriber, bundles, len(behind), size, oldest_s, age_s, held, owner)
+    return SubscriberLag(subscriber, bundles, len(behind), size, oldest_s, age_s, held, owner)
 
 
 def _pending(state: SubscriberState, segment: SegmentInfo) -> int:
     ref = SegmentRef(segment.seq, segment.bundle_count)
-    # As the store does: an entry for another number of bundles counts for nothing.
+    # As in the store, an entry with another number of bundles does not count.
     state.reconcile(ref)
     return state.pending_count(Segments([ref]))
 
 
 def drop(fs: FileSystem, root: str, subscriber: str) -> int | None:
     """
-    Remove a subscriber for good, durably; return how many sealed bundles it had not resolved (None: unknown).
+    Remove a subscriber, durably; return how many sealed bundles it had not resolved (None: unknown).
 
-    A live store notices at its next maintenance pass and lets its data go.
+    A live store notices this at its next maintenance pass and may then delete the bundles.
 
     Raises:
-        DirectoryInUseError: somebody works for it: stop that first.
-        UnknownSubscriberError: there is no such subscriber.
-        UsageError: not a valid id.
+        DirectoryInUseError: a process works for the subscriber: stop it first.
+        UnknownSubscriberError: the subscriber does not exist.
+        UsageError: the id is not valid.
         OSError: the files could not be removed.
     """
     _require(fs, root, subscriber)
@@ -218,24 +219,25 @@ def drop(fs: FileSystem, root: str, subscriber: str) -> int | None:
 
 def rewind(fs: FileSystem, root: str, subscriber: str, to: Start, *, clock: Clock = SYSTEM_CLOCK) -> Rewound:
     """
-    Let *subscriber* go on at *to*. Durable on return.
+    Move *subscriber* to the position *to*. Durable on return.
 
-    Behind its position: what it resolved from *to* on is delivered again, as far as it still exists. Ahead of it: what
-    it had not resolved before *to* is dropped for it, and recorded in its drop ledger before that.
+    If *to* is before its position, the bundles that it resolved from there on are delivered again, if they still exist.
+    If *to* is after its position, the bundles in between that it has not resolved are dropped for it; they are recorded
+    in its drop ledger first.
 
     Args:
         fs: the file system.
         root: the store's directory.
         subscriber: its id.
         to: "earliest", a segment number, an aware datetime, or "latest": the next segment that is sealed.
-        clock: says when something was skipped.
+        clock: the time that is recorded for skipped bundles.
 
     Raises:
-        DirectoryInUseError: somebody works for it: stop that first.
-        UnknownSubscriberError: there is no such subscriber.
-        CorruptionError: its progress file, or its drop ledger, is not what was written: `quiver repair`.
-        UsageError: not a valid id, or *to* names nothing.
-        OSError: the progress could not be written; it is what it was.
+        DirectoryInUseError: a process works for the subscriber: stop it first.
+        UnknownSubscriberError: the subscriber does not exist.
+        CorruptionError: its progress file or its drop ledger is damaged: run `quiver repair`.
+        UsageError: the id is not valid, or *to* refers to no position.
+        OSError: the progress could not be written and is unchanged.
     """
     _require(fs, root, subscriber)
     lock = lock_subscriber(fs, root, subscriber)
@@ -280,7 +282,7 @@ def _skip(
     *,
     now_ns: int,
 ) -> int:
-    """Record what *subscriber* has not resolved before *target*, durably; return how many bundles that is."""
+    """Record the bundles before *target* that *subscriber* has not resolved, durably; return how many there are."""
     entries = []
     for info in infos:
         left = state.pending_in(SegmentRef.of(info))
@@ -292,7 +294,7 @@ def _skip(
 
 
 def _require(fs: FileSystem, root: str, subscriber: str) -> None:
-    # Before the lock is taken: that would make a lock file for a name that nobody has.
+    # Before the lock is taken: that would create a lock file for an unknown subscriber.
     if fs.exists(progress_path(root, subscriber)):
         return
     known = ", ".join(find_subscribers(fs, root)) or "none"

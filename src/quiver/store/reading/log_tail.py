@@ -1,4 +1,4 @@
-"""What is in the log and in no segment yet, as a reader beside a live writer finds it."""
+"""The bundles in the log that no segment contains yet, read while a writer may have the store open."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["LogFile", "sealed_and_logged", "snapshot_log", "uncovered"]
 @dataclass(frozen=True, slots=True)
 class LogFile:
     """
-    What a pass keeps of one log file.
+    The state of one log file during a pass.
 
     Attributes:
-        path: where it lies.
-        start: the position its header claims, None when the header is damaged.
-        end: the position behind its last entry.
-        first_sequence: that of its first entry; infinite without entries.
-        ends: the positions behind each entry.
-        entries: those that no segment holds, as far as was known when it was read.
+        path: the file.
+        start: the position in its header; None when the header is damaged.
+        end: the position after its last entry.
+        first_sequence: the sequence of its first entry; infinite without entries.
+        ends: the positions after each entry.
+        entries: those that no segment contained when the file was read.
     """
 
     path: str
@@ -41,10 +41,10 @@ class LogFile:
 
     def agrees_with(self, cursor: int, following: LogFile | None) -> bool:
         """
-        Say whether the positions of this file and the cursor can both be true.
+        Return whether the positions of this file and the cursor are consistent.
 
-        A header has no checksum. A wrong position there could make entries look older than the cursor, and they
-        would be left out; so it must fit either an entry's end or the beginning of the file that follows.
+        A header has no checksum. With a wrong position, entries would seem older than the cursor and would be skipped.
+        So the cursor must be the end of an entry, or the start of the next file.
         """
         if self.start is None:
             return False
@@ -59,7 +59,7 @@ def snapshot_log(directory: StoreDirectory, *, sequence_sealed: int) -> list[Log
 
     Damage is reported.
     """
-    # The active file first. If it is retired while we look, the listing below has it under its new name.
+    # The active file first: if it is retired meanwhile, the listing below has it under its new name.
     active = directory.scan_log(WAL_ACTIVE)
     files: list[LogFile] = []
     for number in directory.retired_logs():
@@ -72,32 +72,33 @@ def snapshot_log(directory: StoreDirectory, *, sequence_sealed: int) -> list[Log
                 )
     if active is not None and _position_start(active) not in {file.start for file in files} - {None}:
         files.append(_log_file(directory, active, sequence_sealed))
-    # The one read first may have been retired, purged and followed by others since. Sequences are checksummed,
-    # positions are not; a file without entries keeps its place at the end.
+    # The file that was read first may have been retired, purged and followed by others since. Sequences have a
+    # checksum, positions do not. A file without entries keeps its place at the end.
     return sorted(files, key=lambda file: file.first_sequence)
 
 
 def uncovered(log: list[LogFile], cursor: int) -> Iterator[tuple[str, ScannedEntry]]:
-    """Yield the entries behind *cursor*, each sequence once, with the path of its file."""
-    told: set[int] = set()
+    """Yield the entries after *cursor*, each sequence once, with the path of its file."""
+    seen: set[int] = set()
     for file, following in zip(log, [*log[1:], None], strict=False):
         covered_to = cursor if file.agrees_with(cursor, following) else 0
         for scanned in file.entries:
-            if scanned.end > covered_to and scanned.sequence not in told:
-                told.add(scanned.sequence)
+            if scanned.end > covered_to and scanned.sequence not in seen:
+                seen.add(scanned.sequence)
                 yield file.path, scanned
 
 
 def sealed_and_logged(fs: FileSystem, root: str) -> tuple[Sequence[SegmentInfo], int]:
     """
-    Return the segments of the store at *root*, and how many bundles are in its log and in none of them. It may be open
-    meanwhile.
+    Return the segments of the store at *root*, and the number of bundles that are only in its log.
+
+    A writer may have the store open.
 
     Raises:
-        OSError: they cannot be read.
+        OSError: the files cannot be read.
     """
     directory = StoreDirectory(root, fs=fs, strict=False)
-    # The log first: what is sealed in between is in both, and known by its sequence.
+    # The log first: a bundle that is sealed in between is in both, and is recognized by its sequence.
     log = snapshot_log(directory, sequence_sealed=-1)
     cursor = directory.cursor()
     infos = find_segments(fs, root).infos

@@ -1,16 +1,16 @@
 """
-Where a reader stands in a store: the next bundle to read. Pure.
+The position of a reader in a store: the next bundle to read. Pure.
 
-A position is a `BundleRef`; they order by segment number, then by index. Everything at or behind a position is unread,
-everything before it is read. "Behind the last bundle of segment 12" is written ``seq 13, idx 0``, so a
-position never depends on how many bundles a segment has, and stays the same while nothing new arrives.
+A position is a `BundleRef`; they order by segment number, then by index. Everything before a position is read,
+everything from it on is unread. The position after the last bundle of segment 12 is ``seq 13, idx 0``, so a position
+never depends on the number of bundles in a segment, and does not change while no data arrives.
 
-Spark keeps offsets as JSON text and compares the text, so the keys have one order and nothing in an offset
-may change on its own::
+Spark stores offsets as JSON text and compares the text, so the keys have one order and no value may change by itself::
 
     {"v": 1, "store": "5c0f…", "seq": 12, "idx": 3}
 
-A store on several cores has a position for each, by the number of the core; one that is gone keeps its last::
+For a store on several cores, an offset has the position in each core, by the core's number. A core that was removed
+keeps its last position::
 
     {"v": 2, "cores": {"0": {"store": "5c0f…", "seq": 12, "idx": 3}, "1": {"store": "77ab…", "seq": 9, "idx": 0}}}
 """
@@ -40,24 +40,24 @@ OFFSET_VERSION = 1
 CORES_OFFSET_VERSION = 2
 
 STORE_UNKNOWN = "unknown"
-"""The identity of a store that has none; it matches every other."""
+"""The identity of a store without one; it matches every other."""
 
 _SEQUENCE_MAX = 2**63 - 1
 
 
 StartingOffsets = Literal["earliest", "latest"] | BundleRef | IngestedAt
-"""Where to start: an end of the store, an exact position, or a time."""
+"""The start of a query: an end of the store, an exact position, or a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """A position in one particular store, as it stands in a checkpoint."""
+    """A position in one particular store, as stored in a checkpoint."""
 
     store: str
     position: BundleRef
 
     def to_json(self) -> dict[str, Any]:
-        """Return the dict Spark keeps. The order of the keys is part of the format."""
+        """Return the dict that Spark stores. The order of the keys is part of the format."""
         return {
             "v": OFFSET_VERSION,
             "store": self.store,
@@ -86,10 +86,10 @@ class StreamOffset:
 
     def check_store(self, store: str, path: str) -> None:
         """
-        Refuse a checkpoint that was made against another store.
+        Refuse a checkpoint that was made for another store.
 
         Raises:
-            DataLossError: the store below *path* is not the one this offset counts in.
+            DataLossError: the store at *path* is not the one that this offset refers to.
         """
         if STORE_UNKNOWN in {self.store, store} or self.store == store:
             return
@@ -103,12 +103,12 @@ class StreamOffset:
 
 @dataclass(frozen=True, slots=True)
 class CoresOffset:
-    """A position in each core of one store, as it stands in a checkpoint."""
+    """A position in each core of one store, as stored in a checkpoint."""
 
     cores: Mapping[int, StreamOffset]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the dict Spark keeps. The order of the keys is part of the format."""
+        """Return the dict that Spark stores. The order of the keys is part of the format."""
         cores = {}
         for core, offset in sorted(self.cores.items()):
             position = offset.position
@@ -120,12 +120,12 @@ class CoresOffset:
         """
         Read an offset back from a checkpoint.
 
-        *identities*, of the cores that are there, tell which of them was a single store when a checkpoint of one was
-        made and its directory was moved.
+        *identities* has the identity of each existing core. If the checkpoint was made for a single store that was
+        later moved to become a core, its identity shows which core that is.
 
         Raises:
             UsageError: not an offset of this source, or one of a newer version.
-            DataLossError: it counts in a single store, which is none of the cores.
+            DataLossError: the offset belongs to a single store that is not one of the cores.
         """
         if isinstance(value, Mapping) and value.get("v") == OFFSET_VERSION:
             single = StreamOffset.from_json(value)
@@ -135,11 +135,11 @@ class CoresOffset:
             raise DataLossError(
                 "the checkpoint",
                 0,
-                f"it belongs to store {single.store}, which is none of the cores that are here; "
+                f"it belongs to store {single.store}, which is none of these cores; "
                 "point the query at the old store, or start it with a new checkpoint",
             )
         if not isinstance(value, Mapping) or value.get("v") != CORES_OFFSET_VERSION:
-            StreamOffset.from_json(value)  # says what is wrong with it
+            StreamOffset.from_json(value)  # raises the error that describes the value
         found = value.get("cores") if isinstance(value, Mapping) else None
         if not isinstance(found, Mapping):
             raise UsageError(f"{_shown(value)} names no cores; is this a checkpoint of the quiver source?")
@@ -153,10 +153,10 @@ class CoresOffset:
 
 def parse_starting(text: str, *, option: str = "startingOffsets") -> StartingOffsets:
     """
-    Return what ``earliest``, ``latest`` or ``{"seq": 12, "idx": 3}`` says.
+    Parse ``earliest``, ``latest`` or ``{"seq": 12, "idx": 3}``.
 
     Raises:
-        UsageError: none of the three.
+        UsageError: *text* is none of the three.
     """
     word = text.strip()
     if word.lower() == "earliest":
@@ -175,7 +175,7 @@ def parse_starting(text: str, *, option: str = "startingOffsets") -> StartingOff
 def _position(value: Mapping[str, Any], *, option: str = "offset") -> BundleRef:
     segment, index = value.get("seq"), value.get("idx", 0)
     if not _is_count(segment) or not _is_count(index):
-        raise UsageError(f"{option}: {_shown(value)} needs whole numbers seq and idx, both at least 0")
+        raise UsageError(f"{option}: {_shown(value)} needs integers seq and idx, both at least 0")
     return BundleRef(segment, index)
 
 

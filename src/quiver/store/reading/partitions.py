@@ -1,8 +1,8 @@
 """
-Which bundles a batch takes, and how they are shared out between tasks. Pure.
+The bundles of a batch, and their distribution over tasks. Pure.
 
-A `SegmentSummary` is what the plan knows of a sealed segment: bundles, bytes and rows of what is read from
-it, nothing per bundle. Sizes of single bundles are therefore the segment's average.
+A `SegmentSummary` has what the plan needs of a sealed segment: its bundles, and the bytes and rows that will be read,
+but nothing about single bundles. The size of a bundle is therefore the average in its segment.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from quiver.bundle import BundleRef
 __all__ = ["PARTITION_BYTES_MIN", "Limits", "SegmentSummary", "Span", "end_of", "pack", "spans_between", "take"]
 
 PARTITION_BYTES_MIN = 16 * 1024 * 1024
-"""Below this a second task costs more (25 to 30 ms each) than it saves."""
+"""Below this size a second task costs more (25 to 30 ms each) than it saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSummary:
     """
-    A sealed segment as the plan sees it.
+    The properties of a sealed segment that the plan needs.
 
     Attributes:
         segment: its number.
-        path: where the file lies.
-        bundle_count: bundles in it.
-        size_bytes: bytes of the streams that will be read.
-        row_count: rows in those streams, as near as the segment's directory tells.
+        path: the file.
+        bundle_count: the number of bundles in it.
+        size_bytes: the bytes of the streams that will be read.
+        row_count: the rows in those streams, as exactly as the segment's directory has them.
         fingerprints: of the schemas of those streams.
     """
 
@@ -53,7 +53,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one batch takes at most: the first limit reached ends it. A batch never takes less than one bundle."""
+    """The maximum of one batch: the first limit that is reached ends it. A batch has at least one bundle."""
 
     bundles_max: int | None = None
     rows_max: int | None = None
@@ -61,7 +61,7 @@ class Limits:
 
     @property
     def unlimited(self) -> bool:
-        """True when nothing bounds a batch."""
+        """Whether no limit is set."""
         return self.bundles_max is None and self.rows_max is None and self.bytes_max is None
 
     def divided(self, share: int) -> Limits:
@@ -76,7 +76,7 @@ class Limits:
 
 
 def end_of(segments: Sequence[SegmentSummary] | Sequence[Span], start: BundleRef) -> BundleRef:
-    """Return the position behind the last segment, never one below *start*."""
+    """Return the position after the last segment, never one below *start*."""
     if not segments:
         return start
     return max(start, BundleRef(segments[-1].segment + 1, 0))
@@ -86,13 +86,13 @@ def take(
     segments: Iterable[SegmentSummary], start: BundleRef, limits: Limits, *, end: BundleRef | None = None
 ) -> BundleRef:
     """
-    Return where a batch that begins at *start* ends.
+    Return the position at which a batch that begins at *start* ends.
 
     Args:
-        segments: in ascending order; those before *start* are passed over. Consumed only as far as needed.
+        segments: in ascending order; those before *start* are skipped. Consumed only as far as needed.
         start: the next bundle to read.
-        limits: the first one reached ends the batch.
-        end: nothing at or behind this position is taken.
+        limits: the first one that is reached ends the batch.
+        end: the batch ends before this position.
     """
     bundles = 0
     rows = 0.0
@@ -136,7 +136,7 @@ def _room(limit: int | None, used: float, each: float) -> int:
 
 
 def spans_between(segments: Iterable[SegmentSummary], start: BundleRef, end: BundleRef) -> list[Span]:
-    """Return the bundles from *start* to before *end*, one span a segment, ascending."""
+    """Return the bundles from *start* to before *end*, one span per segment, ascending."""
     spans = []
     for segment in segments:
         first = start.index if segment.segment == start.segment else 0
@@ -149,12 +149,12 @@ def spans_between(segments: Iterable[SegmentSummary], start: BundleRef, end: Bun
 
 def pack(spans: Sequence[Span], *, parallelism: int, partitions_min: int = 0) -> list[tuple[Span, ...]]:
     """
-    Share *spans* out between tasks, about equally by bytes, keeping their order; cut between bundles only.
+    Distribute *spans* over tasks, about equally by bytes and in order. Only whole bundles are moved.
 
     Args:
         spans: ascending.
-        parallelism: tasks that run at once; more partitions than that are not made on their own.
-        partitions_min: at least this many, as far as there are bundles; 0 leaves it to the bytes.
+        parallelism: the number of tasks that run at the same time, and the default maximum of partitions.
+        partitions_min: the minimum number of partitions, if there are that many bundles; 0 leaves it to the bytes.
     """
     total = sum(span.size_bytes for span in spans)
     bundles = sum(span.stop - span.start for span in spans)
@@ -164,7 +164,7 @@ def pack(spans: Sequence[Span], *, parallelism: int, partitions_min: int = 0) ->
     count = max(1, min(bundles, max(wanted, partitions_min)))
     packed: list[tuple[Span, ...]] = []
     current: list[Span] = []
-    # Weights, not bytes: a segment whose streams are empty still has bundles that somebody must open.
+    # Weights, not bytes: a segment whose streams are empty still has bundles that a task must open.
     weight = sum(_weight(span) for span in spans)
     done = 0.0
     for span in spans:

@@ -1,16 +1,16 @@
 """
-One slot of a store as a table: one schema, whatever drifted, and only what a range of times touches.
+The rows of one slot as a table: one schema, even if schemas changed, and only segments in the range of times.
 
-A `Scan` is planned when it is made, and is the same bundles each time it is read. The plan is made beside a live
-writer in an order that neither misses a bundle nor has one twice::
+A `Scan` is planned when it is created, and returns the same bundles each time it is read. The plan may be made while a
+writer has the store open, so it reads in an order that neither misses a bundle nor has one twice::
 
-    1  the log: the active file first, then the retired ones    (an entry only ever moves from the first to these)
+    1  the log: the active file first, then the retired ones    (entries only ever move from the first to these)
     2  the cursor
     3  segments                                                  (all that the cursor covers is in them, or deleted)
     4  entries of 1 that neither the cursor nor a segment covers
 
-It holds the log's entries in memory, and of the segments only what they are: one that every subscriber has finished
-may be deleted before it is read, and is left out then.
+The scan holds the log's entries in memory, but of the segments only their metadata. A segment that every subscriber has
+finished may be deleted before it is read; its rows are then left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from quiver.store.wal.scan import ScannedEntry
 __all__ = ["By", "Moment", "Scan", "table_names"]
 
 By = Literal["ingested", "event"]
-"""What a range of times is about: when bundles were ingested, or what the rows say."""
+"""The times of a range: when bundles were ingested, or the event times in the rows."""
 
 Moment = datetime | int
 """A datetime with a zone, or nanoseconds since the epoch."""
@@ -48,17 +48,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """
-    From *start_ns* up to and without *end_ns*; None has no bound. *column* is that of event times, if they are
-    meant.
-    """
+    """Times from *start_ns* to *end_ns*, exclusive; None is unbounded. With event times, *column* has them."""
 
     start_ns: int | None
     end_ns: int | None
     column: str | None = None
 
     def touches(self, low: int, high: int) -> bool:
-        """Say whether something between *low* and *high*, both included, may be in the range."""
+        """Return whether a time from *low* to *high*, both included, may be in the range."""
         return (
             low <= high
             and (self.start_ns is None or high >= self.start_ns)
@@ -66,15 +63,15 @@ class _Range:
         )
 
     def covers(self, low: int, high: int) -> bool:
-        """Say whether everything between *low* and *high* is in the range."""
+        """Return whether every time from *low* to *high* is in the range."""
         return (self.start_ns is None or low >= self.start_ns) and (self.end_ns is None or high < self.end_ns)
 
     def has_ingested(self, ingested_at_ns: int | None) -> bool:
-        """Say whether a bundle of that time belongs to the range; one whose time was not recorded does."""
+        """Return whether a bundle ingested at that time is in the range; True when the time was not recorded."""
         return self.column is not None or ingested_at_ns is None or self.touches(ingested_at_ns, ingested_at_ns)
 
     def may_have(self, digest: SegmentDigest, slot: int) -> bool:
-        """Say whether a segment may have something in the range."""
+        """Return whether a segment may contain rows in the range."""
         if self.column is None:
             info = digest.info
             unknown = info.ingested_min_ns is None or info.ingested_max_ns is None
@@ -85,7 +82,7 @@ class _Range:
 
 @dataclass(slots=True)
 class _Part:
-    """What is read of one directory: segments by number, then entries of the log with the path of their file."""
+    """The parts of one directory to read: segments by number, and entries of the log with the path of their file."""
 
     digests: SegmentDigests
     segments: list[int]
@@ -94,14 +91,14 @@ class _Part:
 
 class Scan:
     """
-    The rows of one slot, bundle after bundle, as Arrow batches of one schema. Iterate it as often as you like.
+    The rows of one slot, bundle after bundle, as Arrow batches of one schema. Can be iterated any number of times.
 
-    Whatever speaks the Arrow C stream takes it as it is, DuckDB and Polars among others. Small batches are put
-    together; large uncompressed ones point into the mapped file. Damage met while reading goes where the reader that
-    made the scan collects it, and costs what is damaged.
+    Programs that support the Arrow C stream interface can read it directly, among them DuckDB and Polars. Small batches
+    are combined; large uncompressed ones point into the mapped file. Damage that is found while reading is collected by
+    the reader that created the scan; only the damaged rows are missing.
 
     Attributes:
-        schema: every column, or those asked for, each under the widest type that some bundle has it in.
+        schema: every column, or the requested ones, each in the widest type that a bundle has it in.
     """
 
     def __init__(
@@ -139,24 +136,25 @@ class Scan:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """
-        Yield the rows in the order of their bundles: those of sealed segments, then those only the log has.
+        Yield the rows in the order of their bundles: first those of sealed segments, then those that are only in the
+        log.
 
         Raises:
-            UsageError: a value does not fit the schema, as a time too far away to be counted in nanoseconds.
-            CorruptionError: something is damaged, and the reader is strict.
+            UsageError: a value does not fit the schema, for example a time that cannot be counted in nanoseconds.
+            CorruptionError: a file is damaged, and the reader is strict.
         """
-        # Batches of one stream share their dictionaries; others may not fit together under one key type.
+        # Batches of one stream share their dictionaries; those of different streams may need different key types.
         is_plain = not has_dictionaries(self.schema)
         return coalesce((None if is_plain else group, batch) for group, batch in self._batches())
 
     @property
     def problems(self) -> list[CorruptionError]:
-        """The damage met so far where this reads, each with path, offset and reason. Everything undamaged comes out."""
+        """The damage found so far, each with path, offset and reason. Everything else is still returned."""
         found = {id(damage): damage for part in self._parts for damage in part.digests.directory.problems}
         return list(found.values())
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """Return one pass over the rows as a reader of Arrow's."""
+        """Return one pass over the rows as an Arrow reader."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def to_table(self) -> pa.Table:
@@ -213,10 +211,7 @@ class Scan:
             reader.close()
 
     def _chunks(self, reader: SegmentReader) -> Iterator[tuple[int, int, _Range | None]]:
-        """
-        Yield stream and chunk of what may have something in the range, and the range where its rows must be looked
-        at.
-        """
+        """Yield streams and chunks that may contain rows in the range. The range is None where all rows are in it."""
         limits = self._range
         chunks = reader.slot_chunks(self._slot)
         if self._table is not None:
@@ -243,10 +238,7 @@ class Scan:
             yield stream_id, chunk, limits
 
     def _finish(self, batch: pa.RecordBatch, limits: _Range | None) -> pa.RecordBatch | None:
-        """
-        Return the rows of *batch* that are within *limits*, under the schema of the scan; None when
-        there are none.
-        """
+        """Return the rows of *batch* in *limits*, in the schema of the scan; None when there are none."""
         if limits is not None and limits.column is not None:
             if limits.column not in batch.schema.names:
                 return None
@@ -260,7 +252,7 @@ def _plan(digests: SegmentDigests, slot: int) -> _Part:
     log = snapshot_log(directory, sequence_sealed=-1)
     cursor = directory.cursor()
     segments = directory.segments()
-    digests.forget_gone(segments)
+    digests.keep_only(segments)
     tail = list(uncovered(log, cursor))
     sealed = -1
     damaged = set()
@@ -271,8 +263,8 @@ def _plan(digests: SegmentDigests, slot: int) -> _Part:
             last = None if digest is None else digest.info.sequence_last
             if last is None or last < first or last <= sealed:
                 continue
-            # What it says of itself would leave out entries of the log: only a segment that is sound may.
-            if _is_sound(digests, seq):
+            # A segment's own metadata decides which log entries are left out, so it must be valid.
+            if _is_valid(digests, seq):
                 sealed = last
             else:
                 damaged.add(seq)
@@ -285,7 +277,7 @@ def _plan(digests: SegmentDigests, slot: int) -> _Part:
 
 
 def table_names(sources: Sequence[SegmentDigests]) -> list[str]:
-    """Return the names of the tables that came over QWP, in segments or in the log, as each was first spelled."""
+    """Return the names of the tables that were received over QWP, each as it was first spelled."""
     names: dict[str, str] = {}
     for part in [_plan(source, QWP_SLOT) for source in sources]:
         for schema in _take_schemas(part, QWP_SLOT, None):
@@ -296,16 +288,16 @@ def table_names(sources: Sequence[SegmentDigests]) -> list[str]:
 
 def _check_table(table: object, slot: int) -> None:
     if not isinstance(table, str) or not table:
-        raise UsageError(f"table={table!r} is no name of a table")
+        raise UsageError(f"table={table!r} is not the name of a table")
     if slot != QWP_SLOT:
-        raise UsageError(f"table={table!r} picks rows that came over QWP, which are in slot {QWP_SLOT}, not in {slot}")
+        raise UsageError(f"table={table!r} selects rows received over QWP, which are in slot {QWP_SLOT}, not in {slot}")
 
 
 def _take_schemas(part: _Part, slot: int, table: str | None) -> list[pa.Schema]:
     """
-    Return each schema that *slot* has in *part* (of *table* only, if there is one), those of the oldest bundles first.
+    Return each schema of *slot* in *part* (of *table* only, if given), those of the oldest bundles first.
 
-    Entries of the log are decoded if need be; those of other tables, or unreadable, are in *part* no more.
+    Entries of the log are decoded if necessary; those of other tables and unreadable ones are removed from *part*.
     """
     found: dict[pa.Schema, None] = {}
     for seq in part.segments:
@@ -323,7 +315,7 @@ def _take_schemas(part: _Part, slot: int, table: str | None) -> list[pa.Schema]:
     return list(found)
 
 
-def _is_sound(digests: SegmentDigests, seq: int) -> bool:
+def _is_valid(digests: SegmentDigests, seq: int) -> bool:
     reader = digests.directory.open_segment(seq)
     if reader is None:
         return False
@@ -338,7 +330,7 @@ def _is_sound(digests: SegmentDigests, seq: int) -> bool:
 
 
 def _entry_schema(digests: SegmentDigests, path: str, scanned: ScannedEntry, slot: int) -> pa.Schema | None:
-    """Return the schema of one slot of an entry, None when it cannot be decoded, which is reported."""
+    """Return the schema of one slot of an entry; None when it cannot be decoded, which is reported."""
     fingerprint = next(found.fingerprint for found in scanned.entry.slots if found.slot == slot)
     known = digests.schema_of(fingerprint)
     if known is not None:
@@ -363,7 +355,7 @@ def _event_column(schemas: list[pa.Schema], slot: int) -> str:
             try:
                 fields.append(representative(schemas, [name]).field(0))
             except UsageError:
-                continue  # a time here, something else there: no column of times
+                continue  # the column has times in one schema and other values in another: it cannot be used
     found = event_field(pa.schema(fields))
     if found is None:
         raise UsageError(f"slot {slot} has no column of event times; choose a range with by='ingested'")

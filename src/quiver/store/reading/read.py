@@ -1,17 +1,17 @@
 """
-`quiver.read`: everything that survived in a store's directory, read beside a live writer or without one.
+`quiver.read`: every bundle in a store's directory, whether or not a writer has it open.
 
-Takes no lock and changes nothing. The writer goes on meanwhile, so one pass is ordered to neither miss a bundle
-nor yield one twice::
+Takes no lock and changes nothing. The writer may continue meanwhile, so one pass reads in an order that neither misses
+a bundle nor yields one twice::
 
-    1  segments, listed again until there is no new one
-    2  the log: the active file first, then the retired ones    (an entry only ever moves from the first to these)
+    1  segments, listed again until none is new
+    2  the log: the active file first, then the retired ones    (entries only ever move from the first to these)
     3  the cursor
     4  segments, once more                                       (all that the cursor covers is in them, or deleted)
     5  entries of 2 that neither the cursor nor a segment covers
 
-A bundle sealed between 2 and 4 comes from its segment, one sealed after 4 from the log, and no segment is looked
-for after 4. A segment that vanishes meanwhile was finished by every subscriber.
+A bundle that is sealed between 2 and 4 is read from its segment, one that is sealed after 4 from the log: segments are
+not listed again after 4. A segment that disappears meanwhile was finished by every subscriber.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ def read(
     objects: ObjectTier | ObjectLocation | None = None,
 ) -> StoreReader:
     """
-    Open the store in directory *path* for reading. Works beside a live writer, takes no lock, changes nothing.
+    Open the store in directory *path* for reading, whether or not a writer has it open. Takes no lock, changes nothing.
 
     Args:
-        path: the directory: of one store, or of several cores, which are read one after the other.
+        path: the directory of one store, or of several cores, which are read one after the other.
         fs: the file system.
-        adapter: the slot table that slot names are looked up in.
+        adapter: the slot table that resolves slot names.
         strict: raise at the first damage instead of collecting it in `StoreReader.problems`.
-        objects: the object tier, or where it is, for segments that only it has. By default the store's own list says
-            where, and credentials are looked for where the provider's own client does.
+        objects: the object tier or its location, for segments that exist only there. By default the location comes from
+            the store's own list, and credentials from the provider's usual places.
 
     Raises:
-        UsageError: the directory holds no store.
-        OSError: it cannot be read.
+        UsageError: the directory contains no store.
+        OSError: the directory cannot be read.
     """
     root = directory_name(path)
     open_tier: OpenTier | None = None
@@ -89,10 +89,10 @@ def read(
 
 class StoreReader:
     """
-    What a directory holds. Each iteration is a pass of its own over what is there at that time.
+    The contents of a directory. Each iteration is a separate pass over its current contents.
 
     Attributes:
-        problems: the damage met so far, each with path, offset and reason. Everything undamaged comes out.
+        problems: the damage found so far, each with path, offset and reason. Everything else is still returned.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class StoreReader:
         self.problems: list[CorruptionError] = []
 
     def directories(self) -> list[str]:
-        """Return the stores that there are: the directory itself, those of its cores, or both."""
+        """Return the directories of all stores: the directory itself, those of its cores, or both."""
         names = self._fs.list_dir(self.path)
         alone = [self.path] if SEGMENTS_DIR in names or WAL_DIR in names else []
         cores = sorted(core for core in map(parse_core_directory, names) if core is not None)
         return alone + [f"{self.path}/{core_directory(core)}" for core in cores]
 
     def _stores(self) -> list[SegmentDigests]:
-        """Return what is known of each of them. A core may have come since the last look."""
+        """Return the digests of each store. A core may have been added since the last call."""
         with self._lock:
             found = self.directories()
             self._known = {root: self._known.get(root) or self._digests(root) for root in found}
@@ -142,9 +142,9 @@ class StoreReader:
 
     def segments(self) -> list[SegmentInfo]:
         """
-        Return what is known of every sealed segment, ascending; with cores, those of one core after the other.
+        Return the metadata of every sealed segment, ascending; with several cores, one core after the other.
 
-        Their streams are not read.
+        The streams are not read.
 
         Raises:
             CorruptionError: a segment is damaged, and the reader is strict.
@@ -153,9 +153,9 @@ class StoreReader:
 
     def statistics(self) -> list[SegmentStatistics]:
         """
-        Return what is known of every sealed segment, stream by stream, in the order of `segments`.
+        Return the metadata of every sealed segment for each stream, in the order of `segments`.
 
-        Their data is not read.
+        The data is not read.
 
         Raises:
             CorruptionError: a segment is damaged, and the reader is strict.
@@ -177,18 +177,18 @@ class StoreReader:
 
     def bundles(self, slots: Iterable[int | str] | None = None) -> Iterator[tuple[BundleRef, Bundle]]:
         """
-        Yield every bundle once, in order: sealed segments, then what is only in the log.
+        Yield every bundle once, in order: first sealed segments, then the bundles that are only in the log.
 
-        What is only in the log has no address yet. Its reference is provisional: the number the next segment
-        will get, counted from 0; the segment may end earlier than the log does now. With cores, those of one core come
-        after those of another, and references count in each.
+        A bundle that is only in the log has no final address. Its reference is provisional: the number that the next
+        segment will get, counted from 0; the segment may end earlier than the log does now. With several cores, one
+        core comes after the other, and each has its own references.
 
         Args:
-            slots: ids or names; bundles come with these slots only, and those with none of them are left out.
+            slots: ids or names. Bundles contain only these slots; bundles with none of them are skipped.
 
         Raises:
-            InvalidBundleError: no such slot.
-            CorruptionError: something is damaged, and the reader is strict.
+            InvalidBundleError: an unknown slot.
+            CorruptionError: a file is damaged, and the reader is strict.
         """
         wanted = None if slots is None else frozenset(self._adapter.slot(slot) for slot in slots)
         passes = (_Pass(digests.directory, self._adapter, wanted).run() for digests in self._stores())
@@ -196,20 +196,20 @@ class StoreReader:
 
     def tables(self) -> list[str]:
         """
-        Return the names of the tables that came over QWP, as `scan` takes them.
+        Return the names of the tables that were received over QWP, for `scan`.
 
         Raises:
-            CorruptionError: something is damaged, and the reader is strict.
+            CorruptionError: a file is damaged, and the reader is strict.
         """
         return table_names(self._stores())
 
     def schema(self, slot: int | str, columns: Sequence[str] | None = None) -> pa.Schema:
         """
-        Return the schema that `scan` has: every column of *slot*, under the widest type that some bundle has it in.
+        Return the schema that `scan` has: every column of *slot*, in the widest type that a bundle has it in.
 
         Raises:
             UsageError: as `scan`.
-            CorruptionError: something is damaged, and the reader is strict.
+            CorruptionError: a file is damaged, and the reader is strict.
         """
         return self.scan(slot, columns).schema
 
@@ -224,26 +224,26 @@ class StoreReader:
         table: str | None = None,
     ) -> Scan:
         """
-        Return the rows of one slot as one table: sealed segments, then what is only in the log.
+        Return the rows of one slot as one table: first sealed segments, then the bundles that are only in the log.
 
-        It is planned now, and holds the same bundles each time it is read. Schemas may have drifted: a column that a
-        bundle lacks is null there, and types are widened.
+        The scan is planned now and returns the same bundles each time it is read. Schemas may differ between bundles: a
+        column that a bundle lacks is null there, and types are widened.
 
         Args:
             slot: id or name.
-            columns: these only, in this order; what is not named is not read.
-            start: rows of this time and later: an aware datetime, or nanoseconds since the epoch.
-            end: rows before this time.
-            by: whether the times are those of ingestion, which a bundle has, or of the events, which rows have. A
-                bundle without a recorded time of ingestion is in every range, a row without a time in none.
-            table: only rows that came over QWP for the table of this name (slot `quiver.bundle.QWP_SLOT`), which have
-                a schema of their own.
+            columns: the columns to read, in this order. No other column is read.
+            start: the first time of the range: an aware datetime, or nanoseconds since the epoch.
+            end: the end of the range, exclusive.
+            by: whether the times are those of ingestion, which bundles have, or of the events, which rows have. A
+                bundle without a recorded ingestion time is in every range, a row without an event time in none.
+            table: only rows that were received over QWP for this table (slot `quiver.bundle.QWP_SLOT`), which have
+                their own schema.
 
         Raises:
-            InvalidBundleError: no such slot.
-            UsageError: a column that no bundle has, or in types that nothing holds together; a time without a zone;
-                event times where the slot has none; a table where the slot has none.
-            CorruptionError: something is damaged, and the reader is strict.
+            InvalidBundleError: an unknown slot.
+            UsageError: a column that no bundle has, or whose types cannot be combined; a time without a time zone;
+                event times or a table for a slot that has none.
+            CorruptionError: a file is damaged, and the reader is strict.
         """
         return Scan(self._stores(), self._adapter.slot(slot), columns, start=start, end=end, by=by, table=table)
 
@@ -253,11 +253,11 @@ class StoreReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is held between two passes."""
+        """Do nothing: no resources are held between two passes."""
 
 
 class _Pass:
-    """One pass over a directory: which segments were met, and what they cover of the log."""
+    """One pass over a directory: the segments it has seen, and the part of the log that they cover."""
 
     def __init__(self, directory: StoreDirectory, adapter: Adapter, slots: frozenset[int] | None) -> None:
         self._directory = directory
@@ -265,7 +265,7 @@ class _Pass:
         self._slots = slots
         self._seen: set[int] = set()
         self._sequence_sealed = -1
-        """Segments are sealed in the order of the log: whatever has this sequence or a lower one was sealed."""
+        """Segments are sealed in the order of the log: every bundle with this sequence or a lower one was sealed."""
 
     def run(self) -> Iterator[tuple[BundleRef, Bundle]]:
         while new := self._new_segments():

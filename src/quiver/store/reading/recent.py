@@ -1,4 +1,4 @@
-"""What was ingested into a store a short while ago, from the files alone: sealed segments, and the log."""
+"""The bundles that were ingested into a store recently, read from its segments and its log."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def recent_data(
     fs: FileSystem, root: str, since_ns: int, *, logged_since_ns: int
 ) -> Iterator[tuple[int, dict[int, pa.RecordBatch] | WalEntry]]:
     """
-    Yield bundles of the store at *root* with the time of their ingestion. One may come twice. Damage is passed over.
+    Yield bundles of the store at *root* with their ingestion times. Damaged ones are skipped, and some come twice.
 
-    Takes no lock: it works beside a live writer.
+    Takes no lock: a writer may have the store open.
 
     Args:
         fs: the file system.
         root: the store's directory.
-        since_ns: sealed bundles of this time or later come, as slot → batch.
-        logged_since_ns: what is in the log and of this time or later comes, as entries.
+        since_ns: sealed bundles from this time on are yielded as slot → batch.
+        logged_since_ns: bundles in the log from this time on are yielded as entries.
 
     Raises:
         OSError: the directory cannot be read.
     """
     directory = StoreDirectory(root, fs=fs, strict=False)
-    # The log first: what is sealed in between is in both.
+    # The log first: a bundle that is sealed in between is in both.
     for entry in logged_entries(fs, f"{root}/{WAL_DIR}") if fs.exists(f"{root}/{WAL_DIR}") else ():
         if entry.entry_type == ENTRY_TYPE_BUNDLE and entry.ingested_at_ns >= logged_since_ns:
             yield entry.ingested_at_ns, entry
@@ -59,12 +59,12 @@ def recent_data(
 
 def sync_log(fs: FileSystem, root: str) -> None:
     """
-    Make what is in the log of the store at *root* durable. Nobody has the store open.
+    Make the log of the store at *root* durable. The store must not be open.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the disk reported an error.
     """
-    with contextlib.suppress(FileNotFoundError):  # a file that was retired was synced before
+    with contextlib.suppress(FileNotFoundError):  # a retired file was synced before
         file = fs.open_read(f"{root}/{WAL_DIR}/{WAL_ACTIVE}")
         try:
             file.sync_data()

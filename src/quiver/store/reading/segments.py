@@ -1,9 +1,4 @@
-"""
-The sealed segments of a store, as a reader beside it sees them.
-
-The reader opens files by path and never the store. What it lists is whole: a segment gets its name only after
-it was written and synced. Listing costs one `stat` while nothing changes.
-"""
+"""The sealed segments of a store, listed by a reader while a writer may have the store open."""
 
 from __future__ import annotations
 
@@ -32,7 +27,7 @@ from quiver.store.segment.tail import read_tail
 __all__ = ["SegmentList", "store_identities", "store_identity", "store_root", "store_roots"]
 
 _LISTING_SETTLES_NS = 100_000_000
-"""A directory changed this shortly before it was listed may change again without its time moving."""
+"""If a directory changed this shortly before it was listed, it may change again without a new modification time."""
 
 _log = logging.getLogger("quiver")
 
@@ -43,22 +38,22 @@ def store_identity(fs: FileSystem, root: str) -> str:
 
 
 def store_root(segment_path: str) -> str:
-    """Return the directory of the store that the segment at *segment_path* belongs to."""
+    """Return the directory of the store that contains the segment at *segment_path*."""
     return segment_path.rpartition("/")[0].rpartition("/")[0]
 
 
 def store_roots(fs: FileSystem, path: str) -> dict[int | None, str]:
     """
-    Return the stores below *path*: its cores by number, or None → *path* itself where it is a single store.
+    Return the stores below *path*: its cores by number, or None → *path* itself for a single store.
 
     Raises:
-        UsageError: there is no store.
+        UsageError: *path* contains no store.
     """
     try:
         cores = sorted(core for core in map(parse_core_directory, fs.list_dir(path)) if core is not None)
     except (FileNotFoundError, NotADirectoryError):
         cores = []
-    # A core that is just being made is none yet, one that is just being removed none any more.
+    # A core that is just being created or removed does not count.
     found: dict[int | None, str] = {}
     for core in cores:
         root = f"{path}/{core_directory(core)}"
@@ -76,21 +71,21 @@ def store_identities(fs: FileSystem, path: str) -> dict[str, str]:
     Return the directories of the stores below *path*, each with its identity.
 
     Raises:
-        UsageError: there is no store.
+        UsageError: *path* contains no store.
     """
     return {root: store_identity(fs, root) for root in store_roots(fs, path).values()}
 
 
 class SegmentList:
     """
-    The segments below *root*, and of each what the plan needs. Not thread-safe.
+    The segments of the store at *root*, and what the plan needs of each. Not thread-safe.
 
     Args:
         fs: the file system.
         root: the store's directory.
-        slots: sizes and rows count these slots only; None counts all.
-        fail_on_data_loss: whether a damaged segment stops the reader or is passed over with a warning.
-        clock: tells whether a listing can be trusted.
+        slots: sizes and rows count only these slots; None counts all.
+        fail_on_data_loss: whether a damaged segment stops the reader or is skipped with a warning.
+        clock: used to decide whether a listing is still current.
 
     Raises:
         UsageError: *root* is not the directory of a store.
@@ -134,7 +129,7 @@ class SegmentList:
         return self._numbers
 
     def path(self, number: int) -> str:
-        """Return where segment *number* lies, or would lie."""
+        """Return the path of segment *number*, whether or not the file exists."""
         return self._store.segment_path(number)
 
     def first(self) -> BundleRef:
@@ -143,18 +138,18 @@ class SegmentList:
         return BundleRef(numbers[0] if numbers else 0, 0)
 
     def end(self, start: BundleRef) -> BundleRef:
-        """Return the position behind the newest segment, never one below *start*."""
+        """Return the position after the newest segment, never one below *start*."""
         numbers = self.numbers()
         return max(start, BundleRef(numbers[-1] + 1, 0)) if numbers else start
 
     def ingested_from(self, time_ns: int) -> BundleRef:
         """
-        Return the first bundle that was ingested at *time_ns* or later; behind the last one when there is none.
+        Return the first bundle ingested at *time_ns* or later; the position after the last one when there is none.
 
-        A bundle whose time was not recorded counts as one of them.
+        A bundle without a recorded time counts as one of them.
 
         Raises:
-            CorruptionError: a segment cannot be read, and that is to stop the reader.
+            CorruptionError: a segment cannot be read, and the reader stops on data loss.
         """
         for number in list(self.numbers()):
             reader = self._open(self.path(number))
@@ -166,10 +161,10 @@ class SegmentList:
 
     def from_position(self, start: BundleRef) -> Iterator[SegmentSummary]:
         """
-        Yield the segments from *start* on, ascending, each opened only when it is asked for.
+        Yield the segments from *start* on, ascending. Each is opened only when it is requested.
 
         Raises:
-            CorruptionError: a segment cannot be read, and that is to stop the reader.
+            CorruptionError: a segment cannot be read, and the reader stops on data loss.
         """
         numbers = self.numbers()
         for number in list(numbers[bisect_left(numbers, start.segment) :]):
@@ -177,12 +172,12 @@ class SegmentList:
             if summary is not None:
                 yield summary
 
-    def that_stay(self) -> Iterator[SegmentSummary]:
+    def existing(self) -> Iterator[SegmentSummary]:
         """
-        Yield all segments, ascending, without those that are deleted meanwhile: they are owed to nobody any more.
+        Yield all segments, ascending, without those that are deleted meanwhile: every subscriber has finished those.
 
         Raises:
-            CorruptionError: a segment cannot be read, and that is to stop the reader.
+            CorruptionError: a segment cannot be read, and the reader stops on data loss.
         """
         for number in list(self.numbers()):
             try:
@@ -194,22 +189,22 @@ class SegmentList:
 
     def schemas(self) -> Iterator[pa.Schema]:
         """
-        Yield each different schema of the slots, those of the oldest segments first. The data is not read.
+        Yield each distinct schema of the slots, those of the oldest segments first. The data is not read.
 
         Raises:
-            CorruptionError: a segment cannot be read, and that is to stop the reader.
+            CorruptionError: a segment cannot be read, and the reader stops on data loss.
         """
         known: set[bytes] = set()
-        told: set[pa.Schema] = set()
+        seen: set[pa.Schema] = set()
         for summary in self.from_position(BundleRef(0, 0)):
             if known >= summary.fingerprints:
                 continue
             for fingerprint, schema in self._stream_schemas(summary.path):
-                # Another engine's fingerprint may stand for several schemas.
+                # A fingerprint of another engine may have several schemas.
                 if schema_fingerprint(schema) == fingerprint:
                     known.add(fingerprint)
-                if schema not in told:
-                    told.add(schema)
+                if schema not in seen:
+                    seen.add(schema)
                     yield schema
 
     def _stream_schemas(self, path: str) -> list[tuple[bytes, pa.Schema]]:
@@ -257,7 +252,7 @@ class SegmentList:
         return summary
 
     def _read_directory(self, path: str) -> tuple[int, Collection[StreamEntry]]:
-        # Of a segment that only the object tier has, its end alone: the whole of it comes to the task that reads it.
+        # If the segment is only in the object tier, read only its end here; the task that reads it fetches all of it.
         tail = read_tail(self._fs, path) if self._fs.stat(path).inode == COLD_INODE else None
         streams = None if tail is None else tail.streams
         if tail is not None and streams is not None:
@@ -275,13 +270,13 @@ class SegmentList:
 
     def check_complete(self, start: BundleRef, end: BundleRef) -> None:
         """
-        Refuse to plan from *start* to before *end* when a segment between them is known to be gone.
+        Refuse to plan from *start* to before *end* when a segment between them is known to be missing.
 
-        Both ends come from this source, so a segment lies right before *end*. Numbers may have gaps: only a
-        segment that was seen, that an end counts bundles of, or that lies in quarantine is known to be missing.
+        Both ends come from this source, so there is a segment right before *end*. Numbers may have gaps: a segment
+        counts as missing only if it was seen before, if an end refers to it, or if it is in quarantine.
 
         Raises:
-            DataLossError: naming the first segment that is gone, unless loss is to be passed over.
+            DataLossError: names the first missing segment, unless data loss is to be ignored.
         """
         if start >= end:
             return
@@ -297,8 +292,8 @@ class SegmentList:
             return
         path = self.path(gone[0])
         reason = (
-            f"segment {gone[0]} lies between {start} and {end}, which are still to be read, and is gone; "
-            "failOnDataLoss=false goes on without it"
+            f"segment {gone[0]}, between the unread positions {start} and {end}, is missing; "
+            "failOnDataLoss=false continues without it"
         )
         if self._fail:
             raise DataLossError(path, 0, reason)
@@ -307,13 +302,13 @@ class SegmentList:
 
     def check_reached(self, position: BundleRef) -> None:
         """
-        Refuse a position that the store has not come to: what it gives out next would count as read.
+        Refuse a position that the store has not reached: the bundles it gets next would count as read.
 
-        A store that was restored from a copy may be behind what was read before. Nothing is refused where no file says
-        which numbers were given out: another engine writes none.
+        A store that was restored from a copy may be older than what was read before. Nothing is refused if no file has
+        the lowest free number; other engines do not write one.
 
         Raises:
-            DataLossError: naming how far the store has come.
+            DataLossError: names the position that the store has reached.
         """
         end = self.end(BundleRef(0, 0))
         if position <= end:
@@ -330,8 +325,8 @@ class SegmentList:
 
     def is_between_copies(self, position: BundleRef, reached: BundleRef) -> bool:
         """
-        Say whether no segment of this store ever was between *position* and *reached*: it was restored from a copy, and
-        goes on above all numbers that the original can have used.
+        Return whether this store never had a segment between *position* and *reached*. This is the case after it was
+        restored from a copy: it continues above all numbers that the original can have used.
         """
         skipped = self._store.floor().skipped
         return (

@@ -1,32 +1,32 @@
 """
-The options of the `quiver` source, read once and refused early. Pure.
+The options of the `quiver` source, parsed once and validated early. Pure.
 
 ==========================  =========  ====================================================================
 option                      default    meaning
 ==========================  =========  ====================================================================
 ``path``                    required   directory of the store
-``mode``                    rows       rows, bundles (one descriptor a bundle) or ipc (one IPC stream a slot)
+``mode``                    rows       rows, bundles (one descriptor per bundle) or ipc (one IPC stream per slot)
 ``view``                               logs, spans or metrics: one row per record, span or data point
 ``slot``                               a slot by number or name: its rows as they were stored
-``table``                              rows of one table that came over QWP, by its name; the slot need not be said
-``columns``                 all        comma-separated names; what is not named is not read
+``table``                              rows of one table received over QWP, by name; the slot can be left out
+``columns``                 all        comma-separated names; no other column is read
 ``includeMetadata``         false      adds ``_segment``, ``_index``, ``_row``, ``_ingested_at``; in mode bundles
                                        ``rows``, a map from slot to number of rows: enough for a count
 ``timestampsAs``            timestamp  nanosecond columns of a slot as timestamp (microseconds) or bigint
 ``subscriber``              required   streams only: the name whose progress this query owns
-``startingOffsets``         earliest   earliest, latest or ``{"seq":12,"idx":3}``; for a stream it counts
-                                       only when the subscriber is new
+``startingOffsets``         earliest   earliest, latest or ``{"seq":12,"idx":3}``; for a stream it applies
+                                       only to a new subscriber
 ``startingTimestamp``                  instead of it: the first bundle ingested at this time or later, given as
                                        milliseconds since 1970 or as ``2026-01-31T12:00:00Z``
 ``endingOffsets``           latest     batch reads only, exclusive
 ``endingTimestamp``                    instead of it, in the same forms: batch reads only, exclusive
-``maxBundlesPerTrigger``               streams only; the first limit reached ends the batch
-``maxRowsPerTrigger``                  streams only; counted as well as a segment's directory tells
+``maxBundlesPerTrigger``               streams only; the first limit that is reached ends the batch
+``maxRowsPerTrigger``                  streams only; as exact as the row counts in a segment's directory
 ``maxBytesPerTrigger``      256MiB     streams only; a batch always has at least one bundle
-``minPartitions``           by bytes   at least this many tasks, as far as there are bundles
-``failOnDataLoss``          true       false goes on where data is gone or damaged, true says so and stops
-``checkpoint``                         streams only: the query's ``checkpointLocation`` on a local disk. Its files are
-                                       synced before what they say is acknowledged, so it survives a power loss
+``minPartitions``           by bytes   the minimum number of tasks, if there are that many bundles
+``failOnDataLoss``          true       true stops when data is missing or damaged, false continues without it
+``checkpoint``                         streams only: the query's ``checkpointLocation`` on a local disk. Its files
+                                       are synced before their batch is acknowledged, so it survives a power loss
 ==========================  =========  ====================================================================
 
 A batch read refuses the options of a stream, and a stream those of a batch read.
@@ -73,7 +73,7 @@ _KNOWN = {name.lower(): name for name in _NAMES}
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What one `load()` asks for. See the table above."""
+    """The options of one `load()`. See the table above."""
 
     path: str
     mode: Mode
@@ -94,14 +94,15 @@ class SourceOptions:
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
     """
-    Read the options of one load. Keys may come in any case; Spark hands them over in lower case.
+    Parse the options of one load. Keys are case-insensitive; Spark passes them in lower case.
 
     Raises:
-        UsageError: an option is unknown (the nearest known one is named), has a bad value, or contradicts another.
+        UsageError: an option is unknown (the error names the nearest known one), has a bad value, or contradicts
+            another.
     """
     given = {key.lower(): str(value) for key, value in options.items()}
     if "paths" in given:
-        raise UsageError("one load reads one store: give a single path, and union the frames")
+        raise UsageError("one load reads one store: set a single path, and union the frames")
     for key in given:
         if key not in _KNOWN:
             near = difflib.get_close_matches(key, _KNOWN, n=1)
@@ -114,12 +115,12 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     view = cast("View | None", _choice(given, "view", VIEWS, None))
     slot = _slot(given)
     if mode == "rows" and (view is None) == (slot is None):
-        raise UsageError("mode rows needs either view (logs, spans, metrics) or slot (a number or a name), or table")
+        raise UsageError("mode rows needs view (logs, spans, metrics), slot (a number or a name) or table")
     table = given.get("table") or None
     if table is not None and mode != "rows":
-        raise UsageError(f"table belongs to mode rows; mode {mode} hands over whole bundles")
+        raise UsageError(f"table belongs to mode rows; mode {mode} returns complete bundles")
     if mode != "rows" and view is not None:
-        raise UsageError(f"view belongs to mode rows; mode {mode} hands over whole bundles")
+        raise UsageError(f"view belongs to mode rows; mode {mode} returns complete bundles")
     columns = tuple(name.strip() for name in given["columns"].split(",")) if given.get("columns") else None
     if columns is not None and (mode != "rows" or len(set(columns)) != len(columns) or "" in columns):
         raise UsageError("columns is a comma-separated list of different names, for mode rows")
@@ -151,7 +152,7 @@ def _bound(given: Mapping[str, str], which: str, default: str) -> StartingOffset
     if timestamp is None:
         return parse_starting(default if offsets is None else offsets, option=f"{which}Offsets")
     if offsets is not None:
-        raise UsageError(f"{which}Offsets and {which}Timestamp contradict each other: give one of them")
+        raise UsageError(f"{which}Offsets and {which}Timestamp contradict each other: set only one of them")
     return parse_timestamp(timestamp, option=f"{which}Timestamp")
 
 

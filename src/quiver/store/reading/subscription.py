@@ -1,23 +1,24 @@
 """
-A streaming query as a subscriber of the store: the part that lives in the query's source process.
+A streaming query as a subscriber of the store: the part that runs in the query's source process.
 
-When Spark calls what, and what is durable then:
+When Spark calls each method, and what is durable then:
 
 1. `initial`    the progress file exists, synced, and every later call gives the same answer
-2. `latest`     *start* is the end of a batch whose `commits/` file is written: everything before it is acked
-3. `plan`       changes nothing; a range below what was acked is refused
-4. `commit`     the end of a committed batch, one batch late and not at all for the last: acked as well
+2. `latest`     *start* is the end of a batch whose `commits/` file is written: everything before it is acknowledged
+3. `plan`       changes nothing; a range below what was acknowledged is refused
+4. `commit`     the end of a committed batch, one batch late and not at all for the last: acknowledged as well
 
-What an exporter could not deliver yet stands in its retry set, durably before its batch is committed. An ack leaves it
-out, so its segment stays, and it is acked when it has left the set.
+Bundles that an exporter could not deliver yet are in its retry set, durably before their batch is committed. An
+acknowledgement leaves them out, so their segments stay; they are acknowledged when they have left the set.
 
-Acks only move forward, and each is on disk before the store may delete anything for it. The lock is taken at
-the first call, not when the object is made: Spark makes readers in other processes too, only to pickle them.
+Acknowledgements only move forward, and each is on disk before the store may delete anything because of it. The lock is
+taken at the first call, not when the object is created: Spark also creates readers in other processes, only to pickle
+them.
 
-What policy dropped stands in the store's drop ledger until every subscriber has taken note; what another core dropped
-stands in the record of evictions before it stands there. Each call looks there first: dropped bundles become resolved
-in the progress file, durably, are counted and reported, and then the query goes on or stops, as `failOnDataLoss` says.
-One that was read but not confirmed when it was dropped counts as dropped.
+The store's drop ledger lists the segments that policy dropped, until every subscriber has resolved them. Segments that
+another core dropped are in its eviction record before they are in the ledger. Each call reads both first: dropped
+bundles are resolved in the progress file, durably, and counted and reported. Then the query continues or stops,
+depending on `failOnDataLoss`. A bundle that was read but not confirmed when it was dropped counts as dropped.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from quiver.store.subscribers.state import SegmentRef, Segments
 __all__ = ["LOCK_PATIENCE_S", "Subscription"]
 
 LOCK_PATIENCE_S = 2.0
-"""A query that was just stopped still holds the lock until its process has died."""
+"""A query that was just stopped holds the lock until its process has exited."""
 
 _LOCK_RETRY_S = 0.1
 _CURSOR_BYTES_MAX = 1024 * 1024
@@ -60,18 +61,18 @@ _log = logging.getLogger("quiver")
 
 class Subscription:
     """
-    The position of one query in one store. Not thread-safe: Spark calls strictly in turn.
+    The position of one query in one store. Not thread-safe: Spark never makes concurrent calls.
 
     Args:
         fs: the file system.
-        options: of the load; `subscriber` must be given.
+        options: of the load; `subscriber` must be set.
         segments: the store's sealed segments.
-        parallelism: tasks that run at once.
-        clock: for the patience with the lock.
-        observer: told what policy dropped.
+        parallelism: the number of tasks that run at the same time.
+        clock: limits how long the lock is waited for.
+        observer: gets the counts and events of dropped bundles.
 
     Raises:
-        UsageError: there is no subscriber, or its name is not valid.
+        UsageError: the name of the subscriber is missing or not valid.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Subscription:
     ) -> None:
         if options.subscriber is None:
             raise UsageError(
-                "a streaming query is a subscriber of the store and needs a name of its own: "
+                "a streaming query is a subscriber of the store and needs a unique name: "
                 '.option("subscriber", "parquet-exporter")'
             )
         self._fs = fs
@@ -106,20 +107,20 @@ class Subscription:
 
     @property
     def acked(self) -> BundleRef:
-        """Everything before this position is confirmed, durably."""
+        """Everything before this position is acknowledged, durably."""
         self._own()
         return self._acked
 
     def initial(self) -> dict[str, Any]:
         """
-        Return where a query without a checkpoint starts; the subscriber exists durably on return.
+        Return the position at which a query without a checkpoint starts. The subscriber exists durably on return.
 
-        `startingOffsets` counts when the subscriber is new. An existing one goes on where it stands, also
-        under a new checkpoint.
+        `startingOffsets` applies only to a new subscriber. An existing one continues at its position, even with a new
+        checkpoint.
 
         Raises:
-            DirectoryInUseError: another query is this subscriber.
-            UsageError: `startingOffsets` names a segment the store cannot have yet.
+            DirectoryInUseError: another query uses this subscriber.
+            UsageError: `startingOffsets` names a segment that the store cannot have yet.
         """
         if not self._file.is_owned:
             self._create(self._options.starting)
@@ -131,52 +132,54 @@ class Subscription:
         return self._store or store_identity(self._fs, self._options.path)
 
     def has_more(self, start: Mapping[str, Any]) -> bool:
-        """Say whether there is anything behind *start*."""
+        """Return whether there are bundles after *start*."""
         position = self._parse(start)
         return self._segments.end(position) > position
 
     def latest(self, start: Mapping[str, Any], *, unlimited: bool, share: int = 1) -> dict[str, Any]:
         """
-        Ack everything before *start* and return where the next batch ends; *start* itself when nothing is new.
+        Acknowledge everything before *start* and return the end of the next batch; *start* itself when there is no new
+        data.
 
-        With *share* only such a part of the limits counts: others take the rest.
+        With *share* only that part of the limits applies: other cores take the rest.
 
         Raises:
-            DataLossError: the checkpoint is older than what was acked, or belongs to another store.
-            DirectoryInUseError: another query is this subscriber.
+            DataLossError: the checkpoint is older than the acknowledged position, or belongs to another store.
+            DirectoryInUseError: another query uses this subscriber.
         """
         position = self._confirmed(start)
-        # Behind the checkpoint only when loss may be passed over: what is left begins at the acked position.
+        # It is before the acknowledged position only if data loss is ignored: the remaining bundles begin at that
+        # position.
         begin = max(position, self._acked)
         end = self._reach(begin, Limits() if unlimited else self._options.limits.divided(share))
         return dict(start) if end <= position else self._offset(end)
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """
-        Ack everything before *end*, durably.
+        Acknowledge everything before *end*, durably.
 
         Raises:
-            DataLossError: the offset belongs to another store, or lies before what was acked.
-            DirectoryInUseError: another query is this subscriber.
+            DataLossError: the offset belongs to another store, or is before the acknowledged position.
+            DirectoryInUseError: another query uses this subscriber.
         """
         self._confirmed(end)
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Span, ...]]:
         """
-        Return the partitions of one batch. The same offsets give the same bundles, however often.
+        Return the partitions of one batch. The same offsets always give the same bundles.
 
         Raises:
-            DataLossError: some of the bundles are gone.
+            DataLossError: some of the bundles are missing.
         """
         spans = self.spans(start, end)
         return pack(spans, parallelism=self._parallelism, partitions_min=self._options.partitions_min)
 
     def spans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Span]:
         """
-        Return the bundles of one batch, not yet shared out.
+        Return the bundles of one batch, before they are distributed over tasks.
 
         Raises:
-            DataLossError: some of the bundles are gone.
+            DataLossError: some of the bundles are missing.
         """
         self._own()
         first, last = self._parse(start), self._parse(end)
@@ -185,11 +188,11 @@ class Subscription:
         first = self._not_below_acked(first)
         self._segments.check_complete(first, last)
         if self._checkpoint is not None:
-            self._checkpoint.sync_offsets()  # no task may read, and so no sink commit, what a power loss would forget
+            self._checkpoint.sync_offsets()  # no task may read a batch that a power loss would undo
         return spans_between(self._segments.from_position(first), first, last)
 
     def available_now(self) -> None:
-        """From now on, take nothing that is not in the store at this moment."""
+        """From now on, return no bundles that are not yet in the store."""
         self._available = self._segments.end(BundleRef(0, 0))
 
     def tail(self) -> dict[str, Any] | None:
@@ -197,7 +200,7 @@ class Subscription:
         return self._offset(self._segments.end(self._acked)) if self._file.is_owned else None
 
     def release(self) -> None:
-        """Let go of the subscriber."""
+        """Release the subscriber."""
         self._file.release()
 
     def _reach(self, start: BundleRef, limits: Limits) -> BundleRef:
@@ -215,7 +218,7 @@ class Subscription:
             self._not_below_acked(position)
             return position
         if self._checkpoint is not None:
-            self._checkpoint.sync_commits()  # acknowledged further than the checkpoint, the query could not go on
+            self._checkpoint.sync_commits()  # an acknowledgement must not be ahead of the checkpoint
         self._file.know(self._refs(position))
         if self._file.ack_through(position.segment, position.index, held=self._held.refs):
             self._file.save()
@@ -235,9 +238,9 @@ class Subscription:
         if self._segments.is_between_copies(position, self._acked):
             return self._acked
         reason = (
-            f"the checkpoint is behind the subscriber: it asks for {position}, but {self._options.subscriber} has "
-            f"confirmed everything before {self._acked}, or lost it to a policy; that may be deleted; "
-            "start with a new checkpoint, or set failOnDataLoss=false to go on from there"
+            f"the checkpoint is older than the progress: it is at {position}, but {self._options.subscriber} has "
+            f"confirmed everything before {self._acked}, or lost it to a policy, and that data may be deleted; "
+            "start with a new checkpoint, or set failOnDataLoss=false to continue from there"
         )
         if self._options.fail_on_data_loss:
             raise DataLossError(self._file.path, 0, reason)
@@ -248,10 +251,10 @@ class Subscription:
         return StreamOffset(self._store, position).to_json()
 
     def _refs(self, before: BundleRef | None = None) -> list[SegmentRef]:
-        """Return the segments with their bundle counts, up to the one that *before* lies in."""
+        """Return the segments with their bundle counts, up to the one that contains *before*."""
         refs = []
-        # One that is deleted meanwhile is resolved, or nobody is owed it: no loss.
-        for summary in self._segments.that_stay():
+        # A segment that is deleted meanwhile was resolved by every subscriber: it is not a loss.
+        for summary in self._segments.existing():
             if before is not None and summary.segment > before.segment:
                 break
             refs.append(SegmentRef(summary.segment, summary.bundle_count))
@@ -275,10 +278,7 @@ class Subscription:
             self._acked = self._position()
 
     def _own(self) -> None:
-        """
-        Take the lock and read the progress, once; patient with a query that is dying. Take note of what was
-        dropped.
-        """
+        """Take the lock and read the progress, once; wait for a query that is exiting. Then resolve dropped bundles."""
         if self._file.is_owned:
             self._require_same_store()
         else:
@@ -288,11 +288,11 @@ class Subscription:
 
     def _require_same_store(self) -> None:
         """
-        Refuse to go on in a directory that was deleted and made anew: the numbers of the new store begin again, and
-        would count as read.
+        Refuse to continue in a directory that was deleted and created again. The numbers of the new store start again,
+        so its bundles would count as read.
 
         Raises:
-            DataLossError: it is another store now, or none.
+            DataLossError: the directory contains another store now, or none.
         """
         if store_identity(self._fs, self._options.path) == self._store:
             return
@@ -300,14 +300,14 @@ class Subscription:
         raise DataLossError(
             f"{self._options.path}/{STORE_ID}",
             0,
-            f"the store {self._store} that was read here is gone, or another has taken its place; what was read of it "
-            "says nothing of the new one: start with a new checkpoint",
+            f"the store {self._store} that was read here was removed or replaced; its progress does not apply "
+            "to the new store: start with a new checkpoint",
         )
 
     def _release_delivered(self) -> None:
         """
-        Ack, durably, what left the retry set since: it was delivered or given up. Costs one `stat` while nothing
-        did.
+        Acknowledge, durably, the bundles that left the retry set since: they were delivered or dropped. Costs one
+        `stat` if there are none.
         """
         self._held.look()
         if self._held.refs == self._released_for:
@@ -319,10 +319,10 @@ class Subscription:
 
     def _fold_drops(self) -> None:
         """
-        Resolve what policy dropped, durably; costs one `stat` while nothing was.
+        Resolve the bundles that policy dropped, durably. Costs one `stat` if there are none.
 
         Raises:
-            DataLossError: something was, and that is to stop the query. It is resolved all the same.
+            DataLossError: bundles were dropped, and the query stops on data loss. They are resolved all the same.
         """
         entries = self._new_drops()
         if not entries:
@@ -349,15 +349,17 @@ class Subscription:
                 f"{self._options.path}/{DROP_LEDGER}",
                 0,
                 f"policy dropped {bundles} bundles that {name} had not confirmed ({why}); start with a new checkpoint, "
-                "or set failOnDataLoss=false to go on without them",
+                "or set failOnDataLoss=false to continue without them",
             )
 
     def _new_drops(self) -> list[DroppedSegment]:
         """
-        Return what the ledger names, and what other cores gave up that the store did not note there yet.
+        Return the new entries of the ledger, and of other cores' eviction records that the store has not copied there
+        yet.
 
-        Nothing of a file that has not changed since the last call; but of a segment that was never written the entry
-        comes as long as it stands there, once the log's cursor has passed it. Before, a crash would bring it back.
+        A file that has not changed since the last call has no new entries. The exception are segments that were never
+        written: their entries are returned as long as they are in the ledger, but only after the log's cursor has
+        passed them. Before that, a crash would restore them.
         """
         found: list[DroppedSegment] = []
         # In this order: the store writes the ledger before it removes the record.
@@ -409,7 +411,7 @@ class Subscription:
         try:
             self._file.acquire()
         except CorruptionError as damage:
-            # What was confirmed is unknown; the checkpoint says it again, and without one all is read again.
+            # The acknowledged position is unknown. The checkpoint has it; without one everything is read again.
             copy = self._file.recreate().copy
             _log.warning("quiver.spark.progress_recreated reason=%s copy=%s", damage, copy)
         except UnknownSubscriberError as error:
@@ -417,12 +419,12 @@ class Subscription:
                 raise DataLossError(
                     self._file.path,
                     0,
-                    f"subscriber {self._file.subscriber_id} is not registered any more, so its data may be deleted; "
+                    f"subscriber {self._file.subscriber_id} is no longer registered, so its data may be deleted; "
                     "start with a new checkpoint, or set failOnDataLoss=false to register it again",
                 ) from error
             self._create("earliest")
 
     def _position(self) -> BundleRef:
         held = self._held.refs
-        # A batch that was not committed may ask again for what it put into the retry set.
+        # A batch that was not committed may be planned again, with the bundles that it put into the retry set.
         return before_held(self._file.position(held=held), held, self._refs() if held else ())

@@ -1,7 +1,7 @@
 """
-Under which slot table and in which profile a directory was written, told from its files.
+The slot table and the format profile that a directory was written with, from its files.
 
-What mends or migrates a directory must open it as it is, also when nobody hands it the adapter.
+Repair and migration must open a directory as it is, even if the caller does not pass the adapter.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from quiver.store.wal.replay import find_wal_files
 __all__ = ["AdapterByHash", "WrittenBy", "as_written", "written_by"]
 
 _FLIPPED_BYTES_MAX = 2
-"""A configuration hash this close to a known one is a damaged one, not another adapter's."""
+"""A configuration hash this close to a known one is a damaged copy of it, not another adapter's."""
 
 
 @dataclass(frozen=True)
 class AdapterByHash(Adapter):
-    """A slot table of which nothing is known but its digest: slots go by number."""
+    """A slot table of which only the digest is known: slots are identified by number."""
 
     digest: bytes = b""
 
     @cached_property
     def config_hash(self) -> bytes:
-        """The digest as it stands in the log."""
+        """The digest, as it is in the log."""
         return self.digest
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenBy:
-    """What a directory was written with: `config_hash` stands in most of its log files, None when there is none."""
+    """The format that a directory was written with; `config_hash` is in most of its log files, None without any."""
 
     adapter: Adapter
     profile: Profile
@@ -45,7 +45,7 @@ class WrittenBy:
 
 
 def as_written(config_hash: bytes) -> bytes:
-    """Return the known configuration hash of which *config_hash* is a damaged copy; itself where there is none."""
+    """Return the known configuration hash of which *config_hash* is a damaged copy, or *config_hash* itself."""
     for known in (OTAP.config_hash, OTAP_CONFIG_HASH):
         if sum(a != b for a, b in zip(config_hash, known, strict=True)) <= _FLIPPED_BYTES_MAX:
             return known
@@ -54,7 +54,7 @@ def as_written(config_hash: bytes) -> bytes:
 
 def written_by(fs: FileSystem, root: str) -> WrittenBy:
     """
-    Return what the store at *root* was written with; the default adapter and profile where nothing tells.
+    Return the format of the store at *root*; the default adapter and profile if no file shows it.
 
     Raises:
         OSError: a file cannot be read.
@@ -65,12 +65,12 @@ def written_by(fs: FileSystem, root: str) -> WrittenBy:
     if not hashes:
         return WrittenBy(OTAP, profile_in_use(fs, root), None)
     known = {OTAP.config_hash, OTAP_CONFIG_HASH}
-    # Among equally many a known one: the other is more likely to be a damaged copy of it.
+    # If several are equally frequent, a known one: the others are more likely damaged copies of it.
     config_hash = max(hashes, key=lambda found: (hashes[found], found in known))
     if config_hash == OTAP_CONFIG_HASH:
         return WrittenBy(OTAP, "otap", config_hash)
     profile = profile_in_use(fs, root)
     if config_hash == OTAP.config_hash:
-        # The engine that the other profile is for would refuse this log: the hash decides.
+        # The engine of the other profile would refuse this log: the hash decides.
         return WrittenBy(OTAP, "spec", config_hash)
     return WrittenBy(AdapterByHash("unnamed", {}, digest=config_hash), profile, config_hash)
