@@ -4,13 +4,13 @@ The object tier of a store: sealed segments are copied to an object store and re
 ====================  ====================================================================
 module                purpose
 ====================  ====================================================================
-`opening.py`          what is needed of it before the first segment is read
-`location.py`         where the objects are, without secrets; the tier, opened when needed
-`register.py`         the list of what it has: in memory, on disk
-`tier.py`             sealed segments are sent and verified, finished ones removed
-`rebuild.py`          its list, damaged, made anew from the objects
-`restore.py`          a store made again from its objects, on another disk
-`local_retention.py`  what it has leaves the disk
-`files.py`            a file system that shows what only the tier has
+`opening.py`          the parts of the tier that are needed before the first segment is read
+`location.py`         the location of the objects, without secrets; opens the tier on demand
+`register.py`         the list of segments in the tier, in memory and on disk
+`tier.py`             uploads and verifies sealed segments, removes finished ones
+`rebuild.py`          rebuilds a damaged list from the objects
+`restore.py`          restores a store from its objects, on another disk
+`local_retention.py`  removes the local files of segments that the tier has
+`files.py`            a file system that includes segments that are only in the tier
 ====================  ====================================================================
 """

@@ -1,9 +1,9 @@
 """
-A file system that shows the segments of the object tier where they used to lie, for whoever only reads.
+A file system for readers that shows segments of the object tier at their former local paths.
 
-Local files go first. A segment whose file is gone and whose object is verified, by the cold list beside it, is read
-from the tier: pieces of it by range, the whole of it into memory, and then never without its checksum. Nothing is
-written here but what the caller writes.
+Local files take precedence. If the file of a segment is missing and the cold list has its object as verified, the
+segment is read from the tier: parts of it by range, or all of it into memory, which always verifies its checksum. This
+module never writes anything itself.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ __all__ = [
 ]
 
 COLD_INODE = 0
-"""What `stat` says of a segment in the tier; no file has it."""
+"""The inode that `stat` returns for a segment in the tier; no local file has it."""
 
 _CRC_BYTES = 4
 _PIECE_BYTES = 4 * 1024 * 1024
 _TRIES = 3
-"""What came back wrong may have been cut on the way: it is asked for again this often."""
+"""How often an object is requested when its contents are wrong: they may have been damaged in transit."""
 
 OpenTier = Callable[[ObjectLocation], ObjectTier]
 
 
 @dataclass(frozen=True, slots=True)
 class ColdListing:
-    """A cold list as read: where the objects are, and which of them may be relied on, by segment number."""
+    """A cold list as read from disk: the location of the objects, and the verified ones by segment number."""
 
     location: ObjectLocation
     folder: str
@@ -59,12 +59,12 @@ class ColdListing:
 
 def read_cold_list(fs: FileSystem, directory: str) -> ColdListing | None:
     """
-    Return the cold list in *directory*, where the segments are; None when there is none.
+    Return the cold list in *directory*, where the segments are; None when the store has none.
 
     Raises:
-        CorruptionError: it cannot be read, or was lost.
+        CorruptionError: the list is damaged or missing.
         SettingsError: another version wrote it.
-        OSError: the disk says so.
+        OSError: the disk could not be read.
     """
     found = load_cold_list(fs, directory, consequence="the segments in the object tier are unknown")
     if found is None:
@@ -76,26 +76,26 @@ def read_cold_list(fs: FileSystem, directory: str) -> ColdListing | None:
 
 def require_place(tier: ObjectTier, missing: str) -> None:
     """
-    Return when there is an object in the folder of the object *missing*: then that one alone is gone.
+    Check that the folder of the object *missing* contains any object: then only that one is missing.
 
-    An empty directory where a disk should be mounted, or another bucket, looks as if all of them were.
+    In an empty directory where a disk should be mounted, or in another bucket, all objects seem to be missing.
 
     Raises:
-        ObjectsUnavailableError: there is none.
+        ObjectsUnavailableError: the folder is empty.
     """
     folder = missing.rpartition("/")[0]
     if next(iter(tier.list_below(f"{folder}/")), None) is None:
-        reason = "nothing of this store is there: is it the right place, and is it mounted?"
+        reason = "there are no objects of this store: is this the right location, and is it mounted?"
         raise ObjectsUnavailableError("get", missing, reason)
 
 
 def fetch_segment(tier: ObjectTier, key: str, entry: ColdSegment) -> bytes:
     """
-    Return the whole segment, every byte as it was written.
+    Return the complete segment, every byte as it was written.
 
     Raises:
-        CorruptionError: the object is another one, or is gone; names its key.
-        ObjectsUnavailableError: nobody answers, or nothing of this store is there.
+        CorruptionError: the object is another one, or is missing; `path` is its key.
+        ObjectsUnavailableError: the tier does not answer, or has no objects of this store.
     """
     reason = ""
     for _ in range(_TRIES):
@@ -103,11 +103,11 @@ def fetch_segment(tier: ObjectTier, key: str, entry: ColdSegment) -> bytes:
             data = tier.get(key, size_max=entry.size_bytes)
         except ObjectNotFoundError:
             require_place(tier, key)
-            raise CorruptionError(key, 0, "the object is gone from the tier") from None
+            raise CorruptionError(key, 0, "the object is missing in the tier") from None
         except UsageError as error:
             raise CorruptionError(key, 0, str(error)) from error
         if len(data) != entry.size_bytes:
-            reason = f"{len(data)} bytes came, the segment has {entry.size_bytes}"
+            reason = f"{len(data)} bytes were received, the segment has {entry.size_bytes}"
         elif crc32(memoryview(data)[:-_CRC_BYTES]) != entry.crc32 or data[-_CRC_BYTES:] != entry.crc32.to_bytes(
             _CRC_BYTES, "little"
         ):
@@ -119,15 +119,15 @@ def fetch_segment(tier: ObjectTier, key: str, entry: ColdSegment) -> bytes:
 
 def object_problem(tier: ObjectTier, key: str, entry: ColdSegment) -> str | None:
     """
-    Return why the object is not the segment, byte for byte; None when it is. No more than a piece of it is in memory.
+    Return why the object differs from the segment; None when it does not. Reads in pieces to limit memory.
 
     Raises:
-        ObjectsUnavailableError: nobody answers, or nothing of this store is there.
+        ObjectsUnavailableError: the tier does not answer, or has no objects of this store.
     """
     reason = ""
     for _ in range(_TRIES):
         try:
-            # First what costs nothing: of another object, however large, no more is read.
+            # The cheap check first: if the checksum at the end differs, the rest of the object is not read.
             end = tier.get_range(key, max(0, entry.size_bytes - _CRC_BYTES), _CRC_BYTES)
             if end != entry.crc32.to_bytes(_CRC_BYTES, "little"):
                 reason = f"the object does not end with {entry.crc32:08x}"
@@ -139,11 +139,11 @@ def object_problem(tier: ObjectTier, key: str, entry: ColdSegment) -> str | None
                 computed = crc32(piece, computed)
                 offset += len(piece)
                 if len(piece) < wanted:
-                    computed = ~entry.crc32  # it ends before it should
+                    computed = ~entry.crc32  # it ends too early
                     break
         except ObjectNotFoundError:
             require_place(tier, key)
-            return "the object is gone from the tier"
+            return "the object is missing in the tier"
         if computed == entry.crc32:
             return None
         reason = f"the object's checksum is not {entry.crc32:08x}"
@@ -151,7 +151,7 @@ def object_problem(tier: ObjectTier, key: str, entry: ColdSegment) -> str | None
 
 
 class _ColdFile:
-    """A segment in the tier, opened for reading by ranges."""
+    """A segment in the tier, opened for reading by range."""
 
     def __init__(self, path: str, tier: ObjectTier, key: str, entry: ColdSegment) -> None:
         self.path = path
@@ -168,9 +168,9 @@ class _ColdFile:
             data = self._tier.get_range(self._key, offset, length)
         except ObjectNotFoundError:
             require_place(self._tier, self._key)
-            raise CorruptionError(self._key, offset, "the object is gone from the tier") from None
+            raise CorruptionError(self._key, offset, "the object is missing in the tier") from None
         if len(data) != length:
-            raise ObjectsUnavailableError("get_range", self._key, f"{len(data)} bytes came instead of {length}")
+            raise ObjectsUnavailableError("get_range", self._key, f"{len(data)} bytes received instead of {length}")
         return data
 
     def size(self) -> int:
@@ -178,13 +178,13 @@ class _ColdFile:
         return self._entry.size_bytes
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no connection is held."""
 
     def _refuse(self, *_: object, **__: object) -> OSError:
         return OSError(errno.EROFS, os.strerror(errno.EROFS), self.path)
 
     def pwrite(self, data: Buffer, offset: int) -> None:
-        """Refuse: the tier is only read here."""
+        """Refuse: the tier is read-only here."""
         raise self._refuse(data, offset)
 
     def pwritev(self, parts: object, offset: int, size: int = -1) -> None:
@@ -208,21 +208,21 @@ class _ColdFile:
         raise self._refuse(mode)
 
     def sync(self) -> None:
-        """There is nothing to make durable."""
+        """Do nothing: there are no writes to make durable."""
 
     def sync_data(self) -> None:
-        """There is nothing to make durable."""
+        """Do nothing: there are no writes to make durable."""
 
 
 class ColdFiles:
     """
-    *fs*, and the segments that cold lists name. Thread-safe.
+    The file system *fs*, with the segments in cold lists. Thread-safe.
 
     Args:
         fs: the file system.
-        open_tier: how to get to a tier; by default as the list says, with credentials from where the provider's own
-            client looks for them.
-        on_damage: told of a damaged list, whose segments are not shown then; raises it by default.
+        open_tier: opens a tier; by default at the location in the list, with credentials from the provider's usual
+            places.
+        on_damage: called with a damaged list, whose segments are not shown then; raises it by default.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class ColdFiles:
         self._lock = threading.Lock()
         self._lists: dict[str, tuple[FileStat | None, ColdListing | None]] = {}
         self._tiers: dict[str, ObjectTier] = {}
-        # All that writes, or that no segment is asked for by, is the file system's own.
+        # Writes, and calls that are never made for a segment, are passed to the file system.
         self.open_write = fs.open_write
         self.create = fs.create
         self.create_or_truncate = fs.create_or_truncate
@@ -285,7 +285,7 @@ class ColdFiles:
             return tier
 
     def open_read(self, path: str) -> File:
-        """Open a file, or a segment of the tier."""
+        """Open a file or a segment of the tier."""
         try:
             return self._fs.open_read(path)
         except FileNotFoundError:
@@ -297,11 +297,11 @@ class ColdFiles:
 
     def map_read(self, path: str) -> FileMapping:
         """
-        Map a file, or hold a segment of the tier in memory, its checksum verified.
+        Map a file, or load a segment of the tier into memory and verify its checksum.
 
         Raises:
-            CorruptionError: the object is not what was sent; names its key.
-            ObjectsUnavailableError: nobody answers.
+            CorruptionError: the object is damaged; `path` is its key.
+            ObjectsUnavailableError: the tier does not answer.
         """
         try:
             return self._fs.map_read(path)
@@ -315,12 +315,12 @@ class ColdFiles:
             except CorruptionError:
                 again = self._find(path)
                 if again is None or again[1] != entry:
-                    raise missing from None  # deleted since the list was read: that is no damage
+                    raise missing from None  # it was deleted after the list was read, which is not damage
                 raise
 
     def list_dir(self, path: str) -> list[str]:
-        """Return the names in *path*, those of segments in the tier among them."""
-        # The list first: a file that goes to the tier in between is in both, never in neither.
+        """Return the names in *path*, including those of segments in the tier."""
+        # The list first: a file that moves to the tier in between is in both, never in neither.
         names = self._fs.list_dir(path)
         if path.rpartition("/")[2] != SEGMENTS_DIR:
             return names
@@ -330,7 +330,7 @@ class ColdFiles:
         return sorted({*names, *map(segment_name, listing.verified)})
 
     def stat(self, path: str) -> FileStat:
-        """Return size, times, inode and mode; of a segment in the tier inode 0 and the time of its newest bundle."""
+        """Return size, times, inode and mode. A segment in the tier has inode 0 and the time of its newest bundle."""
         try:
             return self._fs.stat(path)
         except FileNotFoundError:
@@ -342,11 +342,11 @@ class ColdFiles:
             return FileStat(entry.size_bytes, newest_ns, COLD_INODE, 0o440)
 
     def exists(self, path: str) -> bool:
-        """Say whether *path* names a file, a directory, or a segment of the tier."""
+        """Return whether *path* is a file, a directory, or a segment of the tier."""
         return self._fs.exists(path) or self._find(path) is not None
 
     def read_all(self, path: str, *, size_max: int) -> bytes:
-        """Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
+        """Return the contents of a small file; raise OSError (EFBIG) when it is larger than *size_max*."""
         try:
             return self._fs.read_all(path, size_max=size_max)
         except FileNotFoundError:

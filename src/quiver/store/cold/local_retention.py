@@ -1,8 +1,8 @@
 """
-What the object tier has leaves the disk: beyond the window that stays there, over age, or when room is wanted.
+Removes local files of segments that the object tier has: those outside the local window, over age, or to free space.
 
-Nothing is lost by it and no subscriber notices but by the time that a read takes. A file goes only when the list on
-disk says that its object was verified, and when the log would not bring its bundles back.
+No data is lost, and subscribers notice only slower reads. A file is removed only when the list on disk says that its
+object was verified, and when the log would not restore its bundles after a crash.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["ColdWindow"]
 
 class ColdWindow:
     """
-    Lets local files go. Called under the maintenance lock.
+    Removes local files of segments in the tier. Called under the maintenance lock.
 
     Args:
         parts: the store.
-        retention: knows how old segments are.
-        out_of_log: returns those segments that the log would not bring back.
+        retention: has the age of segments.
+        out_of_log: returns the segments whose bundles the log would not restore.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ColdWindow:
         self._out_of_log = out_of_log
 
     def keeps(self, seqs: Iterable[int]) -> set[int]:
-        """Return which of the finished segments *seqs* the tier is to keep for a while yet (`cold.keep_finished`)."""
+        """Return the finished segments among *seqs* that the tier still has to keep (`cold.keep_finished`)."""
         keep_s = self._parts.settings.cold_keep_finished_s
         if keep_s <= 0:
             return set()
@@ -44,10 +44,10 @@ class ColdWindow:
 
     def shrink(self) -> tuple[int, int]:
         """
-        Let go of what lies beyond the window; segments and bytes.
+        Remove the files outside the local window; return the number of segments and their bytes.
 
         Raises:
-            OSError: the disk refused; the next call goes on.
+            OSError: the disk reported an error; the next call continues.
         """
         settings = self._parts.settings
         beyond: set[int] = set()
@@ -61,14 +61,15 @@ class ColdWindow:
         for age_s in (settings.cold_local_age_s, settings.max_age_s):
             if age_s is not None:
                 beyond.update(self._retention.older_than(age_s, now_s=now_s))
-        return self.let_go(beyond)
+        return self.release(beyond)
 
     def make_room(self, bytes_wanted: int | None) -> tuple[int, int]:
         """
-        Let go of the oldest that the tier has until *bytes_wanted* are free, None of all; segments and bytes.
+        Remove the oldest files that the tier has until *bytes_wanted* are free, or all when None; return segments and
+        bytes.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk reported an error.
         """
         chosen = []
         for info in self._verified(info.seq for info in self._parts.catalog.local_segments()):
@@ -77,7 +78,7 @@ class ColdWindow:
                     break
                 bytes_wanted -= info.size_bytes
             chosen.append(info.seq)
-        return self.let_go(chosen)
+        return self.release(chosen)
 
     def _verified(self, seqs: Iterable[int]) -> Sequence[SegmentInfo]:
         parts = self._parts
@@ -85,24 +86,24 @@ class ColdWindow:
         found = (parts.catalog.get(seq) for seq in wanted)
         return self._out_of_log([info for info in found if info is not None]) if wanted else []
 
-    def let_go(self, seqs: Iterable[int]) -> tuple[int, int]:
+    def release(self, seqs: Iterable[int]) -> tuple[int, int]:
         """
-        Remove the files of those of *seqs* that the tier has; how many, and their bytes.
+        Remove the files of the segments among *seqs* that the tier has; return their number and bytes.
 
         Raises:
-            OSError: the disk refused; the next call goes on.
+            OSError: the disk reported an error; the next call continues.
         """
         parts = self._parts
         gone = [info.seq for info in self._verified(seqs)]
         if not gone:
             return 0, 0
         try:
-            # Other programs look for the highest name to know the next number.
+            # Other programs derive the next number from the highest name.
             parts.catalog.keep_floor(max(gone) + 1)
         except OSError as error:
             if not is_full_disk(error):
                 raise
-            gone.remove(max(gone))  # until there is room to write it down
+            gone.remove(max(gone))  # keep the highest file until there is space to write the number
         freed = parts.catalog.let_go(gone)
         with parts.lock:
             parts.room.notify_all()

@@ -1,4 +1,4 @@
-"""Where a store's objects lie, as the cold list says it: a location without secrets, and the folder of this store."""
+"""The location of a store's objects in its cold list: without secrets, with the folder of this store."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ LIST_MISSING = "the list is missing"
 
 
 def folder_of(identity: str) -> str:
-    """Return the folder of the store with this identity: several stores share a bucket."""
+    """Return the folder of the store with this identity. Several stores can share a bucket."""
     return f"stores/{identity}"
 
 
 def mark_path(directory: str) -> str:
-    """Return the path of the mark that belongs to the cold list in *directory*, where the segments are."""
+    """Return the path of the mark for the cold list in *directory*, where the segments are."""
     root = directory.rpartition("/")[0]
     return f"{root}/{COLD_MARK}" if root else COLD_MARK
 
@@ -51,7 +51,7 @@ def load_cold_list(fs: FileSystem, directory: str, *, consequence: str) -> ColdL
     Args:
         fs: the file system.
         directory: where the segments are.
-        consequence: completes the error message after the reason: what to do, or what is unknown now.
+        consequence: completes the error message after the reason: the remedy, or the information that is missing.
 
     Raises:
         CorruptionError: the list is damaged or missing.
@@ -82,7 +82,7 @@ def quarantine_key(folder: str, entry: ColdSegment) -> str:
 
 
 def location_to_list(location: ObjectLocation, folder: str) -> dict[str, Any]:
-    """Return what the cold list keeps of *location*: everything but its secrets."""
+    """Return the location for the cold list: everything but its secrets."""
     options = {key: value for key, value in location.options.items() if str(value) not in location.secrets}
     return {
         "backend": location.backend,
@@ -95,10 +95,10 @@ def location_to_list(location: ObjectLocation, folder: str) -> dict[str, Any]:
 
 def location_from_list(kept: Mapping[str, Any]) -> tuple[ObjectLocation, str]:
     """
-    Return location and folder as the cold list has them.
+    Return the location and folder in a cold list.
 
     Raises:
-        SettingsError: they are none: another version wrote them.
+        SettingsError: another version wrote them, and this one cannot read them.
     """
     backend: Backend | None = next((known for known in get_args(Backend) if known == kept.get("backend")), None)
     options = kept.get("options", {})
@@ -109,22 +109,22 @@ def location_from_list(kept: Mapping[str, Any]) -> tuple[ObjectLocation, str]:
         or not all(isinstance(text, str) for text in texts)
         or not texts[2]
     ):
-        raise SettingsError("the cold list says nothing of where the objects are that this version understands")
+        raise SettingsError("this version cannot read the location of the objects in the cold list")
     return ObjectLocation(backend, texts[0], texts[1], options), texts[2]
 
 
 class TierWhenNeeded:
     """
-    A tier that is opened by the first who needs it, and closed here. Thread-safe.
+    A tier that is opened on first use. Thread-safe.
 
-    An object store that does not answer keeps no store from opening.
+    A store can be opened even if the object store does not answer.
 
     Args:
-        location: where it is.
-        given: one that is open already, and that somebody else closes.
+        location: of the objects.
+        given: a tier that is already open; its owner closes it.
         fs: the disk, for a tier in a directory.
-        clock: waits between tries.
-        observer: where they are counted.
+        clock: used to wait between retries.
+        observer: counts the retries.
     """
 
     def __init__(
@@ -150,10 +150,10 @@ class TierWhenNeeded:
         Return the tier.
 
         Raises:
-            AccessDeniedError: the credentials do not allow it.
-            ObjectsUnavailableError: nobody answers.
-            StoreClosedError: it was closed.
-            SettingsError: there is no such place, or none is set.
+            AccessDeniedError: the credentials do not allow access.
+            ObjectsUnavailableError: the object store does not answer.
+            StoreClosedError: `close` was called.
+            SettingsError: the location does not exist, or none is set.
             OSError: the directory cannot be used.
         """
         if self._given is not None:
@@ -161,15 +161,15 @@ class TierWhenNeeded:
         with self._lock:
             if self._own is None:
                 if self._closed:
-                    raise StoreClosedError("the store that this tier belongs to is closed")
+                    raise StoreClosedError("the store of this tier is closed")
                 if self._location is None:
                     raise SettingsError("cold.objects is not set: there is no object tier")
                 self._own = open_objects(self._location, fs=self._fs, clock=self._clock, observer=self._observer)
             return self._own
 
     def close(self) -> None:
-        """Close what was opened here; calls that wait for their next try give up. Idempotent."""
-        # Without the lock: whoever opens it just now may wait for the network.
+        """Close the tier if it was opened here; calls that wait for a retry fail. Idempotent."""
+        # Without the lock: a thread that is opening the tier may be waiting for the network.
         self._closed = True
         own = self._own
         if own is not None:

@@ -1,4 +1,4 @@
-"""What a store needs of the object tier before it reads its first segment: the list, and a way to the objects."""
+"""The parts of the object tier that a store needs to read its first segment: the list and access to the objects."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _ID_BYTES_MAX = 200
 
 class ColdSide:
     """
-    The tier as an open store sees it.
+    The tier of an open store.
 
     Attributes:
-        register: which segments it has.
-        tier: the objects, reached when they are needed.
-        is_set: whether the settings name a tier; else there may be objects of an earlier run.
+        register: the segments in the tier.
+        tier: the objects, opened on demand.
+        is_set: whether the settings name a tier; otherwise there may be objects of an earlier run.
     """
 
     def __init__(self, register: ColdRegister, tier: TierWhenNeeded, *, is_set: bool) -> None:
@@ -46,27 +46,27 @@ class ColdSide:
 
     @property
     def is_used(self) -> bool:
-        """Whether there is anything to look after."""
+        """Whether there are segments in the tier or a tier is set."""
         return self.is_set or len(self.register) > 0
 
     def fs(self, fs: FileSystem) -> FileSystem:
-        """Return *files* for reading, segments of the tier included."""
+        """Return *fs* for reading, with the segments of the tier."""
         return _OwnFiles(fs, self) if self.is_used else fs
 
     def open_tier(self, _location: ObjectLocation) -> ObjectTier:
         """
-        Return the tier, wherever the list says it is: this store knows better, with its credentials.
+        Return the tier of this store, which has credentials, not that at the location in the list.
 
         Raises:
-            ObjectsUnavailableError: nobody answers.
+            ObjectsUnavailableError: the object store does not answer.
         """
         return self.tier.get()
 
     def restore(self, catalog: Catalog, next_seq: int) -> int:
         """
-        Make known what only the tier has; return the number above *next_seq* and all that the list names.
+        Add the segments that are only in the tier to *catalog*; return the number above *next_seq* and all in the list.
 
-        A segment whose file moved to quarantine a moment ago is among them: the tier has it as it was.
+        This includes a segment whose file was just moved to quarantine: the tier has the original.
         """
         for entry in self.register.entries():
             next_seq = max(next_seq, entry.seq + 1)
@@ -76,7 +76,7 @@ class ColdSide:
 
 
 class _Verified(Mapping[int, ColdSegment]):
-    """What an open store's register calls verified, at each moment."""
+    """The verified entries in an open store's register, always up to date."""
 
     def __init__(self, register: ColdRegister) -> None:
         self._register = register
@@ -96,9 +96,10 @@ class _Verified(Mapping[int, ColdSegment]):
 
 class _OwnFiles(ColdFiles):
     """
-    The segments of an open store's own tier, by what the store has in mind of them.
+    The segments of an open store's own tier, according to its register in memory.
 
-    Whatever becomes of the list on the disk meanwhile: a segment that cannot be found by it would be taken for damaged.
+    The list on the disk is not used: if it was damaged meanwhile, segments that are missing in it would count as
+    damaged.
     """
 
     def __init__(self, fs: FileSystem, side: ColdSide) -> None:
@@ -121,30 +122,30 @@ def open_cold_side(
     objects: ObjectTier | None,
 ) -> ColdSide:
     """
-    Read the list of the store at *root*. Nothing is asked of the object store yet, unless the list is damaged or
-    lost: then it is made anew from the objects.
+    Read the list of the store at *root*. The object store is not accessed, unless the list is damaged or missing: then
+    it is rebuilt from the objects.
 
     Args:
         root: the store's directory; it has its identity.
-        settings: `cold.objects` says where objects are to be.
+        settings: `cold.objects` is the location of objects.
         fs: the file system.
         clock: time.
-        observer: takes counts.
-        objects: the tier, open; by default it is opened when it is needed.
+        observer: gets counts.
+        objects: an open tier; by default it is opened on demand.
 
     Raises:
-        CorruptionError: the list cannot be read or was lost, and there are no objects to make it anew from.
-        ObjectsUnavailableError: it cannot be read, and nobody answers where the objects are.
-        SettingsError: there are objects elsewhere.
-        UsageError: a tier without `cold.objects`: nobody could find the objects again.
-        OSError: the disk says so.
+        CorruptionError: the list is damaged or missing, and there are no objects to rebuild it from.
+        ObjectsUnavailableError: the list cannot be rebuilt because the object store does not answer.
+        SettingsError: the list has objects at another location.
+        UsageError: a tier was passed without `cold.objects`, so readers could not find the objects.
+        OSError: the disk reported an error.
     """
     location = settings.cold_objects
     if location is not None and location.backend == "fs":
-        # The list is read by programs that were started elsewhere.
+        # Programs with another working directory read the list.
         location = dataclasses.replace(location, prefix=os.path.abspath(location.prefix))  # noqa: PTH100
     if location is None and objects is not None:
-        raise UsageError("objects needs cold.objects, too: the cold list says by it where the objects are")
+        raise UsageError("objects also needs cold.objects: the cold list stores it as the location of the objects")
     wanted = None
     if location is not None:
         wanted = location_to_list(location, folder_of(StoreFiles(fs, root).identity()))
@@ -166,7 +167,7 @@ def open_cold_side(
         )
         return ColdSide(register, tier, is_set=True)
     with contextlib.suppress(OSError):
-        # A full disk is no reason not to open; the next change of the list makes it.
+        # A full disk must not prevent opening; the next change of the list creates the mark.
         register.mark()
     if location is None and len(register):
         location = location_from_list(register.location)[0]

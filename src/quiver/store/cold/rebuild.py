@@ -1,9 +1,9 @@
 """
-A damaged or lost cold list made anew from the objects: their names, their checksums, and what their ends say.
+Rebuilds a damaged or missing cold list from the objects: their names, their checksums, and their metadata.
 
-Each object is read whole, so an entry of the new list says `verified` and means it. What is not what its name says is
-listed as damaged, and the next pass of the tier puts it aside. A segment that was finished, and whose object was about
-to go, is back: as finished as it was, by everybody's progress, so it goes again.
+Each object is read completely, so `verified` in the new list is true. An object that does not match its name is listed
+as damaged, and the next pass of the tier moves it to quarantine. A segment that was finished, but whose object was not
+removed yet, is listed again. All subscribers have still finished it, so it is removed again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from quiver.store.segment.tail import read_info
 __all__ = ["list_tier", "rebuild_cold_list"]
 
 _NOWHERE = "objects"
-"""No directory of a store: a path in it is never that of a local file."""
+"""A path outside any store, so that it never refers to a local file."""
 
 
 class _Shown(ColdFiles):
-    """One object as a file, by an entry that is in no list yet."""
+    """One object as a file, with an entry that is not in a list yet."""
 
     def __init__(self, fs: FileSystem, listing: ColdListing, tier: ObjectTier) -> None:
         super().__init__(fs, open_tier=lambda _: tier)
@@ -45,26 +45,26 @@ def rebuild_cold_list(
     fs: FileSystem, root: str, directory: str, location: Mapping[str, Any], tier: ObjectTier, damage: CorruptionError
 ) -> ColdRegister:
     """
-    Replace the damaged or lost list in *directory* by what the objects say. Durable on return; damaged bytes are kept.
+    Replace the damaged or missing list in *directory*. Durable on return; damaged bytes are kept.
 
     Args:
         fs: the file system.
         root: of the store; damaged bytes are kept below it.
-        directory: where the segments are, and the list.
-        location: where the objects are to be.
+        directory: where the segments and the list are.
+        location: of the objects.
         tier: the objects.
-        damage: what is wrong with the list.
+        damage: the error from reading the list.
 
     Raises:
-        CorruptionError: *damage*, when there is no object there: then it was another place, and nothing was changed.
-        ObjectsUnavailableError: nobody answers; nothing was changed.
-        OSError: the disk says so.
+        CorruptionError: *damage*, when there are no objects: then the location is wrong, and nothing was changed.
+        ObjectsUnavailableError: the object store does not answer; nothing was changed.
+        OSError: the disk reported an error.
     """
     found = list_tier(fs, location, tier)
     if not found:
         raise damage
     path = f"{directory}/{COLD_LIST}"
-    with contextlib.suppress(FileNotFoundError):  # lost, not damaged
+    with contextlib.suppress(FileNotFoundError):  # it may be missing
         keep_damaged(fs, f"{root}/{QUARANTINE_DIR}", COLD_LIST, fs.read_all(path, size_max=COLD_LIST_BYTES_MAX))
     register = ColdRegister(fs, directory, location)
     register.replace_all(found)
@@ -77,11 +77,11 @@ def list_tier(fs: FileSystem, location: Mapping[str, Any], tier: ObjectTier) -> 
 
     Args:
         fs: any file system.
-        location: where the objects are, as a list has it.
+        location: of the objects, in the form that a list has.
         tier: the objects.
 
     Raises:
-        ObjectsUnavailableError: nobody answers.
+        ObjectsUnavailableError: the object store does not answer.
     """
     where, folder = location_from_list(location)
     found: dict[int, ColdSegment] = {}
@@ -99,7 +99,7 @@ def list_tier(fs: FileSystem, location: Mapping[str, Any], tier: ObjectTier) -> 
 
 
 def _each_once(entries: Iterable[ColdSegment]) -> list[ColdSegment]:
-    """Return *entries*, of which those are damaged that are the same segment under another number."""
+    """Return *entries*; those with the segment of an earlier one under another number are marked as damaged."""
     contents: set[tuple[int, int]] = set()
     kept = []
     for entry in entries:

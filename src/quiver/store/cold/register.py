@@ -1,13 +1,13 @@
 """
-Which segments of an open store the object tier has: the cold list, in memory and on disk.
+The segments of an open store that the object tier has: the cold list, in memory and on disk.
 
-An entry is on disk before its object is made and after it is gone, so no object is ever forgotten; it says `verified`
-on disk before the local file may go, and nothing else before the object does::
+An entry is on disk before its object is created and until the object is removed, so no object is ever forgotten. The
+entry is `verified` on disk before the local file may be removed, and changed again before the object is::
 
-    sent ──▶ object made, read back ──▶ verified ──▶ local file may go
-    verified ──▶ segment finished or given up: `sent` again ──▶ object removed ──▶ entry removed
+    sent ──▶ object created, read back ──▶ verified ──▶ local file may be removed
+    verified ──▶ segment finished or dropped: `sent` again ──▶ object removed ──▶ entry removed
 
-A mark in the root is made after the list and goes before it: where it is alone the list was lost.
+A mark in the root is created after the list and removed before it: if only the mark exists, the list was lost.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from quiver.store.segment.info import SegmentInfo
 __all__ = ["ColdRegister", "cold_segment", "info_of"]
 
 _WHAT_TO_DO = (
-    "it says which segments only the object tier has. Open the store with cold.objects to make it anew from the "
-    f"objects, put a copy of the file back, or move it and {COLD_MARK} away to go on without those segments"
+    "it lists the segments that are only in the object tier. Open the store with cold.objects to rebuild it from the "
+    f"objects, restore a copy of the file, or move it and {COLD_MARK} away to continue without those segments"
 )
 
 
@@ -57,7 +57,7 @@ def _pair(first: int | None, last: int | None) -> tuple[int, int] | None:
 
 
 def info_of(entry: ColdSegment, directory: str) -> SegmentInfo:
-    """Return what the store keeps in mind of a segment that only the tier has; its path is where it would lie."""
+    """Return the metadata of a segment that is only in the tier; its path is where the file would be."""
     wal, sequences, times = (pair or (None, None) for pair in (entry.wal, entry.sequences, entry.ingested_ns))
     return SegmentInfo(
         seq=entry.seq,
@@ -75,13 +75,13 @@ def info_of(entry: ColdSegment, directory: str) -> SegmentInfo:
 
 class ColdRegister:
     """
-    The cold list of one store. It is changed under the store's maintenance lock, and may be asked without.
+    The cold list of one store. Changed under the store's maintenance lock; reading needs no lock.
 
     Args:
         fs: the file system.
-        directory: where the segments are, and the list.
-        location: what the list says of where the objects are; empty where no tier is set, and none was.
-        entries: what it says of them.
+        directory: where the segments and the list are.
+        location: of the objects, as in the list; empty if there never was a tier.
+        entries: the entries of the list.
     """
 
     def __init__(
@@ -101,19 +101,18 @@ class ColdRegister:
     @classmethod
     def load(cls, fs: FileSystem, directory: str, location: Mapping[str, Any] | None) -> ColdRegister:
         """
-        Return what the list in *directory* says.
+        Read the list in *directory*.
 
         Args:
             fs: the file system.
             directory: where the segments are.
-            location: where objects are to be; None as the list says.
+            location: where objects are to be stored; None for the location in the list.
 
         Raises:
-            CorruptionError: it cannot be read, or was lost. Segments may lie in the tier that nobody knows of: nothing
-            may be
-                opened.
-            SettingsError: its objects lie elsewhere than *location*.
-            OSError: the disk says so.
+            CorruptionError: the list is damaged or missing. The tier may contain unknown segments, so the store must
+                not be opened.
+            SettingsError: its objects are at another location than *location*.
+            OSError: the disk could not be read.
         """
         found = load_cold_list(fs, directory, consequence=_WHAT_TO_DO)
         if found is None:
@@ -124,16 +123,16 @@ class ColdRegister:
             if (str(before), folder) != (str(wanted), folder_wanted):
                 raise SettingsError(
                     f"cold.objects is {wanted}, but objects of this store are in {before} below {folder}: "
-                    "give that location until they are gone"
+                    "use that location until they are removed"
                 )
         return cls(fs, directory, location or found.location, found.entries)
 
     def mark(self) -> None:
         """
-        Make the mark where there is a list and no mark: it is older than marks are, or a crash came between the two.
+        Create the mark if there is a list without one: an earlier version wrote the list, or a crash came in between.
 
         Raises:
-            OSError: the disk refused; nothing is the worse for it.
+            OSError: the disk reported an error; the store works without the mark.
         """
         with self._lock:
             if self._entries:
@@ -144,7 +143,7 @@ class ColdRegister:
         return self._entries.get(seq)
 
     def is_verified(self, seq: int) -> bool:
-        """Say whether the tier has segment *seq*, read back and found right."""
+        """Return whether the tier has segment *seq*, read back and valid."""
         entry = self._entries.get(seq)
         return entry is not None and entry.state == "verified"
 
@@ -154,7 +153,7 @@ class ColdRegister:
             return [self._entries[seq] for seq in sorted(self._entries)]
 
     def unverified(self) -> list[ColdSegment]:
-        """Return the entries that nobody may rely on, ascending."""
+        """Return the entries that are not verified, ascending."""
         with self._lock:
             return [self._entries[seq] for seq in sorted(self._unverified)]
 
@@ -166,34 +165,34 @@ class ColdRegister:
         Add or replace an entry. Durable on return.
 
         Raises:
-            OSError: the disk refused; the register is as it was.
+            OSError: the disk reported an error; the register is unchanged.
         """
         with self._lock:
             self._write(self._entries | {entry.seq: entry})
 
     def replace_all(self, entries: Iterable[ColdSegment]) -> None:
         """
-        Make *entries* all there is. Durable on return.
+        Replace all entries by *entries*. Durable on return.
 
         Raises:
-            OSError: the disk refused; the register is as it was.
+            OSError: the disk reported an error; the register is unchanged.
         """
         with self._lock:
             self._write({entry.seq: entry for entry in entries})
 
     def drop(self, seqs: Iterable[int]) -> None:
         """
-        Remove entries whose objects are gone. Durable on return.
+        Remove entries whose objects were removed. Durable on return.
 
         Raises:
-            OSError: the disk refused; the register is as it was.
+            OSError: the disk reported an error; the register is unchanged.
         """
         gone = set(seqs)
         with self._lock:
             self._write({seq: entry for seq, entry in self._entries.items() if seq not in gone})
 
-    def leave(self, seqs: Iterable[int], state: ColdState = "sent") -> None:
-        """Say of segments that are no more that nobody relies on their objects. Durable after the next `keep`."""
+    def mark_unverified(self, seqs: Iterable[int], state: ColdState = "sent") -> None:
+        """Mark deleted segments as unverified, so that their objects can be removed. Durable after the next `keep`."""
         with self._lock:
             for seq in seqs:
                 entry = self._entries.get(seq)
@@ -204,10 +203,10 @@ class ColdRegister:
 
     def keep(self) -> None:
         """
-        Make everything durable that was said. Costs nothing when there was nothing.
+        Make all changes durable. Costs nothing without changes.
 
         Raises:
-            OSError: the disk refused; call again.
+            OSError: the disk reported an error; call again.
         """
         with self._lock:
             if self._is_dirty:
@@ -219,7 +218,7 @@ class ColdRegister:
             replace_file(self._fs, self._path, data)
             self._make_mark()
         else:
-            # The mark first: alone it says that the list was lost.
+            # The mark first: a mark without a list means that the list was lost.
             remove_durably(self._fs, [self._mark])
             self._is_marked = False
             remove_durably(self._fs, [self._path])

@@ -1,12 +1,12 @@
 """
-A store made again from its object tier, without the disk that it was on: what `quiver restore --cold` does.
+Restores a store from its object tier, without its former disk, for `quiver restore --cold`.
 
-The store keeps its identity, because its objects lie below that. Its list is made from the objects, each of which is
-read whole; nothing is kept of them on the disk. Bundles that were only in the log are lost, and so is the progress of
-subscribers. Segment numbers go on above all that the old store can have used, so that a Spark checkpoint that is newer
-than the newest object passes over nothing.
+The store keeps its identity, because that is the folder of its objects. Its list is rebuilt from the objects, each of
+which is read completely but not stored on the disk. Bundles that were only in the log and the progress of subscribers
+are lost. Segment numbers continue above all that the old store can have used, so that a Spark checkpoint that is newer
+than the newest object skips nothing.
 
-The directory is built under another name and renamed last.
+The directory is built under a temporary name and renamed last.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = ["RestoredStore", "restore_from_tier", "stores_in_tier"]
 @dataclass(slots=True)
 class RestoredStore:
     """
-    What was found of one store.
+    The segments and damaged objects found for one store.
 
     Attributes:
         identity: of the store.
         path: its directory.
-        segments: those that are what was sealed, ascending.
-        damaged: keys of objects that are not.
+        segments: the valid ones, ascending.
+        damaged: the keys of damaged objects.
     """
 
     identity: str
@@ -55,12 +55,12 @@ class RestoredStore:
 
     @property
     def bundles(self) -> int:
-        """Bundles in the segments."""
+        """The number of bundles in the segments."""
         return sum(entry.bundle_count for entry in self.segments)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the segments."""
+        """The number of bytes in the segments."""
         return sum(entry.size_bytes for entry in self.segments)
 
 
@@ -69,7 +69,7 @@ def stores_in_tier(tier: ObjectTier) -> list[str]:
     Return the identities of the stores, or cores of stores, that have segments in the tier.
 
     Raises:
-        ObjectsUnavailableError, AccessDeniedError: they cannot be listed.
+        ObjectsUnavailableError, AccessDeniedError: the objects cannot be listed.
     """
     found = set()
     for info in tier.list_below(posixpath.dirname(folder_of("x"))):
@@ -91,24 +91,24 @@ def restore_from_tier(
     dry_run: bool = False,
 ) -> list[RestoredStore]:
     """
-    Make the new directory *target* from objects. Durable and complete on return.
+    Create the directory *target* from objects. Durable and complete on return.
 
     Args:
         fs: the file system.
         target: must not exist.
         tier: the objects, open.
-        location: where they are, which the store's list will say without its secrets.
+        location: of the objects; the store's list stores it without its secrets.
         identities: of the store; or of its cores, which become `core_0` and so on, in this order.
-        clock: says which segment numbers the old store cannot have used.
-        dry_run: look, and write nothing.
+        clock: used to find segment numbers that the old store cannot have used.
+        dry_run: read only, and write nothing.
 
     Raises:
-        UsageError: *target* exists, or a store has no object that is a segment. There is no *target*.
-        ObjectsUnavailableError: nobody answers. There is no *target*.
-        OSError: the disk refused; there is no *target*.
+        UsageError: *target* exists, or a store has no valid segment in the tier. *target* is not created.
+        ObjectsUnavailableError: the object store does not answer. *target* is not created.
+        OSError: the disk reported an error; *target* is not created.
     """
     if location.backend == "fs":
-        # The list is read by programs that were started elsewhere.
+        # Programs with another working directory read the list.
         location = dataclasses.replace(location, prefix=os.path.abspath(location.prefix))  # noqa: PTH100
     found = []
     for core, identity in enumerate(identities):
@@ -131,7 +131,7 @@ def _look(fs: FileSystem, one: RestoredStore, tier: ObjectTier, location: Object
         else:
             one.damaged.append(object_key(folder, entry))
     if not one.segments:
-        raise UsageError(f"{location}: no object below {folder}/ is a segment of a store")
+        raise UsageError(f"{location}: there is no segment of a store below {folder}/")
     return one
 
 

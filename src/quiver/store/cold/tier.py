@@ -1,15 +1,15 @@
 """
-Sealed segments go to the object tier, and leave it: one pass, driven by hand or by a thread of its own.
+Uploads sealed segments to the object tier and removes finished ones, in passes that a caller or a thread runs.
 
 ::
 
-    1  the list says `sent`                         crash before: nothing has happened
-    2  the object is made, whole, in one call       crash before: there is no object; the next pass makes it
-    3  it is read back and its checksum computed    crash before: the next pass finds it and reads it back
-    4  the list says `verified`                     only now may the local file go
+    1  the list has the entry `sent`                crash before: nothing has happened
+    2  the object is created in one call            crash before: no object exists; the next pass creates it
+    3  it is read back and its checksum verified    crash before: the next pass finds it and reads it back
+    4  the list has the entry `verified`            only now may the local file be removed
 
-Nothing here holds a lock while it waits for the object store, and nobody waits for this: when the store does not
-answer, the pass is over, and the next one comes after a pause that grows.
+No lock is held while a pass waits for the object store, and no other work waits for a pass. When the object store does
+not answer, the pass ends, and the next one starts after a delay that increases.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _BACKOFF = Backoff(first_s=0.5, cap_s=60.0)
 
 class ColdTier:
     """
-    Sends what is sealed and removes what is gone.
+    Uploads sealed segments and removes the objects of deleted ones.
 
     Args:
         parts: the store.
-        open_tier: gets to the object store; asked again after it failed.
-        on_damage: told of a local file that is not what was written.
-        is_sending: whether segments are sent; else those that are there are looked after.
+        open_tier: opens the object store; called again after it failed.
+        on_damage: called with a local file that is damaged.
+        is_sending: whether segments are uploaded; otherwise only existing objects are maintained.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ColdTier:
         self._is_sending = is_sending
         self._pass = threading.Lock()
         self._stopping = threading.Event()
-        # A daemon: a program that forgets to close must still be able to end; what is not sent is on the disk.
+        # A daemon: a program that does not close the store must still be able to exit; unsent segments are on the disk.
         self._worker = Worker(
             f"quiver-cold {parts.path}", self._turn, every=None, on_death=self._fail, clock=parts.clock,
             observer=parts.observer,
@@ -76,15 +76,15 @@ class ColdTier:
         self._delays = _BACKOFF.delays(Random())  # noqa: S311 - spreads waits, guards nothing
         self._not_before_s: float | None = None
         self.failure: str | None = None
-        """Why the last pass did not get through; None when it did."""
+        """Why the last pass failed; None if it did not."""
 
     @property
     def is_used(self) -> bool:
-        """Whether segments are sent, or some are there."""
+        """Whether segments are uploaded, or the tier has some."""
         return self._is_sending or len(self._register) > 0
 
     def stats(self) -> dict[str, Any]:
-        """Return figures of this moment."""
+        """Return the current figures."""
         verified = [entry for entry in self._register.entries() if entry.state == "verified"]
         waiting = self.waiting()
         sequences = [one.sequence_first for one in waiting if one.sequence_first is not None]
@@ -99,7 +99,7 @@ class ColdTier:
         }
 
     def waiting(self) -> list[SegmentInfo]:
-        """Return the segments that are to be sent, ascending: sealed, not verified, and not finished by everybody."""
+        """Return the segments to upload, ascending: sealed, not verified, and not finished by all subscribers."""
         parts = self._parts
         if not self._is_sending:
             return []
@@ -116,7 +116,10 @@ class ColdTier:
     # ── one pass ─────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> int:
-        """One pass; how many segments were sent and verified. What fails is told, and tried again after a pause."""
+        """
+        Run one pass; return how many segments were uploaded and verified. Failures are reported and retried after a
+        delay.
+        """
         clock, observer = self._parts.clock, self._parts.observer
         if self._not_before_s is not None and clock.monotonic() < self._not_before_s:
             return 0
@@ -146,7 +149,7 @@ class ColdTier:
         return sent
 
     def _require_place(self, tier: ObjectTier) -> None:
-        """Return when the tier is where earlier segments went: what is sent elsewhere would be missed there."""
+        """Check that the tier has the objects of earlier segments: uploads elsewhere would be missing there."""
         verified = next((entry for entry in self._register.entries() if entry.state == "verified"), None)
         if verified is not None:
             key = object_key(self._folder, verified)
@@ -159,7 +162,7 @@ class ColdTier:
         try:
             source = self._parts.fs.open_read(info.path)
         except FileNotFoundError:
-            return 0  # finished meanwhile, or lost: whoever reads it says so
+            return 0  # it was finished meanwhile, or lost, which readers report
         with contextlib.closing(source):
             before, entry = self._intend(info, source)
             if entry is None:
@@ -171,10 +174,10 @@ class ColdTier:
                     self._on_damage(info, CorruptionError(info.path, *damage))
                     return 0
                 if not self._is_there(tier, key, entry):
-                    raise ObjectsUnavailableError("verify", key, "what came back is not what was sent")
+                    raise ObjectsUnavailableError("verify", key, "the object differs from the data that was sent")
         with self._parts.maintenance:
             if self._stopping.is_set() or info.seq not in self._parts.catalog:
-                return 0  # finished meanwhile: the next pass removes the object
+                return 0  # it was finished meanwhile: the next pass removes the object
             self._register.put(dataclasses.replace(entry, state="verified"))
         self._parts.observer.count("quiver.cold.sent_total")
         self._parts.observer.count("quiver.cold.sent_bytes_total", entry.size_bytes)
@@ -185,7 +188,7 @@ class ColdTier:
         return location_from_list(self._register.location)[1]
 
     def _intend(self, info: SegmentInfo, source: File) -> tuple[ColdSegment | None, ColdSegment | None]:
-        """Step 1: note, durably, that there may be an object. Returns the entry as it was, and as it is."""
+        """Step 1: note, durably, that there may be an object. Returns the old and the new entry."""
         checksum = int.from_bytes(source.pread(_CRC_BYTES, max(0, info.size_bytes - _CRC_BYTES)), "little")
         entry = cold_segment(info, checksum, "sent")
         with self._parts.maintenance:
@@ -193,15 +196,15 @@ class ColdTier:
             if self._stopping.is_set() or info.seq not in self._parts.catalog:
                 return before, None
             if before is not None and before != entry:
-                # Another content under this number: its object goes first, or nobody would know of it any more.
-                self._register.leave([info.seq], "damaged")
+                # The entry has other contents for this number: remove its object first, or it would be forgotten.
+                self._register.mark_unverified([info.seq], "damaged")
                 return before, None
             if before is None:
                 self._register.put(entry)
             return before, entry
 
     def _is_there(self, tier: ObjectTier, key: str, entry: ColdSegment) -> bool:
-        """Step 3: say whether the object is the segment, byte for byte, by its checksum."""
+        """Step 3: return whether the object equals the segment, by its checksum."""
         crc = offset = 0
         tail = b""
         try:
@@ -213,7 +216,7 @@ class ColdTier:
                 if len(piece) != length + len(tail):
                     return False
                 offset += length
-                # The last four bytes are the checksum, and not in it.
+                # The last four bytes are the checksum, which does not include them.
                 crc, tail = crc32(memoryview(piece)[:-_CRC_BYTES], crc), piece[-_CRC_BYTES:]
         except ObjectNotFoundError:
             return False
@@ -222,9 +225,9 @@ class ColdTier:
     # ── leaving ──────────────────────────────────────────────────────────────────────────────────────
 
     def _remove(self, tier: ObjectTier) -> None:
-        """Remove the objects that nobody relies on; keep a copy of damaged ones."""
+        """Remove the objects that are no longer needed; keep a copy of damaged ones."""
         with self._parts.maintenance:
-            self._register.keep()  # never an object before the list says that it may be missing
+            self._register.keep()  # the list must not have it as verified when the object is removed
         leaving = self._leaving()
         for entry in leaving:
             if entry.state == "damaged":
@@ -240,29 +243,29 @@ class ColdTier:
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Run passes in a thread of its own from now on, when asked by `tend`. None without a tier."""
+        """Run passes in a separate thread from now on, requested by `tend`. Does nothing without a tier."""
         if self.is_used:
             self._worker.start()
 
     def tend(self) -> None:
-        """Do what there is to do: now, or where there is a thread, there."""
+        """Run a pass if there is work: in this thread, or in the separate one if it was started."""
         if not self._worker.is_started:
             self.run()
         elif self._leaving() or self.waiting():
             self._worker.wake()
 
     def stop(self) -> None:
-        """Let the pass that runs end, and start no other: on return nobody here writes any more. Idempotent."""
+        """Wait for the current pass and start no other one: on return nothing is written any more. Idempotent."""
         self._stopping.set()
         self._worker.stop()
-        with self._pass:  # one that somebody drives by hand writes to the directory, too
+        with self._pass:  # a pass that a caller runs writes to the directory, too
             return
 
     def _turn(self) -> None:
         self.run()
 
     def _fail(self, died: WorkerDiedError) -> None:
-        """Let the store refuse: it would fill up with segments that nothing sends."""
+        """Make the store refuse calls: it would fill up with segments that are never uploaded."""
         self.failure = str(died)
         self._parts.wal.poison(died)
         with self._parts.lock:
@@ -270,7 +273,7 @@ class ColdTier:
 
 
 def _upload(tier: ObjectTier, key: str, source: File, entry: ColdSegment) -> tuple[int, str] | None:
-    """Step 2. Returns where and why the local file is not what was written, or None."""
+    """Step 2. Return the offset and the reason if the local file is damaged, or None."""
     seen: list[int] = [0]
 
     def parts() -> Iterator[bytes]:
@@ -287,5 +290,5 @@ def _upload(tier: ObjectTier, key: str, source: File, entry: ColdSegment) -> tup
 
     tier.put_parts(key, parts)
     if seen[0] != entry.crc32:
-        return entry.size_bytes - _CRC_BYTES, f"checksum mismatch: stored {entry.crc32:08x}; found when it was sent"
+        return entry.size_bytes - _CRC_BYTES, f"checksum mismatch: stored {entry.crc32:08x}; found while sending"
     return None

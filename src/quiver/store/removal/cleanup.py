@@ -147,7 +147,7 @@ class Cleanup:
             finished = {info.seq: info.size_bytes for info in self._finished()}
             seqs = self.retention.deletable(finished, now_s=self._parts.clock.monotonic())
             kept = self.window.keeps(seqs)
-            self.window.let_go(kept)
+            self.window.release(kept)
             return self._delete(self._known(seq for seq in seqs if seq not in kept), "finished")
 
     def evict(self, bytes_wanted: int | None) -> Freed:
@@ -217,7 +217,7 @@ class Cleanup:
         parts.subscribers.removed(seqs)
         self.retention.gone(seqs)
         # A crash before the list says so: the segment is back, as finished as it was, and goes again.
-        parts.cold.leave(seqs)
+        parts.cold.mark_unverified(seqs)
         parts.sealing.try_now()
         with parts.lock:
             parts.room.notify_all()
@@ -449,7 +449,7 @@ class Cleanup:
             seqs = sorted(set(gone).difference(copied))
             if seqs:
                 parts.catalog.keep_floor(max(seqs) + 1)
-                parts.cold.leave(seqs)
+                parts.cold.mark_unverified(seqs)
                 for seq in seqs:
                     parts.catalog.forget(seq)
                 parts.subscribers.removed(seqs)
@@ -481,7 +481,7 @@ class Cleanup:
                 )
                 return
             # An object that is not what was sent is copied to a quarantine of its own by the next pass.
-            parts.cold.leave([info.seq], "sent" if is_local else "damaged")
+            parts.cold.mark_unverified([info.seq], "sent" if is_local else "damaged")
             parts.catalog.forget(info.seq)
             parts.subscribers.removed([info.seq])
             self.retention.gone([info.seq])
