@@ -165,7 +165,7 @@ def remarks(found):
 
 @pytest.mark.parametrize(
     ("step_s", "verdict", "word"),
-    [(0.001, "good", "durable ingests"), (0.1, "watch", "overlap"), (0, "watch", "sooner")],
+    [(0.001, "good", "durable ingests"), (0.1, "watch", "concurrent"), (0, "watch", "faster")],
 )
 def test_doctor_judges_the_sync(step_s, verdict, word):
     """Fast, slow, and faster than any disk."""

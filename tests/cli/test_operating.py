@@ -109,7 +109,7 @@ def test_a_damaged_retry_set_is_told_and_mended(store_dir, call):
     to_come = pending(store_dir, call)["slow"]
 
     mended = call("repair", store_dir)
-    assert (mended.exit_code, "begun anew" in mended.output) == (0, True)
+    assert (mended.exit_code, "created again" in mended.output) == (0, True)
     found = load_retry_set(REAL_FILES, str(store_dir), "slow")
     assert (len(found), {entry.attempts for entry in found}) == (to_come, {1})
     assert [path.read_bytes() for path in (store_dir / "quarantine").glob("quiver.retry.slow*")] == [bytes(range(100))]

@@ -161,7 +161,7 @@ def test_what_nobody_has_any_more_is_said_and_exported() -> None:
 
     assert mend.gave_up is not None
     assert f"{len(lost)} of its {len(lost)} bundles" in mend.gave_up
-    assert f"t had {len(lost)} to come" in mend.gave_up
+    assert f"t had {len(lost)} pending" in mend.gave_up
     assert data in copies(fs)
     assert any(name.endswith(".arrows") for name in fs.list_dir(f"{ROOT}/quarantine"))
     assert numbers(fs) == [number for number in range(BUNDLES) if number not in lost]

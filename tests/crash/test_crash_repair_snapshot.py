@@ -299,7 +299,7 @@ def test_wrong_use_is_refused() -> None:
     """A target that exists, a target within the source, a source that is none."""
     fs, work = worked(5)
     work.store.close()
-    with pytest.raises(UsageError, match="lies within"):
+    with pytest.raises(UsageError, match="is inside"):
         snapshot(fs, SOURCE, f"{SOURCE}/copy", now_ns=1)
     snapshot(fs, SOURCE, COPY, now_ns=1)
     with pytest.raises(UsageError, match="exists"):

@@ -90,7 +90,7 @@ def test_a_wrong_option_is_said_in_one_sentence(spark, store):
         spark.read.format("quiver").option("slot", "30").option("failOnDataLos", "false").load(store.root)
     store.rows(1)
     frame = spark.readStream.format("quiver").option("slot", "30").option("path", store.root).load()
-    with pytest.raises(Exception, match="needs a name of its own"):
+    with pytest.raises(Exception, match="needs a unique name"):
         frame.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination(60)
 
 
@@ -272,7 +272,7 @@ def test_an_older_checkpoint_of_a_store_that_went_on_is_refused(spark, store, tm
         store.rows(1)
         run(stream(spark, store), Sink(), checkpoint)
     store.rows(1)
-    with pytest.raises(Exception, match="the checkpoint is behind the subscriber"):
+    with pytest.raises(Exception, match="the checkpoint is older than the progress"):
         run(stream(spark, store), Sink(), backup)
     sink = Sink()
     run(stream(spark, store, failOnDataLoss="false"), sink, backup)

@@ -57,7 +57,7 @@ def test_it_is_reported_and_counted(begun):
     segment(begun, 0).unlink()
     (finding,) = [one for one in check_store(REAL_FILES, str(begun)).findings if one.damaged]
     assert finding.path == str(segment(begun, 0))
-    assert "slow had 3 of its bundles to come" in finding.reason
+    assert "slow had 3 of its bundles pending" in finding.reason
     observer = InMemoryObserver()
     with quiver.open(begun, SETTINGS, background=False, observer=observer) as store:
         assert observer.total(COUNTED) == 3
@@ -94,7 +94,7 @@ def test_repair_gives_it_up_once(begun):
     report = repair(REAL_FILES, str(begun), clock=SYSTEM_CLOCK)
     (mend,) = report.mends
     assert mend.path == str(segment(begun, 0))
-    assert mend.gave_up == "3 of its bundles, which slow had to come"
+    assert mend.gave_up == "3 of its bundles, which slow had pending"
     assert not report.damaged
     with quiver.open(begun, SETTINGS, background=False) as store:
         assert store.register("slow").lag().pending_bundles == 8

@@ -1,13 +1,13 @@
 """
 Tools for a store that no process has open: repair, salvage, migration.
 
-==================  ===========================================================
+==================  ==================================================================
 module              purpose
-==================  ===========================================================
-`closed.py`         makes sure of that
-`repair.py`         what can be mended is; a copy is kept; what is gone is said
-`salvage.py`        what can be mended is; a copy is kept; what is gone is said
-`repair_report.py`  what a repair did
-`migrate.py`        another format profile or slot table
-==================  ===========================================================
+==================  ==================================================================
+`closed.py`         locks a store so that no process can open it
+`repair.py`         repairs damaged files, keeps a copy of them, and reports any loss
+`salvage.py`        recovers bundles of a damaged segment from the log
+`repair_report.py`  the result of a repair
+`migrate.py`        converts a store to another format profile or slot table
+==================  ==================================================================
 """

@@ -1,4 +1,4 @@
-"""A store that nobody has open, for programs that work on its files."""
+"""Keeps a store closed while a program works on its files."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from quiver.store.reading.written_by import written_by
 __all__ = ["drain", "held_closed", "require_closed"]
 
 _NEVER_S = 1e9
-"""A grace that does not end meanwhile: what works on files deletes no data."""
+"""A grace period that does not end meanwhile: programs that work on files must not delete data."""
 
 
 class _Quiet(InMemoryObserver):
-    """Keeps counts and logs nothing: whoever works on the files says what he did."""
+    """Counts, but does not log: programs that work on the files report their own work."""
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Any) -> None:
-        """Take no note."""
+        """Ignore the event."""
 
 
 @contextmanager
 def held_closed(fs: FileSystem, root: str, *, owner: str) -> Iterator[None]:
     """
-    Keep everybody else from writing to the store at *root*; *owner* says who does.
+    Prevent other processes from writing to the store at *root*; *owner* is the reason that they get.
 
     Raises:
         DirectoryInUseError: a process has it open; or, for one core of several, another core is freeing space in it.
@@ -49,7 +49,7 @@ def held_closed(fs: FileSystem, root: str, *, owner: str) -> Iterator[None]:
 
 def require_closed(fs: FileSystem, roots: Sequence[str], *, owner: str) -> None:
     """
-    Return when nobody has one of *roots* open: what is done to all cores of a store begins with none of them otherwise.
+    Check that no process has one of *roots* open, before an operation on all cores of a store changes the first one.
 
     Raises:
         DirectoryInUseError, OSError: as `held_closed`.
@@ -61,15 +61,15 @@ def require_closed(fs: FileSystem, roots: Sequence[str], *, owner: str) -> None:
 
 def drain(fs: FileSystem, root: str, *, clock: Clock) -> None:
     """
-    Open the store at *root* as it was written, seal all that is in its log, and close it. Deletes no segment.
+    Open the store at *root* as it was written, seal all bundles in its log, and close it. Deletes no segment.
 
-    On return the log holds nothing that no segment holds, and of its files only the active one is left.
+    On return, segments contain everything that is in the log, and of its files only the active one is left.
 
     Raises:
         DirectoryInUseError: a process has it open.
         UnsupportedFormatError: a newer version wrote the log.
-        QuiverError: it cannot be recovered, in the words of the store.
-        OSError: the disk refused.
+        QuiverError: the store cannot be recovered.
+        OSError: the disk reported an error.
     """
     found = written_by(fs, root)
     settings = Settings(format_profile=found.profile, delete_grace_s=_NEVER_S)

@@ -1,18 +1,18 @@
 """
-A closed store from one format profile, or slot table, to another: what `quiver migrate` does.
+Converts a closed store to another format profile or slot table, for `quiver migrate`.
 
-Both profiles are always readable, so a directory is a lawful store at every moment. Whatever cuts a migration off, it
-is called again and goes on. In order:
+Both profiles are always readable, so the directory is a valid store at every moment. An interrupted migration continues
+when it is called again. In order:
 
-1. everything in the log is sealed, under the slot table that the log was written with
-2. segments with a column that the profile does not have are written again beside themselves, compared with what they
-   were, and only then take their own names
-3. the log, which nobody needs any more, gives way to an empty one that begins where it ended
-4. progress files are written again; what they say stays the same
-5. all of it is read back and checked
+1. everything in the log is sealed, with the slot table that the log was written with
+2. segments with a column that the profile does not have are written to new files, compared with the old ones, and only
+  then renamed
+3. the log, which is no longer needed, is replaced by an empty one that begins where it ended
+4. progress files are rewritten with the same contents
+5. all files are read back and checked
 
-The log changes before the progress files: from then on the next open knows the new slot table, and a store that was
-left half way by a crash is finished by the same call.
+The log changes before the progress files: from then on the next open knows the new slot table. The same call completes
+a migration that a crash interrupted.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ from quiver.store.wal.replay import find_wal_files, scan_file
 __all__ = ["Migrated", "migrate", "require_migratable"]
 
 _EXTRA_COLUMN = "item_count"
-"""What the manifest of the `otap` profile may have and that of `spec` has not."""
+"""A manifest of the `otap` profile may have this column, one of `spec` does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
     """
-    What a migration changed.
+    The changes of a migration.
 
     Attributes:
-        profile: that of the directory now.
-        config_hash: what the log's head says now.
+        profile: the current profile of the directory.
+        config_hash: the current hash in the header of the log.
         sealed_bundles: bundles that were only in the log before.
-        segments_rewritten: segments whose manifest was written again.
-        log_replaced: the log got a new head.
-        progress_rewritten: subscribers whose file was written again.
+        segments_rewritten: segments whose manifest was rewritten.
+        log_replaced: whether the log got a new header.
+        progress_rewritten: subscribers whose file was rewritten.
     """
 
     profile: Profile
@@ -90,26 +90,26 @@ class Migrated:
     progress_rewritten: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return all values as plain types."""
         return asdict(self)
 
 
 def migrate(fs: FileSystem, root: str, *, profile: Profile, adapter: Adapter | None, clock: Clock) -> Migrated:
     """
-    Bring the store at *root*, which nobody may have open, to *profile* and *adapter*. Durable and checked on return.
+    Convert the store at *root* to *profile* and *adapter*. It must be closed. Durable and checked on return.
 
     Args:
         fs: the file system.
         root: the store's directory.
-        profile: how its files are written from now on; open it with the same `format_profile`.
-        adapter: the slot table from now on; None keeps the one it has.
+        profile: the new profile of its files; open it with the same `format_profile`.
+        adapter: the new slot table; None keeps the current one.
         clock: for the store that is opened to seal its log.
 
     Raises:
         DirectoryInUseError: a process has the store open, or works for one of its subscribers.
-        CorruptionError: something is not as it was written: `quiver repair` first.
+        CorruptionError: a file is damaged: run `quiver repair` first.
         UsageError: *root* is not a store, or is a snapshot, or has segments in an object tier.
-        OSError: the disk refused; call it again.
+        OSError: the disk reported an error; call it again.
     """
     with ExitStack() as held:
         _begin(fs, root, held)
@@ -127,8 +127,8 @@ def migrate(fs: FileSystem, root: str, *, profile: Profile, adapter: Adapter | N
 
 def require_migratable(fs: FileSystem, root: str) -> None:
     """
-    Return when `migrate` would begin with the store at *root*; change nothing. For all cores of a store, before the
-    first of them is migrated: with one of them left behind, neither profile opens it.
+    Check that `migrate` can start with the store at *root*; change nothing. Call it for all cores of a store before the
+    first one is migrated: a store whose cores have different profiles cannot be opened.
 
     Raises:
         DirectoryInUseError, CorruptionError, UsageError, OSError: as `migrate`.
@@ -139,15 +139,15 @@ def require_migratable(fs: FileSystem, root: str) -> None:
 
 
 def _begin(fs: FileSystem, root: str, held: ExitStack) -> None:
-    """Refuse what cannot be migrated, and keep those out who work for a subscriber as long as *held* is open."""
+    """Refuse stores that cannot be migrated, and lock all subscribers as long as *held* is open."""
     require_store(fs, root)
     refuse_snapshot(fs, root)
     if read_cold_list(fs, f"{root}/{SEGMENTS_DIR}") is not None:
         raise UsageError(
-            f"{root} has segments in an object tier, which would stay as they are: take a snapshot, which has them, "
+            f"{root} has segments in an object tier, which are not migrated: take a snapshot, which contains them, "
             "restore it to a new directory, and migrate that"
         )
-    # Before anything is changed: whoever works for a subscriber would write the old profile again.
+    # Before anything is changed: a process that works for a subscriber would write the old profile again.
     for subscriber in find_subscribers(fs, root):
         held.callback(lock_subscriber(fs, root, subscriber).release)
     _require_sound(fs, root)
@@ -169,7 +169,7 @@ def _target_hash(fs: FileSystem, root: str, profile: Profile, adapter: Adapter |
     if adapter is not None:
         return adapter.config_hash
     found = written_by(fs, root)
-    # The constant of the other profile says nothing of the slot table: it was the default one's, or nobody's.
+    # The constant of the other profile does not show the slot table: the default one or none was configured.
     return found.adapter.config_hash if isinstance(found.adapter, AdapterByHash) else OTAP.config_hash
 
 
@@ -179,18 +179,18 @@ def _target_hash(fs: FileSystem, root: str, profile: Profile, adapter: Adapter |
 def _segments(fs: FileSystem, root: str, profile: Profile) -> list[str]:
     directory = f"{root}/{SEGMENTS_DIR}"
     if profile == "otap" or not fs.exists(directory):
-        return []  # its readers take a manifest without the column
+        return []  # its readers accept a manifest without the column
     return [segment_name(seq) for seq in segment_numbers(fs.list_dir(directory))]
 
 
 def _rewrite_segment(fs: FileSystem, path: str) -> bool:
-    """Write the segment at *path* again without the extra column, if it has it. Durable on return."""
+    """Rewrite the segment at *path* without the extra column, if it has it. Durable on return."""
     mapping = fs.map_read(path)
     view = mapping.view()
     mapping.close()
     answer = decode_segment_footer(view)
     if not isinstance(answer, Frame):
-        raise CorruptionError(path, len(view), "its footer cannot be read any more")
+        raise CorruptionError(path, len(view), "its footer can no longer be read")
     footer = answer.value
     at, end = footer.manifest_offset, footer.manifest_offset + footer.manifest_length
     table = decode_table(view[at:end], what="batch manifest", at=at)
@@ -200,7 +200,7 @@ def _rewrite_segment(fs: FileSystem, path: str) -> bool:
         return False
     if end != len(view) - (len(encode_segment_footer(footer)) + len(encode_segment_trailer(0))):
         raise CorruptionError(
-            path, end, "something follows its manifest that this version does not know; it stays as it is"
+            path, end, "its manifest is followed by data that this version does not know; the file was not changed"
         )
     _write_segment(fs, path, view[:at], footer, table)
     return True
@@ -209,7 +209,7 @@ def _rewrite_segment(fs: FileSystem, path: str) -> bool:
 def _write_segment(
     fs: FileSystem, path: str, streams: memoryview, footer: SegmentFooter, table: pa.RecordBatch
 ) -> None:
-    # Not `drop_columns`: where two columns have that name it finds neither.
+    # Not `drop_columns`: if two columns have that name, it finds neither.
     manifest = encode_table(table.select([name for name in table.schema.names if name != _EXTRA_COLUMN]))
     moved = SegmentFooter(
         footer.stream_count,
@@ -247,7 +247,7 @@ def _require_same(fs: FileSystem, path: str, temporary: str) -> None:
     old.close()
     new.close()
     if not same:
-        raise StoreFailedError(f"{temporary} does not say what {path} says; nothing was replaced")
+        raise StoreFailedError(f"{temporary} and {path} have different contents; nothing was replaced")
 
 
 # 3. The log.
@@ -255,7 +255,7 @@ def _require_same(fs: FileSystem, path: str, temporary: str) -> None:
 
 def _replace_log(fs: FileSystem, root: str, config_hash: bytes) -> bool:
     """
-    Let the log begin anew, empty and under *config_hash*, at the position where it ended; False when it has that
+    Replace the log by an empty one with *config_hash* that starts where the log ended; return False when it has that
     hash.
     """
     directory = f"{root}/{WAL_DIR}"
@@ -268,9 +268,9 @@ def _replace_log(fs: FileSystem, root: str, config_hash: bytes) -> bool:
         scan = scan_file(fs, file.path)
         needed = [one for one in scan.entries if one.entry.entry_type == ENTRY_TYPE_BUNDLE and one.end > cursor]
         if needed or scan.damage:
-            raise StoreFailedError(f"{file.path} still holds bundles that no segment has; call it again")
+            raise StoreFailedError(f"{file.path} still contains bundles that are in no segment; call it again")
         end = max(end, scan.position_end)
-    # The retired ones first: until the active file is replaced, all files that are there have one and the same hash.
+    # The retired ones first: until the active file is replaced, all existing files have the same hash.
     remove_durably(fs, [file.path for file in files if file.number is not None])
     replace_file(fs, f"{directory}/{WAL_ACTIVE}", encode_wal_header(config_hash, end))
     return True
@@ -294,7 +294,7 @@ def _rewrite_progress(fs: FileSystem, root: str, subscriber: str, profile: Profi
     if fs.read_all(path, size_max=SMALL_FILE_BYTES_MAX) == data:
         return False
     _require_same_progress(state, SubscriberState.from_progress(written), refs)
-    # One of the profiles names no finished segment that is gone: its number is kept elsewhere, first.
+    # One of the profiles does not name finished segments that were deleted: store their number elsewhere first.
     raise_floor(fs, root, state.named_max + 1)
     replace_file(fs, path, data)
     return True
@@ -303,4 +303,6 @@ def _rewrite_progress(fs: FileSystem, root: str, subscriber: str, profile: Profi
 def _require_same_progress(old: SubscriberState, new: SubscriberState, refs: Sequence[SegmentRef]) -> None:
     pending = [Counter({ref.seq: state.pending_count(Segments([ref])) for ref in refs}) for state in (old, new)]
     if pending[0] != pending[1]:
-        raise UsageError("progress with a segment of more bundles than a progress file can track cannot be written")
+        raise UsageError(
+            "a segment has more bundles than a progress file of this profile can track: migrate after it is finished"
+        )

@@ -1,17 +1,17 @@
 """
-A closed store mended as far as it can be: what `quiver repair` does. A copy of whatever is not sound is kept first.
+Repairs a closed store as far as possible, for `quiver repair`. Keeps a copy of every damaged file first.
 
-In order; each step can be cut off by a crash and is done again by the next repair:
+In order; the next repair repeats each step that a crash interrupted:
 
-1. temporary files of writes that never took effect go
-2. small files that cannot be read are copied to quarantine and made anew, or go: the next open makes them
-3. damaged segments: copied to quarantine; written again from the log where it still has all of their bundles
-4. damaged retry sets: copied to quarantine; begun anew with what their subscriber has not resolved
-5. heads of log files that would refuse to open though their entries are sound
-6. the store is opened, which copies damaged ranges of the log to quarantine and cuts torn ends, and everything in
-   the log is sealed, so that no damaged log file is needed any more
+1. temporary files of incomplete writes are removed
+2. small files that cannot be read are copied to quarantine and created again, or removed: the next open creates them
+3. damaged segments are copied to quarantine, and rewritten from the log if that still has all of their bundles
+4. damaged retry sets are copied to quarantine and filled with the bundles that their subscriber has not resolved
+5. headers of log files that would prevent opening are repaired if their entries are valid
+6. the store is opened, which copies damaged ranges of the log to quarantine and truncates torn ends; then everything in
+  the log is sealed, so that no damaged log file is needed any more
 
-Nothing that is damaged is ever delivered. What newer versions wrote is left alone.
+Damaged data is never delivered. Files of newer versions are not changed.
 """
 
 from __future__ import annotations
@@ -85,25 +85,25 @@ __all__ = ["Mend", "RepairReport", "repair"]
 
 def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) -> RepairReport:
     """
-    Mend the store at *root*, which nobody may have open.
+    Repair the store at *root*, which must be closed.
 
     Args:
         fs: the file system.
         root: the store's directory.
         clock: for the store that is opened at the end.
-        dry_run: change nothing but the lock file; the report says what would be done.
+        dry_run: change nothing but the lock file; the report has the planned repairs.
 
     Raises:
         DirectoryInUseError: a process has the store open.
-        UnsupportedFormatError: a newer version wrote the log or a progress file: nothing was done to it.
-        UsageError: *root* is not a store, or is a snapshot, or a directory lies where a file belongs.
-        OSError: the disk refused; run it again.
+        UnsupportedFormatError: a newer version wrote the log or a progress file: the store was not changed.
+        UsageError: *root* is not a store, or is a snapshot, or contains a directory where a file belongs.
+        OSError: the disk reported an error; run it again.
     """
     require_store(fs, root)
     refuse_snapshot(fs, root)
     report = RepairReport(root, dry_run)
     for letters in nested_stores(fs, root):
-        # Stores of their own. Their findings are not those of this one.
+        # These are separate stores. Their findings do not belong to this one.
         report.mends += repair(fs, letters, clock=clock, dry_run=dry_run).mends
     with held_closed(fs, root, owner="quiver repair"):
         before = _findings(fs, root)
@@ -125,9 +125,9 @@ def _findings(fs: FileSystem, root: str) -> list[Finding]:
 
 
 def _by_opening(before: list[Finding], mends: list[Mend]) -> list[Mend]:
-    """Return what no step said a word about: recovery holds it against its neighbours when the store is opened."""
+    """Return the findings that no step repaired: recovery handles them when the store is opened."""
     told = {mend.path for mend in mends}
-    how = "left to the opening of the store, which sets it right by what is around it"
+    how = "repaired when the store is opened, from the files around it"
     return [
         Mend(finding.path, f"at byte {finding.offset}: {finding.reason}", how)
         for finding in before
@@ -136,7 +136,7 @@ def _by_opening(before: list[Finding], mends: list[Mend]) -> list[Mend]:
 
 
 class _Work:
-    """What the steps share."""
+    """The state that the steps share."""
 
     def __init__(self, fs: FileSystem, root: str, *, dry_run: bool) -> None:
         self.fs = fs
@@ -144,9 +144,9 @@ class _Work:
         self.files = StoreFiles(fs, root)
         self.dry_run = dry_run
         self.sound: list[SegmentInfo] = []
-        """Sound segments; those written again among them. Filled by `_segments`."""
+        """Valid segments, including the rewritten ones. Filled by `_segments`."""
         self.highest = -1
-        """The highest segment number that any file name speaks of."""
+        """The highest segment number in any file name."""
 
     def names(self, directory: str) -> list[str]:
         return self.fs.list_dir(directory) if self.fs.exists(directory) else []
@@ -158,7 +158,7 @@ class _Work:
             return None
 
     def keep(self, path: str, data: bytes) -> str:
-        """Copy *data*, what was found at *path*, to quarantine: durable on return, once for the same bytes."""
+        """Copy the *data* of *path* to quarantine: durable on return, only once for the same bytes."""
         directory, name = f"{self.root}/{QUARANTINE_DIR}", posixpath.basename(path)
         if self.dry_run:
             return damaged_copy(directory, name, data)
@@ -182,11 +182,11 @@ def _damage_of(data: bytes, decode: Callable[[memoryview], Answer[Any]]) -> str 
 
 
 def _is_newer(data: bytes, problem: str) -> bool:
-    """Say whether a newer version wrote *data*: the checksum at its end is right, so the version was not damaged."""
+    """Return whether a newer version wrote *data*: if the checksum at its end is valid, the version is not damaged."""
     return "unsupported version" in problem and progress_checksum(memoryview(data)) is not None
 
 
-# 1. What a crash left over.
+# 1. Remains of a crash.
 
 
 def _leftovers(work: _Work) -> Iterator[Mend]:
@@ -198,9 +198,9 @@ def _leftovers(work: _Work) -> Iterator[Mend]:
             path = f"{directory}/{name}"
             subscriber = parse_progress_name(name.removesuffix(TEMPORARY_SUFFIX))
             if subscriber is not None and not _is_free(work, subscriber):
-                continue  # its owner, in another process, may be writing it just now
+                continue  # its owner, in another process, may be writing it
             work.remove(path)
-            yield Mend(path, "left over from a write that never took effect", "removed")
+            yield Mend(path, "left over from an incomplete write", "removed")
 
 
 def _is_free(work: _Work, subscriber: str) -> bool:
@@ -219,16 +219,16 @@ def _small_files(work: _Work) -> Iterator[Mend]:
     work.highest = _highest_number(work)
     yield from _gone_if_damaged(work, f"{root}/{WAL_DIR}/{CURSOR_NAME}", decode_cursor, None)
     for name in (DROP_LEDGER, EVICTED):
-        lost = "which drops by policy its subscribers have not noted yet: to them those segments are simply gone"
+        lost = "which drops by policy its subscribers have not resolved yet: for them those segments are missing"
         yield from _gone_if_damaged(work, f"{root}/{name}", decode_drop_ledger, lost)
     for subscriber in find_subscribers(work.fs, root):
-        lost = f"the record of what was skipped for {subscriber}; it is skipped all the same"
+        lost = f"the record of bundles skipped for {subscriber}; they stay skipped"
         yield from _gone_if_damaged(work, f"{root}/{skip_ledger_name(subscriber)}", decode_drop_ledger, lost)
     yield from _gone_if_damaged(
         work,
         f"{root}/{STORE_ID}",
         decode_identity,
-        "the store's identity: a Spark checkpoint made against it is refused, and needs a new one",
+        "the store's identity: Spark checkpoints of this store are refused, and must be replaced by new ones",
     )
     yield from _progress(work)
     yield from _backups(work)
@@ -244,12 +244,12 @@ def _gone_if_damaged(
         return
     copy = work.keep(path, data)
     work.remove(path)
-    yield Mend(path, f"damaged {problem}", "set aside; the next open makes it anew", gave_up, copy)
+    yield Mend(path, f"damaged {problem}", "quarantined; the next open creates it again", gave_up, copy)
 
 
 def _highest_number(work: _Work) -> int:
     names = work.names(f"{work.root}/{SEGMENTS_DIR}") + work.names(f"{work.root}/{QUARANTINE_DIR}")
-    # In quarantine a number may have something behind it.
+    # In quarantine a name may have a suffix after the number.
     numbers = segment_numbers(name.partition(".qseg")[0] + ".qseg" for name in names if ".qseg" in name)
     return max(numbers, default=-1)
 
@@ -265,28 +265,31 @@ def _progress(work: _Work) -> Iterator[Mend]:
             raise
         except CorruptionError as damage:
             problem = f"damaged at byte {damage.offset}: {damage.reason}"
-        gave_up = f"what {subscriber} has resolved: everything that still exists is delivered to it once more"
+        gave_up = f"the progress of {subscriber}: all bundles that still exist are delivered to it again"
         if work.dry_run:
-            yield Mend(path, problem, "replaced by its backup, if there is one, or begun anew", gave_up)
+            yield Mend(path, problem, "replaced by its backup, or created again if there is none", gave_up)
             continue
         try:
             lock = lock_subscriber(work.fs, work.root, subscriber)
         except DirectoryInUseError as error:
-            yield Mend(path, problem, f"left as it is: {error}")
+            yield Mend(path, problem, f"not changed: {error}")
             continue
         try:
             made = recreate_damaged(work.fs, work.root, subscriber, profile=profile, policy="backup")
         finally:
             lock.release()
         if made.start == "backup":
-            mended, gave_up = "replaced by its backup", f"what {subscriber} has resolved since: that comes once more"
+            mended, gave_up = (
+                "replaced by its backup",
+                f"the later progress of {subscriber}: those bundles are delivered again",
+            )
         else:
-            mended = "begun anew with nothing resolved"
+            mended = "created again with no bundle resolved"
         yield Mend(path, problem, mended, gave_up, made.copy)
 
 
 def _backups(work: _Work) -> Iterator[Mend]:
-    # Behind the progress files, which may have to be made from them.
+    # After the progress files, which may have to be replaced by them.
     for subscriber in find_subscribers(work.fs, work.root):
         if work.fs.exists(backup_path(work.root, subscriber)) and _is_free(work, subscriber):
             yield from _gone_if_damaged(work, backup_path(work.root, subscriber), decode_progress, None)
@@ -308,7 +311,7 @@ def _floor(work: _Work) -> Iterator[Mend]:
             floor = max(floor, SubscriberState.from_progress(progress).named_max + 1)
     copy = work.keep(path, data)
     work.put(path, encode_floor(floor))
-    yield Mend(path, f"damaged {problem}", f"made anew: {floor}, above every number that is known", None, copy)
+    yield Mend(path, f"damaged {problem}", f"created again: {floor}, above every known number", None, copy)
 
 
 # 3. Segments.
@@ -331,11 +334,11 @@ def _segments(work: _Work) -> Iterator[Mend]:
 
 def _missing(work: _Work) -> Iterator[Mend]:
     for one in find_missing(work.fs, work.root):
-        problem = "gone, and nothing says why; if you have it, put it back before you repair"
+        problem = "missing for no known reason; if you have a copy, restore it before you repair"
         if not work.dry_run:
             give_up(work.fs, work.root, one)
-        lost = f"{one.bundles} of its bundles, which {one.subscriber} had to come"
-        yield Mend(one.path, problem, f"passed over for {one.subscriber}", lost)
+        lost = f"{one.bundles} of its bundles, which {one.subscriber} had pending"
+        yield Mend(one.path, problem, f"skipped for {one.subscriber}", lost)
 
 
 def _mend_segment(work: _Work, damaged: DamagedSegment) -> Mend:
@@ -347,26 +350,22 @@ def _mend_segment(work: _Work, damaged: DamagedSegment) -> Mend:
     if not work.dry_run:
         work.fs.make_dirs(f"{work.root}/{QUARANTINE_DIR}")
         copy = _free_name(work, copy)
-        # The copy first, durably: after that a crash leaves the damaged file, and the next repair does all of it again.
+        # The copy first, durably: after a crash the damaged file is still there, and the next repair starts again.
         link_or_copy(work.fs, damaged.path, copy, mode=0o440)
         work.fs.sync_dir(f"{work.root}/{QUARANTINE_DIR}")
     if whole:
         if not work.dry_run:
             info, _ = rewrite(work.fs, work.root, damaged.seq, entries, profile=written_by(work.fs, work.root).profile)
             work.sound = sorted([*work.sound, info], key=lambda one: one.seq)
-        return Mend(damaged.path, problem, f"written again from the log, all {len(entries)} bundles", None, copy)
+        return Mend(damaged.path, problem, f"rewritten from the log, all {len(entries)} bundles", None, copy)
     saved = export_streams(work.fs, work.root, damaged, write=not work.dry_run)
-    mended = (
-        f"set aside; {sum(rows for _, rows in saved)} rows of {len(saved)} streams can be read, unproven, beside it"
-    )
+    mended = f"quarantined; {sum(rows for _, rows in saved)} rows of {len(saved)} streams are readable but unverified"
     if entries:
-        mended = (
-            f"written again from the log with the {len(entries)} bundles that it has; the damaged file was {mended}"
-        )
+        mended = f"rewritten from the log with the {len(entries)} bundles that it has; the damaged file was {mended}"
         if not work.dry_run:
             rewrite(work.fs, work.root, damaged.seq, entries, profile=written_by(work.fs, work.root).profile)
     else:
-        # Before the name goes: the number must not be given out again, since subscribers may count it as delivered.
+        # Before the name is removed: subscribers may count the number as delivered, so it must not be used again.
         if not work.dry_run:
             raise_floor(work.fs, work.root, damaged.seq + 1)
         work.remove(damaged.path)
@@ -374,7 +373,7 @@ def _mend_segment(work: _Work, damaged: DamagedSegment) -> Mend:
 
 
 def _free_name(work: _Work, path: str) -> str:
-    # A repair that was cut off left the same file there: it is replaced. Another file of that number stays.
+    # A repair that was interrupted left the same file there: replace it. Keep another file of that number.
     number = 1
     candidate = path
     while work.fs.exists(candidate) and not _is_same(work, candidate, path):
@@ -393,7 +392,7 @@ def _is_same(work: _Work, candidate: str, path: str) -> bool:
 def _loss(work: _Work, damaged: DamagedSegment, have: int) -> str:
     info = damaged.info
     if info is None:
-        return "its bundles: how many is not known, since its tables cannot be read"
+        return "its bundles; their number is unknown, since its tables cannot be read"
     lost = info.bundle_count - have
     waiting = []
     for subscriber in find_subscribers(work.fs, work.root):
@@ -405,11 +404,11 @@ def _loss(work: _Work, damaged: DamagedSegment, have: int) -> str:
             state = SubscriberState.from_progress(progress)
             pending = state.pending_count(Segments([SegmentRef(info.seq, info.bundle_count)]))
             if pending:
-                waiting.append(f"{subscriber} had {pending} to come")
+                waiting.append(f"{subscriber} had {pending} pending")
     return f"{lost} of its {info.bundle_count} bundles" + (f": {', '.join(waiting)}" if waiting else ", all delivered")
 
 
-# 4. What exporters try again.
+# 4. Retry sets of exporters.
 
 
 def _retry_sets(work: _Work) -> Iterator[Mend]:
@@ -425,27 +424,27 @@ def _retry_sets(work: _Work) -> Iterator[Mend]:
 
 
 def _mend_retry_set(work: _Work, path: str, subscriber: str, data: bytes, problem: str) -> Mend:
-    # Which of them its exporter had passed is not known. One that is not in the set might never be sent.
+    # It is unknown which of them the exporter had passed. A bundle that is not in the set might never be sent.
     waiting = _unresolved(work, subscriber)
     if len(waiting) > RETRY_ENTRIES_MAX:
-        return Mend(path, problem, f"left as it is: {subscriber} has more bundles to come than a retry set holds")
+        return Mend(path, problem, f"not changed: {subscriber} has more pending bundles than a retry set can hold")
     try:
         lock = hold(work.fs, f"{work.root}/{retry_lock_name(subscriber)}", owner="quiver repair")
     except DirectoryInUseError as error:
-        return Mend(path, problem, f"left as it is: {error}")
+        return Mend(path, problem, f"not changed: {error}")
     try:
         copy = work.keep(path, data)
         work.put(path, encode_retry_set(RetryEntry(ref, 1, 0, 0, "the retry set was damaged") for ref in waiting))
     finally:
         lock.release()
-    mended = f"begun anew with the {len(waiting)} bundles that {subscriber} has not resolved"
-    return Mend(path, problem, mended, "how often each was tried, and when it was due: they are tried at once", copy)
+    mended = f"created again with the {len(waiting)} bundles that {subscriber} has not resolved"
+    return Mend(path, problem, mended, "the attempts and due times of its bundles: they are retried immediately", copy)
 
 
 def _unresolved(work: _Work, subscriber: str) -> list[BundleRef]:
     try:
         progress = load_progress(work.fs, work.root, subscriber)
-    except CorruptionError:  # and not mended: a dry run, or somebody holds it
+    except CorruptionError:  # it was not repaired: in a dry run, or because another process owns it
         progress = Progress(0, {})
     if progress is None:
         return []
@@ -472,9 +471,9 @@ def _log(work: _Work) -> Iterator[Mend]:
         if fixed is not None and fixed != head:
             copy = work.keep(file.path, head)
             data = fixed + work.fs.read_all(file.path, size_max=scan.size_bytes)[len(fixed) :]
-            # Another file under the same name: a snapshot may share this one.
+            # As a new file: a snapshot may share this one.
             work.put(file.path, data)
-            yield Mend(file.path, "a field of its head is damaged", "set to what the others say", None, copy)
+            yield Mend(file.path, "a field of its header is damaged", "set to the value in the other files", None, copy)
             scan = scan_wal_file(memoryview(data), file.path)
         yield from _ranges(work, scan, is_active=file.number is None)
 
@@ -488,17 +487,17 @@ def _head(work: _Work, path: str) -> bytes:
 
 
 def _fixed_head(head: bytes, scan: WalFileScan, config_hash: bytes | None) -> bytes | None:
-    """Return the head that the file should have; None when it is a newer version's, or nothing tells."""
+    """Return the header that the file should have; None if it is a newer version's or cannot be determined."""
     if len(head) < WAL_HEADER_BYTES:
         return None
     magic, version, size, found_hash, position = WAL_HEADER.unpack(head)
     if config_hash is None and found_hash in {OTAP.config_hash, OTAP_CONFIG_HASH}:
-        config_hash = found_hash  # no other file tells, and this is no accident
+        config_hash = found_hash  # no other file has a hash, and this one is not random damage
     if config_hash is None:
         return None
     answer = decode_wal_header(memoryview(head))
     if isinstance(answer, Damage) and scan.entries and (magic == WAL_MAGIC or version == WAL_VERSION):
-        # Entries stand where version 1 puts them: a newer version's would not.
+        # The entries have the layout of version 1, so the file was not written by a newer version.
         version, size = WAL_VERSION, WAL_HEADER_BYTES
     elif not isinstance(answer, Frame):
         return None
@@ -510,22 +509,22 @@ def _ranges(work: _Work, scan: WalFileScan, *, is_active: bool) -> Iterator[Mend
         (info.sequence_first or 0, info.sequence_last or 0) for info in work.sound if info.sequence_last is not None
     ]
     for (offset, length), damage in zip(scan.damage_spans, scan.damage, strict=True):
-        mended = f"{length} bytes kept in quarantine and passed over"
+        mended = f"{length} bytes quarantined and skipped"
         yield Mend(scan.path, f"at byte {offset}: {damage.reason}", mended, _lost_between(scan, offset, held))
     if scan.size_bytes == 0 and not is_active:
-        yield Mend(scan.path, "the file is empty", "passed over", "what it held, unless a segment has it")
+        yield Mend(scan.path, "the file is empty", "skipped", "its bundles, unless a segment has them")
     if scan.tail != "torn":
         return
     length = scan.size_bytes - scan.tail_offset
     if is_active:
-        yield Mend(scan.path, f"{length} bytes of a write that was cut short, at byte {scan.tail_offset}", "cut off")
+        yield Mend(scan.path, f"{length} bytes of an incomplete write, at byte {scan.tail_offset}", "removed")
     else:
         problem = f"{length} bytes after the last entry of a retired file are not an entry"
-        yield Mend(scan.path, problem, "kept in quarantine and passed over", "what they were is not known")
+        yield Mend(scan.path, problem, "quarantined and skipped", "their contents are unknown")
 
 
 def _lost_between(scan: WalFileScan, offset: int, held: list[tuple[int, int]]) -> str | None:
-    """Return which bundles the damage at *offset* costs, by the sequence numbers around it; None when none."""
+    """Return the bundles lost by the damage at *offset*, by the sequence numbers around it; None if there are none."""
     header = scan.header
     if header is None or offset == 0:
         return None

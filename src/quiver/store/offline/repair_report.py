@@ -1,4 +1,4 @@
-"""What a repair did to a store, for people and programs. Values only."""
+"""The result of a repair, for users and programs. Values only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Mend", "RepairReport"]
 @dataclass(frozen=True, slots=True)
 class Mend:
     """
-    One thing that was not as it should be.
+    One problem and its repair.
 
     Attributes:
-        path: where.
+        path: the file.
         problem: what was wrong.
-        mended: what was done about it (with `dry_run`: would be).
-        gave_up: what is lost, for whom; None when nothing is.
-        copy: where the damaged bytes are kept; None when there were none worth it.
+        mended: the repair (with `dry_run`: the planned one).
+        gave_up: the loss, and whose it is; None without any.
+        copy: the copy of the damaged bytes; None if there were none worth keeping.
     """
 
     path: str
@@ -32,7 +32,7 @@ class Mend:
 
 @dataclass(slots=True)
 class RepairReport:
-    """What was mended, and what `quiver verify` still finds afterwards."""
+    """All repairs, and the findings of `quiver verify` afterwards."""
 
     root: str
     dry_run: bool
@@ -41,11 +41,11 @@ class RepairReport:
 
     @property
     def damaged(self) -> bool:
-        """Say whether something is still damaged."""
+        """Whether any file is still damaged."""
         return any(finding.damaged for finding in self.left)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return all values as plain types."""
         return {
             "directory": self.root,
             "dry_run": self.dry_run,

@@ -1,9 +1,9 @@
 """
-What can be had of a segment whose checksum is wrong: the same bundles from the log, or what Arrow still reads of it.
+Recovers the bundles of a segment whose checksum is wrong: from the log, or as far as Arrow can still read them.
 
-One checksum covers the whole file, so nobody can say which of its bytes are wrong. Bundles that the log still has
-are proven by their own checksums and become a segment again, under the same number. What only the damaged file has
-is never delivered as if it were sound: it goes to Arrow files in quarantine, for people to look at.
+One checksum covers the complete file, so the damaged bytes cannot be located. Bundles that are still in the log have
+their own checksums and are written to a segment again, with the same number. Data that exists only in the damaged file
+is never delivered as valid: it is exported to Arrow files in quarantine, for manual inspection.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _SEQUENCE_MAX = 2**64
 @dataclass(frozen=True, slots=True)
 class DamagedSegment:
     """
-    A segment that is not what was written.
+    A segment that is damaged.
 
     Attributes:
         seq: its number.
-        path: where it lies.
-        reason: what is wrong, and `offset` where.
+        path: the file.
+        reason: the damage, at `offset`.
         offset: see `reason`.
-        info: what its tables say; None when they cannot be read. Nobody vouches for it.
+        info: the metadata in its tables, which may be wrong; None when they cannot be read.
     """
 
     seq: int
@@ -59,11 +59,11 @@ class DamagedSegment:
 
 def examine(fs: FileSystem, root: str, seq: int) -> DamagedSegment | SegmentInfo:
     """
-    Read segment *seq* to its last byte; return what it is, sound or damaged.
+    Read segment *seq* to its last byte; return its metadata if it is valid, or its damage.
 
     Raises:
-        UnsupportedFormatError: a sound segment of a newer version.
-        OSError: it cannot be read.
+        UnsupportedFormatError: a valid segment of a newer version.
+        OSError: the segment cannot be read.
     """
     path = f"{root}/{SEGMENTS_DIR}/{segment_name(seq)}"
     reader: SegmentReader | None = None
@@ -82,9 +82,9 @@ def examine(fs: FileSystem, root: str, seq: int) -> DamagedSegment | SegmentInfo
 
 def entries_of(fs: FileSystem, root: str, damaged: DamagedSegment, sound: Sequence[SegmentInfo]) -> list[ScannedEntry]:
     """
-    Return the log entries that belong to *damaged*: those between what its *sound* neighbours hold, in order.
+    Return the log entries that belong to *damaged*: those between its *sound* neighbours, in order.
 
-    Its own tables bound them more closely where they agree with the neighbours.
+    Its own tables narrow the range if they agree with the neighbours.
     """
     low, high = _gap(damaged.seq, sound)
     info = damaged.info
@@ -92,7 +92,7 @@ def entries_of(fs: FileSystem, root: str, damaged: DamagedSegment, sound: Sequen
         if low <= info.sequence_first <= info.sequence_last < high:
             low, high = info.sequence_first, info.sequence_last + 1
     elif high == _SEQUENCE_MAX:
-        # Without tables and without a later segment nobody knows where it ends; what follows is replayed anyway.
+        # Without tables and without a later segment its end is unknown; the log is replayed from there anyway.
         return []
     directory = f"{root}/{WAL_DIR}"
     found: dict[int, ScannedEntry] = {}
@@ -104,7 +104,7 @@ def entries_of(fs: FileSystem, root: str, damaged: DamagedSegment, sound: Sequen
 
 
 def is_whole(damaged: DamagedSegment, entries: Sequence[ScannedEntry], sound: Sequence[SegmentInfo]) -> bool:
-    """Say whether *entries* are all bundles that *damaged* had, in the same places."""
+    """Return whether *entries* are all bundles that *damaged* had, at the same indexes."""
     if not entries:
         return False
     first, last = entries[0].entry.sequence, entries[-1].entry.sequence
@@ -126,13 +126,13 @@ def rewrite(
     fs: FileSystem, root: str, seq: int, entries: Sequence[ScannedEntry], *, profile: Profile
 ) -> tuple[SegmentInfo, int]:
     """
-    Write segment *seq* anew from log entries, replacing what is there; durable on return.
+    Replace segment *seq* by a new one from log entries; durable on return.
 
     Returns:
-        The segment, and how many entries could not be read as bundles.
+        The segment, and the number of entries that could not be decoded.
 
     Raises:
-        OSError: what was there is still there.
+        OSError: the old file is unchanged.
     """
     encoder = SlotEncoder()
     segment = OpenSegment(streams_max=1 << 30)
@@ -152,9 +152,9 @@ def rewrite(
 
 def export_streams(fs: FileSystem, root: str, damaged: DamagedSegment, *, write: bool) -> list[tuple[str, int]]:
     """
-    Write what Arrow still reads of *damaged* to Arrow files in quarantine: (path, rows) of each stream.
+    Write the data of *damaged* that Arrow can still read to Arrow files in quarantine: (path, rows) of each stream.
 
-    Every batch is validated fully; a stream ends where that fails. Doing it again writes the same files.
+    Every batch is validated fully; a stream ends at the first invalid one. Another call writes the same files again.
 
     Args:
         fs: the file system.
@@ -173,7 +173,7 @@ def export_streams(fs: FileSystem, root: str, damaged: DamagedSegment, *, write:
     for offset in range(0, len(view), STREAM_ALIGNMENT):
         if view[offset : offset + len(_ARROW_FILE)] != _ARROW_FILE:
             continue
-        # Writers pad the head differently: the first message follows at 8 or at 64.
+        # Writers pad the header differently: the first message is at 8 or at 64.
         start = next((at for at in (8, 64) if view[offset + at : offset + at + 4] == _CONTINUATION), None)
         batches = [] if start is None else _readable(view[offset + start :])
         if not batches or _is_own_table(batches[0].schema):
@@ -190,7 +190,7 @@ def export_streams(fs: FileSystem, root: str, damaged: DamagedSegment, *, write:
 
 
 def _readable(view: memoryview) -> list[pa.RecordBatch]:
-    # An Arrow file is a stream between a magic and a footer: read as a stream it needs no footer.
+    # An Arrow file is a stream between a magic and a footer: read as a stream, it needs no footer.
     batches: list[pa.RecordBatch] = []
     try:
         with pa.ipc.open_stream(pa.py_buffer(view)) as reader:

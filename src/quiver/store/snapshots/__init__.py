@@ -1,11 +1,11 @@
 """
-Consistent copies of stores, made beside their writers, and stores restored from them.
+Consistent copies of stores, created while writers have them open, and restored stores.
 
 ==================  ==============================================================
 module              purpose
 ==================  ==============================================================
-`snapshot.py`       consistent copies of stores beside their writers, and back
+`snapshot.py`       creates, checks and restores snapshots of one or more stores
 `new_directory.py`  directories that are built under another name and renamed last
-`copying.py`        one store of such a copy, file by file
+`copying.py`        copies one store, file by file
 ==================  ==============================================================
 """

@@ -1,18 +1,18 @@
 """
-One store copied beside its live writer: a part of what `quiver.store.snapshots.snapshot` makes.
+Copies one store while a writer may have it open, for `quiver.store.snapshots.snapshot`.
 
-The writer goes on meanwhile, so files are taken in this order::
+The writer continues meanwhile, so files are taken in this order::
 
-    1  committed batches of Spark sinks   in `incoming/`: whatever leaves it becomes a segment, which 4 then has
+    1  committed batches of Spark sinks   in `incoming/`: a batch that leaves it becomes a segment, which 4 then has
     2  the log: the active file up to its last complete entry, then the retired files
     3  the cursor                         never ahead of what 2 has, or everything below it is sealed
     4  segments                           all that the cursor covers exist, or were deleted: every subscriber had them
-    5  the drop ledgers                   whatever a policy dropped before 4 is named here, or in 6
-    6  progress                           says resolved of everything that was deleted before 4
+    5  the drop ledgers                   everything that a policy dropped before 4 is named here, or in 6
+    6  progress                           everything that was deleted before 4 is resolved here
     7  the number floor                   above every number that 4 and 6 name
 
-    8  retry sets                         whatever 6 passes over is in them, or was delivered since
-    9  dead letters                       complete stores: a letter is durable before its original is acknowledged
+8  retry sets                         bundles that 6 skips are in them, or were delivered since 9  dead letters
+complete stores: a letter is durable before its original is acknowledged
 
 Positions that consumers keep outside of the store (Spark checkpoints) are copied between 7 and 8: a batch is committed
 only after its failed bundles are in 8 or 9.
@@ -78,26 +78,26 @@ from quiver.store.wal.scan import WalFileScan, scan_wal_file
 __all__ = ["Copied", "StoreCopy"]
 
 _ATTEMPTS = 3
-"""What looks like damage in the active file may be a half-finished write: it is read again this often."""
+"""How often the active file is read when it appears damaged: a read may see a write that is half done."""
 
 
 @dataclass(slots=True)
 class Copied:
-    """What a snapshot, or a restored store, consists of."""
+    """The contents of a snapshot or a restored store."""
 
     path: str
     files: int = 0
     size_bytes: int = 0
     linked_bytes: int = 0
     notes: list[str] = field(default_factory=list)
-    """What is damaged or missing in the copy. A copy without notes has everything that was accepted."""
+    """The damaged or missing parts of the copy. A copy without notes has everything that was accepted."""
     remarks: list[str] = field(default_factory=list)
-    """What a person should know, without anything being wrong."""
+    """Information for the user that is not a problem."""
 
 
 class StoreCopy:
     """
-    One store being copied; see the module's docstring for the order and its reasons.
+    The copy of one store; see the docstring of the module for the order and its reasons.
 
     Args:
         fs: the file system.
@@ -106,7 +106,7 @@ class StoreCopy:
         done: where notes and linked bytes are added.
 
     Attributes:
-        files: what was copied, relative to *into*.
+        files: the copied files, relative to *into*.
     """
 
     def __init__(self, fs: FileSystem, root: str, into: str, done: Copied) -> None:
@@ -126,10 +126,10 @@ class StoreCopy:
 
     def copy_store(self) -> None:
         """
-        Take steps 1 to 7.
+        Run steps 1 to 7.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk reported an error.
         """
         for directory in (WAL_DIR, SEGMENTS_DIR):
             self._fs.make_dirs(f"{self._into}/{directory}")
@@ -138,7 +138,7 @@ class StoreCopy:
         cursor = self._cursor()
         self._segments()
         if cursor is not None:
-            # Not beyond what is here: it may have passed segments that are deleted by now.
+            # Not beyond the copied data: it may have passed segments that are deleted by now.
             self._write(f"{WAL_DIR}/{CURSOR_NAME}", encode_cursor(min(cursor, self._end)))
         for name in (DROP_LEDGER, EVICTED, AUDIT_TRAIL, AUDIT_PREVIOUS):
             self._small(name)
@@ -151,10 +151,10 @@ class StoreCopy:
 
     def copy_undelivered(self) -> None:
         """
-        Take steps 8 and 9.
+        Run steps 8 and 9.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk reported an error.
         """
         for name in self._names(""):
             if parse_retry_set_name(name) is not None:
@@ -202,7 +202,7 @@ class StoreCopy:
                 self._committed(below, f"{below}/{commit_name(batch)}")
 
     def _committed(self, below: str, name: str) -> None:
-        """Copy one commit and what is left of its batch; what is not there any more has become segments."""
+        """Copy one commit and the remaining files of its batch; missing ones have become segments."""
         try:
             data = self._fs.read_all(f"{self._root}/{name}", size_max=NOTE_BYTES_MAX)
         except FileNotFoundError:
@@ -240,8 +240,8 @@ class StoreCopy:
         try:
             reader = SegmentReader.open(self._fs, into)
         except CorruptionError as damage:
-            # Nothing of it could be restored, and the snapshot would be refused because of it.
-            known = CorruptionError(source, damage.offset, damage.reason)  # where the operator finds it
+            # It could not be restored, and would make the snapshot invalid.
+            known = CorruptionError(source, damage.offset, damage.reason)  # with the path for the operator
             self._done.notes.append(f"left out: {known}")
             self._fs.remove(into)
             return None
@@ -267,7 +267,7 @@ class StoreCopy:
             try:
                 linked = link_or_copy(self._fs, path, into)
             except FileNotFoundError:
-                continue  # purged meanwhile: segments hold all of it
+                continue  # purged meanwhile: segments contain all of it
             size, crc = checksum_of(self._fs, into)
             self._done.linked_bytes += size if linked else 0
             self.files.append(SnapshotFile(f"{WAL_DIR}/{name}", size, crc))
@@ -280,7 +280,7 @@ class StoreCopy:
             return
         data, scan = active
         if scan.header is None or (scan.header_sound and any(start >= scan.header.position_start for start in starts)):
-            return  # empty; or retired since it was read: it is among the others, or gone because it is not needed
+            return  # empty, or retired since it was read: then it is one of the others, or was purged
         self._note(scan)
         self._end = max(self._end, scan.position_end)
         self._write(f"{WAL_DIR}/{WAL_ACTIVE}", data[: scan.tail_offset])
@@ -325,7 +325,8 @@ class StoreCopy:
                 inode = self._cold.stat(source).inode
                 linked = link_or_copy(self._fs, source, into, mode=0o440)
             except FileNotFoundError:
-                # Resolved by every subscriber, or dropped by a policy: step 5 or 6 says so. Or only the tier has it.
+                # Resolved by every subscriber, or dropped by a policy: step 5 or 6 has that. Or it is only in the
+                # object tier.
                 if not self._from_tier(directory, name, into):
                     continue
                 linked = False
@@ -338,7 +339,10 @@ class StoreCopy:
                 self._drop_staged(inode)
 
     def _from_tier(self, directory: str, name: str, path: str) -> bool:
-        """Copy a segment that only the object tier has: a snapshot stands alone. False when it is gone there, too."""
+        """
+        Copy a segment that is only in the object tier: a snapshot must be complete. Return False when it is missing
+        there, too.
+        """
         try:
             data = self._cold.map_read(f"{directory}/{name}").view()
         except FileNotFoundError:
@@ -378,18 +382,18 @@ class StoreCopy:
         self._write(f"{SEGMENTS_DIR}/{SEGMENT_FLOOR}", encode_floor(self._floor, skipped=known.skipped))
 
     def _quarantined(self) -> None:
-        """Copy what earlier recoveries set aside: it was accepted, and a person may still get something out of it."""
+        """Copy the files in quarantine: their data was accepted, and some of it may still be recovered manually."""
         for name in self._names(QUARANTINE_DIR):
             source, into = f"{self._root}/{QUARANTINE_DIR}/{name}", f"{self._into}/{QUARANTINE_DIR}/{name}"
             if not is_listable(name):
-                self._done.notes.append(f"left out: {source} is not a name that this store gives")
+                self._done.notes.append(f"left out: {source} is not a name that a store uses")
                 continue
             self._fs.make_dirs(posixpath.dirname(into))
             try:
                 linked = link_or_copy(self._fs, source, into)
                 size, crc = checksum_of(self._fs, into)
             except FileNotFoundError:
-                continue  # removed by a person
+                continue  # removed manually
             except IsADirectoryError:
                 self._done.notes.append(f"left out: {source} is a directory")
                 with contextlib.suppress(FileNotFoundError):
@@ -400,7 +404,7 @@ class StoreCopy:
 
 
 def _within(progress: Progress, next_seq: int | None) -> Progress:
-    """Return *progress* without what it says of segments from *next_seq* on."""
+    """Return *progress* without its claims about segments from *next_seq* on."""
     if next_seq is None:
         return progress
     entries = {seq: entry for seq, entry in progress.entries.items() if seq < next_seq}

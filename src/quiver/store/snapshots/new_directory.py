@@ -1,4 +1,4 @@
-"""A directory that is built under another name and renamed last: whatever has the name is complete."""
+"""A directory that is built under another name and renamed last: a directory with the final name is complete."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from quiver.primitives.disk.file_system import FileSystem
 __all__ = ["begin_directory", "finish_directory"]
 
 PARTIAL_SUFFIX = ".partial"
-"""A directory of this name is a copy that was not finished; the next one to the same name replaces it."""
+"""A directory with this suffix is an unfinished copy; the next copy to the same name replaces it."""
 
 
 def begin_directory(fs: FileSystem, sources: Iterable[str], target: str) -> str:
     """
-    Return the empty directory in which *target* is made from *sources*.
+    Return the empty directory in which *target* is built from *sources*.
 
     Raises:
-        UsageError: *target* exists, or lies within one of *sources*.
-        OSError: the disk refused.
+        UsageError: *target* exists, or is inside one of *sources*.
+        OSError: the disk reported an error.
     """
     if fs.exists(target):
-        # Killed between its rename and its sync, an earlier call left a name that loss of power would take back.
+        # An earlier call that was killed between its rename and its sync left a name that a power loss would remove.
         fs.sync_dir(posixpath.dirname(target) or ".")
-        raise UsageError(f"{target} exists; name a new directory")
+        raise UsageError(f"{target} exists; use a new directory")
     for source in sources:
         if f"{posixpath.normpath(target)}/".startswith(f"{posixpath.normpath(source)}/"):
-            raise UsageError(f"{target} lies within {source}; name a directory beside it")
+            raise UsageError(f"{target} is inside {source}; use a directory outside of it")
     partial = target + PARTIAL_SUFFIX
     if fs.exists(partial):
         _remove_below(fs, partial)
@@ -37,7 +37,7 @@ def begin_directory(fs: FileSystem, sources: Iterable[str], target: str) -> str:
 
 
 def _remove_below(fs: FileSystem, directory: str) -> None:
-    """Remove what a copy that was cut off left in *directory*; an empty directory would pass for a store."""
+    """Remove the remains of an interrupted copy in *directory*; an empty directory would look like a store."""
     for name in fs.list_dir(directory):
         path = f"{directory}/{name}"
         try:
@@ -65,7 +65,7 @@ def finish_directory(fs: FileSystem, partial: str, target: str) -> None:
     Make all names in *partial* durable, then rename it to *target*. Durable on return.
 
     Raises:
-        OSError: the disk refused; *target* may exist, and is complete then.
+        OSError: the disk reported an error; *target* may exist, and is complete then.
     """
     for directory in {posixpath.dirname(path) for path in _files_below(fs, partial)}:
         fs.sync_dir(directory)

@@ -1,20 +1,20 @@
 """
-Stores copied beside their live writers, and brought back: what `quiver snapshot` and `quiver restore` do.
+Copies stores while writers have them open, and restores them, for `quiver snapshot` and `quiver restore`.
 
-What was accepted before `snapshot` was called is in the copy, or had been resolved by every subscriber by the time
-the copy was finished. `copying.py` has the order in which the files of one store are taken.
+Everything that was accepted before `snapshot` was called is in the copy, or every subscriber had resolved it before the
+copy was finished. `copying.py` has the order in which the files of one store are taken.
 
 Several stores that feed each other are one unit. They are copied in the order of the flow, each after those that write
-into it: whatever a copy says was passed on is in the copies that follow. A snapshot looks like this::
+into it, so bundles that one copy has passed on are in the copies that follow. A snapshot has this layout::
 
     quiver.snapshot              the list of all files, with their checksums
-    wal/ segments/ …             the store whose directory was named
-    beside/<ending>/…            the stores that a pipeline keeps beside it: `<directory>.<ending>`
-    buffers/<name>/…             of a whole pipeline: each of its buffers
-    checkpoints/<exporter>/…     of a whole pipeline: the Spark checkpoint of each exporter on Spark
+    wal/ segments/ …             the store whose directory was given
+    beside/<ending>/…            the companion stores of a pipeline: `<directory>.<ending>`
+    buffers/<name>/…             of a complete pipeline: each of its buffers
+    checkpoints/<exporter>/…     of a complete pipeline: the Spark checkpoint of each exporter on Spark
 
-The copy is made under another name and gets its own last: a directory that has the name is complete. Sealed segments
-and retired log files never change, so they are linked where the file system can do that.
+The copy is built under another name and renamed last, so a directory with the final name is complete. Sealed segments
+and retired log files never change, so they are linked if the file system supports that.
 """
 
 from __future__ import annotations
@@ -74,8 +74,10 @@ BUFFERS_DIR = "buffers"
 CHECKPOINTS_DIR = "checkpoints"
 
 CopyPositions = Callable[[FileSystem, str], Iterable[SnapshotFile]]
-"""Copies positions that consumers keep outside of the store into the directory given; returns what it copied, relative
-to that."""
+"""
+Copies the positions that consumers keep outside of the store to the given directory; returns the copied files, relative
+to it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Part:
 
     Attributes:
         path: the store's directory.
-        below: where it goes in the snapshot; empty: its root.
+        below: its place in the snapshot; empty for the root.
         positions: place in the snapshot → copies the positions that consumers of the store keep outside of it.
     """
 
@@ -103,14 +105,14 @@ def snapshot(fs: FileSystem, root: str, target: str, *, now_ns: int, beside: Map
         root: the store's directory.
         target: must not exist.
         now_ns: the time.
-        beside: ending → directory of each store that a pipeline keeps beside *root*.
+        beside: ending → directory of each companion store that a pipeline keeps next to *root*.
 
     Raises:
-        UsageError: *root* is no store, or *target* exists or lies within it.
-        OSError: the disk refused; there is no *target*.
+        UsageError: *root* is not a store, or *target* exists or is inside it.
+        OSError: the disk reported an error; there is no *target*.
     """
     others = {ending: Part(path, f"{BESIDE_DIR}/{ending}") for ending, path in (beside or {}).items()}
-    # An intake feeds the store, and the store feeds the rest.
+    # An intake writes into the store, and the store into the others.
     before = [part for ending, part in others.items() if ending.startswith("intake")]
     after = [part for part in others.values() if part not in before]
     return snapshot_parts(fs, [*before, Part(root), *after], target, now_ns=now_ns)
@@ -121,8 +123,8 @@ def snapshot_parts(fs: FileSystem, parts: Sequence[Part], target: str, *, now_ns
     Copy *parts*, in the order of the flow, to the new directory *target*. Durable and complete on return.
 
     Raises:
-        UsageError: a part is no store, or *target* exists or lies within one.
-        OSError: the disk refused; there is no *target*.
+        UsageError: a part is not a store, or *target* exists or is inside one.
+        OSError: the disk reported an error; *target* was not created.
     """
     roots = [instance_roots(fs, part.path) for part in parts]
     partial = begin_directory(fs, [part.path for part in parts], target)
@@ -159,11 +161,11 @@ def _moved(below: str, files: Iterable[SnapshotFile]) -> list[SnapshotFile]:
 
 def check_snapshot(fs: FileSystem, source: str) -> tuple[Snapshot, list[CorruptionError]]:
     """
-    Read every file of the snapshot at *source* to its last byte; return its list, and what is not as it was copied.
+    Read every file of the snapshot at *source* to its last byte; return its list, and the damage found.
 
     Raises:
-        UsageError: there is no finished snapshot.
-        CorruptionError: its list is not what was written.
+        UsageError: the snapshot is missing or not finished.
+        CorruptionError: its list is damaged.
         OSError: a file cannot be read.
     """
     listed = _listed(fs, source)
@@ -186,12 +188,12 @@ def _listed(fs: FileSystem, source: str) -> Snapshot:
 
 def places_in(fs: FileSystem, source: str) -> list[str]:
     """
-    Return the places of the snapshot at *source*: the empty one, if a store lies in its root, and each directory of
+    Return the places of the snapshot at *source*: the empty one if a store is in its root, and each directory of
     `beside/`, `buffers/` and `checkpoints/`.
 
     Raises:
-        UsageError: there is no finished snapshot.
-        CorruptionError: its list is not what was written.
+        UsageError: the snapshot is missing or not finished.
+        CorruptionError: its list is damaged.
     """
     return list(dict.fromkeys(_place_of(file.path) for file in _listed(fs, source).files))
 
@@ -206,7 +208,7 @@ def snapshot_roots(fs: FileSystem, source: str) -> list[str]:
     Return the directories of all stores and cores in the snapshot at *source*. Its list is not needed.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the snapshot contains no store.
     """
     places = [f"{below}/{name}" for below in (BESIDE_DIR, BUFFERS_DIR) for name in _names(fs, f"{source}/{below}")]
     found = []
@@ -231,25 +233,25 @@ def restore(
     clock: Clock = SYSTEM_CLOCK,
 ) -> Copied:
     """
-    Make the new directory *target* from the snapshot at *source*. Durable, checked and complete on return.
+    Create the directory *target* from the snapshot at *source*. Durable, checked and complete on return.
 
-    What lay beside the store comes beside *target*.
+    Companion stores are restored next to *target*.
 
     Args:
         fs: the file system.
-        source: what `snapshot` made; it stays as it is.
+        source: a snapshot; it is not changed.
         target: must not exist.
-        identity: a UUID that the restored store is known by, or of which each core gets one of its own; None: as the
-            one that the snapshot was taken of. Two stores with one identity mislead Spark's checkpoints: keep it only
-            when the other is gone. Segment numbers then go on above all that the other can have used.
-        damaged_too: restore also when files are damaged or missing, as they are; the store sets them aside when it
-            is opened.
-        clock: says which numbers those are.
+        identity: a UUID for the restored store; with several cores, each gets a UUID that is derived from it. None
+            keeps the identity of the original. Two stores with one identity mislead Spark's checkpoints: keep it only
+            if the original no longer exists. With None, segment numbers continue above all that the original can have
+            used.
+        damaged_too: restore even if files are damaged or missing; the store quarantines them when it is opened.
+        clock: used to find segment numbers that the original cannot have used.
 
     Raises:
-        UsageError: no finished snapshot, or that of a pipeline, or *target* exists.
-        CorruptionError: a file of the snapshot is not what was copied. There is no *target*.
-        OSError: the disk refused; there is no *target*.
+        UsageError: the snapshot is not finished, or is one of a pipeline, or *target* exists.
+        CorruptionError: a file of the snapshot is damaged. *target* was not created.
+        OSError: the disk reported an error; *target* was not created.
     """
     places = places_in(fs, source)
     if places and "" not in places:
@@ -279,19 +281,18 @@ def restore_parts(
     positions: Callable[[str, str, Mapping[str, str]], None] | None = None,
 ) -> Copied:
     """
-    Make the new directories *targets* from the snapshot at *source*. Durable, checked and complete on return.
+    Create the directories *targets* from the snapshot at *source*. Durable, checked and complete on return.
 
     Args:
         fs: the file system.
-        source: what `snapshot_parts` made.
-        targets: place in the snapshot → new directory. The first gets its name last. Places that are not named stay
-            where they are.
+        source: a snapshot that `snapshot_parts` created.
+        targets: place in the snapshot → new directory. The first one is renamed last. Other places are not restored.
         identity: as for `restore`.
         damaged_too: as for `restore`.
         clock: as for `restore`.
-        moves_on: let segment numbers go on above all that the other store can have used.
-        positions: called for each place of `checkpoints/`, with its name, the directory that it was copied to, and
-            old identity → new one of all stores.
+        moves_on: whether segment numbers continue above all that the original can have used.
+        positions: called for each place of `checkpoints/`, with its name, the directory that it was copied to, and old
+            identity → new one of all stores.
 
     Raises:
         UsageError, CorruptionError, OSError: as `restore`.
@@ -352,7 +353,7 @@ def _copy_back(
 
 
 def _new_identity(identity: str, place: str, partial: str, root: str) -> str:
-    # Cores have the same places in them: whoever exports several at once tells their bundles apart by this.
+    # Cores contain the same places, but exporters of several cores distinguish their bundles by identity.
     below = posixpath.relpath(root, partial)
     names = [name for name in (place, "" if below == "." else below) if name]
     return str(uuid.uuid5(uuid.UUID(identity), "/".join(names))) if names else identity
@@ -365,9 +366,9 @@ def _check_file(fs: FileSystem, path: str, file: SnapshotFile) -> None:
         else:
             size, crc = checksum_of(fs, path)
     except FileNotFoundError:
-        raise CorruptionError(path, 0, "the snapshot lists this file, and it is not there") from None
+        raise CorruptionError(path, 0, "the file is missing, but the snapshot lists it") from None
     if size != file.size_bytes or crc != file.crc32:
-        raise CorruptionError(path, 0, f"not what was copied: {size} bytes, {file.size_bytes} were written")
+        raise CorruptionError(path, 0, f"the size is {size} bytes, but {file.size_bytes} were copied")
     if file.crc32 is None:
         reader = SegmentReader.open(fs, path)
         reader.verify()

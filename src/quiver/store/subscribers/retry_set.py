@@ -1,14 +1,14 @@
 """
-The durable retry set of an exporter: bundles that its far side could not take yet, with attempts and times.
+The durable retry set of an exporter: bundles that its destination could not take yet, with attempts and times.
 
 ::
 
-    a bundle fails          failed(ref) → save()         only then may the position of a reader in order pass it
+    a bundle fails          failed(ref) → save()         only then may the position of an in-order reader pass it
     it is delivered         resolved(ref) → save()       only then may it be acknowledged
-    killed between          the file says the state before or after; the bundle is tried once more, never lost
+    killed in between       the file has the state before or after; the bundle is retried once more, never lost
 
-One object changes the file, under its own lock; anybody reads it, without one. `HeldBundles` is what a reader in order
-asks before it acknowledges everything up to a position: what stands in the set stays unresolved, so its segment stays.
+One object changes the file, under its own lock; readers need no lock. An in-order reader uses `HeldBundles` before it
+acknowledges everything up to a position: bundles in the set stay unresolved, so their segments stay.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from quiver.store.subscribers.state import SegmentRef
 __all__ = ["ENTRIES_MAX", "HeldBundles", "RetrySet", "before_held", "load_retry_set"]
 
 ENTRIES_MAX = 4096
-"""A far side that is down should show as a backlog, not as a long list of failures."""
+"""A destination that is down should show as a backlog, not as a long list of failures."""
 
 _NANOS = 1_000_000_000
 
@@ -50,11 +50,11 @@ Unresolved = Callable[[], Iterable[BundleRef]]
 
 def load_retry_set(fs: FileSystem, root: str, subscriber_id: str) -> tuple[RetryEntry, ...]:
     """
-    Return what the retry set of *subscriber_id* says, ascending; nothing when there is no such file. Takes no lock.
+    Return the entries in the retry set of *subscriber_id*, ascending; none without a file. Takes no lock.
 
     Raises:
-        CorruptionError: the file is not what was written; what it said is unknown.
-        UsageError: not a valid subscriber id.
+        CorruptionError: the file is damaged; its contents are unknown.
+        UsageError: the subscriber id is not valid.
     """
     path = f"{root}/{retry_set_name(subscriber_id)}"
     return read_checked(fs, path, decode_retry_set, RETRY_SET_BYTES_MAX) or ()
@@ -62,18 +62,18 @@ def load_retry_set(fs: FileSystem, root: str, subscriber_id: str) -> tuple[Retry
 
 class RetrySet:
     """
-    What one exporter has to try again. Thread-safe. Changes are durable after `save`, and not before.
+    The bundles that one exporter has to retry. Thread-safe. Changes are durable after `save`, and not before.
 
-    Made by `open`; or without files, for an exporter whose attempts need not outlive it.
+    Created by `open`; or without files, for an exporter whose attempts need not outlive it.
 
     Args:
-        clock: when the next attempt of a bundle is due. No step of the wall clock changes that.
-        entries_max: more than this many bundles are not taken.
+        clock: the time of the next attempt of a bundle. Steps of the wall clock do not affect it.
+        entries_max: the maximum number of bundles in the set.
     """
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK, entries_max: int = ENTRIES_MAX) -> None:
         self.path: str | None = None
-        """The file; None of a set that is kept in memory only."""
+        """The file; None if the set is kept in memory only."""
         self._time = SteadyTime(clock)
         self._entries_max = min(entries_max, RETRY_ENTRIES_MAX)
         self._entries: dict[BundleRef, RetryEntry] = {}
@@ -95,21 +95,22 @@ class RetrySet:
         entries_max: int = ENTRIES_MAX,
     ) -> Self:
         """
-        Take the retry set of *subscriber_id* in the store at *root*; empty when there is none yet.
+        Open the retry set of *subscriber_id* in the store at *root*; empty when there is none yet.
 
         Args:
             fs: the file system.
             root: the store's directory.
             subscriber_id: the exporter.
-            unresolved: for a damaged file, when a reader in order relies on it: every bundle that the subscriber has
-                not resolved. The 65,536 oldest of them are held then, and delivered from here: some twice, none never.
-                Without it a damaged set begins anew, which is right where what is not resolved comes again by itself.
-            clock: when the next attempt of a bundle is due. No step of the wall clock changes that.
-            entries_max: more than this many bundles are not taken.
+            unresolved: for a damaged file that an in-order reader relies on: returns every bundle that the subscriber
+                has not resolved. The 65,536 oldest of them become the new set and are delivered from here: some twice,
+                none never. Without it the new set is empty, which is right for readers that get unresolved bundles
+                again by themselves.
+            clock: the time of the next attempt of a bundle. Steps of the wall clock do not affect it.
+            entries_max: the maximum number of bundles in the set.
 
         Raises:
-            DirectoryInUseError: another exporter holds it.
-            OSError: the disk refused.
+            DirectoryInUseError: another exporter has it open.
+            OSError: the disk reported an error.
         """
         found = cls(clock=clock, entries_max=entries_max)
         found.path = f"{root}/{retry_set_name(subscriber_id)}"
@@ -122,8 +123,8 @@ class RetrySet:
                 found._begin_anew(root, subscriber_id, () if unresolved is None else unresolved())
             else:
                 found._take_over(entries)
-                # What was read may not be durable yet, if the machine went down in between: nothing builds on it before
-                # the directory says so.
+                # The contents may not be durable yet if the machine crashed in between, so sync the directory before
+                # relying on them.
                 fs.sync_dir(root)
         except BaseException:
             lock.release()
@@ -133,10 +134,10 @@ class RetrySet:
     def _take_over(self, entries: Iterable[RetryEntry]) -> None:
         now_ns = self._time.now_ns()
         for entry in entries:
-            # The wall clock was set back: by what it says now this bundle might wait for days.
+            # The wall clock was set back: by its current time this bundle might wait for days.
             is_ahead = entry.first_failed_at_ns > now_ns
             kept = replace(entry, first_failed_at_ns=now_ns, next_try_at_ns=now_ns) if is_ahead else entry
-            # Whoever opens the set is the new start that a halted exporter waited for.
+            # A halted exporter waits for a restart, and opening the set is one.
             self._entries[entry.ref] = replace(kept, is_halted=False)
             self._is_dirty = self._is_dirty or kept.is_halted
 
@@ -146,10 +147,10 @@ class RetrySet:
         try:
             data = read_bounded(self._fs, self.path, RETRY_SET_BYTES_MAX)
         except CorruptionError:
-            data = None  # more than can be copied
+            data = None  # too large to be copied
         if data is not None:
             keep_damaged(self._fs, f"{root}/{QUARANTINE_DIR}", retry_set_name(subscriber_id), data)
-        # What is behind so many lies in no batch that was read: it comes by itself. A set that is larger cannot be.
+        # Bundles after these are in no batch that was read, so they are delivered normally. No set can be larger.
         oldest = heapq.nsmallest(RETRY_ENTRIES_MAX, refs)
         now_ns = self._time.now_ns()
         self._entries = {ref: RetryEntry(ref, 1, now_ns, now_ns, "the retry set was damaged") for ref in oldest}
@@ -160,17 +161,17 @@ class RetrySet:
 
     def failed(self, ref: BundleRef, *, delay_s: float, reason: str, is_halted: bool = False) -> RetryEntry:
         """
-        Take note that *ref* failed once more, and that it is to be tried after *delay_s* seconds; or, where its
-        exporter halts at it, when the set is opened again.
+        Record that *ref* failed once more and is retried after *delay_s* seconds; if its exporter halts, when the set
+        is opened again.
 
         Raises:
-            CapacityError: it is new, and there is no room for it.
+            CapacityError: it is new, and the set is full.
         """
         now_ns = self._time.now_ns()
         with self._lock:
             known = self._entries.get(ref)
             if known is None and len(self._entries) >= self._entries_max:
-                raise CapacityError(f"{len(self._entries)} bundles wait to be tried again", retry_after_s=delay_s)
+                raise CapacityError(f"{len(self._entries)} bundles wait to be retried", retry_after_s=delay_s)
             first_ns = now_ns if known is None else known.first_failed_at_ns
             attempts = 1 if known is None else known.attempts + 1
             entry = RetryEntry(ref, attempts, first_ns, now_ns + round(delay_s * _NANOS), reason, is_halted)
@@ -179,7 +180,7 @@ class RetrySet:
         return entry
 
     def resolved(self, ref: BundleRef) -> bool:
-        """Take *ref* out: it is delivered, or given up for good. False when it was not in."""
+        """Remove *ref*: it was delivered or dropped. Return False when it was not in the set."""
         with self._lock:
             was_in = self._entries.pop(ref, None) is not None
             self._is_dirty = self._is_dirty or was_in
@@ -187,10 +188,10 @@ class RetrySet:
 
     def save(self) -> bool:
         """
-        Write the set if it changed; durable on return. True when it was written. Nothing once it is closed.
+        Write the set if it changed; durable on return. Return whether it was written. Does nothing after `close`.
 
         Raises:
-            OSError: the disk refused; the set is kept, and can be saved again.
+            OSError: the disk reported an error; the set is unchanged in memory and can be saved again.
         """
         with self._saving:
             with self._lock:
@@ -223,10 +224,10 @@ class RetrySet:
 
     def close(self) -> None:
         """
-        Write what changed, and let go. Idempotent.
+        Write all changes and release the lock. Idempotent.
 
         Raises:
-            OSError: the disk refused; let go all the same.
+            OSError: the disk reported an error; the lock is released all the same.
         """
         try:
             if self._file_lock is not None:
@@ -247,34 +248,34 @@ class RetrySet:
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, ref: BundleRef) -> RetryEntry | None:
-        """Return what is known of *ref*; None when it is not in."""
+        """Return the entry of *ref*; None when it is not in the set."""
         with self._lock:
             return self._entries.get(ref)
 
     def entries(self) -> list[RetryEntry]:
-        """Return all, those that are due first at the front."""
+        """Return all entries, those that are due first at the front."""
         with self._lock:
             found = list(self._entries.values())
         return sorted(found, key=lambda entry: (entry.next_try_at_ns, entry.ref))
 
     def due(self) -> list[RetryEntry]:
-        """Return those that may be tried now, the longest due first."""
+        """Return the entries that may be retried now, the longest due first."""
         now_ns = self._time.now_ns()
         return [entry for entry in self.entries() if entry.next_try_at_ns <= now_ns]
 
     def wait_s(self, ref: BundleRef) -> float:
-        """Return the seconds until *ref* may be tried, 0 when it may now."""
+        """Return the seconds until *ref* may be retried; 0 if it may be now."""
         entry = self.get(ref)
         return 0.0 if entry is None else max(0.0, (entry.next_try_at_ns - self._time.now_ns()) / _NANOS)
 
     def elapsed_s(self, ref: BundleRef) -> float:
-        """Return the seconds since *ref* failed first, 0 when it did not."""
+        """Return the seconds since *ref* failed first; 0 if it did not."""
         entry = self.get(ref)
         return 0.0 if entry is None else max(0.0, (self._time.now_ns() - entry.first_failed_at_ns) / _NANOS)
 
     @property
     def is_full(self) -> bool:
-        """Whether no other bundle can be taken."""
+        """Whether the set can take no other bundle."""
         with self._lock:
             return len(self._entries) >= self._entries_max
 
@@ -289,12 +290,12 @@ class RetrySet:
 
 class HeldBundles:
     """
-    The bundles that a subscriber's retry set holds, for whoever acknowledges in order. Reads, and changes nothing.
+    The bundles in a subscriber's retry set, for readers that acknowledge in order. Changes nothing.
 
     Args:
         fs: the file system.
         root: the store's directory.
-        subscriber_id: whose set.
+        subscriber_id: the subscriber.
     """
 
     def __init__(self, fs: FileSystem, root: str, subscriber_id: str) -> None:
@@ -304,15 +305,16 @@ class HeldBundles:
         self._path = f"{root}/{retry_set_name(subscriber_id)}"
         self._seen: tuple[int, int, int] | None = None
         self.refs: frozenset[BundleRef] = frozenset()
-        """What `look` found."""
+        """The bundles that `look` found."""
 
     def look(self) -> bool:
         """
-        Read the set if it is another than at the last look; True when it was. Costs one `stat` when it is not.
+        Read the set if it changed since the last call; return whether it did. Costs one `stat` if it did not.
 
         Raises:
-            CorruptionError: nobody knows what is held, so nothing may be acknowledged; its exporter makes it anew.
-            OSError: it cannot be read.
+            CorruptionError: the held bundles are unknown, so nothing may be acknowledged; its exporter replaces the
+                set.
+            OSError: the set cannot be read.
         """
         try:
             stat = self._fs.stat(self._path)
@@ -323,7 +325,7 @@ class HeldBundles:
         seen = (stat.modified_ns, stat.inode, stat.size_bytes)
         if seen == self._seen:
             return False
-        # The file may be replaced in between: then the next look reads it once more.
+        # The file may be replaced in between: then the next call reads it again.
         refs = frozenset(entry.ref for entry in load_retry_set(self._fs, self._root, self._subscriber_id))
         self._seen, self.refs = seen, refs
         return True
@@ -331,15 +333,15 @@ class HeldBundles:
 
 def before_held(position: BundleRef, held: Collection[BundleRef], segments: Sequence[SegmentRef]) -> BundleRef:
     """
-    Return *position*, moved back over those of *held* that lie directly before it.
+    Return *position*, moved back over those of *held* that are directly before it.
 
-    A reader in order that was killed between "in the set" and "batch committed" asks for them once more, and must be
-    allowed to; whatever lies before the answer and is not held is resolved.
+    An in-order reader that was killed after it saved the set but before it committed the batch reads them again, and
+    must be allowed to. Bundles before the returned position that are not held are resolved.
 
     Args:
         position: everything before it is resolved or held.
-        held: what the retry set holds.
-        segments: those that exist, ascending.
+        held: the bundles in the retry set.
+        segments: the existing ones, ascending.
     """
     counts = {segment.seq: segment.bundle_count for segment in segments if segment.bundle_count}
     while True:
