@@ -1,4 +1,4 @@
-"""A store on the crash file system with its objects beside it, bundles that say their number, and who reads them."""
+"""A store on the crash file system with an object tier, numbered bundles, and readers for both."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS = Settings(
 
 
 class Rig:
-    """One disk, one clock, one tier that fails when told; the store is opened on them again and again."""
+    """One disk, one clock, and one tier that can be made to fail; the store can be opened on them repeatedly."""
 
     def __init__(self, fs: FileSystem | None = None, **settings: object) -> None:
         self.fs = fs or CrashFileSystem()
@@ -60,7 +60,7 @@ class Rig:
         )
 
     def fill(self, store: Store, segments: int, *, each: int = 3) -> None:
-        """So many sealed segments of so many bundles, numbered through."""
+        """Seal this many segments with this many bundles each, numbered consecutively."""
         for _ in range(segments):
             for _ in range(each):
                 store.ingest(bundle_of(self.taken), durable=True)
@@ -73,7 +73,7 @@ class Rig:
         return sorted(seq for seq in found if seq is not None)
 
     def objects(self) -> list[int]:
-        """The numbers of the segments whose objects are there."""
+        """The numbers of the segments that have objects."""
         return [int(key.rpartition("/")[2][:16]) for key in self.names() if "/segments/" in key]
 
     def names(self) -> list[str]:
@@ -82,20 +82,20 @@ class Rig:
 
 
 def bundle_of(number: int) -> Bundle:
-    """Each bundle carries its number."""
+    """A bundle that contains its number."""
     slots = {30: pa.record_batch({"n": pa.array([number, number]), "text": pa.array(["x" * 20, f"row {number}"])})}
     return Bundle(slots)
 
 
 def number_of(bundle: Bundle) -> int:
-    """And comes back with it, unchanged."""
+    """The number of a bundle, after checking that it is unchanged."""
     number = bundle[30]["n"][0].as_py()
     assert bundle == bundle_of(number), "a bundle came back changed"
     return number
 
 
 def listed(fs: FileSystem) -> dict[int, str]:
-    """Segment → state, as the list on disk says."""
+    """Segment → state, according to the list on disk."""
     if not fs.exists(LIST):
         return {}
     answer = decode_cold_list(memoryview(fs.read_all(LIST, size_max=1 << 20)))
@@ -105,7 +105,7 @@ def listed(fs: FileSystem) -> dict[int, str]:
 
 
 def drain(store: Store, name: str, most: int = 1000) -> list[int]:
-    """What a subscriber gets, acknowledged."""
+    """The numbers that a subscriber gets and acknowledges."""
     subscriber = store.register(name, start="earliest")
     got: list[int] = []
     while len(got) < most and (handle := subscriber.next_bundle(timeout=0)) is not None:
@@ -115,7 +115,7 @@ def drain(store: Store, name: str, most: int = 1000) -> list[int]:
 
 
 def seen(fs: FileSystem) -> list[int]:
-    """What a reader beside the store sees."""
+    """The numbers that a reader sees while the store is open."""
     reader = read(ROOT, fs=fs)
     found = [number_of(bundle) for _, bundle in reader.bundles()]
     assert not reader.problems, reader.problems

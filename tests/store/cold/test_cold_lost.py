@@ -1,4 +1,4 @@
-"""A cold list that is gone: it is no list of a store that never sent anything, and nobody goes on as if it were."""
+"""A missing cold list: the store had one, so it must not be opened as if it never had objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARK = f"{ROOT}/quiver.tier"
 
 
 def with_lost_list() -> Rig:
-    """Segments 0 and 1 are only in the tier, 2 is on the disk, and the file that says so was removed."""
+    """Segments 0 and 1 are only in the tier, 2 is on the disk, and the cold list was removed."""
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
         store.register("one", start="earliest")
@@ -29,8 +29,8 @@ def with_lost_list() -> Rig:
     return rig
 
 
-def test_a_lost_list_stops_a_store_without_a_tier_and_is_told_by_readers() -> None:
-    """It is no store that never sent anything: the mark in the root says that there was a list."""
+def test_a_missing_list_prevents_opening_without_a_tier_and_is_reported_by_readers() -> None:
+    """The mark in the root shows that there was a list."""
     rig = with_lost_list()
     with pytest.raises(CorruptionError, match="the list is missing; it says which segments only the object tier has"):
         rig.open(cold_objects=None, cold_local_bytes=None)
@@ -43,8 +43,8 @@ def test_a_lost_list_stops_a_store_without_a_tier_and_is_told_by_readers() -> No
         assert drain(store, "one") == [6, 7, 8]
 
 
-def test_a_lost_list_is_made_anew_from_the_objects() -> None:
-    """Everything is there again, and nothing in the tier is taken for finished."""
+def test_a_missing_list_is_rebuilt_from_the_objects() -> None:
+    """All segments are listed again, and no object counts as finished."""
     rig = with_lost_list()
     rig.tier.fail_on("list")
     with pytest.raises(ObjectsUnavailableError):
@@ -55,8 +55,8 @@ def test_a_lost_list_is_made_anew_from_the_objects() -> None:
     assert rig.observer.total("quiver.recovery.damaged_files_total") == 1
 
 
-def test_a_list_that_is_lost_under_an_open_store_costs_it_nothing() -> None:
-    """It knows by heart what is in the tier, and writes it down again with the next segment."""
+def test_an_open_store_survives_the_loss_of_its_list() -> None:
+    """It has the list in memory, and writes it again with the next segment."""
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
         store.register("one", start="earliest")
@@ -72,8 +72,8 @@ def test_a_list_that_is_lost_under_an_open_store_costs_it_nothing() -> None:
         assert not rig.fs.exists(f"{ROOT}/quarantine")
 
 
-def test_the_mark_is_there_as_long_as_the_list_is() -> None:
-    """At every step of a life, whatever a crash keeps of it: it is never alone, and there is no object without it."""
+def test_the_mark_exists_as_long_as_the_list() -> None:
+    """At every step, after any crash: the mark is never without the list, and no object is without the mark."""
     rig = Rig(cold_local_bytes=0)
     disks: list[CrashFileSystem] = []
     assert isinstance(rig.fs, CrashFileSystem)
@@ -97,8 +97,8 @@ def test_the_mark_is_there_as_long_as_the_list_is() -> None:
             assert not Rig(disk).objects()
 
 
-def test_a_list_without_a_mark_gets_one_at_open() -> None:
-    """It is older than marks are. A disk that refuses is no reason not to open; no list, no mark."""
+def test_a_list_without_a_mark_gets_one_when_opened() -> None:
+    """A disk that refuses does not prevent opening. Without a list, no mark is made."""
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
         store.register("one", start="earliest")

@@ -1,4 +1,4 @@
-"""A store made again from its object tier, without the disk that it was on."""
+"""A store restored from its object tier, without its former disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEW = "/new/buffer"
 
 
 def sent(segments: int = 3) -> tuple[Rig, str]:
-    """A closed store whose segments are in the tier, with one bundle more in its log; and its identity."""
+    """A closed store whose segments are in the tier, with one more bundle in its log; and its identity."""
     rig = Rig(cold_local_bytes=0, cold_keep_finished_s=1e9)
     with rig.open() as store:
         store.register("one", start="earliest")
@@ -52,8 +52,8 @@ def opened(rig: Rig):
     return quiver.open(NEW, rig.settings, fs=rig.fs, clock=rig.clock, background=False)
 
 
-def test_another_disk_has_every_segment() -> None:
-    """For readers, for subscribers and for what is ingested from now on; nothing but a list is on the disk."""
+def test_every_segment_is_restored_on_another_disk() -> None:
+    """For readers, for subscribers and for new bundles; only the list is on the disk."""
     rig, identity = sent()
     one = restored(rig, identity)
     assert (len(one.segments), one.bundles, one.damaged) == (3, 9, [])
@@ -74,8 +74,8 @@ def test_another_disk_has_every_segment() -> None:
     assert third.bundles == 12
 
 
-def test_every_step_may_be_the_last() -> None:
-    """A crash leaves no store, or all of it; the next call succeeds."""
+def test_a_crash_at_any_step_leaves_no_store_or_a_complete_one() -> None:
+    """The next call succeeds."""
     rig, identity = sent()
     moments = []
     rig.fs.on_step = lambda *_: moments.extend([rig.fs.clone_after_crash(1), rig.fs.clone_after_kill()])
@@ -93,8 +93,8 @@ def test_every_step_may_be_the_last() -> None:
 
 
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "sync_dir"])
-def test_a_disk_that_refuses_leaves_no_store(operation) -> None:
-    """Whichever call it is; then it succeeds."""
+def test_a_disk_error_at_any_call_leaves_no_store(operation) -> None:
+    """The next call succeeds."""
     rig, identity = sent()
     fs = FaultFileSystem(rig.fs, path_part=".partial")
     for nth in range(1, 6):
@@ -111,8 +111,8 @@ def test_a_disk_that_refuses_leaves_no_store(operation) -> None:
     assert len(list(read(NEW, fs=rig.fs).bundles())) == 9
 
 
-def test_objects_that_are_not_what_their_names_say() -> None:
-    """They are named and left where they are. Everything else is there."""
+def test_objects_that_do_not_match_their_names_are_reported() -> None:
+    """They are left where they are, and every other segment is restored."""
     rig, identity = sent()
     keys = rig.names()
     tier = rig.tier
@@ -122,7 +122,7 @@ def test_objects_that_are_not_what_their_names_say() -> None:
     assert name is not None
     tier.put(f"{folder}/0000000000000007-00000000.qseg", b"junk" * 1000)
     tier.put(f"{folder}/0000000000000008-{name[1]:08x}.qseg", whole[:-1])
-    tier.put(f"{folder}/0000000000000009-{name[1]:08x}.qseg", whole)  # segment 0 again, under another number
+    tier.put(f"{folder}/0000000000000009-{name[1]:08x}.qseg", whole)  # segment 0 again, with another number
     tier.put(f"{folder}/0000000000000010-00000000.qseg", b"")
     tier.put(f"{folder}/0000000000000011-{name[1]:08x}.qseg", b"x" * 100 + whole[-4:])
     tier.put(f"{folder}/deeper/{keys[0].rpartition('/')[2]}", whole)
@@ -137,8 +137,8 @@ def test_objects_that_are_not_what_their_names_say() -> None:
         assert drain(store, "one") == list(range(9))
 
 
-def test_what_cannot_be_restored_is_refused() -> None:
-    """A directory that exists, a store without segments, a tier that does not answer: nothing is made."""
+def test_a_restore_that_cannot_succeed_creates_nothing() -> None:
+    """A directory that exists, a store without segments, a tier that does not answer."""
     rig, identity = sent()
     rig.tier.fail_on("get_range", 2)
     with pytest.raises(ObjectsUnavailableError):
@@ -153,8 +153,8 @@ def test_what_cannot_be_restored_is_refused() -> None:
         restored(rig, identity)
 
 
-def test_cores_of_a_store(tmp_path: Path) -> None:
-    """Each has its objects below an identity of its own: together they are one store again."""
+def test_all_cores_of_a_store_are_restored(tmp_path: Path) -> None:
+    """Each core has its objects under its own identity; together they are one store again."""
     settings = settings_with(ObjectLocation.from_url(str(tmp_path / "cold")))
     with quiver.open(tmp_path / "buffer", settings, cores=2, background=False) as store:
         for core in range(2):
@@ -177,8 +177,8 @@ def test_cores_of_a_store(tmp_path: Path) -> None:
     assert sorted(got) == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_real_bucket(s3_server: S3Server, tmp_path: Path, monkeypatch) -> None:
-    """By its URL, with credentials of the environment or as options; wrong uses are refused in words."""
+def test_a_real_bucket_is_restored(s3_server: S3Server, tmp_path: Path, monkeypatch) -> None:
+    """By its URL, with credentials from the environment or as options; wrong arguments are refused with a reason."""
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""Sealed segments in the object tier: copied, verified, let go of, read back, deleted."""
+"""Sealed segments in the object tier: upload, verification, removal of local files, reading, deletion."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from quiver.testing.faultobjects import FaultObjects
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-def test_what_is_sealed_is_copied_and_listed() -> None:
-    """Byte for byte, and the list says so; the files stay where no window is set."""
+def test_sealed_segments_are_copied_and_listed() -> None:
+    """Byte for byte; the files stay if no local window is set."""
     rig = Rig()
     with rig.open() as store:
         rig.fill(store, 3)
@@ -48,8 +48,8 @@ def test_what_is_sealed_is_copied_and_listed() -> None:
 
 
 @pytest.mark.parametrize("window", [{"cold_local_bytes": 0}, {"cold_local_age_s": 60.0}, {"max_age_s": 60.0}])
-def test_beyond_the_window_the_disk_has_nothing_and_everybody_reads_on(window: dict[str, object]) -> None:
-    """By bytes, by age, and by the age that without a tier would give the data up."""
+def test_segments_outside_the_window_leave_the_disk_and_stay_readable(window: dict[str, object]) -> None:
+    """By bytes, by age, and by the age that would drop the data without a tier."""
     rig = Rig(**window)
     with rig.open() as store:
         rig.fill(store, 3)
@@ -70,8 +70,8 @@ def test_beyond_the_window_the_disk_has_nothing_and_everybody_reads_on(window: d
         assert store.stats()["segments"] == 0, "finished segments are gone for good"
 
 
-def test_only_the_newest_stay_in_a_window_of_bytes() -> None:
-    """The oldest go first."""
+def test_a_window_of_bytes_keeps_the_newest_segments() -> None:
+    """The oldest are removed first."""
     rig = Rig()
     with rig.open() as store:
         rig.fill(store, 4)
@@ -83,8 +83,8 @@ def test_only_the_newest_stay_in_a_window_of_bytes() -> None:
         assert store.catalog.bytes == store.stats()["segment_bytes"] <= 2 * nbytes + nbytes // 2
 
 
-def test_a_store_opens_with_what_only_the_tier_has_while_the_tier_is_down() -> None:
-    """It takes bundles in, knows all segments, and numbers go on; only reading waits."""
+def test_a_store_with_cold_segments_opens_while_the_tier_is_down() -> None:
+    """It accepts bundles, knows all segments, and continues their numbers; only reading fails."""
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
         rig.fill(store, 2)
@@ -106,8 +106,8 @@ def test_a_store_opens_with_what_only_the_tier_has_while_the_tier_is_down() -> N
         assert drain(store, "one") == list(range(9))
 
 
-def test_finished_segments_leave_the_tier_too() -> None:
-    """Objects and list; nothing is left behind."""
+def test_finished_segments_are_removed_from_the_tier() -> None:
+    """Objects and list entries."""
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
         store.register("one", start="earliest")
@@ -127,8 +127,8 @@ def test_finished_segments_leave_the_tier_too() -> None:
         assert not rig.fs.exists(LIST)
 
 
-def test_finished_segments_stay_as_long_as_asked() -> None:
-    """`cold.keep_finished`: the file goes, the object stays for later subscribers until it is that old."""
+def test_finished_segments_stay_for_the_configured_time() -> None:
+    """`cold.keep_finished`: the file is removed, the object stays for later subscribers until that age."""
     rig = Rig(cold_keep_finished_s=3600.0)
     with rig.open() as store:
         store.register("one", start="earliest")
@@ -146,8 +146,8 @@ def test_finished_segments_stay_as_long_as_asked() -> None:
         assert (rig.local(), rig.names()) == ([], [])
 
 
-def test_over_age_in_the_tier_is_given_up_by_the_ledger() -> None:
-    """`cold.max_age`: a subscriber that wanted it is told, and goes on behind it."""
+def test_segments_over_age_in_the_tier_are_dropped_through_the_ledger() -> None:
+    """`cold.max_age`: a subscriber with pending bundles in them gets a report and continues after them."""
     rig = Rig(cold_local_bytes=0, cold_max_age_s=100.0)
     with rig.open() as store:
         store.register("one", start="earliest")
@@ -164,8 +164,8 @@ def test_over_age_in_the_tier_is_given_up_by_the_ledger() -> None:
 
 
 @pytest.mark.parametrize("floor", ["there", "lost"])
-def test_numbers_go_on_when_only_the_tier_has_segments(floor: str) -> None:
-    """No segment gets a number that an object has: the floor says so to other programs, the list to the store."""
+def test_numbers_continue_when_all_segments_are_in_the_tier(floor: str) -> None:
+    """No segment gets the number of an object: other programs read the floor, the store its list."""
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
         rig.fill(store, 2)
@@ -181,13 +181,13 @@ def test_numbers_go_on_when_only_the_tier_has_segments(floor: str) -> None:
         assert drain(store, "one") == list(range(9))
 
 
-def test_at_the_cap_copies_go_before_anything_is_refused_or_lost() -> None:
-    """The disk's cap is the disk's: with the tier up, more goes through than it holds. Down, the policy decides."""
+def test_at_the_cap_copied_segments_leave_the_disk_first() -> None:
+    """The cap applies to the disk: with a tier the store accepts more than that. Without, the policy decides."""
     rig = Rig(size_cap_bytes=20_000, size_cap_policy="backpressure")
     with rig.open() as store:
         store.register("one", start="earliest")
         rig.fill(store, 1)
-        segment_bytes = store.catalog.bytes  # what the files of such small segments take beyond what was reckoned
+        segment_bytes = store.catalog.bytes  # the bytes of the files of such small segments, beyond the estimate
         for _ in range(29):
             rig.fill(store, 1)
             store.maintain()
@@ -207,8 +207,8 @@ def test_at_the_cap_copies_go_before_anything_is_refused_or_lost() -> None:
         assert drain(store, "one") == list(range(rig.taken))
 
 
-def test_drop_oldest_gives_up_only_what_lies_on_the_disk() -> None:
-    """What the tier has takes no room here."""
+def test_drop_oldest_drops_only_segments_on_the_disk() -> None:
+    """Segments in the tier take no space there."""
     rig = Rig(size_cap_bytes=20_000, size_cap_policy="drop_oldest", cold_local_bytes=0)
     with rig.open() as store:
         store.register("one", start="earliest")
@@ -227,7 +227,7 @@ def test_drop_oldest_gives_up_only_what_lies_on_the_disk() -> None:
 
 
 def damage(rig: Rig, path: str, at: int) -> None:
-    """Four bytes of a file change, *at* from its beginning, or from its end."""
+    """Change four bytes of a file at offset *at*, from its beginning or from its end."""
     file = rig.fs.open_read(path)
     file.set_mode(0o600)
     file = rig.fs.open_write(path)
@@ -236,7 +236,7 @@ def damage(rig: Rig, path: str, at: int) -> None:
 
 
 def test_a_damaged_file_is_replaced_by_its_object() -> None:
-    """Found when it is read, or when the store is opened: the file is kept aside, nothing is lost."""
+    """Whether found by a read or when the store is opened: the file is quarantined, and no bundle is lost."""
     rig = Rig()
     with rig.open() as store:
         rig.fill(store, 2)
@@ -244,7 +244,7 @@ def test_a_damaged_file_is_replaced_by_its_object() -> None:
         first, second = (info.path for info in store.catalog.segments())
         damage(rig, first, 100)
         assert number_of(store.catalog.bundle(BundleRef(0, 1))) == 1
-    damage(rig, second, -20)  # at open the end of a file is looked at
+    damage(rig, second, -20)  # opening reads the end of a file
     with rig.open() as store:
         assert rig.local() == []
         assert rig.fs.list_dir(f"{ROOT}/quarantine") == ["0000000000000000.qseg", "0000000000000001.qseg"]
@@ -253,8 +253,8 @@ def test_a_damaged_file_is_replaced_by_its_object() -> None:
         assert rig.observer.total("quiver.segment.damaged_bundles_total") == 0
 
 
-def test_a_file_that_is_damaged_before_it_is_sent_is_never_verified() -> None:
-    """Its object goes again; the file is kept aside, as without a tier."""
+def test_a_file_that_is_damaged_before_its_upload_is_never_verified() -> None:
+    """Its object is removed; the file is quarantined, as without a tier."""
     rig = Rig()
     with rig.open() as store:
         rig.fill(store, 2)
@@ -267,8 +267,8 @@ def test_a_file_that_is_damaged_before_it_is_sent_is_never_verified() -> None:
         assert drain(store, "one") == [3, 4, 5]
 
 
-def test_an_object_that_came_out_wrong_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read back decides, not that the write returned."""
+def test_an_object_with_wrong_contents_is_uploaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data that is read back decides, not the success of the write."""
     rig = Rig(cold_local_bytes=0)
     put_parts = DirectoryObjects.put_parts
     wrong = [2]
@@ -293,8 +293,8 @@ def test_an_object_that_came_out_wrong_is_sent_again(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("how", ["changed", "short", "gone"])
-def test_a_damaged_object_is_named_kept_and_counted(how: str) -> None:
-    """Its key is in the error; the bytes move to the tier's quarantine; the others go on."""
+def test_a_damaged_object_is_reported_quarantined_and_counted(how: str) -> None:
+    """The error has its key; the bytes move to the tier's quarantine; other segments stay readable."""
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
         store.register("one", start="earliest")
@@ -324,8 +324,8 @@ def test_a_damaged_object_is_named_kept_and_counted(how: str) -> None:
         assert 0 not in listed(rig.fs)
 
 
-def test_a_place_with_nothing_of_the_store_is_another_place() -> None:
-    """A disk that is not mounted: nothing counts as lost, nothing is sent there, and later all of it is there."""
+def test_a_location_without_objects_of_the_store_is_a_wrong_one() -> None:
+    """For example a disk that is not mounted: no segment counts as lost, and nothing is uploaded there."""
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
         store.register("one", start="earliest")
@@ -350,8 +350,8 @@ def test_a_place_with_nothing_of_the_store_is_another_place() -> None:
         assert drain(store, "one") == list(range(9))
 
 
-def test_without_the_setting_nothing_is_sent_and_what_is_there_is_read() -> None:
-    """A tool that opens a store as it is neither loses its cold segments nor makes more."""
+def test_without_the_setting_objects_are_read_and_none_are_uploaded() -> None:
+    """A tool that opens a store without settings neither loses its cold segments nor creates more."""
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
         rig.fill(store, 2)
@@ -368,8 +368,8 @@ def test_without_the_setting_nothing_is_sent_and_what_is_there_is_read() -> None
         assert rig.names() == []
 
 
-def test_another_place_is_refused_while_objects_are_in_the_first() -> None:
-    """Nobody would find them any more."""
+def test_another_location_is_refused_while_the_first_has_objects() -> None:
+    """Otherwise they could not be found."""
     rig = Rig()
     with rig.open() as store:
         rig.fill(store, 1)
@@ -380,7 +380,7 @@ def test_another_place_is_refused_while_objects_are_in_the_first() -> None:
 
 
 def with_damaged_list() -> Rig:
-    """Segments 0 and 1 are only in the tier, 2 is on the disk, and nobody can read which."""
+    """Segments 0 and 1 are only in the tier, 2 is on the disk, and the list cannot be read."""
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
         store.register("one", start="earliest")
@@ -398,8 +398,8 @@ def with_damaged_list() -> Rig:
     return rig
 
 
-def test_a_damaged_list_stops_a_store_without_a_tier_and_is_told_by_readers() -> None:
-    """It says which segments there are: to go on without it would be to lose them unseen."""
+def test_a_damaged_list_prevents_opening_without_a_tier_and_is_reported_by_readers() -> None:
+    """Without the list, the segments in it would be lost silently."""
     rig = with_damaged_list()
     with pytest.raises(CorruptionError, match="only the object tier has"):
         rig.open(cold_objects=None, cold_local_bytes=None)
@@ -408,8 +408,8 @@ def test_a_damaged_list_stops_a_store_without_a_tier_and_is_told_by_readers() ->
     assert [problem.path for problem in reader.problems] == [LIST]
 
 
-def test_a_damaged_list_is_made_anew_from_the_objects() -> None:
-    """Everything is there again, every object read; the damaged bytes are kept."""
+def test_a_damaged_list_is_rebuilt_from_the_objects() -> None:
+    """All segments are listed again, after every object was read; the damaged bytes are kept."""
     rig = with_damaged_list()
     damaged = rig.fs.read_all(LIST, size_max=1 << 20)
     with rig.open() as store:
@@ -421,8 +421,8 @@ def test_a_damaged_list_is_made_anew_from_the_objects() -> None:
     assert rig.observer.total("quiver.recovery.damaged_files_total") == 1
 
 
-def test_what_no_object_tells_is_left_out_of_the_new_list() -> None:
-    """An object that is not what its name says is put aside as any damaged one; what is no object of ours stays."""
+def test_only_valid_objects_are_in_the_rebuilt_list() -> None:
+    """An object that does not match its name is quarantined like any damaged one; foreign objects stay."""
     rig = with_damaged_list()
     key = next(one for one in rig.names() if "/segments/0000000000000001-" in one)
     data = bytearray(rig.tier.get(key, size_max=1 << 20))
@@ -439,8 +439,8 @@ def test_what_no_object_tells_is_left_out_of_the_new_list() -> None:
         assert f"{key}.part" in rig.names()
 
 
-def test_a_list_is_not_made_anew_from_nothing() -> None:
-    """While nobody answers the store stays closed; where there is no object, it was another place."""
+def test_a_list_is_not_rebuilt_without_objects() -> None:
+    """While the tier does not answer, the store stays closed; a tier without objects is the wrong location."""
     rig = with_damaged_list()
     damaged = rig.fs.read_all(LIST, size_max=1 << 20)
     rig.tier.fail_on("list")
@@ -454,8 +454,8 @@ def test_a_list_is_not_made_anew_from_nothing() -> None:
         assert drain(store, "one") == list(range(9))
 
 
-def test_a_crash_while_the_list_is_made_anew() -> None:
-    """At every step: the damaged list or the new one is there, and the next start has everything."""
+def test_a_crash_while_the_list_is_rebuilt() -> None:
+    """After a crash at any step, the damaged list or the new one exists, and the next start has all segments."""
     rig = with_damaged_list()
     disks: list[CrashFileSystem] = []
     assert isinstance(rig.fs, CrashFileSystem)
@@ -467,8 +467,8 @@ def test_a_crash_while_the_list_is_made_anew() -> None:
             assert drain(store, "one") == list(range(9))
 
 
-def test_a_thread_of_its_own_sends() -> None:
-    """With background threads nobody else waits for the tier; closing ends it."""
+def test_a_separate_thread_uploads() -> None:
+    """With background threads no other thread waits for the tier; closing the store ends it."""
     fs = CrashFileSystem()
     clock = ManualClock(waits="hold")
     rig = Rig(fs)
@@ -481,8 +481,8 @@ def test_a_thread_of_its_own_sends() -> None:
     assert rig.objects() == [0, 1]
 
 
-def test_nobody_waits_for_a_tier_that_hangs() -> None:
-    """While a request does not come back: ingest, sealing, delivery and maintenance go on."""
+def test_nothing_waits_for_a_tier_that_hangs() -> None:
+    """While a request hangs, ingest, sealing, delivery and maintenance continue."""
     fs = CrashFileSystem()
     clock = ManualClock(waits="hold")
     rig = Rig(fs)
@@ -508,10 +508,10 @@ def test_nobody_waits_for_a_tier_that_hangs() -> None:
 
 
 @pytest.mark.parametrize(("bytes_max", "fetched"), [(1, 12), (1 << 20, 4)])
-def test_what_is_held_of_the_tier_in_memory_is_bounded(
+def test_the_memory_for_segments_of_the_tier_is_bounded(
     monkeypatch: pytest.MonkeyPatch, bytes_max: int, fetched: int
 ) -> None:
-    """Below the bound a segment is fetched once; beyond it, each time another one was read in between."""
+    """Within the bound a segment is fetched once; beyond it, each time another one was read in between."""
     monkeypatch.setattr("quiver.store.catalog.COLD_BYTES_MAX", bytes_max)
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
@@ -540,14 +540,14 @@ def test_what_is_held_of_the_tier_in_memory_is_bounded(
         ({"cold_objects": WHERE, "cold_local_bytes": 2**30, "size_cap_bytes": 2**30}, "cold.local_size must be below"),
     ],
 )
-def test_settings_that_cannot_be_meant(given: dict[str, object], said: str) -> None:
-    """Each is refused with the keys that contradict each other."""
+def test_contradicting_settings_are_refused(given: dict[str, object], said: str) -> None:
+    """Each error names the contradicting keys."""
     with pytest.raises(SettingsError, match=said):
         Settings(**given)
 
 
-def test_settings_by_their_keys() -> None:
-    """As in a file; a location may be a URL or a mapping, and its secrets stay out of sight and out of the list."""
+def test_settings_are_read_by_their_keys() -> None:
+    """As in a file; a location may be a URL or a mapping. Its secrets are not shown and not in the list."""
     found = Settings.from_mapping(
         {
             "cold": {
@@ -571,15 +571,15 @@ def test_settings_by_their_keys() -> None:
         Settings.from_mapping({"cold.objects": 7})
 
 
-def test_a_tier_needs_a_place() -> None:
+def test_a_tier_needs_a_location() -> None:
     """Otherwise its objects could not be found."""
     rig = Rig()
     with pytest.raises(UsageError, match=r"cold\.objects"):
         open_store(ROOT, fs=rig.fs, clock=rig.clock, background=False, objects=rig.tier)
 
 
-def test_a_reader_may_bring_the_tier() -> None:
-    """Or say where it is, as for a bucket that needs credentials."""
+def test_a_reader_can_pass_the_tier() -> None:
+    """Or its location, as for a bucket that needs credentials."""
     rig = Rig(cold_local_bytes=0)
     with rig.open() as store:
         rig.fill(store, 1)

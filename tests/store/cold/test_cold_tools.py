@@ -1,4 +1,4 @@
-"""Commands and copies on a store whose segments are in an object tier: on a real disk, and with a real S3 server."""
+"""Commands and copies on a store with an object tier: on a real disk, and with a real S3 server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fill(store: Store, first: int, segments: int) -> None:
 
 @pytest.fixture
 def cold(tmp_path: Path) -> Path:
-    """A closed store of three segments, two of them only in a tier beside it; the third came while there was none."""
+    """A closed store of three segments. Two are only in a tier next to it; the third was sealed without a tier."""
     root = tmp_path / "buffer"
     settings = settings_with(ObjectLocation.from_url(str(tmp_path / "cold")))
     with quiver.open(root, settings, background=False) as store:
@@ -58,8 +58,8 @@ def run(*arguments: object, code: int = 0) -> str:
     return result.output
 
 
-def test_verify_reads_the_objects_too(cold: Path, tmp_path: Path) -> None:
-    """Sound, damaged and out of reach are three things."""
+def test_verify_also_reads_the_objects(cold: Path, tmp_path: Path) -> None:
+    """Valid, damaged and unreachable objects are three different results."""
     report = check_store(REAL_FILES, str(cold))
     assert (report.segment_bundles, report.findings) == (9, [])
     first, second = sorted((tmp_path / "cold").rglob("*.qseg"))
@@ -75,8 +75,8 @@ def test_verify_reads_the_objects_too(cold: Path, tmp_path: Path) -> None:
     assert len(check_store(REAL_FILES, str(cold)).findings) == 2
 
 
-def test_what_the_tier_does_not_give_is_unread(cold: Path, tmp_path: Path) -> None:
-    """Not damaged, and not sound: an exit code of its own, also where another place is named."""
+def test_unreachable_objects_are_reported_as_unread(cold: Path, tmp_path: Path) -> None:
+    """Neither damaged nor valid: a separate exit code, also when another location is given."""
     (tmp_path / "cold").rename(tmp_path / "away")
     (tmp_path / "empty").mkdir()
     for options in ((), ("--objects", tmp_path / "empty")):
@@ -87,8 +87,8 @@ def test_what_the_tier_does_not_give_is_unread(cold: Path, tmp_path: Path) -> No
     assert json.loads(run("verify", cold, "--objects", tmp_path / "away", "--json"))["unread"] == 0
 
 
-def test_verify_reads_every_object_when_it_is_told_where(tmp_path: Path) -> None:
-    """Those of segments that the disk has as well: one day they may be all there is."""
+def test_verify_reads_every_object_at_a_given_location(tmp_path: Path) -> None:
+    """Also those of segments with a local file: later they may be the only copies."""
     root, where = tmp_path / "buffer", tmp_path / "cold"
     settings = Settings(cold_objects=ObjectLocation.from_url(str(where)), segment_bytes_max=SETTINGS.segment_bytes_max)
     with quiver.open(root, settings, background=False) as store:
@@ -109,8 +109,8 @@ def test_verify_reads_every_object_when_it_is_told_where(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", ["lost", "older"])
-def test_segments_that_no_list_names_are_reported(tmp_path: Path, how: str) -> None:
-    """The store was called sound: its list was lost with its mark, or is that of a backup, and nobody reads them."""
+def test_unlisted_segments_are_reported(tmp_path: Path, how: str) -> None:
+    """The list was lost with its mark, or is that of a backup, so readers do not find these segments."""
     root, where = tmp_path / "buffer", tmp_path / "cold"
     settings = settings_with(ObjectLocation.from_url(str(where)))
     kept = root / "segments" / "quiver.cold"
@@ -131,8 +131,8 @@ def test_segments_that_no_list_names_are_reported(tmp_path: Path, how: str) -> N
     assert f"does not contain {count} segments in the object tier, from {first} to 3" in finding["reason"]
 
 
-def test_stats_count_what_is_only_there(cold: Path, tmp_path: Path) -> None:
-    """From the list: the tier is not asked."""
+def test_stats_count_segments_that_are_only_in_the_tier(cold: Path, tmp_path: Path) -> None:
+    """From the list, without accessing the tier."""
     (tmp_path / "cold").rename(tmp_path / "away")
     found = json.loads(run("stats", cold, "--json"))
     assert (found["segments"], found["bundles"], found["cold_segments"]) == (3, 9, 2)
@@ -142,14 +142,14 @@ def test_stats_count_what_is_only_there(cold: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "cold").exists()
 
 
-def test_inspect_tells_the_list(cold: Path) -> None:
-    """Which segments, in which state, and where."""
+def test_inspect_prints_the_list(cold: Path) -> None:
+    """The segments, their states, and the location."""
     found = json.loads(run("inspect", cold / "segments" / "quiver.cold", "--json"))
     assert (found["kind"], found["fields"]["verified"]) == ("cold list", 2)
 
 
-def test_a_snapshot_stands_alone(cold: Path, tmp_path: Path) -> None:
-    """What the disk has not is fetched; what is restored needs no tier."""
+def test_a_snapshot_contains_the_segments_of_the_tier(cold: Path, tmp_path: Path) -> None:
+    """Segments that are not on the disk are fetched; a store that is restored from it needs no tier."""
     run("snapshot", cold, tmp_path / "copy")
     (tmp_path / "cold").rename(tmp_path / "away")
     run("verify", tmp_path / "copy")
@@ -160,14 +160,14 @@ def test_a_snapshot_stands_alone(cold: Path, tmp_path: Path) -> None:
 
 
 def test_migrate_refuses_and_changes_nothing(cold: Path) -> None:
-    """Objects would stay in the other profile."""
+    """The objects would keep the other profile."""
     assert "snapshot" in run("migrate", cold, "--profile", "otap", code=2)
     reader = quiver.read(cold)
     assert [number_of(bundle) for _, bundle in reader.bundles()] == list(range(9))
 
 
-def test_repair_leaves_the_tier_alone(cold: Path) -> None:
-    """Nothing is damaged, and nothing is lost by looking."""
+def test_repair_does_not_change_the_tier(cold: Path) -> None:
+    """Without damage, and without loss."""
     run("repair", cold)
     with quiver.open(cold, background=False) as store:
         subscriber = store.register("one", start="earliest")
@@ -178,8 +178,11 @@ def test_repair_leaves_the_tier_alone(cold: Path) -> None:
         assert got == list(range(9))
 
 
-def test_a_real_bucket(s3_server: S3Server, tmp_path: Path) -> None:
-    """Sent, let go of, read by subscriber, reader and scan, deleted; no secret in the list or in what is said."""
+def test_a_real_bucket_has_the_segments_of_a_store(s3_server: S3Server, tmp_path: Path) -> None:
+    """
+    Upload, removal of local files, reading by subscriber, reader and scan, deletion; no secret is in the list or a
+    message.
+    """
     location = ObjectLocation.from_url(s3_server.url(), s3_server.options())
     root = tmp_path / "buffer"
     with quiver.open(root, settings_with(location), background=False) as store:
@@ -205,8 +208,8 @@ def test_a_real_bucket(s3_server: S3Server, tmp_path: Path) -> None:
         tier.close()
 
 
-def test_bad_credentials_keep_nobody_from_ingesting(s3_server: S3Server, tmp_path: Path) -> None:
-    """The store opens, takes in and seals; what is wrong is said, without the secret."""
+def test_bad_credentials_do_not_prevent_ingest(s3_server: S3Server, tmp_path: Path) -> None:
+    """The store opens, ingests and seals; the problem is reported without the secret."""
     location = ObjectLocation.from_url(s3_server.url(), s3_server.options(secret_key="wrong-" + "x" * 20))
     with quiver.open(tmp_path / "buffer", settings_with(location), background=False) as store:
         fill(store, 0, 2)

@@ -1,7 +1,4 @@
-"""
-A crash at every step, an error at every call: no half object, nothing referenced that is missing, nothing left
-over.
-"""
+"""A crash at every step and an error at every call: no partial object, no reference to a missing one, no remains."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ HOWS: tuple[ObjectFault, ...] = ("fail", "lose_answer", "slow", "truncate", "rep
 
 
 def whole_objects(fs: FileSystem) -> set[str]:
-    """The names of the objects, each of which is exactly what its name says."""
+    """The names of the objects, after checking that each one matches its name."""
     tier = DirectoryObjects(fs, COLD)
     names = set()
     for info in tier.list_below("stores"):
@@ -39,14 +36,14 @@ def whole_objects(fs: FileSystem) -> set[str]:
 
 
 def check_list(fs: FileSystem, label: str) -> None:
-    """What the list calls verified is there, whole."""
+    """Check that every verified entry of the list has a valid object."""
     there = {int(name[:16]) for name in whole_objects(fs)}
     verified = {seq for seq, state in listed(fs).items() if state == "verified"}
     assert verified <= there, f"{label}: listed {verified}, there {there}"
 
 
 class Run:
-    """One life of a store with a tier, and what was promised by each moment."""
+    """One life of a store with a tier, and its promises at each moment."""
 
     def __init__(self) -> None:
         self.rig = Rig(cold_local_bytes=0)
@@ -87,7 +84,7 @@ class Run:
 
 
 def finish(fs: FileSystem, label: str, promised: int, acked: set[int], attempted: int, *, sends_first: bool) -> None:
-    """Whoever opens this disk gets all that was promised; when it is finished nothing is left of it anywhere."""
+    """Check that the next open keeps all promises, and that a finished store leaves no files or objects."""
     rig = Rig(fs, cold_local_bytes=0)
     check_list(fs, label)
     survivors = seen(fs) if fs.exists(f"{ROOT}/wal") else []
@@ -95,7 +92,9 @@ def finish(fs: FileSystem, label: str, promised: int, acked: set[int], attempted
     assert set(survivors) <= set(range(attempted))
     with rig.open() as store:
         store.seal()
-        if sends_first:  # else what was sent before the crash is finished before it could be sent again
+        if (
+            sends_first
+        ):  # otherwise segments from before the crash would be finished before they could be uploaded again
             store.maintain()
         check_list(fs, label)
         got = drain(store, "one")
@@ -112,8 +111,8 @@ def finish(fs: FileSystem, label: str, promised: int, acked: set[int], attempted
 
 
 @pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_crash_at_every_step_loses_nothing_and_leaves_nothing(seeds: int) -> None:
-    """Power loss and kill at each step of disk and objects, which lie on the same disk."""
+def test_a_crash_at_any_step_loses_and_leaves_nothing(seeds: int) -> None:
+    """A power loss or a kill at each step of disk and objects, which are on the same disk."""
     run = Run()
     fs = run.rig.fs
     assert isinstance(fs, CrashFileSystem)
@@ -139,8 +138,8 @@ def test_a_crash_at_every_step_loses_nothing_and_leaves_nothing(seeds: int) -> N
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("path", ["quiver.cold", ".floor"])
-def test_a_disk_that_refuses_the_list_or_the_floor_delays_and_loses_nothing(path: str, error: int) -> None:
-    """Each call on the two files fails once; whatever is told, the next passes make up for it."""
+def test_a_disk_error_for_the_list_or_the_floor_only_delays(path: str, error: int) -> None:
+    """Each call on the two files fails once; the next passes complete the work."""
     for operation in ("create", "pwrite", "sync", "rename"):
         for call in range(1, 100):
             disk = CrashFileSystem()
@@ -169,8 +168,8 @@ def test_a_disk_that_refuses_the_list_or_the_floor_delays_and_loses_nothing(path
 
 
 @pytest.mark.parametrize("operation", USED)
-def test_an_error_at_every_call_delays_and_loses_nothing(operation: str) -> None:
-    """Each call fails, loses its answer, is slow, is cut short, happens twice; the next passes make up for it."""
+def test_an_error_at_any_call_only_delays(operation: str) -> None:
+    """Each call fails, loses its response, is slow, is cut short, or is repeated; later passes complete the work."""
     clean = Run()
     clean.run()
     calls = clean.rig.tier.calls[operation]
@@ -194,7 +193,7 @@ def test_an_error_at_every_call_delays_and_loses_nothing(operation: str) -> None
                             got.append(handle.bundle[30]["n"][0].as_py())
                             handle.ack()
                     except ObjectsUnavailableError:
-                        continue  # asked again
+                        continue  # it was requested again
                 for _ in range(3):
                     store.maintain()
                     rig.clock.advance(120)

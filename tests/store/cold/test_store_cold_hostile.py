@@ -1,7 +1,4 @@
-"""
-Objects of a store that somebody else replaced: their segment is lost as long as they are there, and nothing else
-ever.
-"""
+"""Replaced objects of a store: only the bundles of those segments are unavailable, and only while they are replaced."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ VICTIM = 1
 
 
 def huge_with_our_end(own, _other):
-    """A tebibyte with the segment's checksum at its end: its name says that this is what it ends with."""
+    """A tebibyte with the segment's checksum at its end, so that it matches the name."""
     return Made(TEBIBYTE, begin=own[:100], end=own[-4:])
 
 
 def other_middle(own, _other):
-    """Our size, our beginning and our end."""
+    """The size, the beginning and the end of the segment."""
     return own[:500] + bytes(len(own) - 1000) + own[-500:]
 
 
@@ -34,7 +31,7 @@ EVERY = CHANGES | {"a tebibyte with our checksum": huge_with_our_end, "another m
 
 @pytest.fixture(params=EVERY, ids=str)
 def hostile(request):
-    """A store whose three segments are only in the tier, where the second was replaced."""
+    """A store whose three segments are only in the tier, where the second one was replaced."""
     rig = Rig(cold_local_bytes=0, cold_keep_finished_s=1e9)
     with rig.open() as store:
         store.register("one", start="earliest")
@@ -49,7 +46,7 @@ def hostile(request):
 
 
 def test_every_other_bundle_is_delivered(hostile):
-    """The three of the damaged segment are named with the object's key; ingesting and delivering go on."""
+    """The three of the damaged segment are reported with the object's key; ingest and delivery continue."""
     rig, _, key, _ = hostile
     got, damaged = [], []
     with little_memory(), rig.open() as store:
@@ -68,8 +65,8 @@ def test_every_other_bundle_is_delivered(hostile):
     assert set(damaged) <= {key}
 
 
-def test_readers_beside_it_go_on(hostile):
-    """What cannot be read is a problem with its key; the rest comes, and all of it when the object is back."""
+def test_readers_continue(hostile):
+    """The unreadable segment is reported with its key; the others are read, and all after it is restored."""
     rig, tier, key, _ = hostile
     with little_memory():
         reader = read(ROOT, fs=rig.fs, objects=tier)
@@ -80,7 +77,7 @@ def test_readers_beside_it_go_on(hostile):
     assert [number_of(bundle) for _, bundle in reader.bundles()] == list(range(9))
 
 
-def test_verify_names_it(hostile):
+def test_verify_reports_a_replaced_object(hostile):
     """As damage, with its key; nothing is changed."""
     rig, tier, key, _ = hostile
     before = rig.names()
@@ -91,8 +88,8 @@ def test_verify_names_it(hostile):
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if "tebibyte" not in name])
-def test_a_store_that_is_restored_beside_it(name):
-    """All other segments are there. A huge object is read as far as its end says that it may be ours."""
+def test_restore_skips_a_replaced_object(name):
+    """All other segments are restored. A huge object is read only as far as its end matches."""
     rig = Rig(cold_local_bytes=0, cold_keep_finished_s=1e9)
     with rig.open() as store:
         rig.fill(store, 3)
@@ -108,8 +105,8 @@ def test_a_store_that_is_restored_beside_it(name):
     assert [entry.seq for entry in one.segments] == [0, 2]
 
 
-def test_a_huge_object_without_our_end_is_hardly_read():
-    """Of a tebibyte, not even a piece."""
+def test_a_huge_object_with_another_end_is_hardly_read():
+    """Less than one piece of a tebibyte."""
     rig = Rig(cold_local_bytes=0, cold_keep_finished_s=1e9)
     with rig.open() as store:
         rig.fill(store, 2)

@@ -1,4 +1,4 @@
-"""A store with a tier against the dullest model: a list of what was promised, and what was acknowledged of it."""
+"""A store with a tier, compared with a simple model: a list of the promised bundles and the acknowledged ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOWN = ("put_parts", "get", "get_range", "head", "delete")
 
 
 class ColdStore(RuleBasedStateMachine):
-    """Filling, maintaining, reading, outages, crashes and other windows, in any order."""
+    """Filling, maintenance, reading, outages, crashes and other windows, in any order."""
 
     @initialize(window=st.sampled_from([None, 0, 12_000]))
     def begin(self, window: int | None) -> None:

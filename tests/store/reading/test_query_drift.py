@@ -1,4 +1,4 @@
-"""One slot as a table, whatever its schemas did: against the dullest model there is."""
+"""One slot as a table for any change of its schemas, compared with a simple model."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ FAMILIES = {
     "time": TIMES, "list": LISTS, "struct": STRUCTS, "flag": [pa.bool_()],
     "money": [pa.decimal128(5, 2), pa.int8(), pa.uint16()], "key": [pa.binary(3), pa.binary(), pa.large_binary()],
 }  # fmt: skip
-"""By column: types that one type holds."""
+"""By column: types that one type can hold."""
 
 
 def value(kind: pa.DataType, rng: random.Random) -> object:
-    """A value that every type of the column's family holds, or None."""
+    """A value that every type of the column's family can hold, or None."""
     if rng.random() < 0.2:
         return None
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
@@ -77,7 +77,7 @@ def column(kind: pa.DataType, rows: int, rng: random.Random) -> pa.Array:
 
 @st.composite
 def drifting(draw):
-    """Bundles whose columns come, go, move and change their types; and where segments end."""
+    """Bundles with columns that are added, removed, moved and changed in type; and the ends of segments."""
     rng = random.Random(draw(st.integers(0, 2**32)))
     names = draw(st.lists(st.sampled_from(sorted(FAMILIES)), min_size=1, max_size=5, unique=True))
     parts = []
@@ -93,7 +93,7 @@ def drifting(draw):
 
 
 def told(one: object) -> object:
-    """A value as any of its types would have it."""
+    """A value in the form that is common to all of its types."""
     if isinstance(one, dict):
         # A field that a struct did not have is null in the wider one.
         return {name: told(part) for name, part in one.items() if part is not None}
@@ -101,16 +101,17 @@ def told(one: object) -> object:
 
 
 def rows_of(batches, names):
-    """The model: each row a dict, what is missing None."""
+    """The model: each row is a dict; missing values are None."""
     return [{name: told(row.get(name)) for name in names} for batch in batches for row in batch.to_pylist()]
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(drifting(), st.sampled_from(["none", "zstd"]))
-def test_any_drift_is_invisible(parts, compression):
+def test_any_change_of_schemas_gives_one_table(parts, compression):
     """
-    Every row of every bundle comes in order, in one schema: all columns in order of first appearance, what a bundle
-    lacks null. Choosing columns chooses from the same table. The other engines' way in gives the same.
+    Every row of every bundle is returned in order, in one schema: all columns in order of first appearance, with null
+    where a bundle lacks one. Selected columns come from the same table. The interface for other engines returns the
+    same.
     """
     store, disk = filled(parts, segment_compression=compression)
     batches = [batch for part in parts for batch in part]
@@ -133,11 +134,11 @@ def test_any_drift_is_invisible(parts, compression):
 
 @settings(max_examples=60, deadline=None)
 @given(drifting())
-def test_arrows_own_promotion_agrees_where_it_can(parts):
-    """`concat_tables` with promotion, given the same bundles without encodings that it cannot promote."""
+def test_the_promotion_of_arrow_agrees_where_it_can(parts):
+    """`concat_tables` with promotion, for the same bundles without encodings that it cannot promote."""
     batches = [batch for part in parts for batch in part]
     names = {name for batch in batches for name in batch.schema.names} & {"number", "time", "flag", "key"}
-    # Arrow takes uint32 beside int64 for int64 as we do; what else it does with money and floats loses digits.
+    # Arrow also widens uint32 and int64 to int64; its other promotions of decimals and floats lose digits.
     tables = [pa.table({name: batch[name] for name in batch.schema.names if name in names}) for batch in batches]
     tables = [table for table in tables if table.num_columns]
     if not tables:
@@ -170,14 +171,14 @@ def joined(kinds):
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(ANY), min_size=1, max_size=5), st.randoms())
 def test_the_widest_type_does_not_depend_on_the_order(kinds, rng):
-    """In whatever order bundles came, the type is the same, but for the order of a struct's fields."""
+    """For bundles in any order the type is the same, except for the order of a struct's fields."""
     again = rng.sample(kinds, len(kinds))
     one, other = joined(kinds), joined(again)
     if one is not None and pa.types.is_struct(one):
         assert {field.name: field.type for field in one} == {field.name: field.type for field in other}
     else:
         assert one == other
-    # What holds all of them needs nothing wider when one of them comes again.
+    # The widest type does not change when one of them is added again.
     if one is not None and not pa.types.is_struct(one):
         assert joined([one, *kinds]) == one
 
@@ -213,7 +214,7 @@ def test_the_widest_type_does_not_depend_on_the_order(kinds, rng):
     ],
     ids=str,
 )
-def test_widest(kinds, wide):
+def test_the_widest_type(kinds, wide):
     """The table of `store/segment/type_promotion.py`, row by row."""
     assert widest(kinds, "x") == wide
 
@@ -228,8 +229,8 @@ def test_widest(kinds, wide):
     ],
     ids=str,
 )  # fmt: skip
-def test_what_nothing_holds_together_is_said(kinds):
-    """With the column's name and a way out; a scan that leaves the column out works."""
+def test_types_without_a_common_type_are_reported(kinds):
+    """With the column's name and a remedy; a scan without the column works."""
     store, _ = filled([[pa.record_batch({"id": [1], "odd": pa.nulls(1, kind)}) for kind in kinds]])
     with pytest.raises(UsageError, match=r"column odd.* is .* in some bundles and .* in others"):
         store.scan("logs")
@@ -237,8 +238,8 @@ def test_what_nothing_holds_together_is_said(kinds):
     store.close()
 
 
-def test_decimals_of_all_digits_are_one_column_as_long_as_their_values_fit():
-    """As those of QWP, which say nothing of precision; one that does not fit is refused, and only with its column."""
+def test_decimals_are_one_column_if_their_values_fit():
+    """For example from QWP, without a precision. A value that does not fit is refused, and only with its column."""
     few, many = Decimal("1.5"), Decimal("12345678901234567890.25")
     batches = [
         pa.record_batch({"id": [1], "d": pa.array([few], pa.decimal256(76, 1))}),
@@ -256,7 +257,7 @@ def test_decimals_of_all_digits_are_one_column_as_long_as_their_values_fit():
 
 
 def test_struct_fields_and_nullability():
-    """A field that one struct lacks is null there; a column is nullable where one bundle has it so, or lacks it."""
+    """A field that one struct lacks is null there; a column is nullable if it is in one bundle, or missing in one."""
     first = pa.schema([pa.field("id", pa.int8(), nullable=False), pa.field("s", pa.struct([("a", pa.int8())]))])
     second = pa.schema([
         pa.field("s", pa.struct([("b", pa.string()), ("a", pa.int64())])), pa.field("id", pa.int16(), nullable=False),
@@ -281,8 +282,8 @@ def test_struct_fields_and_nullability():
     store.close()
 
 
-def test_metadata_of_a_column_stays_where_all_agree():
-    """A note that only some have would be untrue of the others' rows."""
+def test_metadata_of_a_column_stays_if_all_bundles_agree():
+    """Metadata of only some bundles would be wrong for the other rows."""
 
     def of(metadata):
         return pa.schema([pa.field("id", pa.int8(), metadata=metadata)])
@@ -293,8 +294,8 @@ def test_metadata_of_a_column_stays_where_all_agree():
     assert representative([of({"encoding": "plain"}), of(None)]).field("id").metadata is None
 
 
-def test_dictionaries_of_one_type_stay_and_hold_every_value():
-    """Streams with different words under one key type: no batch has a word too few."""
+def test_dictionaries_of_one_type_stay_and_contain_every_value():
+    """Streams with different words and one key type: no batch lacks a word."""
     kind = pa.dictionary(pa.int8(), pa.string())
     parts = [
         [pa.record_batch({"k": pa.array([f"{part}-{n % 100}" for n in range(200)]).dictionary_encode().cast(kind)})]
@@ -310,7 +311,7 @@ def test_dictionaries_of_one_type_stay_and_hold_every_value():
 
 
 def test_columns_are_checked():
-    """Unknown, twice, none: said in words; no column at all still has its rows."""
+    """Unknown, duplicate and no columns: refused with a reason; no column at all still has its rows."""
     store, _ = filled([[pa.record_batch({"a": [1, 2], "b": ["x", "y"]})], []])
     with pytest.raises(UsageError, match="no column 'c'; there are a, b"):
         store.scan("logs", ["a", "c"])
@@ -325,7 +326,7 @@ def test_columns_are_checked():
 
 
 def test_a_slot_without_bundles_is_an_empty_table():
-    """Nothing is known of its columns: those asked for are null, and there are no rows."""
+    """Its columns are unknown: the requested ones are null, and there are no rows."""
     store, _, _ = opened()
     assert store.scan("logs").to_table() == pa.table({})
     assert store.scan("logs", ["a"]).to_table() == pa.table({"a": pa.array([], pa.null())})
@@ -335,7 +336,7 @@ def test_a_slot_without_bundles_is_an_empty_table():
 
 
 def test_two_columns_of_one_name_are_refused():
-    """No table could tell them apart; whole bundles can."""
+    """A table could not distinguish them; bundles can."""
     store, _ = filled([[pa.record_batch([pa.array([1]), pa.array([2])], names=["a", "a"])]])
     with pytest.raises(UsageError, match="two columns are named a"):
         store.scan("logs")

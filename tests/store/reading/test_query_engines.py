@@ -1,7 +1,4 @@
-"""
-Other engines query the buffer in place: DuckDB and Polars through the Arrow C stream, and the examples that show
-it.
-"""
+"""Other engines query the buffer in place: DuckDB and Polars through the Arrow C stream interface, and the examples."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ def store():
 
 
 def test_duckdb_reads_it_as_a_table(store):
-    """As often as asked, joins with itself, and sees what came meanwhile in a new scan only."""
+    """Any number of times, joined with itself; new bundles are visible only in a new scan."""
     logs = store.scan("logs")
     with duckdb.connect() as tables:
         tables.register("logs", logs)
@@ -81,7 +78,7 @@ def test_polars_reads_it_as_a_frame(store):
     assert lazy.collect().item() == 4
 
 
-def test_arrow_takes_it_by_the_protocol(store):
+def test_arrow_reads_it_through_the_interface(store):
     """`pa.table`, a reader, and a requested schema that narrows it."""
     scan = store.scan("logs", ["id", "word"])
     assert pa.table(scan) == scan.to_table() == scan.to_reader().read_all()
@@ -90,7 +87,7 @@ def test_arrow_takes_it_by_the_protocol(store):
 
 
 def test_large_batches_point_into_the_file(tmp_path):
-    """An uncompressed batch is not copied, and stays when its segment is deleted and the store is closed."""
+    """An uncompressed batch is not copied, and stays valid after its segment is deleted and the store is closed."""
     rows = pa.record_batch({"id": list(range(100_000))})
     with quiver.open(tmp_path, background=False) as store:
         store.ingest(Bundle({LOGS: rows}))
@@ -103,8 +100,8 @@ def test_large_batches_point_into_the_file(tmp_path):
     assert found == [rows]
 
 
-def test_small_batches_come_together():
-    """Another engine pays for each batch; a thousand bundles of one row are one."""
+def test_small_batches_are_combined():
+    """Other engines pay for each batch; a thousand bundles of one row become one."""
     store, _ = filled([[pa.record_batch({"id": [number]}) for number in range(1000)], []])
     (found,) = store.scan("logs")
     assert found.column("id").to_pylist() == list(range(1000))
@@ -112,7 +109,7 @@ def test_small_batches_come_together():
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-def test_compressed_segments_are_read_as_any(compression):
+def test_compressed_segments_are_read(compression):
     """By bundles, by scans, by other engines."""
     parts = [[pa.record_batch({"id": list(range(500)), "word": ["the same"] * 500})] * 3, []]
     store, disk = filled(parts, segment_compression=compression)
@@ -124,8 +121,8 @@ def test_compressed_segments_are_read_as_any(compression):
     store.close()
 
 
-def test_damage_costs_what_is_damaged_and_is_told():
-    """One segment of two; a strict reader raises, through Arrow's stream too."""
+def test_only_damaged_rows_are_missing_and_damage_is_reported():
+    """One of two segments is damaged; a strict reader raises, through Arrow's stream too."""
     store, disk = filled([[PARTS[0][0]], [PARTS[0][0]], []])
     path = f"{ROOT}/segments/0000000000000001.qseg"
     data = bytearray(disk.read_all(path, size_max=1 << 20))
@@ -147,7 +144,7 @@ def test_damage_costs_what_is_damaged_and_is_told():
 
 
 def test_a_closed_store_is_not_scanned():
-    """A scan that was made before goes on."""
+    """An existing scan continues."""
     store, _ = filled(PARTS)
     scan = store.scan("logs")
     store.close()
@@ -157,7 +154,7 @@ def test_a_closed_store_is_not_scanned():
 
 
 def test_cores_are_scanned_as_one(tmp_path):
-    """One core after the other, by the store itself and by a reader beside it."""
+    """One core after the other, by the store itself and by a reader."""
     with quiver.open(tmp_path, cores=3, background=False) as store:
         for number in range(6):
             store.ingest(Bundle({LOGS: pa.record_batch({"id": [number], f"c{number % 2}": [True]})}), core=number % 3)
@@ -171,14 +168,14 @@ def test_cores_are_scanned_as_one(tmp_path):
         assert [info.bundle_count for info in reader.segments()] == [2]
 
 
-def test_a_directory_that_is_no_store_is_refused(tmp_path):
-    """Neither a store's nor that of cores."""
+def test_a_directory_without_a_store_is_refused(tmp_path):
+    """A directory with neither a store nor cores."""
     with pytest.raises(UsageError, match="holds no store"):
         quiver.read(tmp_path)
 
 
 def test_example_duckdb(capsys):
-    """The printed table is what the example's rows say."""
+    """The printed table matches the rows of the example."""
     runpy.run_path(str(EXAMPLES / "query_duckdb.py"))["main"]([])
     out = capsys.readouterr().out
     assert [line.split("│")[1:4] for line in out.splitlines() if "ERROR" in line] == [
@@ -188,21 +185,21 @@ def test_example_duckdb(capsys):
 
 
 def test_example_polars(capsys):
-    """The means are those of the example's rows."""
+    """The means match the rows of the example."""
     runpy.run_path(str(EXAMPLES / "query_polars.py"))["main"]([])
     assert capsys.readouterr().out.endswith("freezer: -17.8\noven: 187.2\nhottest: 200.0\n")
 
 
-def test_examples_on_a_directory_of_ones_own(tmp_path, capsys):
-    """As their first lines promise."""
+def test_examples_read_a_given_directory(tmp_path, capsys):
+    """As documented in their first lines."""
     with quiver.open(tmp_path, background=False) as store:
         runpy.run_path(str(EXAMPLES / "query_duckdb.py"))["fill"](store)
     runpy.run_path(str(EXAMPLES / "query_duckdb.py"))["main"]([str(tmp_path)])
     assert "errors since nine: 2" in capsys.readouterr().out
 
 
-def test_an_empty_slot_for_other_engines():
-    """No columns is an error for some engines; with columns there is an empty table."""
+def test_an_empty_slot_in_other_engines():
+    """Some engines refuse a table without columns; with selected columns the table is empty."""
     store, _, _ = opened()
     assert pl.DataFrame(store.scan("logs")).shape == (0, 0)
     with duckdb.connect() as tables:

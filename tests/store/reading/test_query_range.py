@@ -1,4 +1,4 @@
-"""Ranges of time: the rows that lie in them and no others, and nothing read that cannot have any."""
+"""Ranges of time: exactly the rows in them, and no reads of segments that cannot contain any."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def times_of(scan, name="time"):
 
 @pytest.fixture
 def served(monkeypatch):
-    """The batches that were taken out of segments, as (segment, stream, chunk)."""
+    """The batches read from segments, as (segment, stream, chunk)."""
     found = []
 
     def note(name):
@@ -46,7 +46,7 @@ def served(monkeypatch):
 
 
 def test_a_range_of_event_times_opens_no_other_segment(served):
-    """Ten segments, each of its own hundred times: what is asked for lies in two, in one chunk of each."""
+    """Ten segments with a hundred times each: the range is in two of them, in one chunk each."""
     parts = [[batch(100 * part, 100 * part + 40), batch(100 * part + 50, 100 * part + 90)] for part in range(10)]
     store, disk = filled([*parts, []])
     fs = CountingFiles(disk)
@@ -62,7 +62,7 @@ def test_a_range_of_event_times_opens_no_other_segment(served):
 
 
 def test_a_range_of_ingestion_times_opens_no_other_segment(served):
-    """A second lies between two bundles, and two bundles are in a segment."""
+    """There is a second between two bundles, and two bundles in a segment."""
     store, disk = filled([[batch(1), batch(2)], [batch(3), batch(4)], [batch(5), batch(6)], [batch(7), batch(8)]])
     stamps = [bundle.ingested_at_ns for _, bundle in read(ROOT, fs=disk).bundles()]
     fs = CountingFiles(disk)
@@ -79,7 +79,7 @@ def test_a_range_of_ingestion_times_opens_no_other_segment(served):
 
 
 def test_a_segment_without_the_slot_is_not_opened(served):
-    """The directory says so."""
+    """The directory of the segment shows that."""
     store, disk, _ = opened()
     for slot in (LOGS, 40):
         store.ingest(Bundle({slot: batch(1)}))
@@ -95,7 +95,7 @@ def test_a_segment_without_the_slot_is_not_opened(served):
 
 
 def test_a_checksum_is_computed_once(monkeypatch):
-    """However often a segment is read by one reader; a new reader computes it again."""
+    """For any number of reads by one reader; a new reader computes it again."""
     from quiver.store.segment import reader as module
 
     computed = []
@@ -116,7 +116,7 @@ def test_a_checksum_is_computed_once(monkeypatch):
 
 
 def test_a_store_computes_a_checksum_once_for_delivery_and_scan(monkeypatch):
-    """The first byte that is served to anybody comes after it; nobody computes it again."""
+    """Before the first byte is returned, and never again."""
     from quiver.store.segment import reader as module
 
     computed = []
@@ -158,8 +158,8 @@ BOUND = st.none() | st.integers(-60, 60).flatmap(lambda n: st.sampled_from([n, n
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(stores(), BOUND, BOUND)
-def test_the_rows_of_a_range_are_those_that_lie_in_it(parts, start, end):
-    """Exactly, for each unit; a row without a time, and a bundle without the column, lie in no range with a bound."""
+def test_a_range_returns_exactly_its_rows(parts, start, end):
+    """For each unit; a row without a time and a bundle without the column are in no bounded range."""
     store, disk = filled(parts)
     expected = []
     has_column = any("time" in one.schema.names for part in parts for one in part)
@@ -189,8 +189,8 @@ def test_the_rows_of_a_range_are_those_that_lie_in_it(parts, start, end):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(0, 9), st.integers(0, 9))
-def test_bundles_of_a_range_are_those_ingested_in_it(sizes, low, high):
-    """By bundle, since that is what was ingested: from start on, and before end."""
+def test_a_range_of_ingestion_times_returns_its_bundles(sizes, low, high):
+    """By bundle, since bundles are ingested: from start on, and before end."""
     store, disk = filled([[batch(0) for _ in range(size)] for size in sizes])
     stamps = [bundle.ingested_at_ns for _, bundle in read(ROOT, fs=disk).bundles()]
     if stamps:
@@ -200,8 +200,8 @@ def test_bundles_of_a_range_are_those_ingested_in_it(sizes, low, high):
     store.close()
 
 
-def test_moments():
-    """A datetime of any zone is an instant; one without a zone is refused, as is what is no moment."""
+def test_times_need_a_time_zone():
+    """A datetime of any zone is an instant; one without a zone is refused, and so are other types."""
     noon = datetime(2026, 1, 5, 12, tzinfo=UTC)
     noon_ns = int(noon.timestamp()) * 10**9
     store, _ = filled([[batch(noon_ns - 1, noon_ns, noon_ns + 1000)], []])
@@ -217,8 +217,8 @@ def test_moments():
 
 
 @pytest.mark.parametrize("bound", [-(2**70), -(2**63) - 1, -(2**63), 2**63 - 1, 2**63, 2**70])
-def test_bounds_beyond_the_times_that_there_are(bound):
-    """No bound overflows; what lies beyond every time keeps all or none."""
+def test_bounds_beyond_all_times(bound):
+    """Such bounds do not overflow; they select everything or nothing."""
     store, _ = filled([[batch(-5, 5), batch(1, kind=pa.timestamp("s", "UTC"))], []])
     total = 3
     assert sum(one.num_rows for one in store.scan("logs", start=bound, by="event")) == (total if bound < 0 else 0)
@@ -233,7 +233,7 @@ def test_bounds_beyond_the_times_that_there_are(bound):
         (["@timestamp", "timestamp"], "timestamp"), (["event_time", "start_time_unix_nano"], "start_time_unix_nano"),
     ],
 )  # fmt: skip
-def test_which_column_tells_the_time(names, chosen):
+def test_the_column_of_event_times(names, chosen):
     """The best known name; without one of them the first timestamp."""
     columns = {
         name: pa.array([1 if name == chosen else 1000], pa.int64() if name.endswith("_unix_nano") else UTC_NS)
@@ -245,8 +245,8 @@ def test_which_column_tells_the_time(names, chosen):
     store.close()
 
 
-def test_times_too_far_away_are_not_indexed_and_found_all_the_same():
-    """A second beyond the year 2262 has no number of nanoseconds in 64 bits."""
+def test_times_out_of_the_nanosecond_range_are_found_without_an_index():
+    """After the year 2262, a time has no number of nanoseconds in 64 bits."""
     far = 2**40
     store, disk = filled(
         [[batch(5, far, kind=pa.timestamp("s", "UTC"))], [batch(6, kind=pa.timestamp("s", "UTC"))], []]
@@ -257,8 +257,8 @@ def test_times_too_far_away_are_not_indexed_and_found_all_the_same():
     store.close()
 
 
-def test_a_time_that_is_text_in_some_bundles():
-    """The column cannot be read as one, and is not looked for times."""
+def test_a_column_that_is_text_in_some_bundles_has_no_event_times():
+    """The column has no common type and is not used for times."""
     store, _ = filled([[batch(1)], [pa.record_batch({"time": ["today"], "id": [1]})], []])
     with pytest.raises(UsageError, match="no column of event times"):
         store.scan("logs", ["id"], start=0, by="event")

@@ -1,4 +1,4 @@
-"""Tables that came over QWP: one slot holds all of them, and a query has one."""
+"""Tables received over QWP: one slot contains all of them, and a query reads one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rows(table: str, **columns: list[object]) -> Bundle:
 
 
 def ingest_both(store, *, flush: bool) -> None:
-    """Two tables that disagree about a column, one of which grows; half of it in a segment, half in the log."""
+    """Two tables with different types for a column, one of which grows; half of it in a segment, half in the log."""
     store.ingest(rows("trades", price=[1.5, 2.5]))
     store.ingest(rows("venues", price=["high"]))
     store.ingest(rows("same", price=[9.0]))
@@ -30,7 +30,7 @@ def ingest_both(store, *, flush: bool) -> None:
 
 @pytest.mark.parametrize("flush", [True, False])
 def test_a_table_is_read_alone(flush):
-    """Its rows in order under its own schema, from segments and log; the case of its name does not count."""
+    """Its rows in order with its own schema, from segments and log; its name is case-insensitive."""
     store, disk, _ = opened()
     with store:
         ingest_both(store, flush=flush)
@@ -46,8 +46,8 @@ def test_a_table_is_read_alone(flush):
 
 
 @pytest.mark.parametrize(("slot", "table"), [(30, "trades"), (60, "trades"), (QWP_SLOT, ""), (QWP_SLOT, 7)])
-def test_a_table_that_cannot_be_is_refused(slot, table):
-    """One of another slot, one without a name, and no name at all: not an answer without rows."""
+def test_an_impossible_table_is_refused(slot, table):
+    """One of another slot, an empty name and another type are errors, not results without rows."""
     store, _, _ = opened()
     with store:
         ingest_both(store, flush=True)

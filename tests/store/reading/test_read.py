@@ -1,7 +1,4 @@
-"""
-Reading a directory beside a live writer: every bundle once, in order, whatever happens meanwhile;
-damage is named.
-"""
+"""Reading a directory while a writer has it open: every bundle once, in order, despite changes; damage is reported."""
 
 import os
 
@@ -30,7 +27,7 @@ def _number(bundle: Bundle) -> int:
 
 
 class Writer:
-    """A store on a disk in memory, driven by hand. Every action can be called at any time."""
+    """A store on a disk in memory, driven manually. Every action can be called at any time."""
 
     def __init__(self, *, rotate_bytes=1200, subscriber=True):
         self.disk = CrashFileSystem()
@@ -83,8 +80,8 @@ def writer():
     writer.store.close()
 
 
-def test_sealed_segments_come_first_and_then_what_is_only_in_the_log(writer):
-    """The reference of a logged bundle is provisional: the number the next segment will get."""
+def test_sealed_segments_are_read_before_the_log(writer):
+    """The reference of a logged bundle is provisional: the number that the next segment will get."""
     writer.ingest(3)
     writer.seal()
     writer.ingest(2)
@@ -99,7 +96,7 @@ def test_sealed_segments_come_first_and_then_what_is_only_in_the_log(writer):
 
 
 def test_a_pass_changes_nothing_and_takes_no_lock(writer):
-    """Not one call that writes, creates, renames, removes, syncs or locks."""
+    """No call writes, creates, renames, removes, syncs or locks."""
     writer.ingest(12)
     writer.seal()
     writer.ingest(2)
@@ -119,7 +116,7 @@ def test_a_closed_store_and_a_crashed_one_read_the_same():
     assert _numbers(read(ROOT, fs=killed)) == _numbers(read(ROOT, fs=writer.disk)) == list(range(20))
 
 
-def test_a_directory_that_holds_no_store_is_said(tmp_path):
+def test_a_directory_without_a_store_is_reported(tmp_path):
     with pytest.raises(UsageError, match="holds no store"):
         read(tmp_path)
     with pytest.raises(FileNotFoundError):
@@ -135,14 +132,14 @@ def test_an_empty_store_is_empty(tmp_path):
 
 
 def test_a_directory_without_any_log_file_is_read(writer):
-    """Between the retiring of one file and the naming of the next, or when somebody copied the segments only."""
+    """Between two renames of a rotation, or in a copy of the segments only."""
     writer.ingest(2)
     writer.seal()
     writer.disk.remove(f"{ROOT}/wal/quiver.wal")
     assert _numbers(read(ROOT, fs=writer.disk)) == [0, 1]
 
 
-def test_segments_tell_what_is_known_without_reading_streams(writer):
+def test_metadata_of_segments_needs_no_streams(writer):
     writer.ingest(3)
     writer.seal()
     writer.ingest(1)
@@ -152,8 +149,8 @@ def test_segments_tell_what_is_known_without_reading_streams(writer):
     assert all(info.size_bytes > 0 for info in infos)
 
 
-def test_choosing_slots_leaves_out_the_others(writer):
-    """Ids or names; bundles that have none of them are not there, and references stay what they are."""
+def test_selected_slots_are_read_alone(writer):
+    """Ids or names; bundles with none of them are skipped, and references do not change."""
     for sealed in (True, False):
         writer.store.ingest(_bundle(1, slot=60))
         writer.store.ingest(_bundle(2, slot=61))
@@ -172,8 +169,8 @@ def test_choosing_slots_leaves_out_the_others(writer):
             reader.bundles(slots=[unknown])
 
 
-def test_a_scan_yields_one_slot_with_the_columns_asked_for(writer):
-    """A column that a bundle lacks is null there; one that no bundle has is a mistake, and is said."""
+def test_a_scan_yields_one_slot_with_the_selected_columns(writer):
+    """A column that a bundle lacks is null there; one that no bundle has is an error."""
     first = pa.record_batch({"a": [1, 2], "b": ["x", "y"]})
     second = pa.record_batch({"c": [1.5], "a": [3]})
     for batch in (first, second):
@@ -191,7 +188,7 @@ def test_a_scan_yields_one_slot_with_the_columns_asked_for(writer):
 
 
 class Interrupted:
-    """A file system whose n-th reading call is preceded by *action*."""
+    """A file system that calls *action* before its n-th reading call."""
 
     def __init__(self, inner, at, action):
         self._inner, self._left, self._action = inner, at, action
@@ -215,7 +212,7 @@ class Interrupted:
 
 
 def _prepared():
-    """Two segments, one of them finished, retired log files, and a tail that is only in the log."""
+    """Two segments, one of them finished, retired log files, and entries that are only in the log."""
     writer = Writer()
     writer.ingest(4)
     writer.seal()
@@ -228,10 +225,10 @@ def _prepared():
 
 
 @pytest.mark.parametrize("action", ["ingest", "seal", "finish_oldest", "everything"])
-def test_beside_changes_nothing_is_missed_or_seen_twice(action):
+def test_concurrent_changes_neither_hide_nor_duplicate_bundles(action):
     """
-    The writer's action falls before each single call of a pass, in turn. What was there when the pass began and
-    is not finished comes exactly once; nothing comes twice; the order of ingest is kept.
+    The writer acts before each single call of a pass, in turn. Unfinished bundles from the beginning of the pass are
+    returned exactly once; none is returned twice; the order of ingest is preserved.
     """
     at = 0
     while True:
@@ -252,10 +249,10 @@ def test_beside_changes_nothing_is_missed_or_seen_twice(action):
 
 
 @pytest.mark.parametrize("action", ["ingest", "seal", "finish_oldest", "everything"])
-def test_beside_changes_a_scan_misses_nothing_and_has_nothing_twice(action):
+def test_concurrent_changes_neither_hide_nor_duplicate_rows_of_a_scan(action):
     """
-    As above, the action before each call of planning and of reading in turn. A scan that is read again is the same
-    bundles, but for those whose segment was finished and deleted meanwhile.
+    As above, with the action before each call of planning and of reading. A scan that is read again has the same
+    bundles, except those whose segment was finished and deleted meanwhile.
     """
     at = 0
     while True:
@@ -279,7 +276,7 @@ def test_beside_changes_a_scan_misses_nothing_and_has_nothing_twice(action):
 
 
 def test_changes_between_two_bundles_of_a_pass(writer):
-    """The writer runs on at every step of the iteration, and the pass still ends."""
+    """The writer acts at every step of the iteration, and the pass still ends."""
     writer.ingest(6)
     writer.seal()
     writer.ingest(2)
@@ -295,7 +292,7 @@ def test_changes_between_two_bundles_of_a_pass(writer):
 
 
 def test_batches_outlive_their_segment(tmp_path):
-    """On a real disk: the mapping lives as long as a batch of it does."""
+    """On a real disk: the mapping exists as long as one of its batches."""
     store = open_store(tmp_path, Settings(delete_grace_s=0), background=False, clock=ManualClock())
     subscriber = store.register("a", start="earliest")
     for number in range(3):
@@ -311,7 +308,7 @@ def test_batches_outlive_their_segment(tmp_path):
 
 
 def _damaged(disk, path, data):
-    """A copy of *disk* in which the file *path* holds *data*."""
+    """A copy of *disk* with the bytes *data* in the file *path*."""
     copy = disk.clone_after_kill()
     copy.remove(path)
     copy.create(path).pwrite(data, 0)
@@ -319,7 +316,7 @@ def _damaged(disk, path, data):
 
 
 def _damages(data, step):
-    """Every *step*-th byte flipped, every *step*-th length cut, and trailing junk."""
+    """Every *step*-th byte flipped, every *step*-th length truncated, and trailing junk."""
     for at in range(0, len(data), step):
         yield data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
         yield data[:at]
@@ -335,14 +332,14 @@ def _damages(data, step):
         ("wal/quiver.wal", 23, {2, 3, 4, 5, 6, 7}),
     ],
 )
-def test_a_damaged_file_costs_what_is_in_it_and_nothing_else(name, step, kept):
-    """Never a wrong bundle, never one twice, never an exception; what is elsewhere comes out."""
+def test_a_damaged_file_affects_only_its_own_bundles(name, step, kept):
+    """No wrong bundle, no duplicates and no exception; all other bundles are returned."""
     writer = Writer(rotate_bytes=100_000)
     for count, finished in ((2, 2), (2, 0), (2, 0), (2, 0)):
         writer.ingest(count)
         writer.seal()
         writer.finish_oldest(finished)
-    # Segment 0 is gone, 2 and 3 begin at bundle 4; then what is only in the log.
+    # Segment 0 was deleted, 2 and 3 begin at bundle 4; then the entries that are only in the log.
     writer.ingest(3)
     disk = writer.disk.clone_after_kill()
     assert _numbers(read(ROOT, fs=disk)) == list(range(2, 11))
@@ -365,8 +362,8 @@ def test_a_damaged_file_costs_what_is_in_it_and_nothing_else(name, step, kept):
     writer.store.close()
 
 
-def test_damage_in_a_retired_log_file_is_named_and_the_rest_comes_out():
-    """One flipped byte costs one bundle, also when it lies in the oldest file."""
+def test_damage_in_a_retired_log_file_is_reported_and_the_rest_is_read():
+    """One flipped byte costs one bundle, even in the oldest file."""
     writer = Writer(subscriber=False, rotate_bytes=900)
     writer.ingest(4)
     disk = writer.disk
@@ -399,8 +396,8 @@ def test_strict_reading_raises_at_the_first_damage(writer):
         assert len(lenient.problems) == 1
 
 
-def test_what_looks_like_damage_in_the_active_file_is_read_again(writer):
-    """A reader may see one entry half written and the next one whole; a moment later both are."""
+def test_apparent_damage_in_the_active_file_is_read_again(writer):
+    """A reader may see one entry half written and the next one complete; a moment later both are complete."""
     writer.ingest(3)
     path = f"{ROOT}/wal/quiver.wal"
     whole = writer.disk.read_all(path, size_max=1 << 20)

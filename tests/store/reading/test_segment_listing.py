@@ -1,4 +1,4 @@
-"""A listing that is made while segments get their names: what it shows has no hole."""
+"""A listing while segments are being renamed has no gaps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quiver.store.segment.listing import list_segments
 
 
 class Busy:
-    """The real files, but listings are those it is given, one after the other, the last one for ever."""
+    """The real file system, except that listings are the given ones in turn, the last one repeatedly."""
 
     def __init__(self, *listings: list[int]) -> None:
         self._listings = [[segment_name(number) for number in numbers] for numbers in listings]
@@ -34,13 +34,13 @@ class Busy:
     ],
 )
 def test_nothing_below_the_last_one_is_missing(listings: list[list[int]], shown: list[int]) -> None:
-    """Whoever reads up to the last number has read all that were sealed before it."""
+    """A reader that has read up to the last number has read all that were sealed before it."""
     assert list_segments(Busy(*listings), "/nowhere") == shown
     assert StoreDirectory("/nowhere", fs=Busy(*listings), strict=True).segments() == shown
 
 
 def test_other_names_do_not_count(tmp_path) -> None:
-    """A directory that is missing is said to be so by one, and has no segments to the other."""
+    """A missing directory raises an error in one function, and has no segments in the other."""
     (tmp_path / f"{segment_name(7)}.tmp").touch()
     assert list_segments(REAL_FILES, str(tmp_path)) == []
     with pytest.raises(FileNotFoundError):

@@ -27,7 +27,7 @@ def test_the_files_of_a_store_are_read(files, tmp_path):
     assert files.segment_path(12) == f"{tmp_path}/segments/0000000000000012.qseg"
 
 
-def test_segments_and_quarantine_are_told_apart(files, tmp_path):
+def test_segments_and_quarantine_are_separate(files, tmp_path):
     for name in (
         "segments/0000000000000007.qseg",
         "segments/0000000000000002.qseg",
