@@ -61,5 +61,5 @@ def test_starting_offsets_are_a_word_or_a_position(text, meaning):
 @pytest.mark.parametrize("text", ["", "newest", "[]", "12", '{"idx":1}', '{"seq":-1}', "{"])
 def test_anything_else_is_refused_with_an_example(text):
     """The refusal shows what to write."""
-    with pytest.raises(UsageError, match=r"earliest|whole numbers"):
+    with pytest.raises(UsageError, match=r"earliest|integers"):
         parse_starting(text)

@@ -39,8 +39,8 @@ def test_slots_go_by_name_or_number():
     ("options", "says"),
     [
         ({"view": "logs"}, "needs the directory"),
-        ({"path": "b"}, "either view"),
-        ({"path": "b", "view": "logs", "slot": "30"}, "either view"),
+        ({"path": "b"}, "needs view"),
+        ({"path": "b", "view": "logs", "slot": "30"}, "needs view"),
         ({"path": "b", "view": "traces"}, "logs, spans, metrics"),
         ({"path": "b", "view": "logs", "subscribr": "x"}, "did you mean subscriber"),
         ({"path": "b", "view": "logs", "maxfilespertrigger": "1"}, "did you mean max"),

@@ -167,7 +167,7 @@ def test_a_checkpoint_behind_the_subscriber_is_refused_with_both_positions(store
         lambda: query.plan(at(0, 1), at(0, 4)),
         lambda: query.commit(at(0, 1)),
     ):
-        with pytest.raises(DataLossError, match=r"asks for 0:1, but exp has confirmed everything before 0:3"):
+        with pytest.raises(DataLossError, match=r"is at 0:1, but exp has confirmed everything before 0:3"):
             call()
     lenient = make(failOnDataLoss="false")
     assert lenient.latest(at(0, 1), unlimited=False) == at(1, 0)
@@ -212,9 +212,9 @@ def test_a_segment_that_vanished_is_reported(store, make):
     pathlib.Path(paths[1]).unlink()
     with pytest.raises(DataLossError, match=r"segment 1, between the unread positions 0:0 and 4:0"):
         query.plan(start, end)
-    with pytest.raises(DataLossError, match=r"segment 1 "):
+    with pytest.raises(DataLossError, match=r"segment 1,"):
         make().plan(start, at(1, 1))
-    with pytest.raises(DataLossError, match=r"segment 1 "):
+    with pytest.raises(DataLossError, match=r"segment 1,"):
         make().plan(at(0, 1), at(2, 0))
     pathlib.Path(store.root, "quarantine").mkdir()
     pathlib.Path(paths[2]).rename(paths[2].replace("segments", "quarantine"))

@@ -122,7 +122,7 @@ def test_a_batch_that_was_not_committed_may_come_again(store, make, retries):
     again = make()
     assert again.initial() == at(0, 1)
     assert again.plan(at(0, 1), at(2, 0))
-    with pytest.raises(DataLossError, match="asks for 0:0"):
+    with pytest.raises(DataLossError, match="is at 0:0"):
         again.plan(at(0, 0), at(2, 0))
     again.commit(at(2, 0))
     assert pending(store, 2, 3) == [(0, 1), (1, 0)]

@@ -158,7 +158,7 @@ def test_a_checkpoint_rolled_back_is_refused_with_positions(spark, store, tmp_pa
     shutil.copytree(tmp_path / "ck", tmp_path / "old")
     store.rows(2)
     run(frame, Sink(), tmp_path / "ck")
-    with pytest.raises(Exception, match=r"asks for 1:0, but exp has confirmed everything before 2:0"):
+    with pytest.raises(Exception, match=r"is at 1:0, but exp has confirmed everything before 2:0"):
         run(frame, Sink(), tmp_path / "old")
 
 

@@ -32,7 +32,7 @@ def with_lost_list() -> Rig:
 def test_a_missing_list_prevents_opening_without_a_tier_and_is_reported_by_readers() -> None:
     """The mark in the root shows that there was a list."""
     rig = with_lost_list()
-    with pytest.raises(CorruptionError, match="the list is missing; it says which segments only the object tier has"):
+    with pytest.raises(CorruptionError, match="the list is missing; it lists the segments"):
         rig.open(cold_objects=None, cold_local_bytes=None)
     reader = read(ROOT, fs=rig.fs)
     assert [number_of(bundle) for _, bundle in reader.bundles()] == [6, 7, 8]

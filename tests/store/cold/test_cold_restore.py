@@ -43,7 +43,7 @@ def sent(segments: int = 3) -> tuple[Rig, str]:
 
 
 def restored(rig: Rig, identity: str, **options):
-    fs = options.pop("files", rig.fs)
+    fs = options.pop("fs", rig.fs)
     (one,) = restore_from_tier(fs, NEW, rig.tier, WHERE, [identity], clock=rig.clock, **options)
     return one
 
@@ -143,7 +143,7 @@ def test_a_restore_that_cannot_succeed_creates_nothing() -> None:
     rig.tier.fail_on("get_range", 2)
     with pytest.raises(ObjectsUnavailableError):
         restored(rig, identity)
-    with pytest.raises(UsageError, match="no object below"):
+    with pytest.raises(UsageError, match="no segment of a store below"):
         restored(rig, "00000000-0000-0000-0000-000000000000")
     assert not rig.fs.exists(NEW)
     assert restored(rig, identity, dry_run=True).bundles == 9

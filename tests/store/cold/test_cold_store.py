@@ -401,7 +401,7 @@ def with_damaged_list() -> Rig:
 def test_a_damaged_list_prevents_opening_without_a_tier_and_is_reported_by_readers() -> None:
     """Without the list, the segments in it would be lost silently."""
     rig = with_damaged_list()
-    with pytest.raises(CorruptionError, match="only the object tier has"):
+    with pytest.raises(CorruptionError, match="only in the object tier"):
         rig.open(cold_objects=None, cold_local_bytes=None)
     reader = read(ROOT, fs=rig.fs)
     assert [number_of(bundle) for _, bundle in reader.bundles()] == [6, 7, 8]
@@ -447,7 +447,7 @@ def test_a_list_is_not_rebuilt_without_objects() -> None:
     with pytest.raises(ObjectsUnavailableError):
         rig.open()
     empty = DirectoryObjects(rig.fs, "/empty", clock=rig.clock)
-    with pytest.raises(CorruptionError, match="only the object tier has"):
+    with pytest.raises(CorruptionError, match="only in the object tier"):
         open_store(ROOT, rig.settings, fs=rig.fs, clock=rig.clock, background=False, objects=empty)
     assert rig.fs.read_all(LIST, size_max=1 << 20) == damaged
     with rig.open() as store:
