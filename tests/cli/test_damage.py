@@ -1,4 +1,4 @@
-"""Damaged files: an error that names path and offset, never a traceback, never a wrong answer."""
+"""Damaged files give an error with path and offset, never a traceback or a wrong result."""
 
 import json
 
@@ -32,12 +32,12 @@ def put(path, data):
 
 
 def used(data):
-    """The bytes before the zeros that a log keeps ahead of itself."""
+    """The bytes before the zeros that a log writes ahead."""
     return len(data.rstrip(b"\0"))
 
 
-def test_every_kind_of_file_is_there(made_store):
-    """What the tests below damage covers all kinds, a retired log file among them."""
+def test_every_kind_of_file_is_covered(made_store):
+    """The tests below damage all kinds, including a retired log file."""
     names = [path.name for path in files_of(made_store)]
 
     assert any(name.endswith(".qseg") for name in names)
@@ -46,7 +46,7 @@ def test_every_kind_of_file_is_there(made_store):
 
 
 def test_a_flipped_byte_is_found(store_dir):
-    """In any file, at any place that means something: a finding with that path; nothing raises."""
+    """In any file, at any used offset: a finding with that path, and no exception."""
     for path in files_of(store_dir):
         whole = path.read_bytes()
         end = used(whole)
@@ -60,8 +60,8 @@ def test_a_flipped_byte_is_found(store_dir):
     assert not check_store(REAL_FILES, str(store_dir)).damaged
 
 
-def test_a_cut_file_never_raises(store_dir):
-    """Cut anywhere, what is left of a file is sound, torn or damaged: said, not thrown."""
+def test_a_truncated_file_never_raises(store_dir):
+    """Truncated anywhere, a file is reported as valid, torn or damaged."""
     for path in files_of(store_dir):
         whole = path.read_bytes()
         end = used(whole)
@@ -73,8 +73,8 @@ def test_a_cut_file_never_raises(store_dir):
         put(path, whole)
 
 
-def test_a_segment_that_cannot_be_read_hides_no_other(store_dir):
-    """It is one finding; everything else is checked, and counted."""
+def test_an_unreadable_segment_does_not_hide_others(store_dir):
+    """It is one finding; all others are checked and counted."""
     before = check_store(REAL_FILES, str(store_dir))
     path = next(one for one in files_of(store_dir) if one.suffix == ".qseg")
     path.unlink()
@@ -87,7 +87,7 @@ def test_a_segment_that_cannot_be_read_hides_no_other(store_dir):
 
 @pytest.mark.parametrize("name", ["segment", "quiver.wal", "quiver.wal.cursor", "quiver.sub.slow"])
 def test_the_commands_survive_damage(store_dir, name):
-    """`verify`, `inspect` and `stats` on flipped and cut files: a sentence or a table, exit code 0 or 1."""
+    """`verify`, `inspect` and `stats` on flipped and truncated files: a message or a table, exit code 0 or 1."""
     path = next(one for one in files_of(store_dir) if one.name == name or (name == "segment" and one.suffix == ".qseg"))
     whole = path.read_bytes()
     end = used(whole)
@@ -106,8 +106,8 @@ def test_the_commands_survive_damage(store_dir, name):
             call("stats", store_dir, "--json")
 
 
-def test_a_torn_tail_is_told_and_is_not_damage(store_dir):
-    """The last write of a crash: exit code 0."""
+def test_a_torn_tail_is_reported_but_is_not_damage(store_dir):
+    """The last write before a crash: exit code 0."""
     path = store_dir / "wal" / "quiver.wal"
     whole = path.read_bytes()
     put(path, whole[: used(whole) - 3])
@@ -117,8 +117,8 @@ def test_a_torn_tail_is_told_and_is_not_damage(store_dir):
     assert "torn tail" in result.output
 
 
-def test_what_recovery_set_aside_is_told(store_dir):
-    """Quarantined files and leftovers are listed; neither is damage."""
+def test_quarantined_files_and_leftovers_are_reported(store_dir):
+    """Neither is damage."""
     (store_dir / "quarantine").mkdir()
     (store_dir / "quarantine" / "0000000000000009.qseg").write_bytes(b"x")
     (store_dir / "segments" / "0000000000000009.qseg.tmp").write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""A directory or a pipe where a file of the store belongs: it is reported with what to do, and left alone."""
+"""A directory or a pipe in place of a file of the store is reported with a remedy, and not changed."""
 
 import os
 import shutil
@@ -35,8 +35,8 @@ PIPES = ("wal/quiver.wal", "segments/0000000000000000.qseg", "segments/quiver.co
 
 
 @pytest.mark.parametrize(("name", "reason"), [(name, DIRECTORY) for name in NAMES] + [(name, PIPE) for name in PIPES])
-def test_it_is_named_and_left_alone(store_dir, call, name, reason):
-    """`verify` goes on to the other files, `repair` and opening change nothing, and all say which path it is."""
+def test_it_is_reported_and_not_changed(store_dir, call, name, reason):
+    """`verify` continues with the other files, `repair` and opening change nothing, and all report its path."""
     make, remove = KINDS[reason]
     path = store_dir / name
     path.unlink(missing_ok=True)
@@ -83,7 +83,7 @@ def test_a_file_of_another_program_is_not_read(store_dir, call, monkeypatch):
 
 @pytest.mark.parametrize("reason", KINDS)
 def test_the_claim_of_a_core_is_such_a_file(tmp_path, call, reason):
-    """It keeps the core from being opened, so `verify` reports it."""
+    """It prevents opening the core, so `verify` reports it."""
     root = tmp_path / "cores"
     quiver.open(root, cores=2, background=False).close()
     path = root / "core_1" / "quiver.core"

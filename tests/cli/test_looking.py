@@ -1,4 +1,4 @@
-"""Looking again and again, a word while it takes long, what the disk is like, and how fast ingest is on it."""
+"""Repeated `stats`, progress of long commands, `doctor` and `bench`."""
 
 import io
 import json
@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 
 
 class Ticking(ManualClock):
-    """A clock on which every look at the time takes a moment."""
+    """A clock that advances with every call."""
 
     def __init__(self, step_s):
         super().__init__()
@@ -36,8 +36,8 @@ class Ticking(ManualClock):
         return super().monotonic()
 
 
-def test_stats_looks_again_after_each_wait(made_store, capsys):
-    """As often as was said, as long apart as was said; each look is a line of JSON."""
+def test_stats_repeats_after_each_interval(made_store, capsys):
+    """As often as requested; each time prints a line of JSON."""
     clock = ManualClock()
     assert watch(made_store, clock, every_s=5, looks=3, as_json=True)
     lines = capsys.readouterr().out.splitlines()
@@ -47,7 +47,7 @@ def test_stats_looks_again_after_each_wait(made_store, capsys):
 
 
 def test_stats_watch_by_the_command(made_store, call):
-    """Tables one below the other where there is no terminal; wrong use is said."""
+    """Without a terminal, the tables follow each other; wrong arguments are refused."""
     result = call("stats", made_store, "--watch", "--looks", 2, "--every", "1ms")
     assert result.exit_code == 0
     assert result.output.count("segment bytes") == 2
@@ -56,8 +56,8 @@ def test_stats_watch_by_the_command(made_store, call):
         assert call("stats", made_store, *wrong).exit_code != 0
 
 
-def test_an_interrupt_ends_the_watch_in_peace(made_store, monkeypatch, call):
-    """No traceback, exit code 0."""
+def test_an_interrupt_ends_the_watch(made_store, monkeypatch, call):
+    """Without a traceback, with exit code 0."""
 
     def interrupted(*_arguments, **_named):
         raise KeyboardInterrupt
@@ -66,8 +66,8 @@ def test_an_interrupt_ends_the_watch_in_peace(made_store, monkeypatch, call):
     assert call("stats", made_store, "--watch").exit_code == 0
 
 
-def test_nothing_is_said_before_two_seconds():
-    """Then a line that is written over, a few times a second at most, and wiped at the end."""
+def test_progress_is_shown_after_two_seconds():
+    """On one line that is overwritten, a few times per second at most, and cleared at the end."""
     clock, to = ManualClock(), Terminal()
     with Progress("reading", clock=clock, stream=to) as progress:
         clock.advance(QUIET_S - 0.1)
@@ -84,8 +84,7 @@ def test_nothing_is_said_before_two_seconds():
     assert re.search(r"\r +\r$", to.getvalue())
 
 
-def test_nothing_is_said_where_nobody_looks():
-    """A pipe gets no progress."""
+def test_progress_is_not_written_to_a_pipe():
     clock, to = ManualClock(), io.StringIO()
     with Progress("reading", clock=clock, stream=to) as progress:
         clock.advance(60)
@@ -104,8 +103,8 @@ def test_nothing_is_said_where_nobody_looks():
     ],
     ids=lambda command: command[0],
 )
-def test_who_reads_a_whole_store_says_where_it_is(made_store, tmp_path, call, monkeypatch, command):
-    """Each of its segments is told; what takes long is not silent."""
+def test_commands_that_read_a_complete_store_report_each_segment(made_store, tmp_path, call, monkeypatch, command):
+    """So long commands show their progress."""
     told = []
     monkeypatch.setattr(Progress, "__call__", lambda _, where: told.append(where))
     name, *options = command
@@ -115,7 +114,7 @@ def test_who_reads_a_whole_store_says_where_it_is(made_store, tmp_path, call, mo
     assert any(".qseg" in where for where in told)
 
 
-def test_a_restore_says_where_it_is(made_store, tmp_path, call, monkeypatch):
+def test_a_restore_reports_its_progress(made_store, tmp_path, call, monkeypatch):
     """It reads all of a snapshot, and writes it again."""
     call("snapshot", made_store, tmp_path / "copy")
     told = []
@@ -125,8 +124,8 @@ def test_a_restore_says_where_it_is(made_store, tmp_path, call, monkeypatch):
     assert any(".qseg" in where for where in told)
 
 
-def test_doctor_speaks_plainly_and_leaves_nothing(tmp_path, call):
-    """What survives what, a verdict, and an exit code that goes with it."""
+def test_doctor_prints_its_verdict_and_leaves_nothing(tmp_path, call):
+    """The guarantees, a verdict, and a matching exit code."""
     result = call("doctor", tmp_path, "--samples", 3)
     assert "at most the last 25.0 ms" in result.output or "everything is lost" in result.output
     assert ("A store may live here." in result.output) == (result.exit_code == 0)
@@ -144,8 +143,8 @@ def test_doctor_speaks_plainly_and_leaves_nothing(tmp_path, call):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_doctor_beside_a_store_changes_nothing_of_it(made_store, store_dir, call):
-    """Every file stays what it was."""
+def test_doctor_does_not_change_a_store(made_store, store_dir, call):
+    """Every file stays the same."""
     before = {path.relative_to(store_dir): path.stat().st_size for path in store_dir.rglob("*") if path.is_file()}
     call("doctor", store_dir, "--samples", 1)
     after = {path.relative_to(store_dir): path.stat().st_size for path in store_dir.rglob("*") if path.is_file()}
@@ -176,8 +175,8 @@ def test_doctor_judges_the_sync(step_s, verdict, word):
     assert [round(one.median_s, 6) for one in found.latencies] == [step_s] * 3
 
 
-def test_doctor_finds_what_does_not_work():
-    """Links and reserved blocks can be done without; locks cannot."""
+def test_doctor_reports_missing_abilities():
+    """Links and reserved blocks are optional; locks are not."""
     for operation, subject, verdict in (
         ("link", "links", "watch"),
         ("reserve", "reserved blocks", "watch"),
@@ -202,7 +201,7 @@ def test_doctor_finds_what_does_not_work():
     ],
 )
 def test_doctor_knows_the_file_system_by_its_mount(mounts, kind, fit):
-    """The longest path that leads there, and of those at one place the last."""
+    """The longest path that matches, and among equal ones the last."""
     fs = disk()
     fs.make_dirs("/proc/self")
     fs.create("/proc/self/mounts").pwrite(mounts.encode(), 0)
@@ -212,8 +211,8 @@ def test_doctor_knows_the_file_system_by_its_mount(mounts, kind, fit):
     assert (found.survives[0][2] == "everything is lost") == (kind == "tmpfs")
 
 
-def test_doctor_says_what_the_settings_promise():
-    """Another interval is another loss; none is none."""
+def test_doctor_prints_the_guarantees_of_the_settings():
+    """The loss depends on the interval; without one nothing is lost."""
     for interval, lost in ((0.5, "at most the last 500.0 ms"), (0, "nothing is lost")):
         settings = Settings(wal_flush_interval_s=interval)
         found = diagnose(disk(), "/d", clock=Ticking(0.001), samples=2, settings=settings)
@@ -223,8 +222,8 @@ def test_doctor_says_what_the_settings_promise():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_bench_measures_both(tmp_path, mode):
-    """A ratio of two rates, and syncs for each confirmed bundle: one where each is waited for, fewer where shared."""
+def test_bench_measures_the_store_and_a_bare_log(tmp_path, mode):
+    """A ratio of two rates, and syncs per confirmed bundle: one if each is waited for, fewer if they are shared."""
     from quiver.clock import SYSTEM_CLOCK
 
     heard = []
@@ -247,8 +246,8 @@ def test_bench_measures_both(tmp_path, mode):
         assert 0 <= found.fsyncs_per_ack <= 1
 
 
-def test_bench_by_the_command(tmp_path, call):
-    """A table or JSON, and nothing stays on the disk."""
+def test_the_bench_command_prints_a_table_or_json(tmp_path, call):
+    """No file is left on the disk."""
     quick = ["--seconds", "0.02", "--rounds", 1, "--rows", 1, "--mode", "synced"]
     result = call("bench", tmp_path, *quick)
     assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""What docs/howto/operate.md tells people to type exists, and every command that it should name is named."""
+"""The commands in docs/howto/operate.md exist, and the page has every command that it should."""
 
 import re
 from pathlib import Path
@@ -19,22 +19,22 @@ def options_of(name):
 
 
 @pytest.mark.parametrize("line", TYPED)
-def test_what_is_typed_exists(line):
+def test_documented_commands_exist(line):
     """The sub-command, and each of its options."""
     name, *rest = line.split()
     assert {word for word in rest if word.startswith("--")} <= options_of(name)
 
 
-def test_every_command_is_told_of():
-    """But for those that have pages of their own, which may be; and inline text names only what is there."""
+def test_every_command_is_documented():
+    """Except those with their own pages; inline text names only existing commands."""
     told = set(re.findall(r"\bquiver ([a-z]+)\b", PAGE)) | set(re.findall(r"^\$ quiver ([a-z]+)", PAGE, re.MULTILINE))
     assert told - HAVE_PAGES_OF_THEIR_OWN == set(APP.commands) - HAVE_PAGES_OF_THEIR_OWN
     every = set().union(*(options_of(name) for name in APP.commands))
     assert set(re.findall(r"`(--[a-z-]+)", PAGE)) <= every
 
 
-def test_kinds_of_findings_are_those_of_the_code():
-    """The table under `verify` has each of them."""
+def test_documented_kinds_of_findings_match_the_code():
+    """The table of `verify` has each of them."""
     from typing import get_args
 
     from quiver.primitives.findings import Kind

@@ -1,4 +1,4 @@
-"""What an operator does to a directory: on a single store and on one of two cores, read back through the library."""
+"""The commands that change a directory: for a single store and for one of two cores, checked through the library."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ALL = list(range(300))
 
 
 def numbers(directory):
-    """Every number that the directory's bundles hold, in no order."""
+    """Every number in the bundles of the directory, in any order."""
     found = []
     for root in instance_roots(REAL_FILES, str(directory)):
         for _, bundle in quiver.read(root).bundles():
@@ -28,7 +28,7 @@ def numbers(directory):
 
 
 def pending(directory, call):
-    """Subscriber → bundles that are still to come, as `stats` says."""
+    """Subscriber → pending bundles, according to `stats`."""
     found = json.loads(call("stats", directory, "--json").output)
     return {one["subscriber"]: one["lag_bundles"] for one in found["subscribers"]}
 
@@ -39,7 +39,7 @@ def opened(directory, **settings):
 
 
 def test_stats_sums_over_the_cores(any_dir, call):
-    """The same figures, however many cores there are; each core on a line of its own."""
+    """The same figures for any number of cores; each core has a separate line."""
     found = json.loads(call("stats", any_dir, "--json").output)
 
     assert (found["bundles"], found["quarantine_files"]) == (12, 0)
@@ -49,7 +49,7 @@ def test_stats_sums_over_the_cores(any_dir, call):
 
 
 def test_verify_reads_every_core(any_dir, call):
-    """Sums, and a finding wherever it lies."""
+    """Sums, and a finding in any of them."""
     result = call("verify", any_dir, "--json")
     found = json.loads(result.output)
     assert (result.exit_code, found["damaged"], found["segment_bundles"]) == (0, False, 12)
@@ -63,8 +63,8 @@ def test_verify_reads_every_core(any_dir, call):
     assert "1 damaged" in call("verify", any_dir).output
 
 
-def test_repair_mends_and_says_what_it_gave_up(any_dir, call):
-    """A damaged segment that the log does not have: a copy is kept, the rest comes out, `verify` is content."""
+def test_repair_reports_repairs_and_losses(any_dir, call):
+    """A damaged segment that is not in the log: a copy is kept, the rest is readable, and `verify` succeeds."""
     segment = min(any_dir.rglob("*.qseg"))
     segment.chmod(0o600)
     damaged = bytearray(segment.read_bytes())
@@ -88,7 +88,7 @@ def test_repair_mends_and_says_what_it_gave_up(any_dir, call):
 
 
 def test_repair_of_an_open_store_is_refused(any_dir, call):
-    """It says who has it, and touches nothing."""
+    """The error names its process; nothing is changed."""
     with opened(any_dir):
         result = call("repair", any_dir)
     assert result.exit_code == 1
@@ -96,8 +96,8 @@ def test_repair_of_an_open_store_is_refused(any_dir, call):
     assert numbers(any_dir) == ALL
 
 
-def test_a_damaged_retry_set_is_told_and_mended(store_dir, call):
-    """What its exporter may have held is tried again, all of it; a dry run changes nothing."""
+def test_a_damaged_retry_set_is_reported_and_repaired(store_dir, call):
+    """All bundles that its exporter may have held are retried; a dry run changes nothing."""
     damaged = store_dir / retry_set_name("slow")
     damaged.write_bytes(bytes(range(100)))
     listed = call("subscribers", store_dir, "--json")
@@ -117,7 +117,7 @@ def test_a_damaged_retry_set_is_told_and_mended(store_dir, call):
 
 
 def test_subscribers_are_listed_rewound_and_dropped(any_dir, call):
-    """A rewound one gets again what it had; a dropped one is gone; the others are not touched."""
+    """A rewound subscriber gets its bundles again; a dropped one is removed; the others do not change."""
     listed = json.loads(call("subscribers", any_dir, "--json").output)
     assert {one["subscriber"] for one in listed} == {"fast", "slow"}
     assert "nobody" in call("subscribers", any_dir, "list").output
@@ -131,8 +131,8 @@ def test_subscribers_are_listed_rewound_and_dropped(any_dir, call):
     assert call("subscribers", any_dir, "drop", "slow").exit_code == 2
 
 
-def test_subscribers_at_work_are_left_alone(any_dir, call):
-    """While somebody works for it, neither is done."""
+def test_subscribers_at_work_are_refused(any_dir, call):
+    """For both `rewind` and `drop`."""
     with opened(any_dir) as store:
         fast = store.register("fast")
         handles = [fast.next_bundle(timeout=0) for _ in range(10)]
@@ -157,15 +157,15 @@ def test_subscribers_at_work_are_left_alone(any_dir, call):
         ["dropp", "fast"],
     ],
 )
-def test_subscribers_used_wrongly(made_store, arguments, call):
-    """A sentence and exit code 2."""
+def test_wrong_arguments_of_subscribers_are_refused(made_store, arguments, call):
+    """With a message and exit code 2."""
     result = call("subscribers", made_store, *arguments)
     assert (result.exit_code, len(result.output.strip().splitlines())) == (2, 1)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl"])
 def test_export_writes_every_row(any_dir, tmp_path, suffix, call):
-    """In a format by the suffix; times bound it; nothing is overwritten unless asked."""
+    """In the format of the suffix, within the given times; existing files are replaced only on request."""
     to = tmp_path / f"out.{suffix}"
     result = call("export", any_dir, "--slot", "logs", "--to", to, "--json")
     read = {
@@ -188,8 +188,8 @@ def test_export_writes_every_row(any_dir, tmp_path, suffix, call):
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_an_exported_file_has_the_mode_that_is_asked_for(store_dir, tmp_path, call):
-    """Whatever the umask says; nobody else reads it meanwhile either."""
+def test_an_exported_file_has_the_requested_mode(store_dir, tmp_path, call):
+    """For any umask, and from the moment the file exists."""
     to = tmp_path / "x.jsonl"
     before = os.umask(0o077)
     try:
@@ -205,8 +205,8 @@ def test_an_exported_file_has_the_mode_that_is_asked_for(store_dir, tmp_path, ca
         assert (wrong.exit_code, "--file-mode" in wrong.output) == (2, True)
 
 
-def test_export_leaves_out_what_is_damaged_and_says_so(store_dir, tmp_path, call):
-    """Exit code 1; the rest is there."""
+def test_export_skips_and_reports_damage(store_dir, tmp_path, call):
+    """Exit code 1; all other rows are exported."""
     segment = min(store_dir.rglob("*.qseg"))
     segment.chmod(0o600)
     segment.write_bytes(segment.read_bytes()[:-1])
@@ -231,16 +231,16 @@ def test_export_leaves_out_what_is_damaged_and_says_so(store_dir, tmp_path, call
         ["--to", "x.parquet", "--slot", "logs", "--since", "soon"],
     ],
 )
-def test_export_used_wrongly(made_store, tmp_path, monkeypatch, arguments, call):
-    """A sentence, exit code 2, and no file."""
+def test_wrong_arguments_of_export_are_refused(made_store, tmp_path, monkeypatch, arguments, call):
+    """With a message and exit code 2, without a file."""
     monkeypatch.chdir(tmp_path)
     result = call("export", made_store, *arguments)
     assert (result.exit_code, len(result.output.strip().splitlines())) == (2, 1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_snapshot_becomes_a_store_again(any_dir, tmp_path, call):
-    """Everything that was accepted and every subscriber's place; the snapshot itself is never opened or changed."""
+def test_a_snapshot_is_restored(any_dir, tmp_path, call):
+    """With all accepted bundles and the positions of all subscribers; the snapshot is never opened or changed."""
     copy, back = tmp_path / "copy", tmp_path / "back"
     taken = json.loads(call("snapshot", any_dir, copy, "--check", "--json").output)
     assert (taken["problems"], taken["path"]) == ([], str(copy))
@@ -280,7 +280,7 @@ LEFT_OUT = {
 
 
 def test_a_snapshot_knows_every_kind_of_file(store_dir, tmp_path, call):
-    """Whoever adds one decides here: it is copied, or there is a reason."""
+    """Each new kind must be decided here: it is copied, or there is a reason not to."""
     files = {
         key: getattr(names, key)
         for key in names.__all__
@@ -297,8 +297,8 @@ def test_a_snapshot_knows_every_kind_of_file(store_dir, tmp_path, call):
     assert copied >= set(per_subscriber)
 
 
-def test_a_damaged_snapshot_is_told_and_refused(store_dir, tmp_path, call):
-    """By path; restored all the same only when asked."""
+def test_a_damaged_snapshot_is_reported_and_refused(store_dir, tmp_path, call):
+    """By path; it is restored only on request."""
     copy, back = tmp_path / "copy", tmp_path / "back"
     call("snapshot", store_dir, copy)
     log = copy / "wal" / "quiver.wal"
@@ -317,8 +317,8 @@ def test_a_damaged_snapshot_is_told_and_refused(store_dir, tmp_path, call):
     assert call("restore", copy, tmp_path / "other").exit_code == 2
 
 
-def test_a_snapshot_beside_a_live_writer_is_whole(any_dir, tmp_path, call):
-    """Taken while the store is open, between two bundles."""
+def test_a_snapshot_of_an_open_store_is_complete(any_dir, tmp_path, call):
+    """Taken between two bundles."""
     with opened(any_dir) as store:
         assert call("snapshot", any_dir, tmp_path / "copy", "--check").exit_code == 0
         assert store.stats() is not None
@@ -327,7 +327,7 @@ def test_a_snapshot_beside_a_live_writer_is_whole(any_dir, tmp_path, call):
 
 
 def test_migrate_and_back(any_dir, tmp_path, call):
-    """Data and progress are what they were, under the other profile and under another slot table."""
+    """Data and progress do not change, under the other profile and under another slot table."""
     there = json.loads(call("migrate", any_dir, "--profile", "otap", "--json").output)
     assert {one["profile"] for one in there} == {"otap"}
     assert numbers(any_dir) == ALL
@@ -345,8 +345,8 @@ def test_migrate_and_back(any_dir, tmp_path, call):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"name": 1}', '{"name": "a", "slots": {"x": "y"}}', "\x00"])
-def test_migrate_with_an_adapter_that_is_none(any_dir, tmp_path, text, call):
-    """What one looks like is said; nothing has changed."""
+def test_migrate_refuses_an_invalid_adapter(any_dir, tmp_path, text, call):
+    """The error has an example; nothing is changed."""
     table = tmp_path / "a.json"
     table.write_text(text)
     result = call("migrate", any_dir, "--profile", "spec", "--adapter", table)
@@ -356,7 +356,7 @@ def test_migrate_with_an_adapter_that_is_none(any_dir, tmp_path, text, call):
 
 
 def test_inspect_shows_every_file(any_dir, call):
-    """As a table and as JSON, with its kind; all of them are known."""
+    """As a table and as JSON, with its kind; no kind is unknown."""
     with opened(any_dir):
         pass
     kinds = set()
@@ -370,8 +370,8 @@ def test_inspect_shows_every_file(any_dir, call):
     assert {"wal", "cursor", "segment", "progress", "identity", "lock"} <= kinds
 
 
-def test_inspect_of_copies_that_were_kept(store_dir, call):
-    """They are damaged, which is why they are there: listed, and no reason for exit code 1."""
+def test_inspect_accepts_damaged_copies_in_quarantine(store_dir, call):
+    """They are listed, but do not cause exit code 1."""
     segment = min(store_dir.rglob("*.qseg"))
     segment.chmod(0o600)
     segment.write_bytes(segment.read_bytes()[:-1])
@@ -383,8 +383,8 @@ def test_inspect_of_copies_that_were_kept(store_dir, call):
     assert "kept copy" in {one["kind"] for one in json.loads(result.output)}
 
 
-def test_nothing_is_left_where_a_copy_could_not_be_made(store_dir, tmp_path, call):
-    """A snapshot that lies within its store, or over another directory, is refused before anything is written."""
+def test_a_refused_snapshot_leaves_nothing(store_dir, tmp_path, call):
+    """A snapshot inside its store or over another directory is refused before any write."""
     (tmp_path / "taken").mkdir()
     before = sorted(store_dir.rglob("*"))
     for target in (store_dir / "copy", tmp_path / "taken", store_dir):

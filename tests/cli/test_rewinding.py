@@ -1,4 +1,4 @@
-"""`quiver subscribers … rewind --to`: what it says is what happens, in both directions; what is skipped is recorded."""
+"""`quiver subscribers … rewind --to` does what it prints, in both directions; skipped bundles are recorded."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from quiver.store.subscribers.retry_set import RetrySet, load_retry_set
 
 
 def bundles_of(store_dir, name, **settings):
-    """The first numbers of the bundles that a subscriber gets, in order, before anything is added or sealed."""
+    """The first numbers of the bundles that a subscriber gets, in order, before any bundle is added or sealed."""
     with quiver.open(store_dir, quiver.Settings(segment_open_s_max=3600.0, **settings), background=False) as store:
         subscriber = store.register(name)
         got = []
@@ -32,14 +32,14 @@ def rewound(call, store_dir, name, to, code=0):
 
 @pytest.fixture
 def segments(store_dir):
-    """The numbers of the sealed segments, with how many bundles each has. Nothing is in the log any more."""
+    """The numbers of the sealed segments, with their bundle counts. The log contains no other bundles."""
     with quiver.open(store_dir, background=False) as store:
         store.seal()
         return {info.seq: info.bundle_count for info in store.catalog.segments()}
 
 
-def test_ahead_skips_and_records_it(store_dir, segments, call):
-    """`fast` has five; what lies between them and the last segment is never delivered to it. `slow` gets everything."""
+def test_moving_forward_skips_and_records_bundles(store_dir, segments, call):
+    """`fast` has five; the others before the last segment are never delivered to it. `slow` gets everything."""
     last = max(segments)
     between = sum(segments.values()) - segments[last] - 5
     shown = call("subscribers", store_dir, "rewind", "fast", "--to", last)
@@ -57,8 +57,8 @@ def test_ahead_skips_and_records_it(store_dir, segments, call):
     assert call("verify", store_dir).exit_code == 0
 
 
-def test_latest_skips_all_that_is_sealed(store_dir, segments, call):
-    """What comes next is delivered."""
+def test_latest_skips_all_sealed_bundles(store_dir, segments, call):
+    """New bundles are delivered."""
     done = rewound(call, store_dir, "slow", "latest")
     assert (done["bundles_skipped"], done["bundles_again"], done["segment"]) == (15, 0, max(segments) + 1)
     assert bundles_of(store_dir, "slow") == []
@@ -71,8 +71,8 @@ def test_latest_skips_all_that_is_sealed(store_dir, segments, call):
         assert subscriber.next_bundle(timeout=0) is not None
 
 
-def test_back_again_brings_what_was_skipped(store_dir, segments, call):
-    """As long as it exists; the record stays."""
+def test_moving_back_delivers_skipped_bundles(store_dir, segments, call):
+    """As long as they exist; the record stays."""
     rewound(call, store_dir, "fast", "latest")
     done = rewound(call, store_dir, "fast", "earliest")
     assert (done["bundles_again"], done["bundles_skipped"], done["segment"], done["index"]) == (15, 0, min(segments), 0)
@@ -80,8 +80,8 @@ def test_back_again_brings_what_was_skipped(store_dir, segments, call):
     assert load_skipped(REAL_FILES, str(store_dir), "fast")
 
 
-def test_where_it_goes_on_is_what_is_said(store_dir, segments, call):
-    """Also within a segment, and where nothing changes."""
+def test_the_printed_position_is_the_next_one(store_dir, segments, call):
+    """Also within a segment, and without a change."""
     for to in [*sorted(segments), "earliest", "latest", "1h", "2020-01-01T00:00:00Z", max(segments)]:
         for name in ("fast", "slow"):
             done = rewound(call, store_dir, name, to)
@@ -90,8 +90,8 @@ def test_where_it_goes_on_is_what_is_said(store_dir, segments, call):
             assert BundleRef(done["segment"], done["index"]) == expected, f"{name} to {to}"
 
 
-def test_what_an_exporter_holds_is_skipped_too(store_dir, segments, call):
-    """Otherwise it would try it again from its retry set."""
+def test_bundles_in_the_retry_set_are_skipped_too(store_dir, segments, call):
+    """Otherwise the exporter would retry them."""
     last = max(segments)
     with RetrySet.open(REAL_FILES, str(store_dir), "slow") as retries:
         retries.failed(BundleRef(0, 0), delay_s=1.0, reason="503")
@@ -100,14 +100,14 @@ def test_what_an_exporter_holds_is_skipped_too(store_dir, segments, call):
     assert [entry.ref for entry in load_retry_set(REAL_FILES, str(store_dir), "slow")] == [BundleRef(last, 0)]
 
 
-def test_a_segment_that_cannot_be_is_refused(store_dir, segments, call):
-    """Above the next number nothing is known."""
+def test_an_impossible_segment_is_refused(store_dir, segments, call):
+    """A segment above the next number cannot exist."""
     assert "none above it" in rewound(call, store_dir, "fast", max(segments) + 2, code=2)
     assert not (store_dir / "quiver.drops.fast").exists()
 
 
-def test_the_record_goes_with_the_subscriber(store_dir, segments, call):
-    """And comes along in a snapshot before that; damaged, it is repaired."""
+def test_the_record_is_removed_with_the_subscriber(store_dir, segments, call):
+    """Before that, a snapshot contains it; if it is damaged, it is repaired."""
     rewound(call, store_dir, "fast", "latest")
     assert call("snapshot", store_dir, store_dir.with_name("copy")).exit_code == 0
     assert (store_dir.with_name("copy") / "quiver.drops.fast").exists()
@@ -122,8 +122,8 @@ def test_the_record_goes_with_the_subscriber(store_dir, segments, call):
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_both_profiles(tmp_path, make_bundle, call, profile):
-    """A skip holds when the store opens the directory again."""
+def test_a_skip_is_kept_in_both_profiles(tmp_path, make_bundle, call, profile):
+    """A skip is still valid when the store opens the directory again."""
     settings = quiver.Settings(format_profile=profile)
     with quiver.open(tmp_path / "s", settings, background=False) as store:
         store.register("a", start="earliest")

@@ -1,6 +1,6 @@
 """
-A snapshot has everything that was accepted: committed batches of sinks, dead letters, buffers beside the store, and of
-a pipeline file also Spark's checkpoints. What it lacks is listed, and the exit code is 1.
+A snapshot has everything that was accepted: committed batches of sinks, dead letters, companion buffers, and for a
+pipeline file also Spark's checkpoints. Missing parts are listed, and the exit code is 1.
 """
 
 import json
@@ -57,7 +57,7 @@ def committed(root, batch, *numbers):
 
 
 def numbers_in(root):
-    """The numbers that a store delivers once it was opened."""
+    """The numbers that a store delivers after it is opened."""
     with quiver.open(root) as store:
         store.maintain()
         store.seal()
@@ -74,7 +74,7 @@ def flip(path, at=200):
 
 @pytest.fixture
 def buffer(tmp_path):
-    """A store that is open: a logged bundle, a committed batch of a sink, and a dead letter."""
+    """An open store with a logged bundle, a committed batch of a sink, and a dead letter."""
     root = tmp_path / "buffer"
     with quiver.open(root, background=False) as store:
         store.register("out", start="earliest")
@@ -86,7 +86,7 @@ def buffer(tmp_path):
 
 
 def test_committed_batches_and_dead_letters_are_copied(buffer, tmp_path, call):
-    """Beside the store that has not imported them, and restored they are delivered and listed."""
+    """Before the store imports them; the restored store delivers and lists them."""
     assert call("snapshot", buffer, tmp_path / "copy", "--check").exit_code == 0
     assert call("verify", tmp_path / "copy").exit_code == 0
     assert call("restore", tmp_path / "copy", tmp_path / "back").exit_code == 0
@@ -98,7 +98,7 @@ def test_committed_batches_and_dead_letters_are_copied(buffer, tmp_path, call):
 
 
 def test_a_damaged_commit_is_listed(buffer, tmp_path, call):
-    """What the snapshot lacks is named, and the exit code says so."""
+    """The missing batch is reported, and the exit code is 1."""
     flip(buffer / INCOMING_DIR / "query" / commit_name(0), 30)
     taken = call("snapshot", buffer, tmp_path / "copy")
     assert taken.exit_code == 1
@@ -117,8 +117,8 @@ def test_a_damaged_staged_segment_is_listed(buffer, tmp_path, call):
     assert numbers_in(tmp_path / "back") == [1]
 
 
-def test_what_was_quarantined_is_copied(buffer, tmp_path, call):
-    """It was accepted, and a person may still want it."""
+def test_quarantined_files_are_copied(buffer, tmp_path, call):
+    """Their data was accepted and may still be needed."""
     (buffer / "quarantine").mkdir()
     (buffer / "quarantine" / "0000000000000009.qseg").write_bytes(b"damaged")
     assert call("snapshot", buffer, tmp_path / "copy").exit_code == 0
@@ -128,7 +128,7 @@ def test_what_was_quarantined_is_copied(buffer, tmp_path, call):
 
 @pytest.fixture
 def pipeline(tmp_path):
-    """The buffers of a pipeline, and what Spark notes of its queries."""
+    """The buffers of a pipeline, and Spark's files of its queries."""
     file = tmp_path / "p.yaml"
     file.write_text(PIPELINE)
     data = tmp_path / "data"
@@ -170,7 +170,7 @@ def files_of(place):
 
 @pytest.mark.parametrize("kept", [False, True], ids=["new identity", "same identity"])
 def test_a_pipeline_is_one_unit(pipeline, tmp_path, call, kept):
-    """All buffers, retries, letters and checkpoints; checkpoints go on with the restored stores, as new queries."""
+    """All buffers, retries, letters and checkpoints; checkpoints continue with the restored stores, as new queries."""
     file, data = pipeline
     options = ["--set", f"directory={data}"]
     assert call("verify", file, *options).exit_code == 0
@@ -202,7 +202,7 @@ def test_a_pipeline_is_one_unit(pipeline, tmp_path, call, kept):
 
 
 def test_of_a_running_query_only_the_next_batch_is_taken(pipeline, tmp_path, call):
-    """A batch that was planned after the commits were listed has no place in the copy."""
+    """A batch that was planned after the commits were listed is not in the copy."""
     file, data = pipeline
     offsets = data / "parquet/_checkpoint/offsets"
     for batch in (6, 7):
@@ -213,7 +213,7 @@ def test_of_a_running_query_only_the_next_batch_is_taken(pipeline, tmp_path, cal
 
 
 def test_a_newer_checkpoint_stays_where_the_identity_is_kept(pipeline, tmp_path, call):
-    """Without that it belongs to another store: it must be moved away, and nothing is restored before."""
+    """Otherwise it belongs to another store: it must be moved away before anything is restored."""
     file, data = pipeline
     options = ["--set", f"directory={data}"]
     assert call("snapshot", file, tmp_path / "copy", *options).exit_code == 0
@@ -231,12 +231,12 @@ def test_a_newer_checkpoint_stays_where_the_identity_is_kept(pipeline, tmp_path,
 
 
 def test_checkpoints_are_verified(pipeline, call):
-    """One that is ahead of its store, or of another, or no checkpoint at all, is named."""
+    """A checkpoint that is ahead of its store, of another store, or invalid is reported."""
     file, data = pipeline
     options = ["--set", f"directory={data}"]
     place = data / "parquet/_checkpoint"
     identity = (data / "buffer/quiver.id").read_text().strip()
-    with quiver.open(data / "buffer") as store:  # writes the number floor, when its only segment goes
+    with quiver.open(data / "buffer") as store:  # writes the number floor, when its only segment is deleted
         subscriber = store.register("files")
         while (handle := subscriber.next_bundle(timeout=0)) is not None:
             handle.ack()
@@ -253,8 +253,8 @@ def test_checkpoints_are_verified(pipeline, call):
         assert said in re.sub(r"\s+", " ", result.output)
 
 
-def test_a_directory_brings_what_lies_beside_it(pipeline, tmp_path, call):
-    """Intake and staged buffers come beside the restored directory."""
+def test_companion_buffers_of_a_directory_are_restored(pipeline, tmp_path, call):
+    """Intake and staged buffers are restored next to the directory."""
     _, data = pipeline
     assert call("snapshot", data / "buffer", tmp_path / "copy").exit_code == 0
     assert call("verify", tmp_path / "copy").exit_code == 0
@@ -276,8 +276,8 @@ def test_a_remote_checkpoint_is_listed_as_missing(pipeline, tmp_path, call):
     assert "the checkpoint s3://bucket/files of files is not on this machine" in re.sub(r"\s+", " ", taken.output)
 
 
-def test_used_wrongly(pipeline, tmp_path, call):
-    """Each in a sentence, with exit code 2."""
+def test_wrong_arguments_of_snapshot_and_restore_are_refused(pipeline, tmp_path, call):
+    """Each with a message and exit code 2."""
     file, data = pipeline
     options = ["--set", f"directory={data}"]
     memory = Path(__file__).parents[2] / "examples" / "in-memory.yaml"

@@ -1,4 +1,4 @@
-"""`repair` on a store with damage of every kind: what is sound stays, what is damaged is kept aside, crash or not."""
+"""`repair` on a store with every kind of damage keeps valid data and copies of damaged data, despite crashes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bundle_of(number: int) -> Bundle:
 def number_of(bundle: Bundle) -> int:
     number = bundle[30]["n"][0].as_py()
     expected = bundle_of(number)
-    # The dictionaries of a segment are one: the values per row are what must be the same.
+    # The dictionaries of a segment are unified, so compare the values of each row.
     for slot in expected:
         assert bundle[slot].schema == expected[slot].schema, "a bundle came back changed"
         assert bundle[slot].to_pylist() == expected[slot].to_pylist(), "a bundle came back changed"
@@ -51,7 +51,7 @@ def number_of(bundle: Bundle) -> int:
 
 
 def made(settings: Settings) -> CrashFileSystem:
-    """Killed in the middle of work: two thirds sealed, `s` has resolved the first three, `t` nothing."""
+    """Killed at work: two thirds sealed, `s` has resolved the first three bundles, `t` none."""
     fs = CrashFileSystem()
     store = opened(fs, settings)
     subscriber = store.register("s", start="earliest")
@@ -109,7 +109,7 @@ def delivered(fs: CrashFileSystem, name: str) -> list[int]:
 
 
 def damage_everything(fs: CrashFileSystem) -> list[bytes]:
-    """One of each kind; returns the damaged bytes that must be kept."""
+    """Cause one damage of each kind; return the damaged bytes that must be kept."""
     newest = segments_of(fs)[-1]
     kept = [
         flip(fs, newest, 200),
@@ -129,8 +129,8 @@ def copies(fs: CrashFileSystem) -> list[bytes]:
     return [contents(f"{ROOT}/quarantine/{name}", fs) for name in fs.list_dir(f"{ROOT}/quarantine")]
 
 
-def test_nothing_is_lost_where_the_log_still_has_it() -> None:
-    """The damaged segment is written again from the log; every bundle is there, and all that was damaged is kept."""
+def test_no_bundle_in_the_log_is_lost() -> None:
+    """The damaged segment is rewritten from the log; all bundles exist, and all damaged bytes are kept."""
     fs = made(SETTINGS)
     kept = damage_everything(fs)
     before = segments_of(fs)
@@ -142,13 +142,13 @@ def test_nothing_is_lost_where_the_log_still_has_it() -> None:
     assert all(data in copies(fs) for data in kept)
     assert [mend.gave_up for mend in report.mends if ".qseg" in mend.path] == [None, None]
     assert not any(path.endswith(".tmp") for path in fs.list_dir(ROOT) + fs.list_dir(f"{ROOT}/segments"))
-    # What `s` had resolved is not known any more: all comes again. `t` had nothing.
+    # The progress of `s` is unknown now, so it gets everything again. `t` had resolved none.
     assert delivered(fs, "s") == list(range(BUNDLES))
     assert delivered(fs, "t") == list(range(BUNDLES))
 
 
-def test_what_nobody_has_any_more_is_said_and_exported() -> None:
-    """A damaged segment whose log is gone goes to quarantine, its readable rows beside it, its loss counted."""
+def test_lost_bundles_are_reported_and_exported() -> None:
+    """A damaged segment, not in the log, is quarantined, its readable rows are exported, and the loss counted."""
     fs = made(NO_LOG)
     path = segments_of(fs)[0]
     gone = opened(fs.clone_after_kill())
@@ -171,8 +171,8 @@ def test_what_nobody_has_any_more_is_said_and_exported() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 10, 14, 20])
-def test_the_head_of_a_log_file_is_mended(offset: int) -> None:
-    """Magic, version, hash: a flipped byte there does not keep the store closed, whichever file it is in."""
+def test_the_header_of_a_log_file_is_repaired(offset: int) -> None:
+    """Magic, version, hash: a flipped byte in any of the files does not prevent opening."""
     fs = made(MANY_LOGS)
     logs = [f"{ROOT}/wal/{name}" for name in fs.list_dir(f"{ROOT}/wal") if not name.endswith("cursor")]
     assert len(logs) > 1
@@ -186,14 +186,14 @@ def test_the_head_of_a_log_file_is_mended(offset: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["entries", "sealed", "bare"])
-def test_the_head_of_the_only_log_file_is_mended(kind: str) -> None:
-    """No other file says what belongs there: each byte is mended by what is known, whatever the file holds."""
+def test_the_header_of_the_only_log_file_is_repaired(kind: str) -> None:
+    """No other file has the values: each byte is repaired from the known ones, for any contents of the file."""
     fs = made(SETTINGS) if kind != "bare" else CrashFileSystem()
     if kind != "entries":
         with opened(fs) as store:
             store.seal()
     log = f"{ROOT}/wal/quiver.wal"
-    # The version of a bare head is taken at its word.
+    # The version of a header without entries is taken as it is.
     offsets = [offset for offset in range(38) if kind != "bare" or offset not in {10, 11}]
     for offset in offsets:
         one = fs.clone_after_kill()
@@ -205,8 +205,11 @@ def test_the_head_of_the_only_log_file_is_mended(kind: str) -> None:
         assert numbers(one) == ([] if kind == "bare" else list(range(BUNDLES))), offset
 
 
-def test_damage_in_the_log_costs_the_entry_and_is_said() -> None:
-    """A flipped byte in an entry that no segment holds: that bundle is given up, by its number; the rest is sealed."""
+def test_damage_in_the_log_costs_one_entry_and_is_reported() -> None:
+    """
+    A flipped byte in an entry that is in no segment: that bundle is dropped and its number reported; the rest is
+    sealed.
+    """
     fs = made(replace(SETTINGS, segment_bytes_max=100_000))
     log = f"{ROOT}/wal/quiver.wal"
     (hit,) = [one for one in scan_file(fs, log).entries if one.entry.sequence == 13]
@@ -220,8 +223,8 @@ def test_damage_in_the_log_costs_the_entry_and_is_said() -> None:
     assert any(name.endswith(".damaged") for name in fs.list_dir(f"{ROOT}/quarantine"))
 
 
-def test_a_sound_store_needs_nothing() -> None:
-    """No mends, and no copy is made."""
+def test_a_valid_store_needs_no_repair() -> None:
+    """No repairs, and no copies."""
     fs = made(SETTINGS)
     report = repair(fs, ROOT, clock=ManualClock())
 
@@ -232,7 +235,7 @@ def test_a_sound_store_needs_nothing() -> None:
 
 
 def test_a_dry_run_changes_nothing() -> None:
-    """It says the same, and every file stays byte for byte; the second time too."""
+    """It reports the same, and every file stays byte for byte; also the second time."""
     fs = made(SETTINGS)
     damage_everything(fs)
     paths = [f"{ROOT}/{name}" for name in fs.list_dir(ROOT) if "." in name and not name.endswith(".lock")]
@@ -246,8 +249,8 @@ def test_a_dry_run_changes_nothing() -> None:
     assert [mend.path for mend in report.mends] == [mend.path for mend in real.mends]
 
 
-def test_an_open_store_is_not_touched() -> None:
-    """The lock says who has it."""
+def test_an_open_store_is_refused() -> None:
+    """The lock names its process."""
     fs = CrashFileSystem()
     with opened(fs) as store, pytest.raises(DirectoryInUseError, match="quiver store"):
         repair(fs, store.path, clock=ManualClock())

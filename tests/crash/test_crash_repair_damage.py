@@ -1,7 +1,4 @@
-"""
-Each file of a store damaged in turn: `verify` names it, `repair` mends it, and nothing that was not
-in it is lost.
-"""
+"""Each file of a store damaged in turn: `verify` reports it, `repair` repairs it, and only its own data is lost."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ def bundle_of(number: int) -> Bundle:
 
 
 def made(settings: Settings) -> CrashFileSystem:
-    """Killed at work: two thirds sealed, `s` has some of it and a backup of that, and a ledger is there, too."""
+    """Killed at work: two thirds sealed, `s` has resolved some bundles and has a backup, and there is a drop ledger."""
     fs = CrashFileSystem()
     store = opened(fs, settings)
     subscriber = store.register("s", start="earliest")
@@ -106,7 +103,7 @@ def delivered(fs: CrashFileSystem, settings: Settings, name: str) -> list[int]:
 
 
 def damages(data: bytes, count: int) -> Iterator[tuple[str, bytes]]:
-    """Flipped anywhere, cut anywhere, emptied, overwritten."""
+    """Flipped anywhere, truncated anywhere, emptied, overwritten."""
     end = len(data.rstrip(b"\0")) or len(data)
     chosen = random.Random(len(data)).sample(range(end), min(count, end))
     for offset in sorted(chosen):
@@ -123,7 +120,7 @@ def named(findings: list[Finding], path: str) -> list[Finding]:
 @pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_each_file_damaged_in_turn(kind: str, count: int) -> None:
-    """Named with an offset in it, mended, and everything comes out that is not in this file alone."""
+    """Reported with an offset in it and repaired; all bundles are readable that are not only in this file."""
     settings = SETTINGS[kind]
     whole = made(settings)
     assert check_store(whole, ROOT).findings == []
@@ -141,7 +138,7 @@ def test_each_file_damaged_in_turn(kind: str, count: int) -> None:
             fs = whole.clone_after_kill()
             put(fs, path, damaged)
             found = named(check_store(fs, ROOT).findings, path)
-            # A log that ends early is what a crash leaves: only between entries it is no finding at all.
+            # A log that ends early is normal after a crash: between entries this is not a finding.
             assert found or (is_log and "cut" in label), label
             assert all(0 <= finding.offset <= max(len(data), len(damaged)) for finding in found), label
             report = repair(fs, ROOT, clock=ManualClock())
@@ -159,8 +156,8 @@ def named_in(mends: list[Mend], path: str) -> bool:
     return any(mend.path == path for mend in mends)
 
 
-def test_damage_everywhere_at_once_still_opens() -> None:
-    """One byte of every file: what can be had is had, and the store takes and delivers new bundles."""
+def test_a_store_with_damage_in_every_file_opens() -> None:
+    """One byte of every file: all readable bundles are delivered, and the store accepts new ones."""
     for seed in range(6):
         fs = made(ALONE)
         chance = random.Random(seed)
@@ -176,8 +173,8 @@ def test_damage_everywhere_at_once_still_opens() -> None:
 
 
 @pytest.mark.parametrize("name", ["quiver.sub.s", "wal/quiver.wal"])
-def test_what_a_newer_version_wrote_is_left_alone(name: str) -> None:
-    """Its checksum is right, so it is not damaged: refused with path and offset, and no byte changes."""
+def test_files_of_a_newer_version_are_not_changed(name: str) -> None:
+    """Its checksum is valid, so it is not damaged: it is refused with path and offset, and no byte changes."""
     fs = made(WITH_LOG)
     path = f"{ROOT}/{name}"
     data = bytearray(contents(fs, path))
@@ -192,6 +189,6 @@ def test_what_a_newer_version_wrote_is_left_alone(name: str) -> None:
         assert contents(fs, path) == bytes(data)
         assert not fs.exists(f"{ROOT}/quarantine")
     else:
-        # A log's head has no checksum: with sound entries behind it, a wrong version is a damaged one.
+        # A log's header has no checksum: with valid entries after it, a wrong version is damage.
         assert not repair(fs, ROOT, clock=ManualClock()).damaged
         assert sorted(numbers(fs)) == list(range(BUNDLES))

@@ -1,7 +1,4 @@
-"""
-`migrate` between profiles and slot tables: data and progress stay, a crash at any step is finished by the next
-call.
-"""
+"""`migrate` between profiles and slot tables keeps data and progress; the next call continues after any crash."""
 
 from __future__ import annotations
 
@@ -56,7 +53,10 @@ def bundle_of(number: int) -> Bundle:
 
 
 def made(profile: Any, adapter: Adapter = OTAP) -> CrashFileSystem:
-    """Killed at work: `s` has resolved some in the middle, some segments are gone, some bundles only logged."""
+    """
+    Killed at work: `s` has resolved some bundles in the middle, some segments are deleted, some bundles are only
+    logged.
+    """
     fs = CrashFileSystem()
     store = opened(fs, profile, adapter)
     one, two = store.register("one", start="earliest"), store.register("two", start="earliest")
@@ -98,7 +98,7 @@ def checksums(fs: CrashFileSystem) -> set[str | None]:
 
 
 def with_item_counts(fs: CrashFileSystem) -> int:
-    """Give every segment that has it not the extra column, as the other engine does."""
+    """Add the extra column to every segment without it, as the other engine does."""
     names = [name for name in fs.list_dir(f"{ROOT}/segments") if name.endswith(".qseg")]
     for name in names:
         path = f"{ROOT}/segments/{name}"
@@ -139,8 +139,8 @@ def item_counts(fs: CrashFileSystem) -> list[bool]:
 
 
 @pytest.mark.parametrize(("before", "after"), [("spec", "otap"), ("otap", "spec")])
-def test_data_and_progress_stay(before: Any, after: Any) -> None:
-    """Every subscriber is still to get exactly what it was to get; log and progress are of the new profile."""
+def test_data_and_progress_do_not_change(before: Any, after: Any) -> None:
+    """Every subscriber still gets exactly its pending bundles; log and progress have the new profile."""
     fs = made(before)
     expected = pending(fs, before)
     done = migrate(fs, ROOT, profile=after, adapter=None, clock=ManualClock())
@@ -159,7 +159,7 @@ def test_data_and_progress_stay(before: Any, after: Any) -> None:
 
 
 def test_the_slot_table_changes() -> None:
-    """A store of one adapter is refused under another, and accepted after the migration; the old is refused then."""
+    """A store of one adapter is refused with another, and accepted after the migration; the old one is then refused."""
     fs = made("spec")
     expected = pending(fs, "spec")
     with pytest.raises(UnsupportedFormatError):
@@ -168,20 +168,20 @@ def test_the_slot_table_changes() -> None:
     with pytest.raises(UnsupportedFormatError):
         opened(fs.clone_after_kill(), "spec")
     assert pending(fs, "spec", WEATHER) == expected
-    # Nobody needs to name the table that it has now.
+    # The current table need not be given.
     migrate(fs, ROOT, profile="spec", adapter=OTAP, clock=ManualClock())
     assert pending(fs, "spec") == expected
 
 
-def test_the_extra_column_goes() -> None:
-    """`spec` has no item_count: those segments are written again, and say the same."""
+def test_the_extra_column_is_removed() -> None:
+    """`spec` has no item_count: those segments are rewritten with the same contents."""
     fs = made("otap")
     expected = pending(fs, "otap")
     count = with_item_counts(fs)
     assert all(item_counts(fs))
     done = migrate(fs, ROOT, profile="spec", adapter=None, clock=ManualClock())
 
-    # Those sealed by the migration itself have it, too, where the adapter can count items.
+    # Segments sealed by the migration itself also have it, if the adapter can count items.
     assert done.segments_rewritten >= count > 1
     assert not any(item_counts(fs))
     assert pending(fs, "spec") == expected
@@ -192,8 +192,8 @@ def test_the_extra_column_goes() -> None:
     )
 
 
-def test_it_refuses_what_is_in_use_or_damaged() -> None:
-    """An open store, a subscriber at work elsewhere, a damaged file: said in words, and nothing has changed."""
+def test_stores_in_use_or_damaged_are_refused() -> None:
+    """An open store, a subscriber at work elsewhere, a damaged file: reported, and nothing is changed."""
     fs = made("spec")
     with opened(fs, "spec"), pytest.raises(DirectoryInUseError, match="quiver store"):
         migrate(fs, ROOT, profile="otap", adapter=None, clock=ManualClock())
@@ -215,7 +215,7 @@ def test_it_refuses_what_is_in_use_or_damaged() -> None:
 def test_a_crash_at_every_step_is_finished_by_the_next_call(
     before: Any, after: Any, adapter: Adapter | None, stride: int
 ) -> None:
-    """Power loss and kill at each step: the second call ends where the first would have; nothing is lost or skipped."""
+    """Power loss and kill at each step: the second call gets the result of the first; no bundle is lost or skipped."""
     fs = made(before)
     expected = pending(fs, before)
     if before == "otap":

@@ -1,7 +1,4 @@
-"""
-`snapshot` beside a writer that goes on between any two of its calls, `restore`, and a crash at
-every step of both.
-"""
+"""`snapshot` while a writer acts between any two of its calls, `restore`, and a crash at every step of both."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ def bundle_of(number: int) -> Bundle:
 
 
 class Work:
-    """A store at work: ingests, seals, acknowledges and deletes, one thing a call."""
+    """A store at work: ingests, seals, acknowledges and deletes, one action per call."""
 
     def __init__(self, fs: CrashFileSystem, settings: Settings = SETTINGS) -> None:
         self.fs = fs
@@ -76,7 +73,7 @@ class Work:
 
 
 class Between:
-    """A file system that lets the writer do something before every so many calls of somebody else."""
+    """A file system that lets the writer act before every n-th call of another user."""
 
     def __init__(self, fs: CrashFileSystem, work: Work, *, every: int, first: int) -> None:
         self._fs = fs
@@ -114,7 +111,7 @@ def delivered(store: Store, name: str) -> list[int]:
 
 
 def check_restored(fs: CrashFileSystem, root: str, promised: int, acked: dict[str, set[int]], label: str) -> None:
-    """A store that has everything that was promised and not acknowledged, and takes and delivers new bundles."""
+    """Check that a store has everything promised and unacknowledged, and accepts and delivers new bundles."""
     report = check_store(fs, root)
     assert not report.damaged, f"{label}: {report.findings}"
     with opened(fs, root) as store:
@@ -133,8 +130,8 @@ def check_restored(fs: CrashFileSystem, root: str, promised: int, acked: dict[st
 
 def claims(fs: CrashFileSystem, root: str) -> None:
     """
-    No progress in the copy speaks of a segment above those in it, but of one that everybody had while it was made; and
-    what is missing below them is resolved.
+    Check that progress in the copy names no segment above those in it, except one that every subscriber resolved while
+    it was made, and that missing segments below them are resolved.
     """
     seqs = {parse_segment_name(name) for name in fs.list_dir(f"{root}/segments")} - {None}
     living = {parse_segment_name(name) for name in fs.list_dir(f"{SOURCE}/segments")}
@@ -153,8 +150,8 @@ def claims(fs: CrashFileSystem, root: str) -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
-def test_beside_a_writer_nothing_is_missing(every: int) -> None:
-    """Whatever the writer does between two calls: all that was accepted before is in the copy, or was acknowledged."""
+def test_a_snapshot_of_a_working_store_is_complete(every: int) -> None:
+    """For any action between two calls: everything accepted before is in the copy, or was acknowledged."""
     moved = 0
     for steps in (5, 40, 90):
         for first in range(min(every, 3)):
@@ -169,7 +166,7 @@ def test_beside_a_writer_nothing_is_missing(every: int) -> None:
             restored = restore(fs, COPY, BACK, identity=IDENTITY)
             assert restored.notes == [], label
             check_restored(fs, BACK, promised, acked, label)
-            # The live store is none the wiser.
+            # The live store is not affected.
             for name in NAMES:
                 work.ack(name, 10_000)
             work.store.seal()
@@ -201,8 +198,8 @@ class SinkWork(Work):
 
 
 @pytest.mark.parametrize("every", [2, 5])
-def test_beside_a_store_that_imports_batches_nothing_is_missing(every: int) -> None:
-    """A committed batch is in the copy as it was staged, or as the segment it became: once, and never in neither."""
+def test_a_snapshot_of_a_store_that_imports_batches_is_complete(every: int) -> None:
+    """A committed batch is in the copy as it was staged, or as the segment it became: exactly once."""
     staged_copies = 0
     for steps in (8, 40, 90):
         for first in range(2):
@@ -225,7 +222,7 @@ def test_beside_a_store_that_imports_batches_nothing_is_missing(every: int) -> N
 
 
 class Once(Between):
-    """Lets the writer do a lot at once, right before the drop ledger is looked at: when all segments are copied."""
+    """Lets the writer do much work right before the drop ledger is read: when all segments are copied."""
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._fs, name)
@@ -243,8 +240,8 @@ class Once(Between):
         return after_the_writer
 
 
-def test_numbers_are_never_given_out_again() -> None:
-    """What the writer sealed while the copy was made keeps its numbers: the restored store begins above them."""
+def test_numbers_are_never_used_again() -> None:
+    """Segments that the writer sealed during the copy keep their numbers: the restored store starts above them."""
     fs, work = worked(60)
     snapshot(Once(fs, work, every=1, first=0), SOURCE, COPY, now_ns=1)
     restore(fs, COPY, BACK, identity=None)
@@ -256,8 +253,8 @@ def test_numbers_are_never_given_out_again() -> None:
         assert store.stats()["next_segment"] >= sealed
 
 
-def test_a_restored_store_is_another_one_unless_asked() -> None:
-    """By its identity a Spark checkpoint of the old store is refused, which would skip numbers of the new."""
+def test_a_restored_store_has_a_new_identity_by_default() -> None:
+    """So a Spark checkpoint of the old store is refused, which would skip numbers of the new one."""
     fs, work = worked(20)
     work.store.close()
     snapshot(fs, SOURCE, COPY, now_ns=1)
@@ -269,8 +266,8 @@ def test_a_restored_store_is_another_one_unless_asked() -> None:
     assert fs.read_all("/same/quiver.id", size_max=99) == old
 
 
-def test_a_damaged_snapshot_is_refused_by_name() -> None:
-    """A missing file, a shorter one, a flipped byte: path and reason; there is no target then, unless asked."""
+def test_a_damaged_snapshot_is_refused_with_its_path() -> None:
+    """A missing file, a shorter one, a flipped byte: path and reason; no target is created by default."""
     fs, work = worked(60)
     work.store.close()
     snapshot(fs, SOURCE, COPY, now_ns=1)
@@ -295,8 +292,8 @@ def test_a_damaged_snapshot_is_refused_by_name() -> None:
             opened(one, BACK).close()
 
 
-def test_wrong_use_is_refused() -> None:
-    """A target that exists, a target within the source, a source that is none."""
+def test_wrong_arguments_are_refused() -> None:
+    """A target that exists, a target inside the source, a source that is not a store."""
     fs, work = worked(5)
     work.store.close()
     with pytest.raises(UsageError, match="is inside"):
@@ -313,8 +310,8 @@ def test_wrong_use_is_refused() -> None:
 
 
 @pytest.mark.parametrize("profile", ["spec", "otap"])
-def test_a_crash_at_every_step(profile: Any) -> None:
-    """Cut off anywhere, there is no target or a whole one; the next try works, and the source is what it was."""
+def test_a_crash_at_any_step_leaves_a_complete_target_or_none(profile: Any) -> None:
+    """The next call succeeds, and the source does not change."""
     settings = replace(SETTINGS, format_profile=profile)
     fs, work = worked(60, settings)
     promised, acked = work.accepted, work.acked
@@ -337,7 +334,7 @@ def test_a_crash_at_every_step(profile: Any) -> None:
         assert clone.exists(f"{COPY}/{SNAPSHOT_LIST}"), label
         assert check_snapshot(clone, COPY)[1] == [], label
         if clone.exists(BACK):
-            with pytest.raises(UsageError, match="exists"):  # which makes its name last
+            with pytest.raises(UsageError, match="exists"):  # this call makes its name durable
                 restore(clone, COPY, BACK, identity=None)
         else:
             restore(clone, COPY, BACK, identity=None)
@@ -346,8 +343,8 @@ def test_a_crash_at_every_step(profile: Any) -> None:
         check_restored(after, BACK, promised, acked, label)
 
 
-def test_a_crash_at_every_step_of_a_copy_of_two_cores() -> None:
-    """There is no target or a whole one with both cores in it; the next try ends with everything."""
+def test_a_crash_while_copying_two_cores_leaves_a_complete_target_or_none() -> None:
+    """With both cores in it; the next call ends with everything."""
     fs = CrashFileSystem()
     with open_store(SOURCE, SETTINGS, cores=2, fs=fs, clock=ManualClock(), background=False) as store:
         store.register("slow", start="earliest")
@@ -374,7 +371,7 @@ def test_a_crash_at_every_step_of_a_copy_of_two_cores() -> None:
             snapshot(clone, SOURCE, COPY, now_ns=1)
         assert check_snapshot(clone, COPY)[1] == [], label
         if clone.exists(BACK):
-            with pytest.raises(UsageError, match="exists"):  # which makes its name last
+            with pytest.raises(UsageError, match="exists"):  # this call makes its name durable
                 restore(clone, COPY, BACK, identity=None)
         else:
             restore(clone, COPY, BACK, identity=IDENTITY)

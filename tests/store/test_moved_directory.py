@@ -1,6 +1,6 @@
 """
-A directory that is renamed under an open store: the store notices, says so, and writes nothing where another one
-is.
+A directory that is renamed while its store is open: the store detects and reports it, and writes nothing to the old
+path.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def files_of(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("call", ["maintain", "flush", "rotate", "close"])
-def test_another_store_at_the_old_path_is_left_alone(
+def test_another_store_at_the_old_path_is_not_changed(
     tmp_path: Path, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever the first store would have written by path comes to nothing; what it had accepted is where it was."""
+    """The first store writes nothing to the old path; its accepted data is in the moved directory."""
     first = quiver.open(tmp_path / "buffer", SETTINGS, background=False)
     subscriber = first.register("s", start="earliest")
     first.ingest(numbered(0), durable=True)
@@ -69,8 +69,8 @@ def test_another_store_at_the_old_path_is_left_alone(
 
 @pytest.mark.parametrize("has_failed", [False, True])
 @pytest.mark.parametrize("call", ["register", "again", "take", "unregister", "drop_orphan", "rewind", "release"])
-def test_subscribers_of_another_store_are_left_alone(tmp_path: Path, call: str, has_failed: bool) -> None:
-    """Also when the store knows already that it was moved: nothing is locked, made or removed at the old path."""
+def test_subscribers_of_another_store_are_not_changed(tmp_path: Path, call: str, has_failed: bool) -> None:
+    """Also when the move was detected before: nothing is locked, created or removed at the old path."""
     with quiver.open(tmp_path / "buffer", SETTINGS, background=False) as made:
         made.register("orphan", start="earliest")
     first = quiver.open(tmp_path / "buffer", SETTINGS, background=False)
@@ -100,7 +100,7 @@ def test_subscribers_of_another_store_are_left_alone(tmp_path: Path, call: str, 
         assert files_of(tmp_path / "buffer") == before
 
 
-def test_a_lock_file_that_was_removed_is_noticed(tmp_path: Path) -> None:
+def test_a_removed_lock_file_is_detected(tmp_path: Path) -> None:
     """A second store could open the directory by now."""
     store = quiver.open(tmp_path, background=False)
     (tmp_path / "quiver.lock").unlink()
@@ -109,8 +109,8 @@ def test_a_lock_file_that_was_removed_is_noticed(tmp_path: Path) -> None:
     store.close()
 
 
-def test_in_the_background_it_is_noticed_by_itself(tmp_path: Path) -> None:
-    """The next caller is told."""
+def test_a_move_is_detected_in_the_background(tmp_path: Path) -> None:
+    """The next call raises an error."""
     store = quiver.open(tmp_path / "buffer")
     store.ingest(numbered(1))
     (tmp_path / "buffer").rename(tmp_path / "moved")

@@ -1,4 +1,4 @@
-"""A checkpoint on a local disk: synced before what it says is acknowledged, and repaired after a power loss."""
+"""A checkpoint on a local disk: synced before its contents are acknowledged, and repaired after a power loss."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from quiver.store.reading.subscription import Subscription
 
 
 class Syncs(RealFileSystem):
-    """Notes what is synced, in order."""
+    """Records what is synced, in order."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def test_which_checkpoints_are_local(path, expected):
 
 
 def test_offsets_are_synced_before_a_batch_is_read_and_commits_before_it_is_acknowledged(store, tmp_path):
-    """Each file once, however often Spark asks."""
+    """Each file once, however often Spark calls."""
     root = tmp_path / "checkpoint"
     fs = Syncs()
     store.rows(2)
@@ -68,8 +68,8 @@ def test_offsets_are_synced_before_a_batch_is_read_and_commits_before_it_is_ackn
     subscription.release()
 
 
-def test_empty_files_at_the_end_go(tmp_path):
-    """They had no effect: what is read later must have been synced first."""
+def test_empty_files_at_the_end_are_removed(tmp_path):
+    """They had no effect: a batch is read only after its files are synced."""
     root = tmp_path / "checkpoint"
     begin(root)
     for batch in range(3):
@@ -86,8 +86,8 @@ def test_empty_files_at_the_end_go(tmp_path):
     assert sorted(path.name for path in (root / "offsets").iterdir()) == [".0.crc", ".1.crc", ".2.crc", "0", "1", "2"]
 
 
-def test_an_empty_identity_goes_only_before_the_first_batch(tmp_path):
-    """Later it is that of a query whose sinks know it: only its owner can say what to do."""
+def test_an_empty_identity_is_removed_only_before_the_first_batch(tmp_path):
+    """Later, sinks know the query by its identity: only its owner can decide."""
     for name, batches in (("new", 0), ("old", 1)):
         root = tmp_path / name
         begin(root, "")
@@ -105,11 +105,11 @@ def test_an_empty_file_in_the_middle_stays(tmp_path):
     assert repair_checkpoint(REAL_FILES, str(root)) == []
 
 
-def test_no_checkpoint_is_nothing_to_do(tmp_path):
+def test_a_missing_checkpoint_needs_no_repair(tmp_path):
     assert repair_checkpoint(REAL_FILES, str(tmp_path / "none")) == []
     Checkpoint(REAL_FILES, str(tmp_path / "none")).sync_commits()
 
 
-def test_a_checkpoint_elsewhere_cannot_be_synced():
+def test_a_remote_checkpoint_cannot_be_synced():
     with pytest.raises(UsageError, match="not on a local disk"):
         parse_options({"path": "s", "slot": "30", "subscriber": "exp", "checkpoint": "s3a://bucket/c"})

@@ -1,4 +1,4 @@
-"""Positions in a store, and how they stand in a checkpoint."""
+"""Positions in a store, and their format in a checkpoint."""
 
 import json
 
@@ -10,14 +10,14 @@ from quiver.store.reading.offsets import StreamOffset, parse_starting
 
 
 def test_the_text_spark_compares_never_changes():
-    """The keys come in one order, and nothing else is in an offset."""
+    """The keys have one order, and an offset contains nothing else."""
     offset = StreamOffset("5c0f", BundleRef(12, 3))
     assert json.dumps(offset.to_json()) == '{"v": 1, "store": "5c0f", "seq": 12, "idx": 3}'
     assert StreamOffset.from_json(offset.to_json()) == offset
 
 
 def test_positions_order_by_segment_then_bundle():
-    """A later segment is later whatever the index."""
+    """For any index."""
     assert BundleRef(1, 9) < BundleRef(2, 0) < BundleRef(2, 1)
 
 
@@ -31,13 +31,13 @@ def test_positions_order_by_segment_then_bundle():
     ],
 )  # fmt: skip
 def test_a_foreign_checkpoint_is_refused(value):
-    """What is not an offset of this source is never taken for one."""
+    """Another value is never accepted as an offset of this source."""
     with pytest.raises(UsageError):
         StreamOffset.from_json(value)
 
 
 def test_another_store_is_refused_and_an_unknown_one_is_not():
-    """A checkpoint counts in one store only, as far as the store has an identity."""
+    """A checkpoint is valid for one store only, if the store has an identity."""
     offset = StreamOffset("aaa", BundleRef(0, 0))
     offset.check_store("aaa", "p")
     offset.check_store("unknown", "p")
@@ -54,12 +54,12 @@ def test_another_store_is_refused_and_an_unknown_one_is_not():
     ],
 )  # fmt: skip
 def test_starting_offsets_are_a_word_or_a_position(text, meaning):
-    """A whole offset copied from a progress report works as well as a bare position."""
+    """A complete offset copied from a progress report works as well as a bare position."""
     assert parse_starting(text) == meaning
 
 
 @pytest.mark.parametrize("text", ["", "newest", "[]", "12", '{"idx":1}', '{"seq":-1}', "{"])
 def test_anything_else_is_refused_with_an_example(text):
-    """The refusal shows what to write."""
+    """The error contains an example."""
     with pytest.raises(UsageError, match=r"earliest|integers"):
         parse_starting(text)

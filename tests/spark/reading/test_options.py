@@ -1,4 +1,4 @@
-"""The options of one load: read once, refused early."""
+"""The options of one load: parsed once, validated early."""
 
 import pytest
 from pyspark.sql.types import StructType
@@ -13,7 +13,7 @@ from quiver.store.reading.stream_options import parse_options
 
 
 def test_keys_come_in_any_case():
-    """Spark hands keys over in lower case."""
+    """Spark passes keys in lower case."""
     options = parse_options(
         {
             "path": "/b/", "view": "Logs", "maxbundlespertrigger": "5", "startingOffsets": '{"seq":1,"idx":2}',
@@ -29,8 +29,8 @@ def test_keys_come_in_any_case():
     assert not options.fail_on_data_loss
 
 
-def test_slots_go_by_name_or_number():
-    """Both mean the same slot of the default adapter."""
+def test_slots_are_selected_by_name_or_number():
+    """Both select the same slot of the default adapter."""
     assert parse_options({"path": "b", "slot": "30"}).slot == 30
     assert parse_options({"path": "b", "slot": "logs"}).slot == 30
 
@@ -61,8 +61,8 @@ def test_slots_go_by_name_or_number():
         ({"paths": '["a","b"]', "view": "logs"}, "one store"),
     ],
 )
-def test_what_is_wrong_is_said(options, says):
-    """Each refusal names the option and what to write instead."""
+def test_wrong_options_are_refused(options, says):
+    """Each error names the option and a valid value."""
     with pytest.raises(UsageError, match=says):
         parse_options(options)
 
@@ -77,7 +77,7 @@ def test_what_is_wrong_is_said(options, says):
 )
 @pytest.mark.parametrize("option", ["endingOffsets", "endingtimestamp"])
 def test_a_stream_with_an_end_is_refused(source, needed, option):
-    """A stream would go on behind it, which nobody asked for."""
+    """A stream would continue after it."""
     made = source({**needed, option: "latest"})
     reader = made.streamReader(schema=StructType())
     with pytest.raises(UsageError, match=r"^ending\w+ is for batch reads"):

@@ -1,4 +1,4 @@
-"""Which bundles a batch takes, and how they are shared out."""
+"""The bundles of a batch, and their distribution over tasks."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,7 +45,7 @@ def test_a_batch_has_at_least_one_bundle():
 
 
 def test_nothing_new_leaves_the_position():
-    """Also when a start behind the last bundle is written with its index."""
+    """Also when a start after the last bundle is written with its index."""
     assert take([], BundleRef(3, 0), Limits()) == BundleRef(3, 0)
     assert take([segment(2, 5)], BundleRef(3, 0), Limits()) == BundleRef(3, 0)
     assert take([segment(2, 5)], BundleRef(2, 5), Limits()) == BundleRef(2, 5)
@@ -53,7 +53,7 @@ def test_nothing_new_leaves_the_position():
 
 
 def test_an_end_is_never_passed():
-    """A run that stops at what was available takes nothing that came later."""
+    """A run that ends at the available data takes none that arrives later."""
     segments = [segment(1, 4), segment(2, 4), segment(3, 4)]
     assert take(segments, BundleRef(1, 2), Limits(), end=BundleRef(2, 3)) == BundleRef(2, 3)
     assert take(segments, BundleRef(1, 2), Limits(), end=BundleRef(3, 0)) == BundleRef(3, 0)
@@ -72,7 +72,7 @@ segment_lists = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(segment_lists, st.integers(1, 7), st.integers(1, 40 * MIB), st.integers(1, 6), st.integers(0, 5))
 def test_batches_cover_everything_once_and_in_order(segments, bundles_max, bytes_max, parallelism, at_least):
-    """Whatever the limits: each bundle in exactly one batch, in exactly one partition, in order."""
+    """For any limits: each bundle is in exactly one batch and exactly one partition, in order."""
     limits = Limits(bundles_max=bundles_max, bytes_max=bytes_max)
     position, seen = BundleRef(0, 0), []
     while True:
@@ -99,8 +99,8 @@ def test_small_batches_are_one_task_and_large_ones_fill_the_cores():
     assert [sum(span.stop - span.start for span in part) for part in parts] == [25, 25, 25, 25]
 
 
-def test_a_wished_number_of_partitions_is_kept_as_far_as_there_are_bundles():
-    """`minPartitions` is a hint: bundles are never cut."""
+def test_the_minimum_of_partitions_is_reached_if_there_are_enough_bundles():
+    """`minPartitions` is a hint: bundles are never divided."""
     spans = spans_between([segment(1, 3, 10)], BundleRef(0, 0), BundleRef(2, 0))
     assert len(pack(spans, parallelism=1, partitions_min=2)) == 2
     assert len(pack(spans, parallelism=1, partitions_min=9)) == 3

@@ -1,6 +1,6 @@
 """
-A streaming query whose bundles a policy dropped: it is told once, counts them, and goes on or
-stops. No Spark here.
+A streaming query whose bundles a policy dropped: it reports and counts them once, and continues or stops. Does not use
+Spark.
 """
 
 import errno
@@ -25,7 +25,7 @@ LOST = "quiver.subscriber.dropped_bundles_total"
 
 
 class Query:
-    """The source side of a query, and what it counted."""
+    """The source side of a query, and its counts."""
 
     def __init__(self, store, fs=REAL_FILES, **options):
         parsed = parse_options({"path": store.root, "slot": "30", "subscriber": "exp", **options})
@@ -38,7 +38,7 @@ class Query:
         return self.observer.total(LOST)
 
     def read(self, start):
-        """Take and confirm everything from *start*; which segments that was, and the new start."""
+        """Take and acknowledge everything from *start*; return the segments and the new start."""
         end = self.side.latest(start, unlimited=True)
         spans = [span for spans in self.side.plan(start, end) for span in spans] if end != start else []
         if spans:
@@ -76,8 +76,8 @@ def drop(store, name, seq, bundles=2):
 
 
 @pytest.mark.parametrize("name", ["quiver.drops", "quiver.evicted"])
-def test_what_policy_dropped_is_counted_and_passed_over(store, query, name):
-    """Whether the store says it, or another core that gave it up and whose record the store has not read yet."""
+def test_dropped_bundles_are_counted_and_skipped(store, query, name):
+    """Whether the store recorded them, or another core whose record the store has not read yet."""
     for _ in range(3):
         store.rows(2)
     lenient = query(failOnDataLoss="false")
@@ -91,7 +91,7 @@ def test_what_policy_dropped_is_counted_and_passed_over(store, query, name):
 
 @pytest.mark.parametrize("name", ["quiver.drops", "quiver.evicted"])
 def test_a_strict_query_stops_and_the_loss_is_durable_all_the_same(store, query, name):
-    """Started again with a new checkpoint it goes on behind the loss, and counts it no second time."""
+    """Restarted with a new checkpoint, it continues after the loss, and does not count it again."""
     store.rows(2)
     store.rows(2)
     strict = query()
@@ -106,10 +106,10 @@ def test_a_strict_query_stops_and_the_loss_is_durable_all_the_same(store, query,
     assert (strict.lost, again.lost) == (2, 0)
 
 
-def test_what_the_log_may_still_bring_back_is_no_loss(store, query):
+def test_bundles_that_the_log_may_restore_are_not_a_loss(store, query):
     """
-    A segment that was never written is noted first and given up when the cursor has passed it. A crash in between
-    brings its bundles back: a query that had counted them, or stopped for them, would have been told a lie.
+    A segment that was never written is recorded first and dropped when the cursor has passed it. A crash in between
+    restores its bundles, so a query must not count them or stop for them before.
     """
     store.rows(2)
     write(store, "quiver.drops", DroppedSegment(1, 3, 0, "size", 0, wal_position_end=500))
@@ -128,8 +128,8 @@ def test_what_the_log_may_still_bring_back_is_no_loss(store, query):
     assert strict.lost == 3
 
 
-def test_a_disk_that_refuses_the_progress_is_asked_again(store, query):
-    """The loss is counted once, and durable as soon as the disk takes it."""
+def test_a_failed_write_of_the_progress_is_retried(store, query):
+    """The loss is counted once, and durable as soon as the disk accepts it."""
     store.rows(2)
     store.rows(2)
     fs = FaultFileSystem(REAL_FILES, error=errno.ENOSPC, path_part="quiver.sub.exp", forever=True)

@@ -1,4 +1,4 @@
-"""What an exporter could not deliver yet is never acknowledged, however far its query has come. No Spark here."""
+"""Bundles that an exporter could not deliver yet are never acknowledged. Does not use Spark."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from quiver.testing.clock import ManualClock
 
 @pytest.fixture
 def make(store):
-    """Makes the source side of a query; each one that is made again is a restarted process."""
+    """Creates the source side of a query; each one that is created again is a restarted process."""
     made = []
 
     def subscription():
@@ -57,7 +57,7 @@ def release(retries, *refs):
 
 
 def pending(store, *counts):
-    """What the progress file calls unresolved, of segments with so many bundles."""
+    """The unresolved bundles in the progress file, for segments with this many bundles."""
     state = SubscriberState.from_progress(load_progress(REAL_FILES, store.root, "exp"))
     refs = (BundleRef(seq, index) for seq, count in enumerate(counts) for index in range(count))
     assert all(
@@ -67,8 +67,8 @@ def pending(store, *counts):
     return [tuple(ref) for ref in refs if not state.is_resolved(ref)]
 
 
-def test_acks_leave_out_what_is_held(store, make, retries):
-    """In the middle, in front, over segments; and bring it in when it has left the set, without a new batch."""
+def test_held_bundles_are_not_acknowledged(store, make, retries):
+    """In the middle, at the front, across segments; they are acknowledged when they leave the set."""
     store.rows(3)
     store.rows(3)
     query = make()
@@ -85,8 +85,8 @@ def test_acks_leave_out_what_is_held(store, make, retries):
     assert pending(store, 3, 3) == []
 
 
-def test_an_idle_query_acks_what_was_delivered(store, make, retries):
-    """Spark asks at every trigger, also when nothing is new."""
+def test_an_idle_query_acknowledges_delivered_bundles(store, make, retries):
+    """Spark calls at every trigger, even without new data."""
     store.rows(3)
     query = make()
     query.initial()
@@ -98,8 +98,8 @@ def test_an_idle_query_acks_what_was_delivered(store, make, retries):
     assert pending(store, 3) == []
 
 
-def test_a_restart_without_a_checkpoint_goes_on_behind_what_is_held(store, make, retries):
-    """What is held is delivered from the set; all that was confirmed is not read again."""
+def test_a_restart_without_a_checkpoint_continues_after_held_bundles(store, make, retries):
+    """Held bundles are delivered from the set; acknowledged ones are not read again."""
     store.rows(3)
     store.rows(3)
     query = make()
@@ -111,8 +111,8 @@ def test_a_restart_without_a_checkpoint_goes_on_behind_what_is_held(store, make,
     assert make().initial() == at(0, 1), "killed before the ack: at least once"
 
 
-def test_a_batch_that_was_not_committed_may_come_again(store, make, retries):
-    """Also when its first bundles are in the set by now, over the end of a segment; but not what was confirmed."""
+def test_a_batch_that_was_not_committed_may_be_read_again(store, make, retries):
+    """Even if its first bundles are in the set by now, across the end of a segment; but not acknowledged ones."""
     store.rows(2)
     store.rows(3)
     query = make()
@@ -129,7 +129,7 @@ def test_a_batch_that_was_not_committed_may_come_again(store, make, retries):
 
 
 def test_while_the_set_is_damaged_nothing_is_acknowledged(store, make):
-    """Nobody knows what it held."""
+    """The held bundles are unknown then."""
     store.rows(3)
     query = make()
     query.initial()
