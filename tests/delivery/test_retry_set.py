@@ -127,7 +127,7 @@ def test_a_damaged_set_is_replaced(disk, clock, data):
     with pytest.raises(CorruptionError):
         load_retry_set(disk, ROOT, "out")
     with pytest.raises(CorruptionError):
-        HeldBundles(disk, ROOT, "out").look()
+        HeldBundles(disk, ROOT, "out").refresh()
     with RetrySet.open(disk, ROOT, "out", unresolved=lambda: [A, C], clock=clock) as retries:
         assert [entry.ref for entry in retries.due()] == [A, C]
     assert [entry.ref for entry in load_retry_set(disk.clone_after_crash(0), ROOT, "out")] == [A, C]
@@ -150,17 +150,17 @@ def test_a_damaged_set_with_a_long_backlog_is_replaced(disk, clock):
 def test_a_reader_in_order_sees_the_held_bundles(disk, clock):
     """Those of the last save; without a file none. The file is read again only if it changed."""
     held = HeldBundles(disk, ROOT, "out")
-    assert (held.look(), held.refs) == (False, frozenset())
+    assert (held.refresh(), held.refs) == (False, frozenset())
     retries = RetrySet.open(disk, ROOT, "out", clock=clock)
     retries.failed(A, delay_s=1.0, reason="down")
     retries.save()
-    assert (held.look(), held.look(), held.refs) == (True, False, {A})
+    assert (held.refresh(), held.refresh(), held.refs) == (True, False, {A})
     clock.advance(1.0)
     retries.resolved(A)
     retries.save()
-    assert (held.look(), held.refs) == (True, frozenset())
+    assert (held.refresh(), held.refs) == (True, frozenset())
     disk.remove(PATH)
-    assert (held.look(), held.look()) == (True, False)
+    assert (held.refresh(), held.refresh()) == (True, False)
 
 
 def test_a_halt_lasts_until_the_set_is_opened_again(disk, clock):

@@ -94,18 +94,18 @@ class ColdWindow:
             OSError: the disk reported an error; the next call continues.
         """
         parts = self._parts
-        gone = [info.seq for info in self._verified(seqs)]
-        if not gone:
+        removed = [info.seq for info in self._verified(seqs)]
+        if not removed:
             return 0, 0
         try:
             # Other programs derive the next number from the highest name.
-            parts.catalog.keep_floor(max(gone) + 1)
+            parts.catalog.keep_floor(max(removed) + 1)
         except OSError as error:
             if not is_full_disk(error):
                 raise
-            gone.remove(max(gone))  # keep the highest file until there is space to write the number
-        freed = parts.catalog.let_go(gone)
+            removed.remove(max(removed))  # keep the highest file until there is space to write the number
+        freed = parts.catalog.let_go(removed)
         with parts.lock:
             parts.room.notify_all()
-        parts.observer.count("quiver.cold.let_go_total", len(gone))
-        return len(gone), freed
+        parts.observer.count("quiver.cold.let_go_total", len(removed))
+        return len(removed), freed

@@ -187,9 +187,9 @@ class ColdRegister:
         Raises:
             OSError: the disk reported an error; the register is unchanged.
         """
-        gone = set(seqs)
+        removed = set(seqs)
         with self._lock:
-            self._write({seq: entry for seq, entry in self._entries.items() if seq not in gone})
+            self._write({seq: entry for seq, entry in self._entries.items() if seq not in removed})
 
     def mark_unverified(self, seqs: Iterable[int], state: ColdState = "sent") -> None:
         """Mark deleted segments as unverified, so that their objects can be removed. Durable after the next `keep`."""

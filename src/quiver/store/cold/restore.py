@@ -113,7 +113,7 @@ def restore_from_tier(
     found = []
     for core, identity in enumerate(identities):
         path = target if len(identities) == 1 else f"{target}/{core_directory(core)}"
-        found.append(_look(fs, RestoredStore(identity, path), tier, location))
+        found.append(_find_segments(fs, RestoredStore(identity, path), tier, location))
     if dry_run:
         return found
     partial = begin_directory(fs, [], target)
@@ -123,7 +123,7 @@ def restore_from_tier(
     return found
 
 
-def _look(fs: FileSystem, one: RestoredStore, tier: ObjectTier, location: ObjectLocation) -> RestoredStore:
+def _find_segments(fs: FileSystem, one: RestoredStore, tier: ObjectTier, location: ObjectLocation) -> RestoredStore:
     folder = folder_of(one.identity)
     for entry in list_tier(fs, location_to_list(location, folder), tier):
         if entry.state == "verified":

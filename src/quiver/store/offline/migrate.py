@@ -121,7 +121,7 @@ def migrate(fs: FileSystem, root: str, *, profile: Profile, adapter: Adapter | N
         rewritten = sum(_rewrite_segment(fs, f"{root}/{SEGMENTS_DIR}/{name}") for name in _segments(fs, root, profile))
         replaced = _replace_log(fs, root, config_hash)
         progress = sum(_rewrite_progress(fs, root, one, profile) for one in find_subscribers(fs, root))
-        _require_sound(fs, root)
+        _require_valid(fs, root)
     return Migrated(profile, config_hash.hex(), sealed, rewritten, replaced, progress)
 
 
@@ -150,10 +150,10 @@ def _begin(fs: FileSystem, root: str, held: ExitStack) -> None:
     # Before anything is changed: a process that works for a subscriber would write the old profile again.
     for subscriber in find_subscribers(fs, root):
         held.callback(lock_subscriber(fs, root, subscriber).release)
-    _require_sound(fs, root)
+    _require_valid(fs, root)
 
 
-def _require_sound(fs: FileSystem, root: str) -> None:
+def _require_valid(fs: FileSystem, root: str) -> None:
     for finding in check_store(fs, root).findings:
         if finding.damaged:
             raise CorruptionError(finding.path, finding.offset, f"{finding.reason}; run quiver repair first")

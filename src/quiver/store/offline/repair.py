@@ -61,8 +61,8 @@ from quiver.store.format.retry_set import (
 from quiver.store.format.wal_file import WAL_HEADER, WAL_HEADER_BYTES, WAL_MAGIC, WAL_VERSION, decode_wal_header
 from quiver.store.number_floor import raise_floor
 from quiver.store.offline.closed import drain, held_closed
-from quiver.store.offline.repair_report import Mend, RepairReport
-from quiver.store.offline.salvage import DamagedSegment, entries_of, examine, export_streams, is_whole, rewrite
+from quiver.store.offline.repair_report import Repaired, RepairReport
+from quiver.store.offline.salvage import DamagedSegment, entries_of, examine, export_streams, is_complete, rewrite
 from quiver.store.reading.check import SMALL_FILE_BYTES_MAX, check_store, nested_stores, refuse_snapshot, require_store
 from quiver.store.reading.store_files import StoreFiles
 from quiver.store.reading.written_by import written_by
@@ -80,7 +80,7 @@ from quiver.store.subscribers.state import SegmentRef, Segments, SubscriberState
 from quiver.store.wal.replay import find_wal_files, scan_file
 from quiver.store.wal.scan import WalFileScan, scan_wal_file
 
-__all__ = ["Mend", "RepairReport", "repair"]
+__all__ = ["RepairReport", "Repaired", "repair"]
 
 
 def repair(fs: FileSystem, root: str, *, clock: Clock, dry_run: bool = False) -> RepairReport:
@@ -124,14 +124,14 @@ def _findings(fs: FileSystem, root: str) -> list[Finding]:
     return [one for one in check_store(fs, root).findings if not one.path.startswith(f"{root}/{DEAD_LETTER_DIR}/")]
 
 
-def _by_opening(before: list[Finding], mends: list[Mend]) -> list[Mend]:
+def _by_opening(before: list[Finding], mends: list[Repaired]) -> list[Repaired]:
     """Return the findings that no step repaired: recovery handles them when the store is opened."""
-    told = {mend.path for mend in mends}
+    reported = {mend.path for mend in mends}
     how = "repaired when the store is opened, from the files around it"
     return [
-        Mend(finding.path, f"at byte {finding.offset}: {finding.reason}", how)
+        Repaired(finding.path, f"at byte {finding.offset}: {finding.reason}", how)
         for finding in before
-        if finding.damaged and finding.path not in told
+        if finding.damaged and finding.path not in reported
     ]
 
 
@@ -143,7 +143,7 @@ class _Work:
         self.root = root
         self.files = StoreFiles(fs, root)
         self.dry_run = dry_run
-        self.sound: list[SegmentInfo] = []
+        self.valid: list[SegmentInfo] = []
         """Valid segments, including the rewritten ones. Filled by `_segments`."""
         self.highest = -1
         """The highest segment number in any file name."""
@@ -189,7 +189,7 @@ def _is_newer(data: bytes, problem: str) -> bool:
 # 1. Remains of a crash.
 
 
-def _leftovers(work: _Work) -> Iterator[Mend]:
+def _leftovers(work: _Work) -> Iterator[Repaired]:
     root = work.root
     for directory in (root, f"{root}/{WAL_DIR}", f"{root}/{SEGMENTS_DIR}", f"{root}/{QUARANTINE_DIR}"):
         for name in work.names(directory):
@@ -200,7 +200,7 @@ def _leftovers(work: _Work) -> Iterator[Mend]:
             if subscriber is not None and not _is_free(work, subscriber):
                 continue  # its owner, in another process, may be writing it
             work.remove(path)
-            yield Mend(path, "left over from an incomplete write", "removed")
+            yield Repaired(path, "left over from an incomplete write", "removed")
 
 
 def _is_free(work: _Work, subscriber: str) -> bool:
@@ -214,17 +214,17 @@ def _is_free(work: _Work, subscriber: str) -> bool:
 # 2. Small files.
 
 
-def _small_files(work: _Work) -> Iterator[Mend]:
+def _small_files(work: _Work) -> Iterator[Repaired]:
     root = work.root
     work.highest = _highest_number(work)
-    yield from _gone_if_damaged(work, f"{root}/{WAL_DIR}/{CURSOR_NAME}", decode_cursor, None)
+    yield from _remove_if_damaged(work, f"{root}/{WAL_DIR}/{CURSOR_NAME}", decode_cursor, None)
     for name in (DROP_LEDGER, EVICTED):
         lost = "which drops by policy its subscribers have not resolved yet: for them those segments are missing"
-        yield from _gone_if_damaged(work, f"{root}/{name}", decode_drop_ledger, lost)
+        yield from _remove_if_damaged(work, f"{root}/{name}", decode_drop_ledger, lost)
     for subscriber in find_subscribers(work.fs, root):
         lost = f"the record of bundles skipped for {subscriber}; they stay skipped"
-        yield from _gone_if_damaged(work, f"{root}/{skip_ledger_name(subscriber)}", decode_drop_ledger, lost)
-    yield from _gone_if_damaged(
+        yield from _remove_if_damaged(work, f"{root}/{skip_ledger_name(subscriber)}", decode_drop_ledger, lost)
+    yield from _remove_if_damaged(
         work,
         f"{root}/{STORE_ID}",
         decode_identity,
@@ -235,16 +235,16 @@ def _small_files(work: _Work) -> Iterator[Mend]:
     yield from _floor(work)
 
 
-def _gone_if_damaged(
+def _remove_if_damaged(
     work: _Work, path: str, decode: Callable[[memoryview], Answer[Any]], gave_up: str | None
-) -> Iterator[Mend]:
+) -> Iterator[Repaired]:
     data = work.read(path)
     problem = None if data is None else _damage_of(data, decode)
     if data is None or problem is None or _is_newer(data, problem):
         return
     copy = work.keep(path, data)
     work.remove(path)
-    yield Mend(path, f"damaged {problem}", "quarantined; the next open creates it again", gave_up, copy)
+    yield Repaired(path, f"damaged {problem}", "quarantined; the next open creates it again", gave_up, copy)
 
 
 def _highest_number(work: _Work) -> int:
@@ -254,7 +254,7 @@ def _highest_number(work: _Work) -> int:
     return max(numbers, default=-1)
 
 
-def _progress(work: _Work) -> Iterator[Mend]:
+def _progress(work: _Work) -> Iterator[Repaired]:
     profile = written_by(work.fs, work.root).profile
     for subscriber in find_subscribers(work.fs, work.root):
         path = progress_path(work.root, subscriber)
@@ -267,12 +267,12 @@ def _progress(work: _Work) -> Iterator[Mend]:
             problem = f"damaged at byte {damage.offset}: {damage.reason}"
         gave_up = f"the progress of {subscriber}: all bundles that still exist are delivered to it again"
         if work.dry_run:
-            yield Mend(path, problem, "replaced by its backup, or created again if there is none", gave_up)
+            yield Repaired(path, problem, "replaced by its backup, or created again if there is none", gave_up)
             continue
         try:
             lock = lock_subscriber(work.fs, work.root, subscriber)
         except DirectoryInUseError as error:
-            yield Mend(path, problem, f"not changed: {error}")
+            yield Repaired(path, problem, f"not changed: {error}")
             continue
         try:
             made = recreate_damaged(work.fs, work.root, subscriber, profile=profile, policy="backup")
@@ -285,17 +285,17 @@ def _progress(work: _Work) -> Iterator[Mend]:
             )
         else:
             mended = "created again with no bundle resolved"
-        yield Mend(path, problem, mended, gave_up, made.copy)
+        yield Repaired(path, problem, mended, gave_up, made.copy)
 
 
-def _backups(work: _Work) -> Iterator[Mend]:
+def _backups(work: _Work) -> Iterator[Repaired]:
     # After the progress files, which may have to be replaced by them.
     for subscriber in find_subscribers(work.fs, work.root):
         if work.fs.exists(backup_path(work.root, subscriber)) and _is_free(work, subscriber):
-            yield from _gone_if_damaged(work, backup_path(work.root, subscriber), decode_progress, None)
+            yield from _remove_if_damaged(work, backup_path(work.root, subscriber), decode_progress, None)
 
 
-def _floor(work: _Work) -> Iterator[Mend]:
+def _floor(work: _Work) -> Iterator[Repaired]:
     path = f"{work.root}/{SEGMENTS_DIR}/{SEGMENT_FLOOR}"
     data = work.read(path)
     problem = None if data is None else _damage_of(data, decode_floor)
@@ -311,13 +311,13 @@ def _floor(work: _Work) -> Iterator[Mend]:
             floor = max(floor, SubscriberState.from_progress(progress).named_max + 1)
     copy = work.keep(path, data)
     work.put(path, encode_floor(floor))
-    yield Mend(path, f"damaged {problem}", f"created again: {floor}, above every known number", None, copy)
+    yield Repaired(path, f"damaged {problem}", f"created again: {floor}, above every known number", None, copy)
 
 
 # 3. Segments.
 
 
-def _segments(work: _Work) -> Iterator[Mend]:
+def _segments(work: _Work) -> Iterator[Repaired]:
     damaged: list[DamagedSegment] = []
     for seq in work.files.segments():
         try:
@@ -325,26 +325,26 @@ def _segments(work: _Work) -> Iterator[Mend]:
         except UnsupportedFormatError:
             continue
         if isinstance(found, SegmentInfo):
-            work.sound.append(found)
+            work.valid.append(found)
         else:
             damaged.append(found)
     for one in damaged:
-        yield _mend_segment(work, one)
+        yield _repair_segment(work, one)
 
 
-def _missing(work: _Work) -> Iterator[Mend]:
+def _missing(work: _Work) -> Iterator[Repaired]:
     for one in find_missing(work.fs, work.root):
         problem = "missing for no known reason; if you have a copy, restore it before you repair"
         if not work.dry_run:
             give_up(work.fs, work.root, one)
         lost = f"{one.bundles} of its bundles, which {one.subscriber} had pending"
-        yield Mend(one.path, problem, f"skipped for {one.subscriber}", lost)
+        yield Repaired(one.path, problem, f"skipped for {one.subscriber}", lost)
 
 
-def _mend_segment(work: _Work, damaged: DamagedSegment) -> Mend:
-    entries = entries_of(work.fs, work.root, damaged, work.sound)
-    whole = is_whole(damaged, entries, work.sound)
-    lost = None if whole else _loss(work, damaged, len(entries))
+def _repair_segment(work: _Work, damaged: DamagedSegment) -> Repaired:
+    entries = entries_of(work.fs, work.root, damaged, work.valid)
+    complete = is_complete(damaged, entries, work.valid)
+    lost = None if complete else _loss(work, damaged, len(entries))
     problem = f"damaged at byte {damaged.offset}: {damaged.reason}"
     copy = f"{work.root}/{QUARANTINE_DIR}/{posixpath.basename(damaged.path)}"
     if not work.dry_run:
@@ -353,11 +353,11 @@ def _mend_segment(work: _Work, damaged: DamagedSegment) -> Mend:
         # The copy first, durably: after a crash the damaged file is still there, and the next repair starts again.
         link_or_copy(work.fs, damaged.path, copy, mode=0o440)
         work.fs.sync_dir(f"{work.root}/{QUARANTINE_DIR}")
-    if whole:
+    if complete:
         if not work.dry_run:
             info, _ = rewrite(work.fs, work.root, damaged.seq, entries, profile=written_by(work.fs, work.root).profile)
-            work.sound = sorted([*work.sound, info], key=lambda one: one.seq)
-        return Mend(damaged.path, problem, f"rewritten from the log, all {len(entries)} bundles", None, copy)
+            work.valid = sorted([*work.valid, info], key=lambda one: one.seq)
+        return Repaired(damaged.path, problem, f"rewritten from the log, all {len(entries)} bundles", None, copy)
     saved = export_streams(work.fs, work.root, damaged, write=not work.dry_run)
     mended = f"quarantined; {sum(rows for _, rows in saved)} rows of {len(saved)} streams are readable but unverified"
     if entries:
@@ -369,7 +369,7 @@ def _mend_segment(work: _Work, damaged: DamagedSegment) -> Mend:
         if not work.dry_run:
             raise_floor(work.fs, work.root, damaged.seq + 1)
         work.remove(damaged.path)
-    return Mend(damaged.path, problem, mended, lost, copy)
+    return Repaired(damaged.path, problem, mended, lost, copy)
 
 
 def _free_name(work: _Work, path: str) -> str:
@@ -411,7 +411,7 @@ def _loss(work: _Work, damaged: DamagedSegment, have: int) -> str:
 # 4. Retry sets of exporters.
 
 
-def _retry_sets(work: _Work) -> Iterator[Mend]:
+def _retry_sets(work: _Work) -> Iterator[Repaired]:
     for name in work.names(work.root):
         subscriber = parse_retry_set_name(name)
         if subscriber is None:
@@ -420,25 +420,27 @@ def _retry_sets(work: _Work) -> Iterator[Mend]:
         data = work.fs.read_all(path, size_max=RETRY_SET_BYTES_MAX)
         problem = _damage_of(data, decode_retry_set)
         if problem is not None and not _is_newer(data, problem):
-            yield _mend_retry_set(work, path, subscriber, data, f"damaged {problem}")
+            yield _repair_retry_set(work, path, subscriber, data, f"damaged {problem}")
 
 
-def _mend_retry_set(work: _Work, path: str, subscriber: str, data: bytes, problem: str) -> Mend:
+def _repair_retry_set(work: _Work, path: str, subscriber: str, data: bytes, problem: str) -> Repaired:
     # It is unknown which of them the exporter had passed. A bundle that is not in the set might never be sent.
     waiting = _unresolved(work, subscriber)
     if len(waiting) > RETRY_ENTRIES_MAX:
-        return Mend(path, problem, f"not changed: {subscriber} has more pending bundles than a retry set can hold")
+        return Repaired(path, problem, f"not changed: {subscriber} has more pending bundles than a retry set can hold")
     try:
         lock = hold(work.fs, f"{work.root}/{retry_lock_name(subscriber)}", owner="quiver repair")
     except DirectoryInUseError as error:
-        return Mend(path, problem, f"not changed: {error}")
+        return Repaired(path, problem, f"not changed: {error}")
     try:
         copy = work.keep(path, data)
         work.put(path, encode_retry_set(RetryEntry(ref, 1, 0, 0, "the retry set was damaged") for ref in waiting))
     finally:
         lock.release()
     mended = f"created again with the {len(waiting)} bundles that {subscriber} has not resolved"
-    return Mend(path, problem, mended, "the attempts and due times of its bundles: they are retried immediately", copy)
+    return Repaired(
+        path, problem, mended, "the attempts and due times of its bundles: they are retried immediately", copy
+    )
 
 
 def _unresolved(work: _Work, subscriber: str) -> list[BundleRef]:
@@ -450,7 +452,7 @@ def _unresolved(work: _Work, subscriber: str) -> list[BundleRef]:
         return []
     state = SubscriberState.from_progress(progress)
     found = []
-    for info in work.sound:
+    for info in work.valid:
         left = state.unresolved(SegmentRef.of(info))
         found += [BundleRef(info.seq, index) for index in range(info.bundle_count) if left >> index & 1]
     return found
@@ -459,7 +461,7 @@ def _unresolved(work: _Work, subscriber: str) -> list[BundleRef]:
 # 5. and 6. The log.
 
 
-def _log(work: _Work) -> Iterator[Mend]:
+def _log(work: _Work) -> Iterator[Repaired]:
     directory = f"{work.root}/{WAL_DIR}"
     if not work.fs.exists(directory):
         return
@@ -473,7 +475,9 @@ def _log(work: _Work) -> Iterator[Mend]:
             data = fixed + work.fs.read_all(file.path, size_max=scan.size_bytes)[len(fixed) :]
             # As a new file: a snapshot may share this one.
             work.put(file.path, data)
-            yield Mend(file.path, "a field of its header is damaged", "set to the value in the other files", None, copy)
+            yield Repaired(
+                file.path, "a field of its header is damaged", "set to the value in the other files", None, copy
+            )
             scan = scan_wal_file(memoryview(data), file.path)
         yield from _ranges(work, scan, is_active=file.number is None)
 
@@ -504,23 +508,23 @@ def _fixed_head(head: bytes, scan: WalFileScan, config_hash: bytes | None) -> by
     return WAL_HEADER.pack(WAL_MAGIC, version, size, config_hash, position)
 
 
-def _ranges(work: _Work, scan: WalFileScan, *, is_active: bool) -> Iterator[Mend]:
+def _ranges(work: _Work, scan: WalFileScan, *, is_active: bool) -> Iterator[Repaired]:
     held = [
-        (info.sequence_first or 0, info.sequence_last or 0) for info in work.sound if info.sequence_last is not None
+        (info.sequence_first or 0, info.sequence_last or 0) for info in work.valid if info.sequence_last is not None
     ]
     for (offset, length), damage in zip(scan.damage_spans, scan.damage, strict=True):
         mended = f"{length} bytes quarantined and skipped"
-        yield Mend(scan.path, f"at byte {offset}: {damage.reason}", mended, _lost_between(scan, offset, held))
+        yield Repaired(scan.path, f"at byte {offset}: {damage.reason}", mended, _lost_between(scan, offset, held))
     if scan.size_bytes == 0 and not is_active:
-        yield Mend(scan.path, "the file is empty", "skipped", "its bundles, unless a segment has them")
+        yield Repaired(scan.path, "the file is empty", "skipped", "its bundles, unless a segment has them")
     if scan.tail != "torn":
         return
     length = scan.size_bytes - scan.tail_offset
     if is_active:
-        yield Mend(scan.path, f"{length} bytes of an incomplete write, at byte {scan.tail_offset}", "removed")
+        yield Repaired(scan.path, f"{length} bytes of an incomplete write, at byte {scan.tail_offset}", "removed")
     else:
         problem = f"{length} bytes after the last entry of a retired file are not an entry"
-        yield Mend(scan.path, problem, "quarantined and skipped", "their contents are unknown")
+        yield Repaired(scan.path, problem, "quarantined and skipped", "their contents are unknown")
 
 
 def _lost_between(scan: WalFileScan, offset: int, held: list[tuple[int, int]]) -> str | None:
@@ -545,6 +549,6 @@ def _lost_between(scan: WalFileScan, offset: int, held: list[tuple[int, int]]) -
     return f"{len(lost)} bundles, with sequence numbers {lost[0]} to {lost[-1]}"
 
 
-_STEPS: tuple[Callable[[_Work], Iterator[Mend]], ...] = (
+_STEPS: tuple[Callable[[_Work], Iterator[Repaired]], ...] = (
     *(_leftovers, _small_files, _segments, _missing, _retry_sets, _log),
 )

@@ -7,11 +7,11 @@ from typing import Any
 
 from quiver.primitives.findings import Finding
 
-__all__ = ["Mend", "RepairReport"]
+__all__ = ["RepairReport", "Repaired"]
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
+class Repaired:
     """
     One problem and its repair.
 
@@ -36,7 +36,7 @@ class RepairReport:
 
     root: str
     dry_run: bool
-    mends: list[Mend] = field(default_factory=list)
+    mends: list[Repaired] = field(default_factory=list)
     left: list[Finding] = field(default_factory=list)
 
     @property

@@ -29,7 +29,7 @@ from quiver.store.segment.writer import write_segment
 from quiver.store.wal.replay import decode_slots, find_wal_files, scan_file
 from quiver.store.wal.scan import ScannedEntry
 
-__all__ = ["DamagedSegment", "entries_of", "examine", "export_streams", "is_whole", "rewrite"]
+__all__ = ["DamagedSegment", "entries_of", "examine", "export_streams", "is_complete", "rewrite"]
 
 _ARROW_FILE = b"ARROW1\0\0"
 _CONTINUATION = b"\xff\xff\xff\xff"
@@ -80,13 +80,13 @@ def examine(fs: FileSystem, root: str, seq: int) -> DamagedSegment | SegmentInfo
     return reader.info
 
 
-def entries_of(fs: FileSystem, root: str, damaged: DamagedSegment, sound: Sequence[SegmentInfo]) -> list[ScannedEntry]:
+def entries_of(fs: FileSystem, root: str, damaged: DamagedSegment, valid: Sequence[SegmentInfo]) -> list[ScannedEntry]:
     """
-    Return the log entries that belong to *damaged*: those between its *sound* neighbours, in order.
+    Return the log entries that belong to *damaged*: those between its *valid* neighbours, in order.
 
     Its own tables narrow the range if they agree with the neighbours.
     """
-    low, high = _gap(damaged.seq, sound)
+    low, high = _gap(damaged.seq, valid)
     info = damaged.info
     if info is not None and info.sequence_first is not None and info.sequence_last is not None:
         if low <= info.sequence_first <= info.sequence_last < high:
@@ -103,7 +103,7 @@ def entries_of(fs: FileSystem, root: str, damaged: DamagedSegment, sound: Sequen
     return [found[sequence] for sequence in sorted(found)]
 
 
-def is_whole(damaged: DamagedSegment, entries: Sequence[ScannedEntry], sound: Sequence[SegmentInfo]) -> bool:
+def is_complete(damaged: DamagedSegment, entries: Sequence[ScannedEntry], valid: Sequence[SegmentInfo]) -> bool:
     """Return whether *entries* are all bundles that *damaged* had, at the same indexes."""
     if not entries:
         return False
@@ -113,12 +113,12 @@ def is_whole(damaged: DamagedSegment, entries: Sequence[ScannedEntry], sound: Se
     info = damaged.info
     if info is not None:
         return (info.sequence_first, info.sequence_last, info.bundle_count) == (first, last, len(entries))
-    return (first, last + 1) == _gap(damaged.seq, sound)
+    return (first, last + 1) == _gap(damaged.seq, valid)
 
 
-def _gap(seq: int, sound: Sequence[SegmentInfo]) -> tuple[int, int]:
-    before = [info.sequence_last for info in sound if info.seq < seq and info.sequence_last is not None]
-    behind = [info.sequence_first for info in sound if info.seq > seq and info.sequence_first is not None]
+def _gap(seq: int, valid: Sequence[SegmentInfo]) -> tuple[int, int]:
+    before = [info.sequence_last for info in valid if info.seq < seq and info.sequence_last is not None]
+    behind = [info.sequence_first for info in valid if info.seq > seq and info.sequence_first is not None]
     return max(before, default=-1) + 1, min(behind, default=_SEQUENCE_MAX)
 
 

@@ -312,22 +312,22 @@ def _check_log(fs: FileSystem, report: StoreReport) -> list[_Span]:
     if not fs.exists(directory):
         return []
     for _ in range(LOOKS_MAX):
-        look = StoreReport(report.root)
+        current = StoreReport(report.root)
         try:
-            spans = _look_at_log(fs, look, directory)
+            spans = _scan_log_files(fs, current, directory)
         except NO_FILE_ERRORS as error:
             report.findings.append(Finding(error.filename or directory, 0, "damaged", no_file_reason(error)))
             return []
         if spans is not None:
             break
-    report.files += look.files
-    report.bytes_read += look.bytes_read
-    report.log_entries += look.log_entries
-    report.findings += look.findings
+    report.files += current.files
+    report.bytes_read += current.bytes_read
+    report.log_entries += current.log_entries
+    report.findings += current.findings
     return spans or []
 
 
-def _look_at_log(fs: FileSystem, report: StoreReport, directory: str) -> list[_Span] | None:
+def _scan_log_files(fs: FileSystem, report: StoreReport, directory: str) -> list[_Span] | None:
     spans: list[_Span] = []
     moved = False
     try:

@@ -287,18 +287,18 @@ class SegmentList:
             needed.add(start.segment)
         needed.add(end.segment if end.index > 0 else end.segment - 1)
         last = end.segment if end.index > 0 else end.segment - 1
-        gone = sorted(number for number in needed - present if start.segment <= number <= last)
-        if not gone:
+        missing = sorted(number for number in needed - present if start.segment <= number <= last)
+        if not missing:
             return
-        path = self.path(gone[0])
+        path = self.path(missing[0])
         reason = (
-            f"segment {gone[0]}, between the unread positions {start} and {end}, is missing; "
+            f"segment {missing[0]}, between the unread positions {start} and {end}, is missing; "
             "failOnDataLoss=false continues without it"
         )
         if self._fail:
             raise DataLossError(path, 0, reason)
-        _log.warning("quiver.spark.segments_missing path=%s count=%d reason=%s", path, len(gone), reason)
-        self._seen.difference_update(gone)
+        _log.warning("quiver.spark.segments_missing path=%s count=%d reason=%s", path, len(missing), reason)
+        self._seen.difference_update(missing)
 
     def check_reached(self, position: BundleRef) -> None:
         """

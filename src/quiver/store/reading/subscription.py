@@ -309,7 +309,7 @@ class Subscription:
         Acknowledge, durably, the bundles that left the retry set since: they were delivered or dropped. Costs one
         `stat` if there are none.
         """
-        self._held.look()
+        self._held.refresh()
         if self._held.refs == self._released_for:
             return
         self._file.know(self._refs())
@@ -404,7 +404,7 @@ class Subscription:
                 with condition:
                     self._clock.wait(condition, _LOCK_RETRY_S)
         self._file.know(self._refs())
-        self._held.look()
+        self._held.refresh()
         self._acked = self._position()
 
     def _acquire(self) -> None:

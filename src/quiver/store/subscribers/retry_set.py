@@ -120,7 +120,7 @@ class RetrySet:
             try:
                 entries = load_retry_set(fs, root, subscriber_id)
             except CorruptionError:
-                found._begin_anew(root, subscriber_id, () if unresolved is None else unresolved())
+                found._recreate(root, subscriber_id, () if unresolved is None else unresolved())
             else:
                 found._take_over(entries)
                 # The contents may not be durable yet if the machine crashed in between, so sync the directory before
@@ -141,7 +141,7 @@ class RetrySet:
             self._entries[entry.ref] = replace(kept, is_halted=False)
             self._is_dirty = self._is_dirty or kept.is_halted
 
-    def _begin_anew(self, root: str, subscriber_id: str, refs: Iterable[BundleRef]) -> None:
+    def _recreate(self, root: str, subscriber_id: str, refs: Iterable[BundleRef]) -> None:
         if self._fs is None or self.path is None:
             return
         try:
@@ -305,9 +305,9 @@ class HeldBundles:
         self._path = f"{root}/{retry_set_name(subscriber_id)}"
         self._seen: tuple[int, int, int] | None = None
         self.refs: frozenset[BundleRef] = frozenset()
-        """The bundles that `look` found."""
+        """The bundles that `refresh` found."""
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """
         Read the set if it changed since the last call; return whether it did. Costs one `stat` if it did not.
 
