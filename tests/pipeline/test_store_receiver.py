@@ -156,7 +156,7 @@ def test_a_store_that_was_made_anew_is_another_one(tmp_path, ours, receiver_of):
         if first:
             with pytest.raises(quiver.DataLossError, match="another has taken its place"):
                 receiver.take()
-            receiver._let_go()
+            receiver._release()
         take_all(receiver)
         shutil.rmtree(tmp_path / "theirs")
     assert numbers(ours.path) == [*range(3), *range(100, 113)]

@@ -184,9 +184,9 @@ def test_a_refused_piece_is_dropped_and_the_others_are_sent_again(tmp_path, dura
         slot_with(place, message(-5, 0), message(0, 100), message(100, 105))
         with Strict(2000, refuses=lambda rows, bad=refused: bad in rows, durable=durable) as server:
             errors = drain(server, place, "request_durable_ack=on;" if durable else "")
-        ((fsn, reason, given_up),) = letters(place)
-        assert (fsn, reason, refused in given_up) == (1, "no such column", True)
-        assert server.rows == [value for value in range(-5, 105) if value not in given_up]
+        ((fsn, reason, skipped),) = letters(place)
+        assert (fsn, reason, refused in skipped) == (1, "no such column", True)
+        assert server.rows == [value for value in range(-5, 105) if value not in skipped]
         assert [one.category for one in errors] == [Category.SCHEMA_MISMATCH]
         assert server.refused == 1
 
@@ -314,7 +314,7 @@ def test_a_frame_is_confirmed_with_the_last_of_its_messages(seed):
     session.connected(acked_fsn=4, durable_ack=False, now=0.0)
     ends: dict[int, int] = {}  # frame → its last message
     sequence = -1
-    given_up = set()
+    skipped = set()
     for fsn in range(5, 45):
         assert session.next_fsn == fsn
         messages = chance.choice([0, 1, 1, 1, 2, 5])
@@ -323,12 +323,12 @@ def test_a_frame_is_confirmed_with_the_last_of_its_messages(seed):
             sequence += messages
             ends[fsn] = sequence
         else:
-            given_up.add(fsn)
-            session.given_up()
+            skipped.add(fsn)
+            session.skipped()
     confirmed = 4
     for number in range(sequence + 1):
         actions = told(session, Ok(number))
-        while confirmed + 1 in given_up or ends.get(confirmed + 1, 999) <= number:
+        while confirmed + 1 in skipped or ends.get(confirmed + 1, 999) <= number:
             confirmed += 1
         assert actions in ([], [Confirm(confirmed)])
     assert confirmed == 44
@@ -351,7 +351,7 @@ def test_a_dropped_frame_confirms_nothing_before_it():
     session = Session(SessionSettings())
     session.connected(acked_fsn=-1, durable_ack=False, now=0.0)
     session.sent(0.0)
-    assert session.given_up() == []
+    assert session.skipped() == []
     session.sent(0.0)
     session.connected(acked_fsn=-1, durable_ack=False, now=0.0)
     assert session.next_fsn == 0

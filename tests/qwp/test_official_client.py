@@ -131,7 +131,7 @@ def test_it_drains_our_slot(tmp_path, confirmed):
     for number in range(ROWS):
         slot.ring.append(_frame_of_ours(number, ids))
     slot.ring.acknowledge(confirmed)
-    slot.ring.upkeep(force=True)
+    slot.ring.maintain(force=True)
     slot.close()
     oldest = min((tmp_path / "ours").glob("*.sfa"))
     assert (oldest.stat().st_size < 4096) == (confirmed == 30), "then half of it is confirmed, and it is shorter"

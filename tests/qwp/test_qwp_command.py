@@ -20,7 +20,7 @@ from quiver.primitives.disk.real_files import REAL_FILES, RealFile
 from quiver.qwp import Char, Geohash, Long256, Sender
 from quiver.qwp.format.dead_letters import DeadLetter
 from quiver.qwp.rows import RowTable
-from quiver.qwp.slots.inspection import look_at_slot
+from quiver.qwp.slots.inspection import inspect_slot
 from quiver.qwp.slots.ring import RingSettings
 from quiver.qwp.slots.slot import mark_failed, open_slot
 from quiver.qwp.wire.message import encode_message
@@ -45,7 +45,7 @@ def fill(sf_dir, name, messages, *, letter=None, confirmed=None):
         slot.ring.append(one)
     if confirmed is not None:
         slot.ring.acknowledge(confirmed)
-        slot.ring.upkeep(force=True)
+        slot.ring.maintain(force=True)
     if letter is not None:
         slot.keep_dead_letter(letter)
     slot.close()
@@ -106,12 +106,12 @@ def test_list_watch_polls(sf_dir, monkeypatch):
 def test_a_poll_reads_only_changed_segments(sf_dir):
     """Appended frames and removed segments are noticed."""
     known = {}
-    assert look_at_slot(REAL_FILES, str(sf_dir), "edge-2", known).backlog == 1
+    assert inspect_slot(REAL_FILES, str(sf_dir), "edge-2", known).backlog == 1
     fill(sf_dir, "edge-2", [message(6), message(7)])
-    assert look_at_slot(REAL_FILES, str(sf_dir), "edge-2", known).backlog == 3
+    assert inspect_slot(REAL_FILES, str(sf_dir), "edge-2", known).backlog == 3
     for path in (sf_dir / "edge-2").glob("*.sfa"):
         path.unlink()
-    assert look_at_slot(REAL_FILES, str(sf_dir), "edge-2", known).backlog == 0
+    assert inspect_slot(REAL_FILES, str(sf_dir), "edge-2", known).backlog == 0
     assert known == {}
 
 

@@ -37,7 +37,7 @@ from quiver.qwp.format.segment import (
     decode_segment_header,
     encode_frame_head,
     encode_segment_header,
-    frames_behind,
+    frames_after,
     scan_segment,
 )
 from quiver.qwp.format.watermark import WATERMARK_MAGIC, decode_watermark, encode_watermark
@@ -319,6 +319,6 @@ def test_a_flipped_byte_costs_one_frame():
                 view = memoryview(broken)
                 answer = scan_segment(view)
                 assert isinstance(answer, Frame)
-                found = [*answer.value.payloads, *frames_behind(view, answer.value.tail)]
+                found = [*answer.value.payloads, *frames_after(view, answer.value.tail)]
                 assert [bytes(view[start:end]) for start, end in found] == payloads[:lost] + payloads[lost + 1 :]
         at += len(frame)

@@ -169,7 +169,7 @@ def test_threads_of_the_object_tier_of_topics(tmp_path, monkeypatch, deaths, wor
 # ── AOF ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("lane", ["flush", "upkeep", "tiers", "sinks", "status"])
+@pytest.mark.parametrize("lane", ["flush", "maintenance", "tiers", "sinks", "status"])
 def test_threads_of_an_aof_manager(tmp_path, monkeypatch, deaths, lane):
     """They are shared: every log of the manager refuses, also one that is opened later."""
     manager = AofManager.open(str(tmp_path), AofConfig(), observer=deaths.observer)
@@ -178,7 +178,7 @@ def test_threads_of_an_aof_manager(tmp_path, monkeypatch, deaths, lane):
     workers = manager._workers
     chosen = getattr(workers, f"_{lane}")
     monkeypatch.setattr(chosen, "take", fail)
-    chosen.ask(logs[0], 0.0)
+    chosen.schedule(logs[0], 0.0)
     deaths.await_one(f"aof-{lane}")
     for log in (*logs, manager.log("c")):
         with pytest.raises(StoreFailedError, match=UNFORESEEN):
@@ -262,7 +262,7 @@ def test_the_thread_that_calls_the_error_handler_of_a_sender(tmp_path, monkeypat
     """What it was not told is logged, and so is every later error."""
     sender = Sender.from_conf(f"{OFFLINE}sf_dir={tmp_path};", on_error=lambda _: None, observer=deaths.observer)
     inbox = sender._inbox
-    monkeypatch.setattr(inbox, "_tell", fail)
+    monkeypatch.setattr(inbox, "_deliver", fail)
     inbox.offer("the first")
     deaths.await_one("quiver-qwp-errors")
     assert "the error handler is no longer called" in caplog.text
@@ -340,7 +340,7 @@ def test_the_threads_of_a_forwarder(tmp_path, monkeypatch, deaths):
     """All of them stop, its state says why, and a pipeline's process ends for it."""
     with quiver.open(tmp_path) as store:
         forwarder = BundleForwarder(store.register("out"), Confirming(), in_flight_max=2, observer=deaths.observer)
-        monkeypatch.setattr(forwarder, "_await_pace", fail)
+        monkeypatch.setattr(forwarder, "_await_breaker", fail)
         forwarder.start()
         deaths.await_one("quiver-forward")
         deaths.await_one("quiver-forward")

@@ -74,10 +74,10 @@ class Drainers:
         clock: Clock,
         observer: Observer,
         random: Random,
-        gives_way: bool = False,
+        stop_when_offline: bool = False,
     ) -> None:
         self._settings = settings
-        self._gives_way = gives_way
+        self._stop_when_offline = stop_when_offline
         self._tracker = tracker
         self._listener = listener
         self._on_error = on_error
@@ -159,7 +159,7 @@ class Drainers:
         with self._guard:
             self.succeeded += event.kind == "drained"
             self.failed += event.kind == "failed"
-        self._tell(event)
+        self._notify(event)
 
     def _fail(self, died: WorkerDiedError) -> None:
         """Report every slot that has no drainer left. The slots are not marked: the next sender tries them again."""
@@ -170,7 +170,7 @@ class Drainers:
         for sender_id in waiting:
             self._settle(DrainerEvent(sender_id, "failed", str(died)))
 
-    def _tell(self, event: DrainerEvent) -> None:
+    def _notify(self, event: DrainerEvent) -> None:
         level = logging.ERROR if event.kind == "failed" else logging.INFO
         self._observer.count("quiver.qwp.drainers_total", kind=event.kind)
         self._observer.event("qwp.drainer", level=level, slot=event.sender_id, kind=event.kind, reason=event.reason)
@@ -201,7 +201,7 @@ class Drainers:
             is_unmarked = any(name == sender_id for name in find_orphans(self._fs, settings.sf_dir or "", ""))
             return DrainerEvent(sender_id, "skipped" if is_unmarked else "failed", str(error))
         with contextlib.closing(slot):
-            self._tell(DrainerEvent(sender_id, "started"))
+            self._notify(DrainerEvent(sender_id, "started"))
             loop = WireLoop(
                 slot,
                 dataclasses.replace(settings, sender_id=sender_id, initial_connect="async"),
@@ -212,7 +212,7 @@ class Drainers:
                 observer=self._observer,
                 random=self._random,
                 until_drained=True,
-                gives_way=self._gives_way,
+                stop_when_offline=self._stop_when_offline,
             )
             with self._guard:
                 self._loops[sender_id] = loop
@@ -232,7 +232,7 @@ class Drainers:
                 mark_failed(self._fs, slot.directory, str(loop.halted))
             return DrainerEvent(sender_id, "failed", str(loop.halted))
         if slot.ring.acked_fsn < slot.ring.published_fsn:
-            if self._gives_way:
+            if self._stop_when_offline:
                 with self._guard:
                     self._waiting.clear()  # the other slots would not reach a server either
             return DrainerEvent(sender_id, "stopped")

@@ -119,7 +119,7 @@ def send_group(
             settings,
             tracker,
             counters=Counters(),
-            on_error=_tell,
+            on_error=_log_error,
             clock=clock,
             observer=observer,
             random=random,
@@ -127,8 +127,8 @@ def send_group(
         release.callback(loop.release)
         release.callback(loop.stop, _STOP_S)
         drainers = Drainers(
-            settings, tracker, listener=None, on_error=_tell, fs=fs, clock=clock, observer=observer, random=random,
-            gives_way=True,
+            settings, tracker, listener=None, on_error=_log_error, fs=fs, clock=clock, observer=observer, random=random,
+            stop_when_offline=True,
         )  # fmt: skip
         release.callback(drainers.stop)
         if settings.drain_orphans:
@@ -219,7 +219,7 @@ def _drain(slot: Slot, loop: WireLoop, timeout: float, clock: Clock) -> bool:
             return False
 
 
-def _tell(error: SenderError) -> None:
+def _log_error(error: SenderError) -> None:
     _log.warning("quiver.qwp.group %s", error)
 
 

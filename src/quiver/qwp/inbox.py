@@ -21,7 +21,7 @@ __all__ = ["ErrorHandler", "ErrorInbox"]
 
 ErrorHandler = Callable[[SenderError], None]
 _log = logging.getLogger("quiver.qwp")
-_LAST_WORDS_S = 1.0
+_CLOSE_TIMEOUT_S = 1.0
 
 
 def _log_error(error: SenderError) -> None:
@@ -53,7 +53,7 @@ class ErrorInbox:
         self.delivered = 0
 
     @property
-    def has_told_caller(self) -> bool:
+    def has_notified_caller(self) -> bool:
         """Whether a handler of the caller has received an error."""
         return self._handler is not None and self.delivered > 0
 
@@ -76,7 +76,7 @@ class ErrorInbox:
             if not self._waiting:
                 return FINISHED if self._closed else math.inf
             error = self._waiting.popleft()
-        self._tell(error)
+        self._deliver(error)
         self._observer.count("quiver.qwp.errors_told_total")
         with self._changed:
             self.delivered += 1
@@ -90,7 +90,7 @@ class ErrorInbox:
         for error in waiting:
             _log_error(error)
 
-    def _tell(self, error: SenderError) -> None:
+    def _deliver(self, error: SenderError) -> None:
         if self._handler is None:
             _log_error(error)
             return
@@ -105,4 +105,4 @@ class ErrorInbox:
         with self._changed:
             self._closed = True
         self._worker.wake()
-        self._worker.join(_LAST_WORDS_S)
+        self._worker.join(_CLOSE_TIMEOUT_S)

@@ -466,7 +466,7 @@ class Sender(SenderFigures):
                 self._drain()
                 # Independent of the time-out: a caller that only ever calls close must learn of a failure, too.
                 halted = self._loop.halted
-                if halted is not None and not self._inbox.has_told_caller and self._seen is not halted:
+                if halted is not None and not self._inbox.has_notified_caller and self._seen is not halted:
                     raise SenderHaltedError(halted)
 
     def _drain(self) -> None:

@@ -60,11 +60,11 @@ class Places:
     def __init__(self, total: int) -> None:
         self._total = total
         self._per_network = max(1, total // ADDRESS_SHARE)
-        self._held: dict[Place, None] = {}  # in the order in which they were taken
+        self._places: dict[Place, None] = {}  # in the order in which they were taken
         self._by_network: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._places)
 
     @contextmanager
     def take(self, network: str) -> Iterator[Place | None]:
@@ -81,10 +81,10 @@ class Places:
             # An address at its limit takes a place from itself.
             if not self._evict(network):
                 return None
-        elif len(self._held) >= self._total and not self._evict(None):
+        elif len(self._places) >= self._total and not self._evict(None):
             return None
         place = Place(network)
-        self._held[place] = None
+        self._places[place] = None
         self._by_network[network] += 1
         return place
 
@@ -92,7 +92,7 @@ class Places:
         now = asyncio.get_running_loop().time()
         waited_for = [
             place
-            for place in self._held
+            for place in self._places
             if place._timer is not None and network in {None, place.network} and now - place._since >= WAIT_MIN_S  # noqa: SLF001
         ]
         if not waited_for:
@@ -105,7 +105,7 @@ class Places:
         return True
 
     def _leave(self, place: Place) -> None:
-        del self._held[place]
+        del self._places[place]
         self._by_network[place.network] -= 1
         if not self._by_network[place.network]:
             del self._by_network[place.network]

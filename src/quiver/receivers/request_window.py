@@ -155,8 +155,8 @@ class RequestWindow:
         self._tick_at_s = clock.monotonic()
         self._is_full = False
         lock, self._run = self._take_place()
-        self._held = _Held(lock)
-        self._close = weakref.finalize(self, self._held.close)
+        self._resources = _Resources(lock)
+        self._close = weakref.finalize(self, self._resources.close)
         try:
             self._open()
         except BaseException:
@@ -195,15 +195,15 @@ class RequestWindow:
 
     def _open(self) -> None:
         try:
-            self._database = self._held.database = _connect(self._path)
+            self._database = self._resources.database = _connect(self._path)
             self._set_time()
             self._recover()
         except UnsupportedFormatError:
             raise
         except CorruptionError as damage:
-            self._held.close_database()
-            self._set_aside(damage)
-            self._database = self._held.database = _connect(self._path)
+            self._resources.close_database()
+            self._quarantine(damage)
+            self._database = self._resources.database = _connect(self._path)
             self._set_time()
             self._recover()
 
@@ -229,7 +229,7 @@ class RequestWindow:
                     database.execute("INSERT INTO facts VALUES (?, ?)", (name, self._time.zero_ns))
             database.execute("COMMIT")
 
-    def _set_aside(self, damage: CorruptionError) -> None:
+    def _quarantine(self, damage: CorruptionError) -> None:
         """
         Rename the damaged file, so that a new one is built from the data.
 
@@ -501,7 +501,7 @@ def _known(digests: Iterable[bytes | None]) -> list[bytes]:
     return [digest for digest in digests if digest is not None]
 
 
-class _Held:
+class _Resources:
     """The resources that a window releases when it is closed or garbage-collected."""
 
     def __init__(self, lock: Lock) -> None:

@@ -211,10 +211,10 @@ class WatchedFiles(Generic[_Loaded]):
 
 
 def _signature(paths: Sequence[str]) -> _Signature:
-    return tuple(_looks(path) for path in paths)
+    return tuple(_file_state(path) for path in paths)
 
 
-def _looks(path: str) -> tuple[int, ...] | None:
+def _file_state(path: str) -> tuple[int, ...] | None:
     try:
         found = Path(path).stat()
     except OSError:
@@ -364,7 +364,7 @@ class Authenticator:
     def check(self, headers: Iterable[str | bytes]) -> bool:
         """Return whether these `authorization` headers are accepted: exactly one, with a known credential."""
         values = list(headers)
-        shown = self._digest(_shown(values[0]) if len(values) == 1 else b"")
+        shown = self._digest(_credential(values[0]) if len(values) == 1 else b"")
         known = False
         for digest in self._watched.current():
             known |= hmac.compare_digest(shown, digest)
@@ -436,7 +436,7 @@ def _check_user(name: str, password: str, where: str) -> None:
         raise SettingsError(f"{where}: a user is written name:password, and neither may be empty")
 
 
-def _shown(header: str | bytes) -> bytes:
+def _credential(header: str | bytes) -> bytes:
     """Return a header's credential in canonical form; empty if there is none."""
     data = header if isinstance(header, bytes) else header.encode("utf-8", "surrogateescape")
     scheme, _, rest = data.partition(b" ")

@@ -137,7 +137,7 @@ class StoreReceiver:
     def stop(self, grace_s: float) -> None:
         """Stop, in about *grace_s* seconds. The current batch is confirmed if there is space for the rest of it."""
         self._worker.stop(grace_s)
-        self._let_go()
+        self._release()
 
     def take(self) -> int:
         """
@@ -191,10 +191,10 @@ class StoreReceiver:
         try:
             reader = SegmentReader.open(self._fs, span.path)
         except FileNotFoundError:
-            self._pass_over(span.path, "the segment was dropped by policy before it was read", span.stop - first)
+            self._skip(span.path, "the segment was dropped by policy before it was read", span.stop - first)
             return True
         except CorruptionError as damage:
-            self._pass_over(span.path, str(damage), span.stop - first)
+            self._skip(span.path, str(damage), span.stop - first)
             return True
         try:
             reader.verify()
@@ -205,7 +205,7 @@ class StoreReceiver:
                 batch.stored += 1
                 batch.bundles += 1
         except CorruptionError as damage:
-            self._pass_over(span.path, str(damage), span.stop - span.start - batch.stored)
+            self._skip(span.path, str(damage), span.stop - span.start - batch.stored)
         finally:
             reader.close()
         return True
@@ -218,17 +218,17 @@ class StoreReceiver:
                 if self._worker.pause(_RETRY_S):
                     return False
             except InvalidBundleError as error:
-                self._pass_over(where, str(error), 1)
+                self._skip(where, str(error), 1)
                 return True
             else:
                 self._observer.count("quiver.receiver.bundles_total", outcome="stored")
                 return True
 
-    def _pass_over(self, where: str, reason: str, bundles: int) -> None:
+    def _skip(self, where: str, reason: str, bundles: int) -> None:
         self._observer.count("quiver.receiver.bundles_total", bundles, outcome="lost")
         _log.error("%s: %d bundles are skipped: %s", where, bundles, reason)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._subscription is not None:
             self._subscription.release()
             self._subscription = self._batch = None
@@ -239,7 +239,7 @@ class StoreReceiver:
         except (QuiverError, OSError) as error:
             # The store may appear later, or disk space may be freed: only stored bundles are confirmed.
             if not isinstance(error, OSError):
-                self._let_go()  # the path may have another store next time
+                self._release()  # the path may have another store next time
             if str(error) != self._reported:
                 self._reported = str(error)
                 _log.warning("waiting for %s: %s", self.settings.listening_addr, error)

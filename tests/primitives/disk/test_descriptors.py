@@ -212,7 +212,7 @@ def work_once(number):
     attempt("topics", lambda: topic.append(text, durable=True))
     attempt("aof", lambda: log.append_record(text * 20))
     attempt("qwp", lambda: slot.ring.append(text))
-    for upkeep in (store.maintain, topics.maintain, aof.maintain, slot.ring.upkeep):
+    for upkeep in (store.maintain, topics.maintain, aof.maintain, slot.ring.maintain):
         try:
             upkeep()
         except OSError as error:

@@ -442,13 +442,13 @@ def test_g9_complete_segments_are_trimmed():
 
     bases = [int.from_bytes(read(fs, name)[8:16], "little") for name in segments()]
     slot.ring.acknowledge(bases[1] - 2)
-    slot.ring.upkeep(force=True, provision=False)
+    slot.ring.maintain(force=True, provision=False)
     assert len(segments()) == 3
     slot.ring.acknowledge(bases[1] - 1)
-    slot.ring.upkeep(force=True, provision=False)
+    slot.ring.maintain(force=True, provision=False)
     assert len(segments()) == 2
     slot.ring.acknowledge(slot.ring.published_fsn)
-    slot.ring.upkeep(force=True, provision=False)
+    slot.ring.maintain(force=True, provision=False)
     assert len(segments()) == 1
 
 

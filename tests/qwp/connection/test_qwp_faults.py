@@ -130,7 +130,7 @@ def test_smaller_segments_than_before_do_not_lock_the_producer_out():
     while waiting.ring.published_fsn < last + 90 and producer.is_alive():
         waiting.ring.wait_for_frame(waiting.ring.acked_fsn + 1, 0.01)
         waiting.ring.acknowledge(waiting.ring.published_fsn)
-        waiting.ring.upkeep(force=True)
+        waiting.ring.maintain(force=True)
     producer.join()
     assert waiting.ring.published_fsn == 199
     assert waiting.ring.allocated_bytes <= 1024
@@ -147,7 +147,7 @@ def test_a_failed_slot_keeps_its_watermark():
     slot.ring.acknowledge(19)
     fs.fail_on("remove", 1)
     with pytest.raises(StoreFailedError):
-        slot.ring.upkeep(force=True)
+        slot.ring.maintain(force=True)
     slot.close()
     again = slot_on(disk)
     assert (again.ring.acked_fsn, again.ring.published_fsn) == (19, 19)

@@ -37,7 +37,7 @@ class SlotAsLog:
 
     def upkeep(self) -> None:
         self._clock.advance(1)
-        self._slot.ring.upkeep()
+        self._slot.ring.maintain()
 
     def read(self) -> list[bytes]:
         ring = self._slot.ring

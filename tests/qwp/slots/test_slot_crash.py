@@ -91,7 +91,7 @@ def _life(fs: CrashFileSystem, promises: dict[str, int]) -> None:
             if number % 5 == 0:
                 promises["confirming"] = number - 4
                 ring.acknowledge(number - 4)
-                ring.upkeep(force=True)
+                ring.maintain(force=True)
         promises["closing"] = 1
         slot.close()
         promises["closing"] = 0
@@ -327,7 +327,7 @@ def test_the_cap_counts_complete_segments_and_trimming_frees_space():
     assert ring.allocated_bytes == 1536
     assert ring.stalls == 1
     ring.acknowledge(kept)
-    ring.upkeep(force=True, provision=False)
+    ring.maintain(force=True, provision=False)
     assert ring.append(_payload(kept + 1)) == kept + 1
     assert ring.allocated_bytes == 1024
     assert fs.list_dir(DIRECTORY)[-2:] == [f"sf-{number:016x}.sfa" for number in (2, 3)]
@@ -354,7 +354,7 @@ def test_memory_is_the_same_ring():
         assert ring.append(_payload(number)) == number
         assert ring.read(number) == _payload(number)
         assert ring.acknowledge(number)
-        ring.upkeep(force=True)
+        ring.maintain(force=True)
     assert not ring.acknowledge(3)
     assert ring.allocated_bytes <= 1024
     slot.keep_dead_letter(DeadLetter(1, 1, 1, "", b""))
@@ -381,7 +381,7 @@ def test_a_disk_error_never_loses_synced_frames(operation, error):
                 if number == 7:
                     confirmed = 4
                     slot.ring.acknowledge(4)
-                slot.ring.upkeep(force=True)
+                slot.ring.maintain(force=True)
             slot.close()
         except (OSError, StoreFailedError, CapacityError):
             pass
@@ -541,8 +541,8 @@ class SlotMachine(RuleBasedStateMachine):
         self.acked = max(self.acked, len(self.frames) - 1 - back)
 
     @rule()
-    def upkeep(self) -> None:
-        self.slot.ring.upkeep(force=True)
+    def maintain(self) -> None:
+        self.slot.ring.maintain(force=True)
 
     @precondition(lambda self: self.acked < len(self.frames) - 1)
     @rule()

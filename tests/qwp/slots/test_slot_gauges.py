@@ -46,7 +46,7 @@ def test_bytes_and_age_of_unconfirmed_frames():
     assert one.oldest_us == start_us
     for fsn in (0, 7, 20, 28):
         one.acknowledge(fsn)
-        one.upkeep(force=True)
+        one.maintain(force=True)
         assert one.backlog_bytes == sum(range(11 + fsn, 40))
         assert one.oldest_us == start_us + (fsn + 1) * 2_000_000
     one.acknowledge(29)

@@ -5,7 +5,7 @@ import pytest
 from quiver.observe import InMemoryObserver
 from quiver.primitives.disk.real_files import REAL_FILES
 from quiver.qwp.rows import RowTable
-from quiver.qwp.slots.inspection import frames_of_slot, look_at_slot, slots_below
+from quiver.qwp.slots.inspection import frames_of_slot, inspect_slot, slots_below
 from quiver.qwp.slots.ring import RingSettings
 from quiver.qwp.slots.slot import find_orphans, open_slot
 from quiver.qwp.wire.message import encode_message
@@ -54,9 +54,9 @@ def test_segments_that_are_confirmed_meanwhile_are_left_out(slot, tmp_path, at, 
 
     def confirm():
         slot.ring.acknowledge(confirmed)
-        slot.ring.upkeep(force=True)
+        slot.ring.maintain(force=True)
 
-    assert look_at_slot(Meanwhile(at, confirm), str(tmp_path), "edge").problem is None
+    assert inspect_slot(Meanwhile(at, confirm), str(tmp_path), "edge").problem is None
 
 
 @pytest.mark.parametrize("confirmed", [4, 5, 9, 11])
@@ -68,7 +68,7 @@ def test_messages_are_read_while_others_are_confirmed(slot, tmp_path, at, confir
 
     def confirm():
         slot.ring.acknowledge(confirmed)
-        slot.ring.upkeep(force=True)
+        slot.ring.maintain(force=True)
 
     frames = list(frames_of_slot(Meanwhile(at, confirm), str(tmp_path), "edge"))
     found = [frame.fsn for frame in frames]
@@ -82,14 +82,14 @@ def test_frames_appended_meanwhile_are_not_a_gap(slot, tmp_path):
     """The active segment is filled and the next one started between the reads of the two."""
     for _ in range(3):
         slot.ring.append(b"x" * 1012)
-    slot.ring.upkeep()
+    slot.ring.maintain()
     assert len(list((tmp_path / "edge").glob("*.sfa"))) == 2
 
     def send():
         slot.ring.append(b"y" * 500)
         slot.ring.append(b"z" * 1012)
 
-    report = look_at_slot(Meanwhile(2, send), str(tmp_path), "edge")
+    report = inspect_slot(Meanwhile(2, send), str(tmp_path), "edge")
     assert report.problem is None
     assert report.next_fsn == 4
 
@@ -102,8 +102,8 @@ def test_a_write_in_progress_is_not_a_hole(slot, tmp_path):
     whole = path.read_bytes()
     middle = len(message(0)) + 200
     path.write_bytes(whole[:middle] + b"\0" * 600 + whole[middle + 600 :])
-    assert "damaged at offset" in look_at_slot(REAL_FILES, str(tmp_path), "edge").problem
-    report = look_at_slot(Meanwhile(2, lambda: path.write_bytes(whole)), str(tmp_path), "edge")
+    assert "damaged at offset" in inspect_slot(REAL_FILES, str(tmp_path), "edge").problem
+    report = inspect_slot(Meanwhile(2, lambda: path.write_bytes(whole)), str(tmp_path), "edge")
     assert report.problem is None
     assert report.next_fsn == 3
 

@@ -66,7 +66,7 @@ def test_confirmed_frames_are_removed_from_the_disk():
     slot = _filled(_open(fs))
     before = slot.ring.allocated_bytes
     slot.ring.acknowledge(12)
-    slot.ring.upkeep(force=True, provision=False)
+    slot.ring.maintain(force=True, provision=False)
     path = f"{DIRECTORY}/{segment_name(0)}"
     kept = PER_SEGMENT - 13
     assert fs.stat(path).size_bytes == 24 + 58 * kept
@@ -78,7 +78,7 @@ def test_confirmed_frames_are_removed_from_the_disk():
     assert (again.ring.acked_fsn, again.ring.published_fsn) == (12, 50)
     assert again.ring.append(b"QWP1") == 51
     slot.ring.acknowledge(PER_SEGMENT - 1)
-    slot.ring.upkeep(force=True, provision=False)
+    slot.ring.maintain(force=True, provision=False)
     assert not fs.exists(path)
 
 
@@ -91,20 +91,20 @@ def test_a_segment_is_not_shortened_immediately():
     path = f"{DIRECTORY}/{segment_name(0)}"
     clock.advance(1.0)
     slot.ring.acknowledge(6)
-    slot.ring.upkeep()
+    slot.ring.maintain()
     clock.advance(5.0)
-    slot.ring.upkeep()
+    slot.ring.maintain()
     assert fs.stat(path).size_bytes == SEGMENT_BYTES, "less than half is confirmed"
     slot.ring.acknowledge(9)
-    slot.ring.upkeep()
+    slot.ring.maintain()
     clock.advance(0.9)
-    slot.ring.upkeep()
+    slot.ring.maintain()
     assert fs.stat(path).size_bytes == SEGMENT_BYTES
     clock.advance(0.2)
-    slot.ring.upkeep()
+    slot.ring.maintain()
     assert fs.stat(path).size_bytes == 24 + 58 * (PER_SEGMENT - 10)
     clock.advance(5.0)
-    slot.ring.upkeep()
+    slot.ring.maintain()
     assert observer.total("quiver.qwp.segments_shortened_total") == 1
 
 
@@ -113,7 +113,7 @@ def test_the_newest_segment_is_not_shortened():
     fs = CrashFileSystem()
     slot = _filled(_open(fs), 10)
     slot.ring.acknowledge(8)
-    slot.ring.upkeep(force=True)
+    slot.ring.maintain(force=True)
     assert fs.stat(f"{DIRECTORY}/{segment_name(0)}").size_bytes == SEGMENT_BYTES
 
 
@@ -130,7 +130,7 @@ def test_a_crash_at_any_step_leaves_the_old_segment_or_the_new_one():
         disks.extend([*(fs.clone_after_crash(seed) for seed in range(4)), fs.clone_after_kill()])
 
     fs.on_step = before
-    slot.ring.upkeep(force=True, provision=False)
+    slot.ring.maintain(force=True, provision=False)
     fs.on_step = None
     disks.append(fs.clone_after_crash(0))
     assert [one for one in steps if "rename" in one] == [f"rename {segment_name(0)}"]
@@ -165,7 +165,7 @@ def test_without_space_for_the_copy_the_segment_is_unchanged(operation):
     slot.ring.acknowledge(12)
     # The watermark is synced first.
     fs.fail_on(operation, 2 if operation == "sync" else 1)
-    slot.ring.upkeep(force=True, provision=False)
+    slot.ring.maintain(force=True, provision=False)
     fs.heal()
     assert disk.stat(f"{DIRECTORY}/{segment_name(0)}").size_bytes == SEGMENT_BYTES
     assert not any(is_unfinished_name(name) for name in disk.list_dir(DIRECTORY))
@@ -181,7 +181,7 @@ def test_a_disk_that_fails_halts_the_slot_and_loses_nothing():
     slot.ring.acknowledge(12)
     fs.fail_on("rename")
     with pytest.raises(StoreFailedError, match="shorten"):
-        slot.ring.upkeep(force=True, provision=False)
+        slot.ring.maintain(force=True, provision=False)
     with pytest.raises(StoreFailedError):
         slot.ring.append(b"QWP1")
     assert _as_the_document_says(disk) == {fsn: _payload(fsn) for fsn in range(51)}
@@ -193,11 +193,11 @@ def test_memory_is_released_too():
     for number in range(3 * PER_SEGMENT):
         ring.append(_payload(number))
     ring.acknowledge(12)
-    ring.upkeep(force=True, provision=False)
+    ring.maintain(force=True, provision=False)
     assert ring.allocated_bytes == 2 * SEGMENT_BYTES + 24 + 58 * (PER_SEGMENT - 13)
     assert [bytes(ring.read(fsn)) for fsn in range(13, 51)] == [_payload(fsn) for fsn in range(13, 51)]
     ring.acknowledge(50)
-    ring.upkeep(force=True)
+    ring.maintain(force=True)
     assert [ring.append(_payload(number)) for number in range(51, 90)] == list(range(51, 90))
     assert [bytes(ring.read(fsn)) for fsn in range(51, 90)] == [_payload(fsn) for fsn in range(51, 90)]
 
@@ -209,9 +209,9 @@ def test_a_rename_without_space_leaves_the_segment_readable():
     slot = _filled(_open(fs))
     slot.ring.acknowledge(12)
     fs.fail_on("rename")
-    slot.ring.upkeep(force=True, provision=False)
+    slot.ring.maintain(force=True, provision=False)
     fs.heal()
     assert [slot.ring.read(fsn) for fsn in range(13, 51)] == [_payload(fsn) for fsn in range(13, 51)]
-    slot.ring.upkeep(force=True, provision=False)
+    slot.ring.maintain(force=True, provision=False)
     assert disk.stat(f"{DIRECTORY}/{segment_name(0)}").size_bytes == 24 + 58 * (PER_SEGMENT - 13)
     assert slot.ring.read(13) == _payload(13)

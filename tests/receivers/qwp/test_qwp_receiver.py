@@ -209,7 +209,7 @@ def test_a_slow_tier_causes_no_small_segments():
     store = SimpleNamespace(
         settings=SimpleNamespace(cold_objects="file:///cold"),
         catalog=SimpleNamespace(segments=lambda: [SimpleNamespace(sequence_last=number) for number in sealed]),
-        flush=lambda: sealed.append(intake._newest),
+        seal=lambda: sealed.append(intake._newest),
         stats=lambda: {"cold": waiting},
     )
     clock = ManualClock()

@@ -53,7 +53,7 @@ def taking(store, settings=HERE, **components):
         yield intake
 
 
-def told(one):
+def acknowledge(one):
     """The client receives and acknowledges its confirmations."""
     said = heard_of(one)
     one.pong(said)
@@ -61,7 +61,7 @@ def told(one):
 
 def heard_of(one):
     """A confirmation is sent; return the ping before it."""
-    one.told()
+    one.record_confirmation()
     return one.ping()
 
 
@@ -428,7 +428,7 @@ def test_unconfirmed_rows_may_be_resent_by_another_sender(store):
         for key in (b"host 2", b"host 3"):
             other = intake.open(key)
             assert other.take([message(0), message(1)]).done == 2
-            told(other)
+            acknowledge(other)
             broken(other)
     assert values_of(store) == [0, 1, 0, 1]
 
@@ -463,17 +463,17 @@ def test_a_client_that_waits_for_durability_resends_undurable_rows(store):
         one = intake.open()
         for number in range(3):
             one.take([message(number)])
-            one.told(durable=True)
+            one.record_confirmation(durable=True)
             one.pong(one.ping())
-        one.told_durable(0)
+        one.record_durable(0)
         one.pong(one.ping())
         one.close(in_order=True)
         assert intake.open().take([message(1), message(2)]).done == 2
         assert values_of(store) == [0, 1, 2]
         one = intake.open()
         one.take([message(3)])
-        one.told(durable=True)
-        one.told_durable(3)
+        one.record_confirmation(durable=True)
+        one.record_durable(3)
         one.pong(one.ping())
         one.close(in_order=True)
         assert intake.open().take([message(3)]).done == 1
@@ -485,7 +485,7 @@ def test_a_group_that_was_not_committed_is_sent_again(store):
     with taking(store) as intake:
         one = intake.open()
         one.take([message(0), message(1, flags=Flags.DEFER_COMMIT)])
-        told(one)
+        acknowledge(one)
         one.close(in_order=True)
         assert intake.open().take([message(1, flags=Flags.DEFER_COMMIT), message(2)]).done == 2
     assert values_of(store) == [0, 1, 2]
@@ -531,7 +531,7 @@ def test_acknowledged_rows_are_soon_forgotten(store, monkeypatch):
         one = intake.open()
         for turn in range(10):
             one.take([message(100 + number) for number in range(50 * turn, 50 * turn + 50)])
-            told(one)
+            acknowledge(one)
         assert 5000 // size <= len(intake.replay) <= 5000 // size + 80
 
 
@@ -549,14 +549,14 @@ def test_the_ledger_survives_a_killed_process(store, tmp_path):
         ended, known, living = intake.open(b"a"), intake.open(b"a"), intake.open(b"a")
         for number, one in enumerate((ended, known, living)):
             one.take([message(number)])
-        told(known)
+        acknowledge(known)
         known.close(in_order=True)
         broken(ended)
         intake.open().take([message(9)])
         after = copied(tmp_path, store, "after")
     with quiver.open(str(after), settings=SETTINGS) as later, taking(later) as intake:
-        assert intake.open(b"b").take([message(2)]).tables == {"t": 4}, "what was told on it is not known"
-        assert intake.open(b"b").take([message(0)]).tables == {"t": 0}, "nothing was told on it"
+        assert intake.open(b"b").take([message(2)]).tables == {"t": 4}, "the receipt of its confirmations is unknown"
+        assert intake.open(b"b").take([message(0)]).tables == {"t": 0}, "it got no confirmations"
         assert intake.open(b"a").take([message(1)]).tables == {"t": 5}, "the client knows it"
         assert intake.open(b"a").take([message(2)]).tables == {"t": 2}
 
@@ -581,7 +581,7 @@ def test_a_stopped_receiver_reads_nothing_from_the_log(store):
     with taking(store) as intake:
         one = intake.open()
         one.take([message(0)])
-        told(one)
+        acknowledge(one)
         one.close(in_order=True)
     with taking(store) as intake:
         assert len(intake.replay) == 0

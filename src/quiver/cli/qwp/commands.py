@@ -10,7 +10,7 @@ import typer
 
 from quiver.cli.console.output import JsonFlag, human_age, human_bytes, print_json, print_table
 from quiver.cli.qwp.dead_letters import dead_letters
-from quiver.cli.qwp.slots import NoServerReporter, age_s, holder, look, names_of_slots, slot_as_dict
+from quiver.cli.qwp.slots import NoServerReporter, age_s, holder, names_of_slots, slot_as_dict, slot_report
 from quiver.cli.stats.watching import EveryOption, LooksOption, WatchOption, check_watching, watch
 from quiver.clock import SYSTEM_CLOCK
 
@@ -80,7 +80,7 @@ def list_slots(
 
 
 def _list(root: Path, known: dict[str, Any], *, as_json: bool, in_a_line: bool) -> bool:
-    found = [look(root, name, known) for name in names_of_slots(root, None)]
+    found = [slot_report(root, name, known) for name in names_of_slots(root, None)]
     if as_json:
         print_json([slot_as_dict(one) for one in found], in_a_line=in_a_line)
     else:
@@ -112,7 +112,7 @@ def inspect(root: Root, slot: Slot, as_json: JsonFlag = False) -> None:
     from quiver.qwp.slots.inspection import frames_of_slot, rows_by_table  # noqa: PLC0415
 
     (name,) = names_of_slots(root, [slot])
-    one = look(root, name)
+    one = slot_report(root, name)
     waiting: dict[str, int] = {}
     if one.problem is None:
         frames = (frame for frame in frames_of_slot(REAL_FILES, str(root), name) if frame.fsn > one.confirmed)
@@ -164,7 +164,9 @@ def _drain(root: Path, names: list[str], conf: str | None, *, named: bool) -> li
 
     settings = replace(SenderSettings.from_conf(conf or conf_from_env()), sf_dir=str(root))
     waiting = [
-        one.sender_id for one in (look(root, name) for name in names) if one.segments and (named or not one.failed)
+        one.sender_id
+        for one in (slot_report(root, name) for name in names)
+        if one.segments and (named or not one.failed)
     ]
     drainers = Drainers(
         settings,
@@ -186,7 +188,9 @@ def clear_failed(root: Root, slots: Slots = None, as_json: JsonFlag = False) -> 
     from quiver.qwp.format.names import FAILED_NAME  # noqa: PLC0415
 
     cleared = [
-        one.sender_id for one in (look(root, name) for name in names_of_slots(root, slots)) if one.failed is not None
+        one.sender_id
+        for one in (slot_report(root, name) for name in names_of_slots(root, slots))
+        if one.failed is not None
     ]
     for name in cleared:
         remove_durably(REAL_FILES, [f"{root}/{name}/{FAILED_NAME}"])

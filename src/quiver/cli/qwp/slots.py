@@ -16,7 +16,7 @@ from quiver.observe import InMemoryObserver, Value
 if TYPE_CHECKING:
     from quiver.qwp.slots.inspection import SlotReport
 
-__all__ = ["NoServerReporter", "age_s", "holder", "look", "names_of_slots", "slot_as_dict"]
+__all__ = ["NoServerReporter", "age_s", "holder", "names_of_slots", "slot_as_dict", "slot_report"]
 
 _SILENT_S = 5.0
 
@@ -27,13 +27,13 @@ class NoServerReporter(InMemoryObserver):
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__()
         self._clock = clock
-        self._said_at = -math.inf
+        self._printed_at = -math.inf
 
     def event(self, name: str, *, level: int = logging.INFO, **attributes: Value) -> None:  # noqa: ARG002
         """Print a line to stderr if the last one is old enough."""
         now = self._clock.monotonic()
-        if name == "qwp.no_server" and now - self._said_at >= _SILENT_S:
-            self._said_at = now
+        if name == "qwp.no_server" and now - self._printed_at >= _SILENT_S:
+            self._printed_at = now
             typer.echo(f"quiver: {attributes['reason']}; {attributes['frames']} frames are waiting, retrying", err=True)
 
 
@@ -54,12 +54,12 @@ def names_of_slots(root: Path, wanted: list[str] | None) -> list[str]:
     return wanted or found
 
 
-def look(root: Path, name: str, known: dict[str, Any] | None = None) -> SlotReport:
+def slot_report(root: Path, name: str, known: dict[str, Any] | None = None) -> SlotReport:
     """Return a report on the slot *name*. Pass the same *known* each time to reuse what has not changed."""
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415 - keeps `--help` quick
-    from quiver.qwp.slots.inspection import look_at_slot  # noqa: PLC0415
+    from quiver.qwp.slots.inspection import inspect_slot  # noqa: PLC0415
 
-    return look_at_slot(REAL_FILES, str(root), name, known)
+    return inspect_slot(REAL_FILES, str(root), name, known)
 
 
 def age_s(one: SlotReport) -> float | None:

@@ -340,7 +340,7 @@ class Session:
         self._sent += messages
         self._last_sent_at = now
 
-    def given_up(self) -> list[Action]:
+    def skipped(self) -> list[Action]:
         """Record that nothing of the frame `next_fsn` is sent. Return the actions to take, in order."""
         fsn = self.next_fsn
         self._next_fsn = fsn + 1
@@ -475,11 +475,11 @@ class Session:
             return Reconnect(text, paced=True)
         return self._struck(text, now, published_fsn)
 
-    def gave_up(self, reason: str, *, published_fsn: int) -> Halt:
+    def timed_out(self, reason: str, *, published_fsn: int) -> Halt:
         """Return the end of all connections: no server could be reached in time."""
         return Halt(self._violation(reason, published_fsn))
 
-    def not_let_in(self, reason: str, *, published_fsn: int) -> Halt:
+    def credentials_rejected(self, reason: str, *, published_fsn: int) -> Halt:
         """Return the end for rejected credentials."""
         span = (self._confirmed + 1, published_fsn)
         return Halt(SenderError(Category.SECURITY_ERROR, Policy.HALT, -1, reason, -1, *span))

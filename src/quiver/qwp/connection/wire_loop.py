@@ -106,7 +106,7 @@ class WireLoop:
         observer: Observer,
         random: Random,
         until_drained: bool = False,
-        gives_way: bool = False,
+        stop_when_offline: bool = False,
     ) -> None:
         self._slot = slot
         self._ring = slot.ring
@@ -117,7 +117,7 @@ class WireLoop:
         self._clock = clock
         self._observer = observer
         self._until_drained = until_drained
-        self._gives_way = gives_way
+        self._stop_when_offline = stop_when_offline
         self._session = Session(
             SessionSettings(
                 settings.durable_ack,
@@ -270,7 +270,7 @@ class WireLoop:
         role_reject = False
         while not self._stopping:
             index = self._tracker.pick_next()
-            if index is None and self._gives_way:
+            if index is None and self._stop_when_offline:
                 # Other loops that share the tracker may have used up the round: this loop needs its own.
                 self._stopping = self._attempts >= len(self._settings.addresses)
                 self._tracker.begin_round(forget=True)
@@ -289,7 +289,7 @@ class WireLoop:
                 self._failed(index, str(failure))
                 if failure.refused.kind in {"auth", "durable"}:
                     self._tracker.record_transport_error(index)
-                    self._halt(self._not_let_in(failure))
+                    self._halt(self._credentials_error(failure))
                     return
                 if role_reject:
                     self._tracker.record_role_reject(index, transient=failure.refused.kind == "role")
@@ -306,15 +306,15 @@ class WireLoop:
     def _failed(self, index: int, reason: str) -> None:
         self._reason = self._tracker.last_failure = f"{self._settings.addresses[index]}: {reason}"
 
-    def _why_not(self) -> str:
+    def _failure_reason(self) -> str:
         """Return why there is no connection. If other loops tried every host of this round, return their reason."""
         return self._reason or self._tracker.last_failure or "every server of this round was already tried"
 
-    def _not_let_in(self, failure: HandshakeError) -> SenderError:
+    def _credentials_error(self, failure: HandshakeError) -> SenderError:
         published = self._ring.published_fsn
         if failure.refused.kind == "durable":
-            return self._session.gave_up(str(failure), published_fsn=published).error
-        return self._session.not_let_in(str(failure), published_fsn=published).error
+            return self._session.timed_out(str(failure), published_fsn=published).error
+        return self._session.credentials_rejected(str(failure), published_fsn=published).error
 
     def _next_round(self, *, only_one_round: bool, role_reject: bool) -> bool:
         """Pause between two rounds. Return False after the last one."""
@@ -322,14 +322,19 @@ class WireLoop:
         if not only_one_round:
             pause_s = self._backoff.after_round(self._clock.monotonic(), role_reject=role_reject)
         if pause_s is None:
-            reason = f"the reconnect time is over: {self._why_not()}"
+            why = self._failure_reason()
+            reason = f"the reconnect time is over: {why}"
             if only_one_round:
-                reason = f"no server answered: {self._why_not()}; initial_connect_retry=async keeps rows until one does"
-            self._halt(self._session.gave_up(reason, published_fsn=self._ring.published_fsn).error)
+                reason = f"no server answered: {why}; initial_connect_retry=async keeps rows until one does"
+            self._halt(self._session.timed_out(reason, published_fsn=self._ring.published_fsn).error)
             return False
         # After the first few, rounds are seconds apart: report each, so that users see why nothing is sent.
         self._observer.event(
-            "qwp.no_server", level=logging.WARNING, reason=self._why_not(), frames=self._ring.backlog, pause_s=pause_s
+            "qwp.no_server",
+            level=logging.WARNING,
+            reason=self._failure_reason(),
+            frames=self._ring.backlog,
+            pause_s=pause_s,
         )
         self._sleep(pause_s)
         self._tracker.begin_round(forget=True)
@@ -379,7 +384,7 @@ class WireLoop:
         """Send as much as possible, then process the answers; one iteration."""
         try:
             more = self._send(connection)
-            self._ring.upkeep(provision=not self._until_drained)
+            self._ring.maintain(provision=not self._until_drained)
             messages = connection.receive(self._wake_up, self._wait_s(more=more))
         except ConnectionLostError as lost:
             action = self._session.closed(
@@ -400,7 +405,7 @@ class WireLoop:
             fsn = session.next_fsn
             messages = self._messages(fsn)
             if not messages:
-                self._apply(session.given_up())
+                self._apply(session.skipped())
                 continue
             for message in messages:
                 connection.send(message)
@@ -422,7 +427,7 @@ class WireLoop:
     def _messages(self, fsn: int) -> list[Buffer]:
         fitted = self._fitter.fit(fsn, self._frame(fsn), self.batch_bytes_max)
         for one in fitted.too_large:
-            self._give_up(SenderError(Category.TOO_LARGE, Policy.DROP, -1, one.reason, -1, fsn, fsn), one.message)
+            self._drop_message(SenderError(Category.TOO_LARGE, Policy.DROP, -1, one.reason, -1, fsn, fsn), one.message)
         if len(fitted.messages) > 1:
             self._observer.count("quiver.qwp.frames_split_total")
         return fitted.messages
@@ -474,9 +479,9 @@ class WireLoop:
             message = bytes(self._frame(fsn))
         else:
             message = self._fitter.leave_out(fsn, self._frame(fsn), action.piece)
-        self._give_up(action.error, message)
+        self._drop_message(action.error, message)
 
-    def _give_up(self, error: SenderError, message: bytes) -> None:
+    def _drop_message(self, error: SenderError, message: bytes) -> None:
         self._counters.frames_dropped += 1
         self._observer.count("quiver.qwp.frames_dropped_total")
         if self._settings.dead_letters:
@@ -489,7 +494,7 @@ class WireLoop:
     def _reconnect(self, action: Reconnect) -> None:
         self._disconnect()
         # Nothing is trimmed during an outage, and a producer must not wait for space that could be free.
-        self._ring.upkeep(force=True, provision=False)
+        self._ring.maintain(force=True, provision=False)
         self._observer.event("qwp.reconnect", level=logging.WARNING, reason=action.reason)
         if self._previous is not None:
             self._failed(self._previous, action.reason)

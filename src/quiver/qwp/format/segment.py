@@ -39,7 +39,7 @@ __all__ = [
     "decode_segment_header",
     "encode_frame_head",
     "encode_segment_header",
-    "frames_behind",
+    "frames_after",
     "scan_segment",
 ]
 
@@ -148,17 +148,17 @@ def scan_segment(view: memoryview, *, end: int | None = None) -> Answer[SegmentS
         payloads.append(frame.value)
         tail = frame.end
     torn = not is_zero(view[tail : tail + _TORN_BYTES])
-    later = None if not torn and is_zero(view, tail) else next(_frames_behind(view, tail), None)
+    later = None if not torn and is_zero(view, tail) else next(_frames_after(view, tail), None)
     later_at = None if later is None else later.value[0] - FRAME_HEAD.size
     return Frame(SegmentScan(answer.value, tuple(payloads), tail, torn, later_at), tail)
 
 
-def frames_behind(view: memoryview, offset: int) -> list[tuple[int, int]]:
+def frames_after(view: memoryview, offset: int) -> list[tuple[int, int]]:
     """Return the start and end of the payload of each intact frame after *offset*, skipping any other bytes."""
-    return [frame.value for frame in _frames_behind(view, offset)]
+    return [frame.value for frame in _frames_after(view, offset)]
 
 
-def _frames_behind(view: memoryview, offset: int) -> Iterator[Frame[tuple[int, int]]]:
+def _frames_after(view: memoryview, offset: int) -> Iterator[Frame[tuple[int, int]]]:
     # Every payload starts with the magic of a message; so do intact frames after a torn write.
     data = bytes(view[offset:])
     at = data.find(b"QWP1", 1 + FRAME_HEAD.size)

@@ -132,12 +132,12 @@ class DeadLetterFiles:
             if file is None or (self._end > _HEADER_BYTES and self._end + len(record) > self._share):
                 self.close()
                 number = max(sizes, default=-1) + 1
-                dropped = self._make_room(sizes, number, need) if is_held else 0
+                dropped = self._free_space(sizes, number, need) if is_held else 0
                 self._begin(number, record)
                 self._sizes = sizes | {number: need}
                 return dropped
             number = max(sizes)
-            dropped = self._make_room(sizes, number, len(record))
+            dropped = self._free_space(sizes, number, len(record))
             self._append(file, record)
             sizes[number] = self._end
             return dropped
@@ -207,7 +207,7 @@ class DeadLetterFiles:
             raise
         self._end += len(record)
 
-    def _make_room(self, sizes: dict[int, int], newest: int, need: int) -> int:
+    def _free_space(self, sizes: dict[int, int], newest: int, need: int) -> int:
         """
         Remove the oldest files until *need* more bytes fit. Return the number of removed letters.
 

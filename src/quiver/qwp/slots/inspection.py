@@ -41,13 +41,13 @@ __all__ = [
     "KnownSegment",
     "SlotReport",
     "frames_of_slot",
-    "look_at_slot",
+    "inspect_slot",
     "rows_by_table",
     "rows_of",
     "slots_below",
 ]
 
-_LOOKS_MAX = 5
+_ATTEMPTS_MAX = 5
 _FAILED_BYTES_MAX = 1 << 20
 _SYMBOLS_BYTES_MAX = 512 << 20
 
@@ -129,7 +129,7 @@ def slots_below(fs: FileSystem, sf_dir: str) -> list[str]:
     return found
 
 
-def look_at_slot(
+def inspect_slot(
     fs: FileSystem, sf_dir: str, sender_id: str, known: dict[str, KnownSegment] | None = None
 ) -> SlotReport:
     """
@@ -140,11 +140,11 @@ def look_at_slot(
         OSError: a disk error.
     """
     try:
-        report = _look_once(fs, sf_dir, sender_id, known)
-        for _ in range(_LOOKS_MAX - 1):
+        report = _inspect_once(fs, sf_dir, sender_id, known)
+        for _ in range(_ATTEMPTS_MAX - 1):
             if report.problem is None:
                 break
-            report = _look_once(fs, sf_dir, sender_id, known)
+            report = _inspect_once(fs, sf_dir, sender_id, known)
     except NO_FILE_ERRORS as error:
         return SlotReport(sender_id, problem=f"{error.filename}: {no_file_reason(error)}")
     except OSError as error:
@@ -154,7 +154,9 @@ def look_at_slot(
     return report
 
 
-def _look_once(fs: FileSystem, sf_dir: str, sender_id: str, known: dict[str, KnownSegment] | None = None) -> SlotReport:
+def _inspect_once(
+    fs: FileSystem, sf_dir: str, sender_id: str, known: dict[str, KnownSegment] | None = None
+) -> SlotReport:
     directory = f"{sf_dir}/{sender_id}"
     report = SlotReport(sender_id, holder=holder_of_slot(fs, directory))
     report.is_held = is_held(fs, f"{directory}/{LOCK_NAME}")

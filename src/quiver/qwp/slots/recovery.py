@@ -42,7 +42,7 @@ from quiver.qwp.format.segment import (
     MANIFEST_FLAG,
     SEGMENT_HEADER,
     SegmentScan,
-    frames_behind,
+    frames_after,
     scan_segment,
 )
 from quiver.qwp.format.watermark import WATERMARK, WATERMARK_MAGIC, decode_watermark
@@ -206,7 +206,7 @@ def recover_slot(fs: FileSystem, directory: str, *, observer: Observer) -> Recov
     if cut and kept[-1].has_hole:
         kept[-1] = scan_file(fs, kept[-1].path)
         next_fsn = kept[-1].next_fsn
-    _take_over(fs, directory, kept)
+    _import_newer(fs, directory, kept)
     segments = [_open(fs, one) for one in kept]
     fs.sync_dir(directory)
     confirmed = max(kept[0].base - 1 if kept else next_fsn - 1, watermark)
@@ -322,14 +322,14 @@ def _without_hole(fs: FileSystem, newest: Scanned, tail: int) -> bytes | None:
         view = memoryview(file.pread(newest.size_bytes, 0))
     finally:
         file.close()
-    later = frames_behind(view, tail)
+    later = frames_after(view, tail)
     if any(_refers_back(view[start:end]) for start, end in later):
         return None
     parts = [view[:tail], *(view[start - FRAME_HEAD.size : end] for start, end in later)]
     return b"".join(parts).ljust(newest.size_bytes, b"\0")
 
 
-def _take_over(fs: FileSystem, directory: str, kept: Sequence[Scanned]) -> None:
+def _import_newer(fs: FileSystem, directory: str, kept: Sequence[Scanned]) -> None:
     # The flag means that the manifest lists the valid segments. Write a manifest with all kept segments. After a crash
     # in between, the old manifest's first segment is still right, because nothing was removed before it.
     for one in kept:

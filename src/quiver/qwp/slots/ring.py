@@ -186,7 +186,7 @@ class Ring:
             raise UsageError(f"the frame has {size} bytes; a segment has space for {self.settings.payload_bytes_max}")
         head = encode_frame_head(payload)
         with self._appending:
-            segment = self._with_room(size)
+            segment = self._with_space(size)
             try:
                 end = segment.write(head, payload, size)
             except OSError as error:
@@ -247,11 +247,11 @@ class Ring:
         if self._failed is not None:
             raise StoreFailedError(f"{self._failed}; close and open again")
 
-    def _with_room(self, payload_bytes: int) -> Segment:
+    def _with_space(self, payload_bytes: int) -> Segment:
         with self._changed:
             self._require_usable()
             active = self._segments[-1] if self._segments else None
-            if active is not None and active.has_room(payload_bytes):
+            if active is not None and active.has_space(payload_bytes):
                 return active
         if active is not None and self.settings.durability != "memory":
             # Recovery only checks the newest segment's tail: the sealed one must be durable before the next has frames.
@@ -278,11 +278,11 @@ class Ring:
                 if self._spare is not None:
                     spare, self._spare = self._spare, None
                     return spare
-                has_room = self._allocated() + self.settings.segment_bytes <= self.settings.bytes_max
-                if not has_room:
+                has_space = self._allocated() + self.settings.segment_bytes <= self.settings.bytes_max
+                if not has_space:
                     left = deadline - self._clock.monotonic()
                     if left <= 0:
-                        raise CapacityError(self._what_is_full())
+                        raise CapacityError(self._full_reason())
                     if not stalled:
                         self.stalls += 1
                         stalled = True
@@ -295,7 +295,7 @@ class Ring:
                     continue
             return self._create()
 
-    def _what_is_full(self) -> str:
+    def _full_reason(self) -> str:
         settings = self.settings
         return (
             f"sf_max_total_bytes: {self._allocated()} of {settings.bytes_max} bytes are allocated in segments of "
@@ -340,7 +340,7 @@ class Ring:
     def read(self, fsn: int) -> Buffer:
         """
         Return the payload of the frame *fsn*, which must be published and not yet trimmed. Only for the confirming
-        thread; valid until its next `upkeep`.
+        thread; valid until its next `maintain`.
 
         Raises:
             UsageError: there is no such frame.
@@ -385,7 +385,7 @@ class Ring:
             if not is_full_disk(error):
                 raise self._fail(f"{self._watermark.path}: write failed: {error}") from error
 
-    def upkeep(self, *, force: bool = False, provision: bool = True) -> None:
+    def maintain(self, *, force: bool = False, provision: bool = True) -> None:
         """
         Trim confirmed frames, and create the next segment before it is needed. On disk at most ten times a second,
         unless a producer waits for space or *force* is set. *provision* is off if nothing will be appended.
@@ -505,9 +505,9 @@ class Ring:
                     segments.append(self._spare)
                     self._spare = None
                 self._changed.notify_all()
-            self._let_go(segments, remove_all=remove_all and self.is_drained)
+            self._release(segments, remove_all=remove_all and self.is_drained)
 
-    def _let_go(self, segments: list[Segment], *, remove_all: bool) -> None:
+    def _release(self, segments: list[Segment], *, remove_all: bool) -> None:
         try:
             if remove_all:
                 if self._watermark is not None:

@@ -111,7 +111,7 @@ class Segment:
         """The offset after the last frame."""
         return self.ends[-1]
 
-    def has_room(self, payload_bytes: int) -> bool:
+    def has_space(self, payload_bytes: int) -> bool:
         """Return whether a frame with *payload_bytes* bytes of payload still fits."""
         return self.ends[-1] + FRAME_HEAD.size + payload_bytes <= self.size_bytes
 

@@ -110,7 +110,7 @@ class OtapGrpcReceiver(OtlpGrpcReceiver):
 
     def _streams(self, signal: str) -> Callable[[AsyncIterator[bytes], Any], Coroutine[Any, Any, None]]:
         async def serve(_messages: AsyncIterator[bytes], context: Any) -> None:
-            if not self._let_in(context):
+            if not self._is_authorized(context):
                 self._observer.count("quiver.receiver.unauthorized_total", protocol="otap")
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the authorization header is missing or unknown")
             with self._streaming.take(network_of(address_of_peer(context.peer()))) as place:

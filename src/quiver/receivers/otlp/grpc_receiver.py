@@ -174,7 +174,7 @@ class OtlpGrpcReceiver(PortReceiver):
 
     def _exporter(self, signal: str) -> Callable[[AsyncIterator[bytes], Any], Coroutine[Any, Any, bytes]]:
         async def export(messages: AsyncIterator[bytes], context: Any) -> bytes:
-            if not self._let_in(context):
+            if not self._is_authorized(context):
                 self._observer.count("quiver.receiver.unauthorized_total", protocol="grpc")
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the authorization header is missing or unknown")
             if self.is_stopping or self._handling >= self.settings.requests_waiting_max:
@@ -186,7 +186,7 @@ class OtlpGrpcReceiver(PortReceiver):
     def _handled(self, _accepted: object) -> None:
         self._handling -= 1
 
-    def _let_in(self, context: Any) -> bool:
+    def _is_authorized(self, context: Any) -> bool:
         if self._authenticator is None:
             return True
         return self._authenticator.check(

@@ -75,11 +75,11 @@ class HttpListener:
         self._context = context
         self._refused = refused
         self._share_port = share_port
-        self._born: dict[Any, float] = {}  # when each protocol had its first request
+        self._first_request_at: dict[Any, float] = {}  # when each protocol had its first request
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._greeting: dict[socket.socket, Any] = {}  # during the handshake → their protocol, once there is one
-        self._came: dict[Any, tuple[str, float]] = {}  # the network of each protocol, and when it connected
+        self._handshaking: dict[socket.socket, Any] = {}  # during the handshake → their protocol, once there is one
+        self._arrived: dict[Any, tuple[str, float]] = {}  # the network of each protocol, and when it connected
         self._dropped: set[Any] = set()  # aborted, and perhaps not closed yet
         self._busy: set[Any] = set()  # protocols with a current request; each has at most one
         self._silent_since: dict[Any, float] = {}
@@ -125,14 +125,14 @@ class HttpListener:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         # A task that was cancelled before its first step has not taken over its connection.
-        for connection in self._greeting:
+        for connection in self._handshaking:
             connection.close()
-        self._greeting.clear()
+        self._handshaking.clear()
 
     def is_old(self, request: Any) -> bool:
         """Return whether the connection of *request* has reached its maximum age: its client must reconnect."""
         now = asyncio.get_running_loop().time()
-        born = self._born.setdefault(request.protocol, now)
+        born = self._first_request_at.setdefault(request.protocol, now)
         return self._limits.age_s is not None and now - born >= self._limits.age_s
 
     @contextlib.contextmanager
@@ -160,7 +160,7 @@ class HttpListener:
 
     def _accept(self, bound: socket.socket) -> None:
         # Called by the selector, not awaited: a cancelled task would lose its result.
-        crowd = _Crowd(self._silent)
+        crowd = _SilentConnections(self._silent)
         for _ in range(_BACKLOG):
             try:
                 connection, address = bound.accept()
@@ -183,8 +183,8 @@ class HttpListener:
                     continue
                 self._dropped.add(silent)
                 _drop(silent)
-            self._greeting[connection] = None
-            self._begin(self._greet(connection, network))
+            self._handshaking[connection] = None
+            self._begin(self._handshake(connection, network))
 
     def _resume(self, bound: socket.socket) -> None:
         if bound in self._sockets:
@@ -193,21 +193,21 @@ class HttpListener:
     def _open(self) -> int:
         """Return the number of connections; the server knows those that have completed their handshake."""
         known = set(self._server.connections)
-        return len(known - self._dropped) + sum(protocol not in known for protocol in self._greeting.values())
+        return len(known - self._dropped) + sum(protocol not in known for protocol in self._handshaking.values())
 
     def _silent(self) -> list[tuple[str, float, Any]]:
         """Return the idle connections: network, idle since, and protocol."""
         now = asyncio.get_running_loop().time()
         found = []
         for protocol in set(self._server.connections) - self._busy - self._released - self._dropped:
-            network, since = self._came.get(protocol, ("", now))
+            network, since = self._arrived.get(protocol, ("", now))
             found.append((network, self._silent_since[protocol] if protocol in self._spoke else since, protocol))
         return found
 
-    async def _greet(self, connection: socket.socket, network: str) -> None:
+    async def _handshake(self, connection: socket.socket, network: str) -> None:
         def protocol() -> Any:
-            made = self._greeting[connection] = self._server()
-            self._came[made] = network, asyncio.get_running_loop().time()
+            made = self._handshaking[connection] = self._server()
+            self._arrived[made] = network, asyncio.get_running_loop().time()
             return made
 
         timeout_s = None if self._context is None else self._limits.head_timeout_s
@@ -222,7 +222,7 @@ class HttpListener:
         except (OSError, ssl.SSLError, TimeoutError):
             connection.close()  # the handshake is invalid, or too slow
         finally:
-            del self._greeting[connection]
+            del self._handshaking[connection]
 
     # ── the silent ───────────────────────────────────────────────────────────────────────────────────
 
@@ -236,9 +236,11 @@ class HttpListener:
             self._spoke &= live
             self._released &= live
             self._dropped &= live
-            known = live.union(self._greeting.values())
-            self._came = {protocol: came for protocol, came in self._came.items() if protocol in known}
-            self._born = {protocol: born for protocol, born in self._born.items() if protocol in live}
+            known = live.union(self._handshaking.values())
+            self._arrived = {protocol: came for protocol, came in self._arrived.items() if protocol in known}
+            self._first_request_at = {
+                protocol: born for protocol, born in self._first_request_at.items() if protocol in live
+            }
             self._silent_since = {protocol: self._silent_since.get(protocol, now) for protocol in live}
             for protocol, since in self._silent_since.items():
                 allowed = limits.idle_timeout_s if protocol in self._spoke else limits.head_timeout_s
@@ -247,7 +249,7 @@ class HttpListener:
                     _drop(protocol)
 
 
-class _Crowd:
+class _SilentConnections:
     """
     The silent connections while all places are taken, and the choice of the one that a new connection replaces.
 

@@ -55,7 +55,7 @@ _SHUTDOWN_S = 0.5
 """How long connections may take to close, after the grace period of their requests."""
 
 
-class _NotTheirs(logging.Filter):
+class _ClientDataFilter(logging.Filter):
     """Keeps client data out of the log: an invalid head is the client's error, and may have credentials."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -64,7 +64,7 @@ class _NotTheirs(logging.Filter):
 
 
 _log = logging.getLogger("quiver.receiver.http")
-_log.addFilter(_NotTheirs())
+_log.addFilter(_ClientDataFilter())
 
 
 class _Body:
@@ -87,8 +87,8 @@ class _Reply:
         code = _RPC_CODES[status]
         # It may repeat a header, in which invalid UTF-8 appears as lone surrogates.
         message = message.encode("utf-8", "replace").decode()
-        told = json.dumps({"code": code, "message": message}).encode() if self._json else encode_status(code, message)
-        response = self._response(status, told)
+        answer = json.dumps({"code": code, "message": message}).encode() if self._json else encode_status(code, message)
+        response = self._response(status, answer)
         if retry_after_s is not None:
             response.headers["Retry-After"] = str(math.ceil(retry_after_s))
         return response
@@ -214,9 +214,9 @@ class OtlpHttpReceiver(PortReceiver):
     def _exporter(self, signal: str) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def export(request: web.Request) -> web.Response:
             reply = _Reply(request)
-            if not self._let_in(request):
+            if not self._is_authorized(request):
                 self._observer.count("quiver.receiver.unauthorized_total", protocol="http")
-                return self._stranger(reply)
+                return self._unauthorized(reply)
             if self.is_stopping or self._handling >= self.settings.requests_waiting_max:
                 return _closing(reply.refusal(503, "busy or shutting down", retry_after_s=_BUSY_RETRY_S))
             self._in_hand += 1
@@ -236,12 +236,12 @@ class OtlpHttpReceiver(PortReceiver):
 
         return export
 
-    def _let_in(self, request: web.Request) -> bool:
+    def _is_authorized(self, request: web.Request) -> bool:
         if self._authenticator is None:
             return True
         return self._authenticator.check(request.headers.getall("Authorization", ()))
 
-    def _stranger(self, reply: _Reply) -> web.Response:
+    def _unauthorized(self, reply: _Reply) -> web.Response:
         response = reply.refusal(401, "the authorization header is missing or unknown")
         if self._authenticator is not None:
             response.headers["WWW-Authenticate"] = self._authenticator.challenge

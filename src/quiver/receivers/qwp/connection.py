@@ -60,7 +60,7 @@ class Host(Protocol):
     pool: ThreadPoolExecutor
     receiving_bytes: int
 
-    def let_in(self, authorization: list[str]) -> bool:
+    def is_authorized(self, authorization: list[str]) -> bool:
         """Return whether these headers have a known credential."""
 
     @property
@@ -102,18 +102,18 @@ class QwpConnection(asyncio.Protocol):
         self._tables: dict[str, int] = {}  # stored, and not yet confirmed
         self._undurable: dict[str, int] = {}
         self._undurable_since: float | None = None
-        self._told_durable = -1
+        self._confirmed_durable = -1
         self._is_durable = False
         self._refused_at: float | None = None
         self._closing_since: float | None = None
         self._broken = False
         self._is_deaf = False
         now = asyncio.get_running_loop().time()
-        self._born = self._heard = self._message_at = now
+        self._opened_at = self._heard = self._message_at = now
         self._asked_at: float | None = None
         self._proof_asked_at: float | None = None  # when another connection asked whether this one is alive
         self._proof_pinged_at = 0.0
-        self._said_goodbye = False
+        self._received_close = False
 
     # ── asyncio's side ───────────────────────────────────────────────────────────────────────────────
 
@@ -133,7 +133,7 @@ class QwpConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Handle the end of the client's data."""
-        self._said_goodbye = True
+        self._received_close = True
         self._websocket.receive_eof()
         self._react()
         return False
@@ -161,7 +161,7 @@ class QwpConnection(asyncio.Protocol):
         client reconnects and sends them again.
         """
         self._broken = True
-        self._said_goodbye = self._said_goodbye and not self._partial_bytes and self._refused_at is None
+        self._received_close = self._received_close and not self._partial_bytes and self._refused_at is None
         if self._client is not None:
             self._client.silence()
         self._host.receiving_bytes -= self._partial_bytes
@@ -171,7 +171,7 @@ class QwpConnection(asyncio.Protocol):
             self._end()
 
     def _end(self) -> None:
-        in_order = self._said_goodbye and not self._waiting
+        in_order = self._received_close and not self._waiting
         self._forget_waiting()
         if self._client is not None:
             self._client.close(in_order=in_order)
@@ -186,7 +186,7 @@ class QwpConnection(asyncio.Protocol):
             elif isinstance(event, Frame):
                 self._frame(event)
         if websocket.close_rcvd is not None:
-            self._said_goodbye = True  # even if the socket fails: many clients close it without waiting for an answer
+            self._received_close = True  # even if the socket fails: many clients close it without waiting for an answer
             if websocket.close_rcvd_then_sent is False and self._client is not None:
                 self._client.knows_all()  # it answers our close frame, so it has received everything before that
         self._write()
@@ -214,7 +214,7 @@ class QwpConnection(asyncio.Protocol):
         host = self._host
         path = request.path.partition("?")[0]
         response: Response
-        if not host.let_in(request.headers.get_all("Authorization")):
+        if not host.is_authorized(request.headers.get_all("Authorization")):
             response = websocket.reject(HTTPStatus.UNAUTHORIZED, "the authorization header is missing or unknown\n")
             response.headers["WWW-Authenticate"] = host.challenge
             host.intake.observer.count("quiver.receiver.unauthorized_total", protocol="qwp")
@@ -321,7 +321,7 @@ class QwpConnection(asyncio.Protocol):
                 self._forget(self._waiting.popleft())
             if self._broken and progress.outcome == "full":
                 return  # the connection is closed, and the client will send it again
-            self._tell(progress)
+            self._send_confirmation(progress)
             if progress.outcome == "unproven":
                 self._host.ask(progress.asked)
             if progress.outcome in {"full", "unproven"}:
@@ -344,7 +344,7 @@ class QwpConnection(asyncio.Protocol):
         while self._waiting:
             self._forget(self._waiting.popleft())
 
-    def _tell(self, progress: Progress) -> None:
+    def _send_confirmation(self, progress: Progress) -> None:
         client = self._client
         if self._broken or self._websocket.state is not OPEN or client is None:
             return
@@ -352,7 +352,7 @@ class QwpConnection(asyncio.Protocol):
             self._tables[table] = max(transaction, self._tables.get(table, transaction))
         if progress.confirmed - 1 > self._sequence:
             self._sequence = progress.confirmed - 1
-            client.told(durable=self._is_durable)
+            client.record_confirmation(durable=self._is_durable)
             self._ping(client)
             self._websocket.send_binary(encode_ok(Ok(self._sequence, self._tables)))
             if self._is_durable:
@@ -424,14 +424,16 @@ class QwpConnection(asyncio.Protocol):
     def made_durable(self, through: int) -> None:
         """Report to the client what has become durable."""
         covered = {table for table, newest in self._undurable.items() if newest <= through}
-        if self._websocket.state is not OPEN or not (covered or (self._undurable and through > self._told_durable)):
+        if self._websocket.state is not OPEN or not (
+            covered or (self._undurable and through > self._confirmed_durable)
+        ):
             return
-        told = {table: min(newest, through) for table, newest in self._undurable.items()}
+        durable = {table: min(newest, through) for table, newest in self._undurable.items()}
         if self._client is not None:
-            self._client.told_durable(through)
+            self._client.record_durable(through)
             self._ping(self._client)
-        self._websocket.send_binary(encode_durable_ack(DurableAck(told)))
-        self._told_durable = through
+        self._websocket.send_binary(encode_durable_ack(DurableAck(durable)))
+        self._confirmed_durable = through
         self._undurable = {table: newest for table, newest in self._undurable.items() if table not in covered}
         self._undurable_since = asyncio.get_running_loop().time() if self._undurable else None
         self._write()
@@ -454,7 +456,11 @@ class QwpConnection(asyncio.Protocol):
             self.leave(_NORMAL, "nothing is read after a refusal")
         elif idle is not None and quiet and now - self._message_at > idle:
             self.leave(_GOING_AWAY, "idle")
-        elif age is not None and now - self._born > age and (quiet or (grace and now - self._born > age + grace)):
+        elif (
+            age is not None
+            and now - self._opened_at > age
+            and (quiet or (grace and now - self._opened_at > age + grace))
+        ):
             self.leave(_GOING_AWAY, "the connection has reached its maximum age")
         elif self._asked_at is not None and now - self._asked_at > keepalive.ping_timeout_s:
             self._fail(_GOING_AWAY, "no answer to a ping")

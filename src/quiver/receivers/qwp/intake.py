@@ -291,7 +291,7 @@ class QwpClient:
 
     # ── what the client knows ────────────────────────────────────────────────────────────────────────
 
-    def told(self, *, durable: bool = False) -> None:
+    def record_confirmation(self, *, durable: bool = False) -> None:
         """Record that a confirmation is about to be sent. With *durable*, the client keeps its rows for now."""
         life = self._life
         if life is not None:
@@ -299,29 +299,29 @@ class QwpClient:
             if durable:
                 self._undurable.append((self._tables_confirmed, self._sequence))
             else:
-                life.told = self._tables_confirmed
+                life.released = self._tables_confirmed
 
-    def told_durable(self, through: int) -> None:
+    def record_durable(self, through: int) -> None:
         """Record that the durability of everything up to the number *through* is about to be confirmed."""
         while self._undurable and self._undurable[0][1] <= through:
             count, _ = self._undurable.popleft()
             if self._life is not None:
-                self._life.told = count
+                self._life.released = count
 
     def ping(self) -> bytes | None:
         """Return the payload of a ping to send right before a confirmation; None if too many pings are unanswered."""
         if self._life is None or len(self._pings) >= _PINGS_MAX:
             return None
         self._ping_number += 1
-        self._pings.append((self._ping_number, self._intake.clock.monotonic(), self._life.told))
+        self._pings.append((self._ping_number, self._intake.clock.monotonic(), self._life.released))
         return _PING.pack(self._ping_number)
 
     def pong(self, said: bytes) -> None:
         """Record the client's answer to the ping with the payload *said*, and with it to all earlier ones."""
         number = _PING.unpack(said)[0] if len(said) == _PING.size else 0
         while self._life is not None and self._pings and self._pings[0][0] <= number:
-            _, at, told = self._pings.popleft()
-            self._life.alive_at, self._life.known = at, told
+            _, at, released = self._pings.popleft()
+            self._life.alive_at, self._life.known = at, released
 
     def is_alive(self) -> None:
         """Record that the client is alive now, as far as is known."""
@@ -331,7 +331,7 @@ class QwpClient:
     def knows_all(self) -> None:
         """Record that the client has received all confirmations."""
         if self._life is not None:
-            self._life.known = self._life.told
+            self._life.known = self._life.released
 
     # ── storing ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -478,7 +478,7 @@ class QwpClient:
         digest = opened.digest = opened.digest or table_digest(batch)
         stamped = is_stamped(batch)
         if self._replaying:
-            known = replay.recognise(life, digest, stamped=stamped)
+            known = replay.recognize(life, digest, stamped=stamped)
             if known is not None:
                 self._intake.awaited(known)
                 self._intake.observer.count("quiver.receiver.repeated_tables_total", protocol="qwp")

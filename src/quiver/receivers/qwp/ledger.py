@@ -114,7 +114,7 @@ class ReplayLedger:
             except (sqlite3.DatabaseError, OSError) as error:
                 self._report("quiver.receiver.replay_ledger_set_aside", path, error)
                 with contextlib.suppress(sqlite3.Error, OSError):
-                    _set_aside(path)
+                    _quarantine(path)
                     return _connect(path)
                 break
         return _connect(":memory:")
@@ -179,7 +179,7 @@ class ReplayLedger:
 
         return self._run(recover, (0, -1))
 
-    def hear_of(self, sequence: int) -> None:
+    def record_sequence(self, sequence: int) -> None:
         """Record that tables up to *sequence* need not be searched for in the log."""
         self._run(lambda database: database.execute("UPDATE facts SET sequence = max(sequence, ?)", (sequence,)), None)
 
@@ -188,9 +188,9 @@ class ReplayLedger:
         row = (life, sender, _EVERYTHING, _EVERYTHING, -1.0)
         self._run(lambda database: database.execute("INSERT INTO lives VALUES (?, ?, ?, ?, ?, NULL)", row), None)
 
-    def end_life(self, life: int, *, confirmed: int, told: int, alive_at: float, ended_ns: int) -> None:
+    def end_life(self, life: int, *, confirmed: int, released: int, alive_at: float, ended_ns: int) -> None:
         """Record that *life* gets no more answers. From now on its tables may be recognized as repeated."""
-        row = (confirmed, told, alive_at, ended_ns, life)
+        row = (confirmed, released, alive_at, ended_ns, life)
         self._run(
             lambda database: database.execute(
                 "UPDATE lives SET confirmed = ?, told = ?, alive_at = ?, ended_ns = ? WHERE life = ?", row
@@ -198,7 +198,7 @@ class ReplayLedger:
             None,
         )
         # A confirmed row without a timestamp is never treated as a repetition.
-        self._forget("life = ? AND position < ? AND NOT stamped", life, told)
+        self._forget("life = ? AND position < ? AND NOT stamped", life, released)
 
     def drop_life(self, life: int) -> None:
         """Forget a connection: its client knows that everything is stored."""
@@ -228,7 +228,7 @@ class ReplayLedger:
     def add_unclaimed(self, life: int, tables: Iterable[Stored], *, ended_ns: int) -> None:
         """Record tables of an unknown sender, as those of a closed connection."""
         self.open_life(life, b"")
-        self.end_life(life, confirmed=0, told=0, alive_at=-1.0, ended_ns=ended_ns)
+        self.end_life(life, confirmed=0, released=0, alive_at=-1.0, ended_ns=ended_ns)
         for position, stored in enumerate(tables):
             self.add(life, position, stored)
 
@@ -298,7 +298,7 @@ def _check_version(database: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(f"version {version} of the file; this release supports {_VERSION}")
 
 
-def _set_aside(path: str) -> None:
+def _quarantine(path: str) -> None:
     for ending in ("-wal", ""):
         with contextlib.suppress(FileNotFoundError):
             REAL_FILES.rename(path + ending, f"{path}{ending}.damaged")

@@ -29,7 +29,7 @@ __all__ = ["QwpReceiver", "QwpSettings"]
 
 _TICK_S = 0.1
 _HANDSHAKE_IDLE_S = 3600.0
-_GOODBYE_S = 1.0
+_CLOSE_TIMEOUT_S = 1.0
 """How long a stopped receiver waits for clients to read their last answers."""
 
 
@@ -83,7 +83,7 @@ class QwpReceiver(PortReceiver):
         """The value of `WWW-Authenticate`."""
         return "" if self._authenticator is None else self._authenticator.challenge
 
-    def let_in(self, authorization: list[str]) -> bool:
+    def is_authorized(self, authorization: list[str]) -> bool:
         """Return whether these headers have a known credential."""
         return self._authenticator is None or self._authenticator.check(authorization)
 
@@ -150,7 +150,7 @@ class QwpReceiver(PortReceiver):
         self._closing = asyncio.Event()
         if self._connections:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), _GOODBYE_S)
+                await asyncio.wait_for(self._closing.wait(), _CLOSE_TIMEOUT_S)
         for one in list(self._connections):
             one.abort()
         await asyncio.sleep(0)

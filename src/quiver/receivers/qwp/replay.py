@@ -96,14 +96,25 @@ class Life:
         count: the number of tables stored so far.
         nbytes: their size.
         confirmed: how many of them were confirmed to the client as stored.
-        told: how many of them the client was told to forget: fewer, if it waits for durability.
-        known: how many of them the client has verifiably been told to forget.
+        released: how many of them the client may forget: fewer, if it waits for durability.
+        known: how many of them the client verifiably knows to be released.
         is_over: whether the connection gets no more answers, though its tables may still be stored.
     """
 
     __slots__ = (
-        "alive_at", "confirmed", "count", "is_over", "is_replaced", "known", "marks", "nbytes", "number", "opened_at",
-        "sender", "storing", "told",
+        "alive_at",
+        "confirmed",
+        "count",
+        "is_over",
+        "is_replaced",
+        "known",
+        "marks",
+        "nbytes",
+        "number",
+        "opened_at",
+        "released",
+        "sender",
+        "storing",
     )  # fmt: skip
 
     def __init__(self, number: int, sender: bytes, opened_at: float) -> None:
@@ -114,7 +125,7 @@ class Life:
         self.count = 0
         self.nbytes = 0
         self.confirmed = 0
-        self.told = 0
+        self.released = 0
         self.known = 0
         self.is_over = False
         self.is_replaced = False
@@ -198,7 +209,7 @@ class ReplayIndex:
         """Close the file. Idempotent. All stored tables below *next_sequence* have been recorded here."""
         with self._changed:
             self._settle()
-            self._ledger.hear_of(next_sequence - 1)
+            self._ledger.record_sequence(next_sequence - 1)
             self._ledger.close()
 
     # ---- connections
@@ -226,7 +237,7 @@ class ReplayIndex:
 
     # ---- tables
 
-    def recognise(self, life: Life, digest: bytes, *, stamped: bool) -> int | None:
+    def recognize(self, life: Life, digest: bytes, *, stamped: bool) -> int | None:
         """
         Return the number of the stored table that the next one of *life* repeats: from now on it belongs to *life*.
         Returns None for a new table.
@@ -303,7 +314,7 @@ class ReplayIndex:
 
     def _ended(self, life: Life, now_ns: int) -> None:
         self._ledger.end_life(
-            life.number, confirmed=life.confirmed, told=life.told, alive_at=life.alive_at, ended_ns=now_ns
+            life.number, confirmed=life.confirmed, released=life.released, alive_at=life.alive_at, ended_ns=now_ns
         )
 
     def _closed(self, life: Life, *, in_order: bool) -> None:
