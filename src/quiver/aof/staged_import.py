@@ -187,7 +187,7 @@ class StagedImport:
             step.appended = True
         self._flush(_PATIENCE_S)
         self._places[step.path] = (step.place.part, step.place.index + step.place.count)
-        self._let_go()
+        self._unlock()
         self._appended += step.place.count
         self._observer.count("aof_sink_records_total", step.place.count)
 
@@ -206,18 +206,18 @@ class StagedImport:
             replace_file(self._staged.fs, step.path, data)
         except OSError:
             # The new name may exist although its sync failed. Only if it does not, the step has not begun.
-            if not self._reads(step.path, data):
-                self._let_go()
+            if not self._file_is(step.path, data):
+                self._unlock()
             raise
         step.noted = True
 
-    def _reads(self, path: str, data: bytes) -> bool:
+    def _file_is(self, path: str, data: bytes) -> bool:
         try:
             return self._staged.fs.read_all(path, size_max=NOTE_BYTES_MAX) == data
         except FileNotFoundError:
             return False
 
-    def _let_go(self) -> None:
+    def _unlock(self) -> None:
         self._step = None
         self._tail.release()
 

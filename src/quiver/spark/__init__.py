@@ -1,33 +1,33 @@
 """
-Spark reads what a store holds, as one of its subscribers, processes it, exports it, and writes into stores.
+The adapter between Spark and the logs: data sources and sinks, processors, and exporters that run as queries.
 
 ::
 
     store directory ─▶ segments.py ─▶ subscription.py ─▶ partitions.py ─▶ read_partition.py ─▶ Spark
-    (sealed files)     what is there   where the query    who reads what   Arrow, cast, in
-                                       stands, acks                        the tasks
+    (sealed files)     which files     position of       which task       Arrow, cast, in
+                       exist           the query, acks   reads what       the tasks
 
 ===================  =============================================================================================
 module               purpose
 ===================  =============================================================================================
-`aof/`               The format `quiver-aof`: an AOF2 log as a Spark source and sink
-`exporters/`         Exporters that run as Spark queries
-`processors/`        Processors: functions from a frame to a frame, and what happens to a bundle that one fails on
-`questdb/`           The format `questdb`, and the exporter to QuestDB
-`store/`             The format `quiver`: a store as a Spark source and sink
-`topics/`            The format `quiver-topic`: topics as a Spark source and sink, and the exporter to a topic
-`spark_session.py`   a session that works on a fresh machine
-`bundle_query.py`    how every exporter's query is started and stopped
-`checkpoints.py`     a query's checkpoint: copied beside it, restored, checked
-`cast.py`            any Arrow type → one Spark takes (pure)
+`aof/`               the format `quiver-aof`: an AOF2 log as a Spark source and sink
+`exporters/`         exporters that run as Spark queries
+`processors/`        functions from a frame to a frame, and the treatment of bundles that they fail on
+`questdb/`           the format `questdb`, and the exporter to QuestDB
+`store/`             the format `quiver`: a store as a Spark source and sink
+`topics/`            the format `quiver-topic`: topics as a Spark source and sink, and the exporter to a topic
 `log_source.py`      the shell of every format that reads: data source, batch reader, streaming reader
 `log_sink.py`        the shell of every format that writes to a log: batch and streaming writer
-`formats.py`         all formats, and `register`
-`table_options.py`   the options of a catalog table, kept in its schema
-`bundles.py`         `map_bundles`: whole bundles in tasks
+`formats.py`         the formats that `register` adds to Spark
+`table_options.py`   the options of a catalog table, stored in its schema
+`spark_session.py`   a session that works on a fresh machine
+`bundle_query.py`    start and stop of an exporter's query
+`checkpoints.py`     a query's checkpoint: copied while it runs, restored, checked
+`cast.py`            any Arrow type → a type that Spark has (pure)
+`bundles.py`         `map_bundles`: complete bundles in tasks
 `tables.py`          a batch of descriptors → a frame for each signal
 `otlp_rows.py`       rows of a view → OTLP requests again (pure)
-`java.py`            Find a Java that Spark 4 runs on, or say in one sentence what to install
+`java.py`            finds a Java that Spark 4 runs on
 ===================  =============================================================================================
 
 Importing this package starts no JVM::

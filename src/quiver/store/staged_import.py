@@ -1,17 +1,17 @@
 """
-Segments that Spark sinks staged and committed become segments of the store. Only the store's owner does this.
+Import the segments that Spark sinks staged and committed. Only the store's owner does this.
 
 ::
 
-    1  tasks write and sync       incoming/<writer>/<batch>-…/….qseg    nobody sees them
+    1  tasks write and sync       incoming/<writer>/<batch>-…/….qseg    not visible
     2  the sink's driver commits  incoming/<writer>/<batch>.commit      durable: from here on the batch counts
     3  the owner renames each     → segments/<next number>.qseg         visible, in order
     4  the owner syncs segments/, then the staging directory
     5  the owner removes empty staging directories and all but the writer's last commit
 
-The owner is whoever holds the lock of the directory: a store that is open in any process does it with its maintenance,
-and where none is open the sink does it itself. A crash between 3 and 4 can leave a file under both names, which are one
-file: the staged name goes, the segment stays. Doing it all again changes nothing.
+The owner holds the lock of the directory. A store that is open in any process imports during its maintenance; if none
+is open, the sink imports. A crash between 3 and 4 can leave a file under both names, which are one file: the staged
+name is removed, the segment stays. Repeating the import changes nothing.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def writer_commits(fs: FileSystem, directory: str) -> list[int]:
 
 def awaits_import(fs: FileSystem, root: str, *, writer: str | None = None) -> bool:
     """
-    Say whether something that a sink committed, any or one *writer*, is no segment yet. What is damaged never will be,
-    and is not meant.
+    Return whether committed batches, of all writers or of one, are not imported yet.
+
+    Damaged commits are ignored: they will never be imported.
     """
     incoming = f"{root}/{INCOMING_DIR}"
     if not fs.exists(incoming):
@@ -63,7 +64,7 @@ def awaits_import(fs: FileSystem, root: str, *, writer: str | None = None) -> bo
     for one in fs.list_dir(incoming) if writer is None else (writer,):
         directory = f"{incoming}/{one}"
         for batch in writer_commits(fs, directory):
-            # Its commit goes when it has been taken over.
+            # The import removes the commit, perhaps at this moment.
             with contextlib.suppress(CorruptionError, FileNotFoundError):
                 commit = read_note(fs, f"{directory}/{commit_name(batch)}", COMMITS.decode)
                 if any(fs.exists(f"{directory}/{part}") for part in commit.parts):
@@ -73,11 +74,12 @@ def awaits_import(fs: FileSystem, root: str, *, writer: str | None = None) -> bo
 
 def first_free_segment(fs: FileSystem, root: str) -> int:
     """
-    Return a number above every segment that the directory or anybody's progress speaks of. For whoever holds the
-    directory's lock and has no store open.
+    Return a number above all segments in the directory, in the drop ledger and in the progress of subscribers.
+
+    The caller must hold the directory's lock, with no store open.
 
     Raises:
-        CorruptionError: the floor, the drop ledger or a progress file is not what was written: open the store first.
+        CorruptionError: the number floor, the drop ledger or a progress file is damaged: open the store first.
     """
     store = StoreFiles(fs, root)
     highest = max([*store.segments(), *store.quarantined(), *(entry.seq for entry in store.drops())], default=-1)
@@ -91,13 +93,13 @@ def first_free_segment(fs: FileSystem, root: str) -> int:
 
 class StagedImport:
     """
-    Takes over what sinks committed. One for each time that the directory's lock is held; not thread-safe.
+    Imports committed batches. Create one each time the directory's lock is taken. Not thread-safe.
 
     Args:
         fs: the file system.
         root: the store's directory, whose lock the caller holds.
-        next_segment: gives a number that no segment has had, above all that anybody can read; None for not now.
-        on_imported: told of each segment that became one, durably, in the order of their numbers.
+        next_segment: returns an unused number above all visible segments; None if there is none now.
+        on_imported: called with each imported segment, which is durable, in the order of their numbers.
     """
 
     def __init__(
@@ -114,17 +116,19 @@ class StagedImport:
         self._next_segment = next_segment
         self._on_imported = on_imported
         self._done: dict[str, int] = {}
-        """Of each writer the last batch that is taken over, durably."""
+        """The last batch of each writer that is imported, durably."""
         self._inodes: frozenset[int] | None = None
-        """Of the segments that were there at first: one may be a staged file under its second name."""
+        """Inodes of the segments at the start: one may be a staged file under its second name."""
 
     def import_all(self) -> int:
         """
-        Take over all that is committed; how many segments came. Durable on return. One look when nothing is there.
+        Import everything that is committed. Return how many segments that added. Durable on return.
+
+        Costs one call when nothing was ever staged.
 
         Raises:
-            CorruptionError: a commit or a staged segment is not what was written. What other writers committed is taken
-            over. OSError: the disk refused; call again.
+            CorruptionError: a commit or a staged segment is damaged. The batches of other writers are imported.
+            OSError: the disk refused; call again.
         """
         if not self._fs.exists(self._incoming):
             return 0
@@ -159,24 +163,24 @@ class StagedImport:
         return imported
 
     def _import_part(self, staged: str) -> bool | None:
-        """Give one staged file its number; False when it has one, None when there is no number to be had now."""
+        """Give one staged file its number. Return False if it has one, and None if there is no number now."""
         fs = self._fs
         if not fs.exists(staged):
             return False
         if self._inodes is None:
             self._inodes = frozenset(self._found_inodes())
         if fs.stat(staged).inode in self._inodes:
-            # A power cut took back that the staged name went. The segment's own name was synced before.
+            # A power cut undid the removal of the staged name. The segment's own name was synced before.
             fs.sync_dir(self._segments)
             remove_durably(fs, [staged])
             return False
-        read_info(fs, staged)  # is it whole? Before it has a name that readers trust.
+        read_info(fs, staged)  # is it complete? Checked before readers can see it
         number = self._next_segment()
         if number is None:
             return None
         path = f"{self._segments}/{segment_name(number)}"
         fs.rename(staged, path)
-        # The new name first: after a crash between the two the file has both names, never none.
+        # The new name first: after a crash in between, the file has both names, never none.
         fs.sync_dir(self._segments)
         fs.sync_dir(staged.rpartition("/")[0])
         self._on_imported(read_info(fs, path))
@@ -189,11 +193,11 @@ class StagedImport:
                     yield self._fs.stat(f"{self._segments}/{name}").inode
 
     def _tidy(self, directory: str, batches: list[int]) -> None:
-        """Remove what is done: all commits but the last, and whatever was staged for batches up to that one."""
+        """Remove all commits except the last, and everything that was staged for batches up to that one."""
         fs = self._fs
         old = (name for name in fs.list_dir(directory) if (parse_part_directory(name) or 0) <= batches[-1])
         remove_staged(fs, directory, old)
-        # These before the commits: without its commit a staged segment is one that was never committed.
+        # Before the commits: a staged segment without its commit would count as never committed.
         fs.sync_dir(directory)
         is_once = directory.rpartition("/")[2].startswith(ONCE_PREFIX)
         remove_durably(fs, [f"{directory}/{commit_name(batch)}" for batch in (batches if is_once else batches[:-1])])
@@ -204,11 +208,11 @@ class StagedImport:
 
 class OpenStoreImport:
     """
-    The same in a store that is open: its numbers, its catalog, its subscribers.
+    Imports batches into a store that is open: uses its numbers, catalog and subscribers.
 
     Args:
         parts: the store.
-        cleanup: learns how old each segment is.
+        cleanup: records the age of each segment.
     """
 
     def __init__(self, parts: Parts, cleanup: Cleanup) -> None:
@@ -222,8 +226,9 @@ class OpenStoreImport:
 
     def import_all(self, may_take: Callable[[], bool]) -> int:
         """
-        Take over what sinks committed, as long as *may_take* says; how many segments came. What is damaged stays where
-        it is, and is reported.
+        Import committed batches while *may_take* returns True. Return how many segments that added.
+
+        Damaged batches stay where they are, and are reported.
 
         Raises:
             OSError: the disk refused; call again.
@@ -244,7 +249,7 @@ class OpenStoreImport:
         sealing = self._parts.sealing
         with self._parts.lock:
             if sealing.pending is not None:
-                # Its number is lower and its file not there yet: whoever reads by number would pass it over.
+                # Its number is lower and its file does not exist yet: readers in order of numbers would skip it.
                 return None
             number = sealing.next_seq
             sealing.next_seq = number + 1

@@ -1,18 +1,18 @@
 """
-Messages that Spark sinks staged and committed become messages of their topics. Only the directory's owner does this.
+Import the messages that Spark sinks staged and committed. Only the directory's owner does this.
 
 ::
 
-    1  tasks write and sync       .incoming/<writer>/<batch>-…/….part   nobody reads them
+    1  tasks write and sync       .incoming/<writer>/<batch>-…/….part   not visible
     2  the sink's driver commits  .incoming/<writer>/<batch>.commit     durable: from here on the batch counts
-    3  the owner notes            .incoming/<writer>/<batch>.begun      from which offset on each topic may have them
+    3  the owner writes           .incoming/<writer>/<batch>.begun      from which offset each topic may have them
     4  the owner appends each message, named after writer, batch, part and place, and syncs the logs
     5  the owner renames          <batch>.commit → <batch>.done         durable: it is not appended again
     6  the owner removes what was staged, the note, and all but the writer's last `done`
 
-The owner is whoever holds the lock of the directory: a `TopicStore` that is open in any process does it when it opens,
-with its upkeep, and when it closes. A crash between 3 and 5 leaves some messages of the batch in the log, after a power
-loss perhaps with holes between them: the log is read from the noted offsets on, and what is not there is appended.
+The owner holds the lock of the directory. A `TopicStore` that is open in any process imports when it opens, during its
+maintenance, and when it closes. A crash between 3 and 5 leaves some messages of the batch in the log; after a power
+loss there may be gaps between them. Then the owner reads the log from the noted offsets, and appends what is missing.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class StagedImport:
 
     Args:
         fs: the file system.
-        root: of the topics.
-        topic: opens a topic's log.
-        observer: where counts and events go.
+        root: the directory of the topics.
+        topic: opens the log of a topic.
+        observer: receives counts and events.
     """
 
     def __init__(self, fs: FileSystem, root: str, *, topic: Callable[[str], TopicEngine], observer: Observer) -> None:
@@ -132,7 +132,7 @@ def _chunks(
         for offset, start, end in places:
             found = decode_staged(data[start + FRAME_HEADER_BYTES : end])
             if isinstance(found, Damage) or offset != index:
-                reason = found.reason if isinstance(found, Damage) else f"message {offset} where {index} belongs"
+                reason = found.reason if isinstance(found, Damage) else f"message {offset} instead of {index}"
                 raise CorruptionError(path, position + start, reason)
             name = message_name(commit, number, index)
             chunk.append((name, found.payload, found.time_ms, named_tail(found.tail, name)))

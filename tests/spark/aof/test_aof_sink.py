@@ -97,7 +97,7 @@ def test_from_log_to_log(spark, tmp_path):
         ({"payload": "string"}, {"paht": "x"}, "did you mean path"),
         ({"payload": "string"}, {"quite": "x"}, "known are path, log"),
         ({"payload": "string"}, {"path": ""}, "needs the directory of a log"),
-        ({"payload": "string"}, {"log": "../x"}, "cannot be called"),
+        ({"payload": "string"}, {"log": "../x"}, "cannot be named"),
         ({"payload": "string"}, {"path": "/"}, "needs the directory of a log"),
         ({"payload": "bigint"}, {}, "bigint where binary or string"),
         ({"value": "string"}, {}, "column value is not a column of a record"),

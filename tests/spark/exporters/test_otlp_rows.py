@@ -110,7 +110,7 @@ def test_other_rows_are_refused():
     batch = pa.record_batch({"service": ["a"], "count": [1]})
     assert not is_view(batch.schema, "logs")
     assert not is_view(batch.schema, "errors")
-    with pytest.raises(UsageError, match="no column count, service in that view"):
+    with pytest.raises(UsageError, match="the view has no column count, service"):
         request_of_rows(batch, "logs")
     with pytest.raises(UsageError, match="these rows are not spans"):
         request_of_rows(pa.record_batch({"trace_id": ["no hex"]}), "spans")

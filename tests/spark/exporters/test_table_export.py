@@ -114,7 +114,7 @@ def test_a_store_again(spark, store, tmp_path):
     assert sorted(row[0] for row in seen) == [0, 1, 2]
     assert again.option("view", "spans").load(str(target)).count() == 10
     assert sum(bundle[30].num_rows for _, bundle in quiver.read(target).bundles() if 30 in bundle.slots) == 10
-    with pytest.raises(UsageError, match="say which slot it belongs in"):
+    with pytest.raises(UsageError, match="set the slot for it"):
         batches(spark, store, QuiverSinkSettings(str(tmp_path / "third")), chain)
 
 

@@ -73,7 +73,7 @@ def test_rows_as_json(spark, store, tmp_path):
     ("given", "says"),
     [
         (("", "a/b"), "topics must name"),
-        (("t", "a"), "topic: 'a' is no topic"),
+        (("t", "a"), "topic: 'a' is not a topic"),
         (("t", "a/b", "xml"), "otlp or json"),
         (("t", "a/b", "otlp", None, "sqlite:///m.db"), "needs objects, too"),
     ],

@@ -123,7 +123,7 @@ def test_what_cannot_be_is_refused(columns, options, says):
     [
         ({"payload": None, "topic": ORDERS}, "payload is null"),
         ({"payload": "x", "topic": None}, "topic is null"),
-        ({"payload": "x", "topic": "a"}, "'a' is no topic"),
+        ({"payload": "x", "topic": "a"}, "'a' is not a topic"),
         ({"payload": "x" * 2000, "topic": ORDERS}, "maxMessageSize"),
         ({"payload": "x", "topic": ORDERS, "attributes": [("k", None)]}, "none of them null"),
     ],

@@ -1,15 +1,15 @@
 r"""
-What a Spark sink leaves for the owner of a log. Bytes and names only.
+The files that a Spark sink leaves for the owner of a log. Pure: bytes and names only.
 
 ::
 
     incoming/<writer>/<batch>-<partition>-<attempt>/00000.part   staged: record entries, written and synced by a task
-    incoming/<writer>/<batch>.commit                             the batch counts, with the parts that it names
+    incoming/<writer>/<batch>.commit                             the batch is committed, with these parts
     incoming/<writer>/<batch>.begun                              some of its records may be in the log
     incoming/<writer>/<batch>.done                               all of them are
 
-A part is a row of record entries as a segment has them (`record.py`), one behind the other and nothing else; their
-timestamps are zero, because a record's time is that of its append. Notes are those of `primitives/batch_notes.py`.
+A part is a sequence of record entries as in a segment (`record.py`), and nothing else. Their timestamps are zero,
+because a record's time is that of its append. `primitives/batch_notes.py` defines the notes.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class StagedPart(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class BatchStep:
     """
-    What the owner appends next, noted before it does.
+    The records that the owner appends next, noted before it does.
 
     Attributes:
-        part, index: the first record of it: whatever is before that place is in the log.
-        count: records of it; 0 where nothing was begun.
-        log_records: how many records the log had then. Nobody else appends until the step is durable, so what it has
-            more after a crash is of this step.
+        part, index: the first record of the step. All earlier ones are in the log.
+        count: the number of records; 0 if no step had begun.
+        log_records: how many records the log had before. No one else appends until the step is durable, so any more
+            records after a crash belong to this step.
     """
 
     part: int

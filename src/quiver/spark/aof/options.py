@@ -22,7 +22,7 @@ option                      default    meaning
 ==========================  =========  ====================================================================
 
 Spark stores positions as JSON text and compares the text, so the keys have a fixed order. `bytes` counts from the
-beginning of the log. It tells a reader whether the next record directly follows the last one that it read, even after
+beginning of the log. It shows a reader whether the next record directly follows the last one that it read, even after
 the segment of that record was removed::
 
     {"v": 1, "log": "1700000000000000000", "record_id": 12884901952, "bytes": 40312}
@@ -123,7 +123,7 @@ def _columns(text: str | None) -> tuple[str, ...]:
     names = tuple(word.strip() for word in text.split(","))
     for name in names:
         if name not in AOF_COLUMNS or names.count(name) > 1:
-            raise UsageError(f"columns: {name!r} is unknown or repeated; the columns are {', '.join(AOF_COLUMNS)}")
+            raise UsageError(f"columns: no column {name!r}, or it is repeated; known are {', '.join(AOF_COLUMNS)}")
     return names
 
 

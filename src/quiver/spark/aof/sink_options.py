@@ -70,7 +70,7 @@ def parse_aof_sink_options(options: Mapping[str, str]) -> AofSinkOptions:
         path = f"{path}/{given['log']}"
     name = given.get("log") or path.rpartition("/")[2]
     if not is_stream_name(name):
-        raise UsageError(f"a log cannot be called {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
+        raise UsageError(f"a log cannot be named {name!r}: use up to 64 of A-Z a-z 0-9 _ - and dots inside")
     size_max = bytes_option(given, "maxRecordSize", _RECORD_BYTES_DEFAULT)
     if size_max > _RECORD_BYTES_MAX:
         raise UsageError(f"maxRecordSize: {size_max} bytes do not fit into a segment")

@@ -1,4 +1,4 @@
-"""What an exporter on Spark delivered, and which kind of failure an error of Spark is."""
+"""Measure how much an exporter on Spark delivered, and classify its failures."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = ["Exported", "Observed", "exported_parts", "failure_type"]
 _log = logging.getLogger("quiver")
 
 OBSERVED_S = 5.0
-"""Spark has the figures of a write when the write returns. A data source that read nothing of the frame never has."""
+"""Spark has the figures when a write returns. It never has them if the data source read nothing of the frame."""
 
 MEASURED_EVERY = 16
-"""Of so many rows one is measured: to go through all that is nested takes as long as writing it."""
+"""One row in this many is measured: measuring all nested values takes as long as writing them."""
 _ROW = "_quiver_row"
 
 _WIDTHS = {"boolean": 1, "byte": 1, "short": 2, "integer": 4, "float": 4, "date": 4}
 _WIDTH = 8
-"""Of any other: long, double, timestamp, decimal."""
+"""The width of other types: long, double, timestamp, decimal."""
 
 _NAME = re.compile(r"(?:[A-Za-z_$][\w$]*\.)*([A-Za-z_$][\w$]*)(?=:|$)")
 
@@ -61,17 +61,17 @@ _TYPES: tuple[tuple[FailureType, re.Pattern[str]], ...] = (
         ),
     ),
 )
-"""What the error is called → what failed."""
+"""Names of errors → the kind of failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
     """
-    What was delivered of one batch.
+    The amount that was delivered of one batch.
 
     Attributes:
-        rows: as they were written, of all tables.
-        size_bytes: of the files or messages; where a sink does not say, of the values, estimated from some of the rows.
+        rows: written rows of all tables.
+        size_bytes: of the files or messages. If a sink does not report it: of the values, estimated from a sample.
     """
 
     rows: int = 0
@@ -82,12 +82,12 @@ class Exported:
 
 
 def exported_parts(parts: Iterable[Part]) -> Exported:
-    """Return how much is in *parts*."""
+    """Return the total amount of *parts*."""
     return sum((Exported(part.rows, part.size_bytes) for part in parts), start=Exported())
 
 
 def failure_type(text: str) -> FailureType:
-    """Return what failed, of an error that `quiver.spark.exporters.spark_errors.describe_error` described."""
+    """Return the kind of failure of an error that `quiver.spark.exporters.spark_errors.describe_error` described."""
     if "No space left on device" in text:
         return "storage"
     name = _NAME.match(text)
@@ -98,7 +98,7 @@ def failure_type(text: str) -> FailureType:
 
 class Observed:
     """
-    A frame that is written once, and how much was written then: for sinks that do not say it. `frame` is what to write.
+    Measures how much of a frame is written, for sinks that do not report it. Write `frame` once.
 
     Args:
         frame: the table.
@@ -111,7 +111,7 @@ class Observed:
         self._observation: Observation = Observation()
         size = _sum(_size(column_named(field.name), field.dataType) for field in frame.schema.fields)
         is_measured = f.col(_ROW) % MEASURED_EVERY == 0
-        numbered = frame.withColumn(_ROW, f.monotonically_increasing_id())  # of each partition from a multiple of it on
+        numbered = frame.withColumn(_ROW, f.monotonically_increasing_id())  # each partition starts at a large multiple
         observed = numbered.observe(
             self._observation,
             f.count(f.lit(1)).alias("rows"),
@@ -121,7 +121,7 @@ class Observed:
         self.frame = observed.drop(_ROW)
 
     def exported(self) -> Exported:
-        """Return what was written. Call it when the write has returned."""
+        """Return the written amount. Call it after the write returned."""
         found: list[Exported] = []
 
         def look() -> Finished:
@@ -129,12 +129,12 @@ class Observed:
             found.append(Exported(row["rows"], (row["bytes"] or 0) * row["rows"] // max(row["measured"], 1)))
             return FINISHED
 
-        # It waits for a write, for ever where there was none.
+        # `get` waits for a write, and forever if there was none.
         worker = Worker(
             "quiver-observed",
             look,
             every=0.0,
-            on_death=lambda died: _log.warning("how much was written is not known: %s", died),
+            on_death=lambda died: _log.warning("the written amount is unknown: %s", died),
             clock=SYSTEM_CLOCK,
             observer=InMemoryObserver(),
         )
@@ -144,7 +144,7 @@ class Observed:
 
 
 def _size(value: Column, kind: DataType) -> Column:
-    """Return the bytes of a value: of a text its own, of a number its width, of what is nested those of all in it."""
+    """Return the size of a value in bytes: the UTF-8 of a string, the width of a number, the sum of nested values."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - in the driver only
     from pyspark.sql import types  # noqa: PLC0415
 

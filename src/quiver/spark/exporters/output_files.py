@@ -1,4 +1,4 @@
-"""A file that a task writes for others to read: who may read it, and when its bytes are on the disk."""
+"""The permissions and durability of a file that a task writes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ __all__ = ["begin_file", "synced_bytes"]
 
 def begin_file(path: str, mode: int | None) -> None:
     """
-    Make the empty file *path* with permission bits *mode*, so that nobody else reads what is written into it. Without a
-    mode do nothing: whoever opens it makes it, as the umask says.
+    Create the empty file *path* with permission bits *mode*, so that no other user can read it while it is written.
+
+    Without a mode do nothing: the writer creates the file with the umask of the process.
     """
     if mode is not None:
         file = REAL_FILES.create_or_truncate(path, mode=mode)
         try:
-            file.set_mode(mode)  # the umask may have taken bits away
+            file.set_mode(mode)  # the umask may have removed bits
         finally:
             file.close()
 
@@ -24,7 +25,7 @@ def synced_bytes(path: str) -> int:
     """
     Make the file *path* durable and return its length.
 
-    Call it before its name is reported: a committed name must not stand for bytes that a power cut can take.
+    Call it before its name is reported: a power cut must not destroy the contents of a committed file.
     """
     file = REAL_FILES.open_write(path)
     try:

@@ -1,14 +1,14 @@
 """
 The Parquet exporter: a streaming query in which only descriptors travel.
 
-Tasks open the bundles, decode them and write Parquet with pyarrow, next to where the files will be; the driver
-commits the batch (`parquet_commit.py`). What goes where, below the output directory:
+Tasks open the bundles, decode them and write Parquet with pyarrow, next to the final location of the files. The driver
+commits the batch (`parquet_commit.py`). The output directory has:
 
 ====================  =====================================================
 ``logs/``             a row per log record, of raw OTLP requests and of OTAP tables
 ``spans/``            a row per span
 ``metrics/``          a row per data point
-``slots/<name>/``     every other slot, as it was stored
+``slots/<name>/``     any other slot, as it was stored
 ====================  =====================================================
 """
 
@@ -64,7 +64,7 @@ _RESULT_ARROW = pa.schema(
         ("index", pa.int64()),
     ]
 )
-"""A row per file, and one without a file for each directory that says through which bundle of it the task came."""
+"""A row per file, and for each store directory a row without a file, with the last bundle that the task read of it."""
 
 _ROW_GROUP_BYTES = 32 * 1024 * 1024
 _REQUESTS_BYTES_MAX = 8 * 1024 * 1024
@@ -95,25 +95,26 @@ class _Table:
 
     def flush(self) -> None:
         if self.waiting:
-            # One row group for many small bundles: readers pay per group.
+            # One row group for many small bundles, because each group costs readers time.
             self.writer.write_table(pa.Table.from_batches(self.waiting))
             self.waiting, self.waiting_bytes = [], 0
 
 
 class PartWriter:
     """
-    Runs in a task: descriptors in, synced hidden Parquet files and their names out. Pickles.
+    Runs in a task: takes descriptors, writes and syncs hidden Parquet files, returns their names. Can be pickled.
 
     Args:
         output: the output directory, which the task can reach by this path.
-        prefix: how hidden names of this batch begin.
-        attempt: told apart from any other attempt at the same batch.
-        exported_through: a store's directory → its bundles before this position are passed over: an earlier query
-            exported them.
+        prefix: the prefix of the hidden names of this batch.
+        attempt: identifies this attempt at the batch.
+        exported_through: per store directory, the position before which bundles are skipped: an earlier query exported
+            them.
         compression: of Parquet: zstd, snappy, or none.
         adapter: names the slots.
-        fail_on_data_loss: False passes over what is gone or damaged, with a warning.
-        skip_undecodable: pass over what cannot be decoded, with a warning. Not where a sieve is to see it.
+        fail_on_data_loss: False skips missing or damaged bundles, with a warning.
+        skip_undecodable: skip requests that cannot be decoded, with a warning. False if a `BadBundleFilter` must see
+            them.
         file_mode: permission bits of the files; None leaves them to the umask.
     """
 
@@ -142,10 +143,10 @@ class PartWriter:
 
     def __call__(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """
-        Write the bundles that *descriptors* describe; yield what was written. The files are synced by then.
+        Write the bundles that *descriptors* describe, and yield the synced files.
 
         Raises:
-            DataLossError: a segment is gone.
+            DataLossError: a segment is missing.
             CorruptionError: a segment or a request cannot be read.
         """
         task = _task_name()
@@ -198,7 +199,7 @@ class PartWriter:
 
     def _slot(self, tables: dict[tuple[str, bytes], _Table], task: str, slot: int, batch: pa.RecordBatch) -> None:
         name = f"slots/{self._adapter.slots.get(slot, slot)}"
-        # Parquet has fewer types than Arrow; what it cannot hold goes the way it goes to Spark.
+        # Parquet has fewer types than Arrow. Columns of other types are cast as for Spark.
         if any(_beyond_parquet(column.type) for column in batch.schema):
             batch = conform(batch, spark_schema(batch.schema))
         self._table(tables, task, name, batch.schema).add(batch)
@@ -230,7 +231,7 @@ def _beyond_parquet(kind: pa.DataType) -> bool:
 
 
 def _task_name() -> str:
-    """Return what tells this task attempt from every other of the batch; sorts by partition."""
+    """Return a name that identifies this task attempt within the batch, and sorts by partition."""
     from pyspark import TaskContext  # noqa: PLC0415 - there is a context in tasks only
 
     context = TaskContext.get()
@@ -244,17 +245,18 @@ class ParquetExporter:
     Writes each batch of a `bundles` query as Parquet, exactly once. Pass it to ``foreachBatch``.
 
     Args:
-        store_path: the store the bundles come from.
-        subscriber: as whom the query reads.
-        output: the output directory; created when missing.
+        store_path: the store that the bundles come from.
+        subscriber: the subscriber of the query.
+        output: the output directory; created if missing.
         compression: of Parquet: zstd, snappy, or none.
-        fail_on_data_loss: False passes over what is gone or damaged, with a warning.
-        skip_undecodable: pass over what cannot be decoded, with a warning; as *fail_on_data_loss* has it when None.
+        fail_on_data_loss: False skips missing or damaged bundles, with a warning.
+        skip_undecodable: skip requests that cannot be decoded, with a warning. None means the opposite of
+            *fail_on_data_loss*.
         file_mode: permission bits of the files, such as 0o640; None leaves them to the umask.
-        stats: takes what was delivered.
+        stats: receives the delivered amounts.
 
     Raises:
-        UsageError: an unknown compression, or a mode with which files could not be written.
+        UsageError: the compression is unknown, or files could not be written with this mode.
     """
 
     def __init__(
@@ -286,11 +288,11 @@ class ParquetExporter:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """
-        Export one batch; on return its files are visible and durable. A batch that is replayed is not repeated.
+        Export one batch. On return its files are visible and durable. A replayed batch is not exported again.
 
         Raises:
-            CorruptionError: a commit record or a bundle is not what was written.
-            OSError: the disk refused; the query fails and goes on from here when it is started again.
+            CorruptionError: a commit record or a bundle is damaged.
+            OSError: the disk refused. The query fails, and continues with this batch when it is restarted.
         """
         spark = batch.sparkSession
         query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
@@ -298,10 +300,10 @@ class ParquetExporter:
 
     def export(self, batch: DataFrame, batch_id: int, *, query_id: str) -> tuple[str, ...]:
         """
-        Export one batch of the query *query_id*; return the files it became, relative to the output.
+        Export one batch of the query *query_id*. Return its files, relative to the output.
 
         Raises:
-            CorruptionError: a commit record or a bundle is not what was written.
+            CorruptionError: a commit record or a bundle is damaged.
             OSError: the disk refused.
         """
         self._stores = store_identities(REAL_FILES, self._store_path)
@@ -328,21 +330,21 @@ class ParquetExporter:
         return files
 
     def _delivered(self, rows: Sequence[Row]) -> None:
-        if self._stats is not None and rows:  # none: an earlier query exported all of it
+        if self._stats is not None and rows:  # no rows: an earlier query exported them
             exported = exported_parts(_parts(rows))
             self._stats.delivered(exported.rows, exported.size_bytes)
 
     def export_one(self, spark: SparkSession, bundle: pa.Table, name: str) -> None:
         """
-        Export one bundle by itself, once, also behind what was exported before.
+        Export one bundle individually, exactly once, even if later bundles were exported before.
 
         Args:
-            spark: where it runs.
-            bundle: the row for it: path, segment, index.
+            spark: the session for the job.
+            bundle: its descriptor: path, segment, index.
             name: `quiver.spark.exporters.parquet_commit.individual_id` of the bundle.
 
         Raises:
-            CorruptionError: a commit record or the bundle is not what was written.
+            CorruptionError: a commit record or the bundle is damaged.
             OSError: the disk refused.
         """
         self._stores = store_identities(REAL_FILES, self._store_path)
@@ -357,7 +359,7 @@ class ParquetExporter:
         """Do nothing: there are no processors here."""
 
     def exported_individually(self, names: AbstractSet[str]) -> set[str]:
-        """Return under which of *names* a bundle was exported by itself."""
+        """Return those of *names* under which a bundle was exported individually."""
         return committed_apart(REAL_FILES, self._output, names)
 
     def _written(self, batch: DataFrame, prefix: str, exported_through: Mapping[str, BundleRef]) -> list[Row]:
@@ -406,16 +408,16 @@ def run_exporter(
     around: Callable[[ExportBatch], ExportBatch] | None = None,
 ) -> StreamingQuery:
     """
-    Start exporting a store to Parquet, as *subscriber*; return the running query.
+    Start a query that exports a store to Parquet, as *subscriber*.
 
     Args:
-        spark: a session, such as `quiver.spark.session()` gives.
-        store_path: the store's directory; it may be in use by its writer.
-        subscriber: one live query each. A new one starts at the earliest bundle.
+        spark: a session, such as that of `quiver.spark.session()`.
+        store_path: the store's directory; a writer may have it open.
+        subscriber: at most one live query each. A new one starts at the earliest bundle.
         output: directory of the Parquet files.
-        checkpoint: directory of the query's own notes. Keep it: without it the query still exports nothing twice,
-            but numbers its batches anew.
-        trigger: as `DataStreamWriter.trigger` takes it: ``{"processingTime": "500 milliseconds"}``, units in full
+        checkpoint: the directory of the query's checkpoint. Keep it: without it the query still exports nothing twice,
+            but numbers its batches from 0 again.
+        trigger: as for `DataStreamWriter.trigger`: ``{"processingTime": "500 milliseconds"}``, units in full
             (default: 1 second), or ``{"availableNow": True}``.
         options: more options of the source: limits per trigger, failOnDataLoss, startingOffsets.
         compression: of Parquet: zstd, snappy, or none.
@@ -435,7 +437,7 @@ def run_exporter(
         output,
         compression=compression,
         fail_on_data_loss=fail_on_data_loss,
-        # What the policy of a sieve is for is not passed over here.
+        # With a filter, its policy decides what happens to bundles that cannot be decoded.
         skip_undecodable=not fail_on_data_loss and around is None,
         file_mode=file_mode,
     )

@@ -1,5 +1,5 @@
 """
-How a batch of files becomes visible: whole files, exactly once, right for any reader at every moment.
+Make a batch of files visible: complete files, exactly once, correct for every reader at every moment.
 
 ::
 
@@ -9,13 +9,13 @@ How a batch of files becomes visible: whole files, exactly once, right for any r
     4  each part is renamed to <out>/logs/<query>-<batch>-<n>.parquet, within its directory
     5  the directories are synced
 
-A crash before 3 leaves hidden files, which the next run removes before it writes the batch again. A crash after
-3 is rolled forward: the record says what is still to be renamed. No step can show a row twice, because a batch
-with a record is never written again. What a job wrote that failed goes at once: a batch with a bad bundle is written
-again without it, and the query goes on for weeks.
+A crash before 3 leaves hidden files, which the next run removes before it writes the batch again. A crash after 3 is
+rolled forward: the record lists the files that still have to be renamed. No step can show a row twice, because a batch
+with a record is never written again. The files of a failed job are removed immediately: a batch with a bad bundle is
+written again without it, and the query may run for weeks before the next restart.
 
-A record also says through which bundle of which store its batch went. A query that starts over with a new
-checkpoint as the same subscriber takes nothing before that: what was exported stays exported once.
+A record also has the last position of its batch in each store. A query that starts with a new checkpoint as the same
+subscriber skips everything before it, so nothing is exported twice.
 
 A bundle that failed in its batch is exported individually later, as the only batch of a query named `individual_id`.
 Such a committer touches only its own records and files, because the exporter's query may be running at the same time.
@@ -55,11 +55,11 @@ APART_PREFIX = "apart-"
 RECORDS_DIR = "_quiver"
 
 RECORDS_KEPT = 100
-"""Spark replays the last batch only; the rest is for people."""
+"""Spark replays only the last batch; older records help with diagnosis."""
 
 RECORD_VERSION = 2
 _ONE_STORE_VERSION = 1
-"""Such a record names one store and one position."""
+"""A record of this version has one store and one position."""
 _RECORD_BYTES_MAX = 64 * 1024 * 1024
 _QUERY_CHARACTERS = 8
 
@@ -70,10 +70,10 @@ class Part:
     A file that a task wrote and synced under its hidden name.
 
     Attributes:
-        table: directory below the output.
-        name: hidden file name in it.
-        rows: rows in it.
-        size_bytes: its length.
+        table: the directory below the output.
+        name: the hidden file name in it.
+        rows: the number of rows.
+        size_bytes: the size of the file.
     """
 
     table: str
@@ -89,8 +89,8 @@ class ExportRecord:
 
     Attributes:
         batch: Spark's number of the batch.
-        subscriber: as whom the bundles were read.
-        through: identity of a store → every bundle of it before this position is in this batch or an earlier one.
+        subscriber: the subscriber that read the bundles.
+        through: per store identity, the position before which every bundle is in this batch or an earlier one.
         files: (part, final name) in order.
     """
 
@@ -118,10 +118,10 @@ class ExportRecord:
     @classmethod
     def decode(cls, data: bytes, path: str) -> ExportRecord:
         """
-        Read a record back.
+        Decode a record.
 
         Raises:
-            CorruptionError: these are not the bytes that were written, or a newer version's.
+            CorruptionError: the record is damaged, or has a newer version.
         """
         try:
             value = json.loads(data)
@@ -146,29 +146,29 @@ class ExportRecord:
 
 def individual_id(subscriber: str, bundle: str) -> str:
     """
-    Return as which query a bundle is exported by itself. The same whenever it is, and no other bundle's.
+    Return the query name under which a bundle is exported individually: always the same, and unique to the bundle.
 
     Args:
         subscriber: the exporter.
-        bundle: which one, of all stores: identity of the store, segment and index.
+        bundle: identity of its store, segment and index.
     """
     return f"{APART_PREFIX}{hashlib.sha256(f'{subscriber}/{bundle}'.encode()).hexdigest()[:32]}"
 
 
 def committed_apart(fs: FileSystem, output: str, names: AbstractSet[str]) -> set[str]:
-    """Return under which of *names* a bundle was exported into *output* by itself."""
+    """Return those of *names* under which a bundle was exported to *output* individually."""
     root = f"{output}/{RECORDS_DIR}"
     queries = fs.list_dir(root) if fs.exists(root) else ()
     return {name for name in queries if name in names and fs.exists(f"{root}/{name}/{0:010}.json")}
 
 
 def part_prefix(query_id: str, batch: int) -> str:
-    """Return how the hidden names of a batch's parts begin."""
+    """Return the prefix of the hidden names of a batch's parts."""
     return f".{_short(query_id)}-{batch:010}-"
 
 
 def _short(query_id: str) -> str:
-    # Of Spark's ids a few characters tell the few queries of one directory apart; bundles can be many.
+    # A few characters of Spark's ids distinguish the few queries of a directory. Bundles can be many.
     return query_id if query_id.startswith(APART_PREFIX) else query_id[:_QUERY_CHARACTERS]
 
 
@@ -178,12 +178,12 @@ class ExportCommitter:
 
     Args:
         fs: the file system.
-        output: the output directory; created when missing.
-        query_id: Spark's id of the query, the same over restarts from one checkpoint.
+        output: the output directory; created if missing.
+        query_id: Spark's id of the query, which stays the same over restarts from one checkpoint.
         stores: identities of the stores: one, or one for each core.
-        subscriber: as whom the query reads.
-        suffix: how the final names end.
-        file_mode: permission bits of the records, which name the files; None: readable by everybody.
+        subscriber: the subscriber of the query.
+        suffix: the suffix of the final names.
+        file_mode: permission bits of the records, which name the files; None makes them readable by all users.
     """
 
     def __init__(
@@ -206,14 +206,14 @@ class ExportCommitter:
         self._subscriber = subscriber
         self._records = f"{output}/{RECORDS_DIR}/{query_id}"
         self.exported_through: dict[str, BundleRef] = {}
-        """Of a store every bundle before its position was committed by an earlier query of the same subscriber."""
+        """Per store, the position before which an earlier query of the same subscriber committed every bundle."""
 
     def recover(self) -> None:
         """
-        Finish what was committed and remove what was not. Once, before the first batch; durable on return.
+        Finish committed batches and remove uncommitted files. Call it once, before the first batch. Durable on return.
 
         Raises:
-            CorruptionError: a commit record is not what was written.
+            CorruptionError: a commit record is damaged.
         """
         self._fs.make_dirs(self._records)
         root = f"{self._output}/{RECORDS_DIR}"
@@ -224,7 +224,7 @@ class ExportCommitter:
         queries = [self._query_id]
         for query_id in self._fs.list_dir(root):
             if query_id.startswith(APART_PREFIX):
-                continue  # who exports a bundle by itself finishes what was committed, and says nothing of others
+                continue  # a committer of an individual bundle finishes its own batch only
             records = self._own_records(f"{root}/{query_id}")
             for record in records:
                 self.roll_forward(record)
@@ -260,7 +260,7 @@ class ExportCommitter:
         try:
             return self._fs.list_dir(f"{self._output}/{table}")
         except NotADirectoryError:
-            return []  # a file of somebody else's
+            return []  # not a file of ours
 
     def _tables(self) -> list[str]:
         tables = []
@@ -273,10 +273,10 @@ class ExportCommitter:
 
     def is_committed(self, batch: int) -> bool:
         """
-        Say whether *batch* has its record; then its files are in place, durably, on return.
+        Return whether *batch* has its record. If so, its files are in place, durably, on return.
 
         Raises:
-            CorruptionError: the record is not what was written.
+            CorruptionError: the record is damaged.
         """
         path = self._record_path(batch)
         if not self._fs.exists(path):
@@ -286,22 +286,19 @@ class ExportCommitter:
 
     @contextlib.contextmanager
     def writing(self, batch: int) -> Iterator[None]:
-        """
-        Inside, tasks write the parts of *batch*, which is not committed. Where that fails, what they wrote is removed:
-        it is written anew, or never.
-        """
+        """Enclose the writing of the parts of *batch*. If it fails, remove them: they are written again, or never."""
         try:
             yield
         except BaseException:
-            with contextlib.suppress(OSError):  # `recover` removes it, too; what failed is more important
+            with contextlib.suppress(OSError):  # `recover` removes them, too, and the first error matters more
                 self._remove_leftovers((part_prefix(self._query_id, batch),))
             raise
 
     def commit(self, batch: int, parts: Iterable[Part], through: Mapping[str, BundleRef]) -> tuple[str, ...]:
         """
-        Make the *parts* of *batch* visible, all of them, also across a crash. Durable on return.
+        Make all *parts* of *batch* visible, even if a crash interrupts this. Durable on return.
 
-        *parts* are synced; their names need not be. Without parts nothing is written.
+        The *parts* must be synced; their names need not be. Nothing is written if there are no parts.
 
         Returns:
             The final paths, relative to the output directory.
@@ -315,7 +312,7 @@ class ExportCommitter:
             return ()
         named = tuple((part, f"{prefix}{number}{self._suffix}") for number, part in enumerate(ordered))
         record = ExportRecord(batch, self._subscriber, dict(sorted(through.items())), named)
-        # The record speaks of the parts by name: after a power cut the names must be there, too.
+        # The record names the parts, so the names must survive a power cut, too.
         for table in _tables_of(record):
             self._fs.sync_dir(f"{self._output}/{table}")
         replace_file(self._fs, self._record_path(batch), record.encode(), mode=self._record_mode)
@@ -324,7 +321,7 @@ class ExportCommitter:
         return tuple(f"{part.table}/{name}" for part, name in named)
 
     def roll_forward(self, record: ExportRecord) -> None:
-        """Give each part of *record* its final name. Does nothing where that was done. Durable on return."""
+        """Give each part of *record* its final name, unless it has it already. Durable on return."""
         moved = []
         for part, name in record.files:
             source = f"{self._output}/{part.table}/{part.name}"
@@ -340,7 +337,7 @@ class ExportCommitter:
             remove_durably(self._fs, [f"{self._records}/{old:010}.json"])
 
     def _forget(self, directory: str, batches: Sequence[int]) -> None:
-        """Remove the records of *batches* that nobody will ask for. Losing this to a crash costs nothing."""
+        """Remove the records of *batches* that are no longer needed. Repeating this after a crash is harmless."""
         oldest = max(batches, default=0) - RECORDS_KEPT
         remove_durably(self._fs, [f"{directory}/{batch:010}.json" for batch in batches if batch <= oldest])
 

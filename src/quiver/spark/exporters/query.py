@@ -1,11 +1,11 @@
 """
-A streaming query that takes what a store holds through processors to an exporter, as one subscriber.
+A streaming query that passes the data of a store through processors to an exporter, as one subscriber.
 
 ::
 
     bundles (descriptors) ─▶ spark/tables.py ─▶ processors/ ─▶ exporters/tables.py
                              a frame      each a function  each batch once,
-                             a signal     of a frame       where that can be
+                             per signal   of a frame       if possible
 
 Only descriptors cross from the source to the batch; rows are decoded in the tasks that process them.
 """
@@ -39,22 +39,23 @@ __all__ = ["BATCH_BUNDLES_MAX", "TableBatches", "start_export"]
 
 BATCH_BUNDLES_MAX = 2048
 """
-Of a batch that goes through processors to an exporter which sets bundles aside. So many can be told apart by
-`quiver.spark.processors.bisect`, also when one in fifty is bad; a backlog in one batch could not.
+The size of a batch for an exporter with processors and a `BadBundleFilter`. `quiver.spark.processors.bisect` can
+search that many bundles even if one in fifty is bad. It could not search a backlog in one batch.
 """
 
 
 class TableBatches:
     """
-    Takes each batch of a `bundles` query through a chain of processors to an exporter. Pass it to ``foreachBatch``.
+    Passes each batch of a `bundles` query through processors to an exporter. Pass it to ``foreachBatch``.
 
     Args:
         store_path: the store that the bundles come from.
-        exporter: where they go.
+        exporter: the destination.
         chain: the processors, in order.
-        fail_on_data_loss: False passes over what is gone or damaged, with a warning.
-        skip_undecodable: pass over what cannot be decoded, with a warning; as *fail_on_data_loss* has it when None.
-        stats: takes what was delivered.
+        fail_on_data_loss: False skips missing or damaged bundles, with a warning.
+        skip_undecodable: skip requests that cannot be decoded, with a warning. None means the opposite of
+            *fail_on_data_loss*.
+        stats: receives the delivered amounts.
     """
 
     def __init__(
@@ -76,11 +77,11 @@ class TableBatches:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """
-        Export one batch. What the exporter has already is not computed again.
+        Export one batch, unless the exporter already has it.
 
         Raises:
-            CorruptionError: a bundle, or what the exporter noted, is not what was written.
-            OSError: the disk refused; the query fails and goes on from here when it is started again.
+            CorruptionError: a bundle, or a record of the exporter, is damaged.
+            OSError: the disk refused. The query fails, and continues with this batch when it is restarted.
         """
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         self.export(batch, batch_id, query=query)
@@ -90,7 +91,7 @@ class TableBatches:
         Export one batch of *query*.
 
         Raises:
-            CorruptionError: a bundle, or what the exporter noted, is not what was written.
+            CorruptionError: a bundle, or a record of the exporter, is damaged.
             OSError: the disk refused.
         """
         identities = store_identities(REAL_FILES, self._store_path)
@@ -114,11 +115,8 @@ class TableBatches:
     def _processed(
         self, spark: SparkSession, descriptors: Descriptors, views: AbstractSet[str] = frozenset()
     ) -> dict[str, DataFrame]:
-        """
-        Return what the processors make of the bundles, and of *views* without rows where these have nothing of
-        them.
-        """
-        # A batch that happens to have no spans is none that a query over logs and spans cannot work on.
+        """Return the result of the processors on the bundles. They also get *views* that have no rows."""
+        # A query over logs and spans must also work on a batch that has no spans.
         joined = [step.reads for step in self._chain if isinstance(step, SqlSettings) and len(step.reads) > 1]
         there = views | descriptors.views if joined else views
         also = frozenset(views).union(*(reads for reads in joined if not there.isdisjoint(reads)))
@@ -131,37 +129,37 @@ class TableBatches:
 
     def probe(self, spark: SparkSession, bundles: pa.Table, *, views: AbstractSet[str]) -> None:
         """
-        Compute what the processors make of *bundles*, and export nothing.
+        Run the processors on *bundles*, and export nothing.
 
         Args:
-            spark: where it runs.
-            bundles: a row for each: path, segment, index, slots. There may be none.
-            views: the tables that the processors are given in any case, those of the whole batch.
+            spark: the session for the job.
+            bundles: their descriptors: path, segment, index, slots. There may be none.
+            views: the tables that the processors always get, which are those of the complete batch.
 
         Raises:
-            Exception: whatever a processor raises.
+            Exception: any error of a processor.
         """
         for frame in self._processed(spark, Descriptors(bundles), views).values():
             frame.write.format("noop").mode("overwrite").save()
 
     def export_one(self, spark: SparkSession, bundle: pa.Table, name: str) -> None:
         """
-        Export one bundle by itself, also behind what was exported before. As exactly once as a batch is.
+        Export one bundle individually, even if later bundles were exported before. Gives the same guarantee as a batch.
 
         Args:
-            spark: where it runs.
-            bundle: the row for it.
+            spark: the session for the job.
+            bundle: its descriptor.
             name: `quiver.spark.exporters.parquet_commit.individual_id` of the bundle.
 
         Raises:
-            Exception: whatever a processor or the exporter raises.
+            Exception: any error of a processor or the exporter.
         """
         which = BatchOf(name, 0, tuple(store_identities(REAL_FILES, self._store_path).values()))
         if not self._exporter.has(which):
             self._deliver(self._processed(spark, Descriptors(bundle)), which)
 
     def exported_individually(self, names: AbstractSet[str]) -> set[str]:
-        """Return under which of *names* a bundle was exported by itself."""
+        """Return those of *names* under which a bundle was exported individually."""
         return self._exporter.exported_individually(names)
 
 
@@ -179,18 +177,18 @@ def start_export(
     around: Callable[[ExportBatch], ExportBatch] | None = None,
 ) -> StreamingQuery:
     """
-    Start exporting a store, as *subscriber*; return the running query.
+    Start a query that exports a store, as *subscriber*.
 
     Args:
-        spark: a session, such as `quiver.spark.session()` gives.
-        store_path: the store's directory, with cores or without; it may be in use by its writer.
-        subscriber: one live query each. A new one starts at the earliest bundle.
-        exporter: where the tables go, or the settings of one of ours.
-        checkpoint: directory of the query's own notes.
-        chain: processors between the two, in order.
-        trigger: as `DataStreamWriter.trigger` takes it (default: 1 second), or ``{"availableNow": True}``.
-        options: more options of the source: limits per trigger (`BATCH_BUNDLES_MAX` with *chain* and *around* where
-            they do not say it), failOnDataLoss, startingOffsets.
+        spark: a session, such as that of `quiver.spark.session()`.
+        store_path: the store's directory, with one core or several; a writer may have it open.
+        subscriber: at most one live query each. A new one starts at the earliest bundle.
+        exporter: the destination of the tables, or the settings of a built-in exporter.
+        checkpoint: the directory of the query's checkpoint.
+        chain: the processors, in order.
+        trigger: as for `DataStreamWriter.trigger` (default: 1 second), or ``{"availableNow": True}``.
+        options: more options of the source: limits per trigger (default with *chain* and *around*:
+            `BATCH_BUNDLES_MAX`), failOnDataLoss, startingOffsets.
         query_name: shown in logs and reports.
         around: wraps the export of a batch, such as `quiver.spark.processors.bad_bundle_filter.BadBundleFilter`.
             Without it, a bundle that cannot be decoded fails the query.
@@ -209,7 +207,7 @@ def start_export(
         exporter,
         chain=chain,
         fail_on_data_loss=fail_on_data_loss,
-        # What the policy of a sieve is for is not passed over here.
+        # With a filter, its policy decides what happens to bundles that cannot be decoded.
         skip_undecodable=not fail_on_data_loss and around is None,
     )
     return start_bundle_query(

@@ -1,11 +1,11 @@
 """
-What each exporter on Spark is told. Frozen, checked when made, without Spark.
+The settings of the exporters on Spark. Frozen, validated on creation, without Spark.
 
 =======================  ===================================================================================
-`ConsoleSettings`        rows printed
+`ConsoleSettings`        printed rows
 `FileSettings`           JSON lines, or OTLP/JSON as OpenTelemetry's file exporter writes it: each batch once
-`SparkSinkSettings`      any format Spark can write, with its options
-`QuiverSinkSettings`     processed data in a store again
+`SparkSinkSettings`      any format that Spark can write, with its options
+`QuiverSinkSettings`     processed data, in another store
 =======================  ===================================================================================
 """
 
@@ -38,24 +38,24 @@ FileFormat = Literal["jsonl", "otlp"]
 FileCompression = Literal["none", "gzip", "zstd"]
 
 OPTION_NAMES = ("table", "batch", "query")
-"""What may stand in braces in an option of a Spark sink: the table, the number of the batch, the id of the query."""
+"""Placeholders in options of a Spark sink: the table, the number of the batch, the id of the query."""
 
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
 
 
 def check_file_mode(mode: int | None) -> None:
     """
-    Return when files can have the permission bits *mode*, or it is None.
+    Check the permission bits *mode* of files; None is valid.
 
     Raises:
-        SettingsError: it is out of range, or lacks what the exporter itself needs.
+        SettingsError: the mode is out of range, or the exporter itself could not use such files.
     """
     if mode is not None and (mode & ~0o666 or mode & 0o600 != 0o600):
         raise SettingsError(f"file_mode must be 0600 to 0666, without bits to execute, not {mode:04o}")
 
 
 def directory_mode(file_mode: int | None) -> int:
-    """Return the permission bits of new directories for files of *file_mode*: whoever may read those may enter."""
+    """Return the permission bits of new directories: users that may read files of *file_mode* may enter them."""
     return 0o755 if file_mode is None else file_mode | (file_mode & 0o444) >> 2
 
 
@@ -65,9 +65,9 @@ class ConsoleSettings:
     Prints rows, table by table.
 
     Attributes:
-        rows_max: of each table in a batch; how many there were in all is said.
-        truncate: characters shown of a value; 0 shows all.
-        format: `table` or `jsonl`, one object a line.
+        rows_max: maximum rows of each table in a batch; the total is printed, too.
+        truncate: maximum characters of a value; 0 means no limit.
+        format: `table` or `jsonl`, one object per line.
 
     Raises:
         SettingsError: out of range.
@@ -89,16 +89,16 @@ class ConsoleSettings:
 @dataclass(frozen=True, slots=True)
 class FileSettings:
     """
-    Files below a directory, whole and each batch exactly once; what goes where is `<path>/<table>/`.
+    Complete files in `<path>/<table>/`, each batch exactly once.
 
     Attributes:
         path: the directory.
-        format: `jsonl`, one row a line; `otlp`, one export request a line, as OpenTelemetry's file exporter has it.
+        format: `jsonl`, one row per line; `otlp`, one export request per line, like OpenTelemetry's file exporter.
         compression: of the files.
         file_mode: permission bits of the files, such as 0o640; None leaves them to the umask of the process.
 
     Raises:
-        SettingsError: a word that is none of those, or a mode with which the files could not be written.
+        SettingsError: a value is unknown, or the files could not be written with this mode.
     """
 
     path: str
@@ -121,23 +121,23 @@ class FileSettings:
 @dataclass(frozen=True, slots=True)
 class SparkSinkSettings:
     """
-    Any format that Spark can write, with whatever jars it needs: kafka, delta, jdbc, csv, …
+    Any format that Spark can write, with the jars that it needs: kafka, delta, jdbc, csv, …
 
-    ``{table}``, ``{batch}`` and ``{query}`` in an option become the table, the number of the batch and the id of the
-    query: a format that remembers batches (Delta: ``txnAppId``, ``txnVersion``) then writes each once. Without that a
-    batch that is tried again is written again.
+    ``{table}``, ``{batch}`` and ``{query}`` in an option are replaced by the table, the number of the batch and the id
+    of the query: with them, a format that records batches (Delta: ``txnAppId``, ``txnVersion``) writes each once.
+    Otherwise a repeated batch is written again.
 
     Attributes:
-        format: Spark's name of it.
-        options: handed to it.
-        path: where to, for formats that have a path; may hold the same placeholders.
-        mode: append, or overwrite: what a batch writes replaces what is there, so path and options must name a place
-            of its own for each query, batch and table: numbers of batches begin at 0 again with a new checkpoint, and
-            a bundle that is exported by itself is batch 0 of a query that it is alone in.
-        tables: which are written; all when empty.
+        format: its name in Spark.
+        options: passed to it.
+        path: the destination, for formats that have a path; may contain the same placeholders.
+        mode: append or overwrite. With overwrite a batch replaces existing data, so path and options must be
+            different for each query, batch and table: batch numbers start at 0 again with a new checkpoint, and a
+            bundle that is exported individually is batch 0 of its own query.
+        tables: the tables to write; empty means all.
 
     Raises:
-        SettingsError: an unknown placeholder, or overwriting without telling queries, batches and tables apart.
+        SettingsError: a placeholder is unknown, or overwrite is set and queries, batches and tables share a place.
     """
 
     format: str
@@ -156,13 +156,13 @@ class SparkSinkSettings:
             for word in _PLACEHOLDER.findall(str(text)):
                 if word not in OPTION_NAMES:
                     known = ", ".join(f"{{{known}}}" for known in OPTION_NAMES)
-                    raise SettingsError(f"{name}: {{{word}}} is not known; there are {known}")
+                    raise SettingsError(f"{name}: {{{word}}} is unknown; known are {known}")
                 used.add(word)
         apart = ("query", "batch") if len(self.tables) == 1 else ("query", "batch", "table")
         missing = [f"{{{word}}}" for word in apart if word not in used]
         if self.mode == "overwrite" and missing:
             raise SettingsError(
-                f"mode: overwrite without {' and '.join(missing)} in the path would replace what others wrote"
+                f"mode: overwrite without {' and '.join(missing)} in the path would replace the data of others"
             )
         object.__setattr__(self, "options", MappingProxyType({key: str(text) for key, text in self.options.items()}))
 
@@ -179,17 +179,17 @@ class SparkSinkSettings:
 @dataclass(frozen=True, slots=True)
 class QuiverSinkSettings:
     """
-    Processed data buffered again: a store of its own below *path*, each batch in it exactly once.
+    Processed data in another store at *path*, each batch exactly once.
 
-    Logs, spans and metrics become OTLP requests again, so that everything that reads a store reads this one. A table of
-    any other shape (the result of a query) is kept as it is, in *slot*.
+    Logs, spans and metrics become OTLP requests again, so every reader of stores can read them. A table with other
+    columns (the result of a query) is stored as it is, in *slot*.
 
     Attributes:
-        path: the directory of the other store; never the one that is read.
-        slot: for tables of another shape; number or name. Without it such a table is refused.
+        path: the directory of the other store, which must not be the source.
+        slot: the slot for tables with other columns; number or name. Without it such a table is rejected.
 
     Raises:
-        SettingsError: no path.
+        SettingsError: the path is missing.
     """
 
     path: str

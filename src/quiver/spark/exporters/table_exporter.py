@@ -1,4 +1,4 @@
-"""What an exporter of tables is to the batch that it writes."""
+"""The interface of an exporter of tables, and the batch that it writes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Tables = Mapping[str, "DataFrame"]
 @dataclass(frozen=True, slots=True)
 class BatchOf:
     """
-    Which batch of which query, and how far it goes.
+    A batch of a query, and its position in each store.
 
     Attributes:
-        query: Spark's id of the query, the same over restarts from one checkpoint.
+        query: Spark's id of the query, which stays the same over restarts from one checkpoint.
         number: Spark's number of the batch.
-        stores: identities of the stores that are read.
-        through: identity of a store → the position behind the last of its bundles.
+        stores: identities of the source stores.
+        through: per store identity, the position after the last bundle of the batch.
     """
 
     query: str
@@ -38,19 +38,16 @@ class BatchOf:
 
 
 class TableExporter(Protocol):
-    """Where the tables of a batch go."""
+    """The destination of the tables of a batch."""
 
     def has(self, batch: BatchOf) -> bool:
-        """Say whether *batch* is exported already; then it is not to be computed again."""
+        """Return whether *batch* is already exported. Then the caller does not compute it again."""
 
     def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:
-        """
-        Return identity of a store → the position before which another query of the same exporter exported
-        everything.
-        """
+        """Return, per store identity, the position before which another query of this exporter exported all data."""
 
     def exported_individually(self, names: AbstractSet[str]) -> set[str]:
-        """Return those of *names* that are queries of one batch each, number 0, and exported: bundles by themselves."""
+        """Return those of *names* under which a bundle was exported individually, as batch 0 of its own query."""
 
     def export(self, tables: Tables, batch: BatchOf) -> Exported:
-        """Export the tables of *batch*; return how much that was. On return they are where they belong."""
+        """Export the tables of *batch* to their destination, and return the exported amount."""

@@ -1,14 +1,14 @@
 """
-Exporters of tables: where the frames of a batch go after the processors.
+Exporters of tables: the destinations of the frames of a batch after the processors.
 
-Each takes all tables of a batch at once, and says before whether it has that batch already. What a repeated batch does:
+Each takes all tables of a batch in one call, and reports whether it already has a batch. Effects of a repeated batch:
 
 ====================  ==================================================================================
 `ConsoleExporter`     prints again
 `FileExporter`        nothing: files appear once, see `parquet_commit.py`
 `QuiverExporter`      nothing: a store takes a batch once, see `store/staged_import.py`
 `TopicExporter`       nothing: topics take a batch once, see `spark/topics/export.py`
-`FormatExporter`      whatever the format does with what the options tell it: `{query}` and `{batch}`
+`FormatExporter`      depends on the format and the placeholders in its options: `{query}`, `{batch}`
 ====================  ==================================================================================
 """
 
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from quiver.bundle import OTAP, BundleRef
@@ -68,7 +68,7 @@ __all__ = ["ConsoleExporter", "FileExporter", "FormatExporter", "ParquetTables",
 
 
 _TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
-"""Spark's JSON would cut them to milliseconds."""
+"""Spark's JSON would truncate timestamps to milliseconds."""
 
 _REQUEST_ROWS_MAX = 8192
 
@@ -79,9 +79,9 @@ def exporter_of(settings: SparkExporterSettings | ParquetTables, *, subscriber: 
 
 
 class _Forgetful:
-    """Of an exporter that remembers nothing."""
+    """The base of exporters without a record of batches."""
 
-    def has(self, batch: BatchOf) -> bool:  # noqa: ARG002 - it remembers none
+    def has(self, batch: BatchOf) -> bool:  # noqa: ARG002 - no records
         """Return False."""
         return False
 
@@ -102,12 +102,12 @@ class ConsoleExporter(_Forgetful):
         self._out = out
 
     def export(self, tables: Tables, batch: BatchOf) -> Exported:
-        """Print; a batch that is tried again is printed again."""
+        """Print the tables. A repeated batch is printed again."""
         settings = self._settings
         out = self._out if self._out is not None else sys.stdout
         exported = Exported()
         for name, frame in tables.items():
-            # One row more tells whether there are more.
+            # One more row shows whether the table has more than that.
             lines = _lines(frame).limit(settings.rows_max + 1).toArrow().column("line").to_pylist()
             more = "" if len(lines) <= settings.rows_max else f", the first {settings.rows_max} of {frame.count()}"
             shown = lines[: settings.rows_max]
@@ -122,7 +122,7 @@ class ConsoleExporter(_Forgetful):
 
 
 class FormatExporter(_Forgetful):
-    """Hands every table to a format of Spark's."""
+    """Writes every table with a Spark format."""
 
     def __init__(self, settings: SparkSinkSettings) -> None:
         self._settings = settings
@@ -146,7 +146,7 @@ class FormatExporter(_Forgetful):
 
 
 class QuiverExporter:
-    """Puts every table into a store, all of a batch in one commit."""
+    """Writes every table to a store, and commits the tables of a batch together."""
 
     def __init__(self, settings: QuiverSinkSettings) -> None:
         self._settings = settings
@@ -155,15 +155,15 @@ class QuiverExporter:
         self._root = sink_root(REAL_FILES, settings.path)
 
     def has(self, batch: BatchOf) -> bool:
-        """Say whether the store has *batch*."""
+        """Return whether the store has *batch*."""
         return is_committed(REAL_FILES, self._root, writer=batch.query, batch=batch.number)
 
-    def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:  # noqa: ARG002 - kept by batch only
-        """Return nothing: the store knows batches of queries, not where they came from."""
+    def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:  # noqa: ARG002 - stores know batches only
+        """Return nothing: the store knows the batches of queries, not their positions in another store."""
         return {}
 
     def exported_individually(self, names: AbstractSet[str]) -> set[str]:
-        """Return those of *names* that the store has a batch of."""
+        """Return those of *names* that are writers with a batch in the store."""
         directory = f"{self._root}/{INCOMING_DIR}"
         writers = REAL_FILES.list_dir(directory) if REAL_FILES.exists(directory) else ()
         return {name for name in writers if name in names and self.has(BatchOf(name, 0))}
@@ -173,8 +173,8 @@ class QuiverExporter:
         Stage every table in the tasks, and commit them together. Durable on return.
 
         Raises:
-            UsageError: a table is no view, and there is no slot for it.
-            CapacityError: the store has no room: it did not take over the batch before this one.
+            UsageError: a table is not a view, and the settings have no slot.
+            CapacityError: the store has no space: it did not import the previous batch in time.
         """
         await_room(REAL_FILES, self._root, writer=batch.query)
         staged: list[Staged] = []
@@ -192,7 +192,7 @@ class QuiverExporter:
             return replace(base, view=name)
         if self._slot is None:
             raise UsageError(
-                f"table {name} has other columns than the view {name}: say which slot it belongs in, or leave the "
+                f"table {name} has other columns than the view {name}: set the slot for it, or keep the "
                 "columns as they are"
             )
         return replace(base, slot=self._slot)
@@ -206,7 +206,7 @@ class _StageTask:
     batch: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # Counted here: of a view, what is staged are requests.
+        # Counted here, because a view is staged as requests.
         count = 0
 
         def counted() -> Iterator[pa.RecordBatch]:
@@ -233,7 +233,7 @@ class _StageTask:
 @dataclass(frozen=True, slots=True)
 class ParquetTables:
     """
-    Parquet of tables that went through processors; without any, `ParquetExporter` writes what is stored.
+    Parquet of tables after processors. Without processors, `ParquetExporter` writes the stored data directly.
 
     Attributes:
         path: the directory.
@@ -251,7 +251,7 @@ _SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 
 
 class FileExporter:
-    """Files below a directory, one folder for each table, each batch exactly once."""
+    """Writes files to a directory with one folder per table, each batch exactly once."""
 
     def __init__(self, settings: FileSettings | ParquetTables, *, subscriber: str) -> None:
         self._settings = settings
@@ -263,23 +263,23 @@ class FileExporter:
         self._attempts = 0
 
     def has(self, batch: BatchOf) -> bool:
-        """Say whether *batch* has its files; they are in place then, durably."""
+        """Return whether *batch* has its files, durably in place."""
         return self._committer(batch).is_committed(batch.number)
 
     def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:
-        """Return how far earlier queries came: a lost checkpoint writes nothing twice."""
+        """Return the positions of earlier queries, so that nothing is written twice after a checkpoint is lost."""
         return self._committer(batch).exported_through
 
     def exported_individually(self, names: AbstractSet[str]) -> set[str]:
-        """Return those of *names* that have their files."""
+        """Return those of *names* that have files."""
         return committed_apart(REAL_FILES, self._output, names)
 
     def export(self, tables: Tables, batch: BatchOf) -> Exported:
         """
-        Write hidden files in the tasks, and let them appear together. Durable on return.
+        Write hidden files in the tasks, and make them visible together. Durable on return.
 
         Raises:
-            UsageError: a table is no view, and is to become OTLP.
+            UsageError: the format is OTLP, and a table is not a view.
         """
         self._attempts += 1
         committer = self._committer(batch)
@@ -323,7 +323,7 @@ class FileExporter:
 
 @dataclass(frozen=True, kw_only=True)
 class _FileTask:
-    """Runs in a task: rows in, one synced hidden file and its name out; nothing where there are no rows."""
+    """Runs in a task: writes its rows to one synced hidden file, and returns its name. Without rows, does nothing."""
 
     output: str
     table: str
@@ -378,7 +378,7 @@ def _lines(frame: DataFrame) -> DataFrame:
 
 
 def _cut(line: str, length: int) -> str:
-    """Return a row with the texts in it cut to *length*: an object all the same, with all of its columns."""
+    """Return a row, still as an object with all columns, with its strings truncated to *length*."""
     if not length or len(line) <= length:
         return line
     return json.dumps(_short(json.loads(line), length), ensure_ascii=False, separators=(",", ":"))
@@ -401,4 +401,4 @@ _MAKERS: Mapping[type[Any], Callable[[Any, str], TableExporter]] = {
     FileSettings: lambda settings, subscriber: FileExporter(settings, subscriber=subscriber),
     ParquetTables: lambda settings, subscriber: FileExporter(settings, subscriber=subscriber),
 }
-"""Settings → what exports as they say, for a subscriber."""
+"""Settings type → function that makes the exporter, for a subscriber."""

@@ -6,8 +6,8 @@ One frame at a time::
     errors = build(FilterSettings(keep="severity_number >= 17"))
     errors(spark.read.format("quiver").option("path", "buffer/").option("view", "logs").load())
 
-A pipeline has several tables, one for each signal: `process` takes all of them through a chain of processors. One of a
-user's own is any function that takes a frame and returns one::
+A pipeline has several tables, one for each signal: `process` passes all of them through a chain of processors. A custom
+processor is any function that takes a frame and returns one::
 
     def only_checkout(frame):
         return frame.where("resource_attributes['service.name'].string_value = 'checkout'")
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_type
 
 from quiver.errors import UsageError
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
 __all__ = ["FrameFunction", "Step", "UserProcessor", "build", "process"]
 
 FrameFunction = Callable[["DataFrame"], "DataFrame"]
-"""What a processor is: it must be a function of its argument alone, since a batch may be tried again."""
+"""A processor. Its result must depend only on its argument, since a batch may be processed again."""
 
 _RANDOM_BITS = 56
-"""Of a trace id, from the right: those that OpenTelemetry asks to be random."""
+"""The rightmost bits of a trace id, which OpenTelemetry requires to be random."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserProcessor:
     """
-    A user's own processor in a chain.
+    A custom processor in a chain.
 
     Attributes:
         function: takes a frame and returns one.
-        signals: the tables it is for; all when empty.
+        signals: the tables that it processes; empty means all.
     """
 
     function: FrameFunction
@@ -68,17 +68,17 @@ class UserProcessor:
 
 
 Step = ProcessorSettings | UserProcessor | FrameFunction
-"""One link of a chain."""
+"""One step of a chain."""
 
 
 def build(settings: ProcessorSettings) -> FrameFunction:
     """
     Return the processor that *settings* describe, for one frame. Nothing is computed before the frame is used.
 
-    A query runs in the frame's session, in which the view that it names is made anew.
+    A query runs in the frame's session, and replaces the view that it names there.
 
     Raises:
-        UsageError: a query over several views, which needs several frames: see `process`.
+        UsageError: the query reads several views. Use `process`, which takes several frames.
     """
     if isinstance(settings, SqlSettings):
         return _sql(settings)
@@ -93,10 +93,10 @@ def build(settings: ProcessorSettings) -> FrameFunction:
 
 def process(tables: Mapping[str, DataFrame], chain: Sequence[Step]) -> dict[str, DataFrame]:
     """
-    Take *tables* through *chain*, step by step, and return those that come out, by name.
+    Pass *tables* through the steps of *chain*, and return the resulting tables by name.
 
-    A table that a step is not for passes it unchanged. A query over views that are not there is passed over: a batch
-    without spans has no such table.
+    A step leaves tables that it does not process unchanged. A query over missing views is skipped: a batch without
+    spans has no such table.
     """
     now = dict(tables)
     for step in chain:
@@ -145,7 +145,7 @@ def _filter(settings: FilterSettings) -> FrameFunction:
     if settings.keep is not None:
         condition = settings.keep
         return lambda frame: frame.where(condition)
-    # What is unknown is not known to be unwanted.
+    # A null condition keeps the row: it is not known to be unwanted.
     return lambda frame: frame.where(~F.coalesce(F.expr(settings.drop or ""), F.lit(False)))
 
 
@@ -164,9 +164,11 @@ def _attributes(settings: AttributesSettings) -> FrameFunction:
         for scope in settings.apply_to:
             column = ATTRIBUTE_COLUMNS[scope]
             if column not in frame.columns:
-                raise UsageError(f"attributes: the table has no column {column}; there are {', '.join(frame.columns)}")
+                raise UsageError(
+                    f"attributes: the table has no column {column}; its columns are {', '.join(frame.columns)}"
+                )
             for action in settings.actions:
-                # A column for each action: as one expression it would grow with a power of their number.
+                # A column for each action: a single expression would grow exponentially with their number.
                 frame = frame.withColumn(column, _changed(F.col(column), action, settings.hash_salt))
         return frame
 
@@ -203,7 +205,7 @@ def _without(attributes: Column, key: str) -> Column:
 
 def _with(attributes: Column, key: str, value: Column) -> Column:
     entry = F.create_map(F.lit(key), value)
-    # A sender that leaves attributes out has none: the first one makes the map.
+    # Without attributes the map is null; the first one creates it.
     return F.when(attributes.isNull(), entry).otherwise(F.map_concat(_without(attributes, key), entry))
 
 
@@ -245,7 +247,7 @@ def _struct(**values: Column) -> Column:
 
 
 def _sample(settings: SampleSettings) -> FrameFunction:
-    # Consistent with whoever else samples by the last 56 bits: a tenth here is part of a fifth there.
+    # Consistent with other samplers of the last 56 bits: a sample of a tenth is a subset of a sample of a fifth.
     rejected = round((1.0 - settings.ratio) * 2**_RANDOM_BITS)
 
     def apply(frame: DataFrame) -> DataFrame:

@@ -1,9 +1,9 @@
 """
-Values made unreadable in Arrow batches, wherever they are nested. Pure.
+Redact values in Arrow batches, at every level of nesting. Pure.
 
-A struct of the fields of a typed value is one value; the values of maps are judged by their keys, those inside JSON by
-theirs. Patterns are RE2's, which take linear time whatever the text is. Bytes are looked into as the text that they
-are, or else byte by byte; those inside JSON, which has none, where a text is base64.
+A struct with the fields of a typed value is one value. Keys decide about the values of maps, and inside JSON about the
+values of objects. Patterns are RE2, which takes linear time for any text. Bytes are searched as text if they are valid
+UTF-8, or else byte by byte. JSON has no bytes, so base64 strings in it are searched as bytes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _TEXT, _JSON, _BYTES = "string_value", "json_value", "bytes_value"
 
 class Redaction:
     """
-    Replaces values of matching keys, and matching parts of texts. Pickles.
+    Replaces values of matching keys, and matching parts of strings. Can be pickled.
 
     Args:
-        keys: patterns of keys whose values are replaced whole.
-        value_patterns: what is replaced inside texts.
-        replacement: what stands there instead.
-        columns: columns of text in which values are looked for, and fields of that name in structs, such as the names
-            of a span's events; attributes and bodies always are.
+        keys: patterns of keys whose complete values are replaced.
+        value_patterns: patterns of parts to replace in strings.
+        replacement: the text that replaces them.
+        columns: string columns to search, and fields of that name in structs, such as the names of a span's events.
+            Attributes and bodies are always searched.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Redaction:
         self._columns = frozenset(columns)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield each batch, its schema unchanged."""
+        """Yield each batch, redacted, with an unchanged schema."""
         for batch in batches:
             yield self.batch(batch)
 
     def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return *batch* without what must not be read."""
+        """Return *batch*, redacted."""
         columns = self._fields(batch.schema, batch.columns)
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema) if columns else batch
 
@@ -63,14 +63,14 @@ class Redaction:
         ]
 
     def _inside(self, array: pa.Array) -> pa.Array:
-        """Return *array* with every typed value in it, at any depth, made unreadable."""
+        """Return *array* with every typed value in it redacted, at any depth."""
         kind = array.type
         if pa.types.is_map(kind):
             return self._map(array)
         if pa.types.is_struct(kind):
             if tuple(field.name for field in kind) == _TYPED_NAMES:
                 return self._typed(array)
-            # Flattened: what stands below a struct that is null is anything.
+            # Flattened, because the fields of a null struct may have any value.
             children = self._fields(kind, array.flatten())
             return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
         if is_any_list(kind) and _holds_values(kind.value_type):
@@ -99,7 +99,7 @@ class Redaction:
         return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=array.is_null())
 
     def _hide(self, items: pa.Array, hidden: pa.Array) -> pa.Array:
-        """Return *items* with the replacement, or null where a text has no place, at the *hidden* ones."""
+        """Return *items* with the *hidden* ones replaced, or null if the type is not a string."""
         kind = items.type
         if _is_text(kind):
             return pc.if_else(hidden, pa.scalar(self._replacement, kind), items)
@@ -133,19 +133,19 @@ class Redaction:
         return self._text(array) if _is_text(array.type) else self._blob(array)
 
     def _blob(self, array: pa.Array) -> pa.Array:
-        """Return bytes without the matching parts."""
+        """Return bytes with the matching parts replaced."""
         if not self._value_patterns or array.null_count == len(array):
             return array
         try:
             return self._text(array.cast(pa.large_string())).cast(array.type)
         except pa.ArrowInvalid:
-            # A pattern for texts sees characters; in what is none there are only bytes to see.
+            # A pattern matches characters in valid UTF-8, and bytes in anything else.
             as_text = pa.array([blob is not None and _is_utf8(blob) for blob in array.to_pylist()])
             texts = pc.if_else(as_text, array, pa.scalar(None, array.type)).cast(pa.large_string())
             return pc.if_else(as_text, self._text(texts).cast(array.type), self._text(array))
 
     def _look_into_base64(self, texts: dict[str, str]) -> None:
-        """Change those of *texts*, text → what stands there instead, that say bytes with matching parts."""
+        """Add to *texts* (text → replacement) those that are base64 of bytes with matching parts."""
         blobs = {text: blob for text in texts if (blob := _from_base64(text)) is not None}
         if not blobs:
             return
@@ -162,14 +162,14 @@ class Redaction:
         keys: dict[str, bool] = {}
         for one in parsed:
             _collect(one, texts, keys)
-        # All at once: a pattern is tried on a column far faster than on one text after the other.
+        # All together: matching a pattern on a column is much faster than on single strings.
         if texts:
             self._look_into_base64(texts)
             texts = dict(zip(texts, self._text(pa.array(list(texts.values()))).to_pylist(), strict=True))
         if keys and self._keys:
             matches = pc.match_substring_regex(pa.array(list(keys)), self._keys).to_pylist()
             keys = dict(zip(keys, matches, strict=True))
-        # A plain text stays one; in brackets stands what was read from JSON.
+        # A plain string stays a string; values read from JSON are in brackets.
         made = [
             _dumps(self._rewritten(one[0], texts, keys)) if isinstance(one, list) else texts.get(one or "", one)
             for one in parsed
@@ -189,7 +189,7 @@ class Redaction:
 
 
 def text_names(fields: Iterable[pa.Field]) -> set[str]:
-    """Return what can be named as one of the *columns* of a redaction of *fields*: columns, and fields of structs."""
+    """Return the valid names for *columns* in a redaction of *fields*: columns, and fields of structs."""
     found: set[str] = set()
     for field in fields:
         kind = field.type
@@ -218,7 +218,7 @@ def _parsed(text: str) -> list[Any] | str:
     try:
         return [json.loads(text)]
     except ValueError:
-        return text  # a column of another's, of the same name
+        return text  # an unrelated column of the same name
 
 
 def _dumps(value: Any) -> str:
@@ -239,7 +239,7 @@ def _from_base64(text: str) -> bytes | None:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        return None  # a text, as most are
+        return None  # a plain string, as most are
 
 
 def _is_plain(kind: pa.DataType) -> bool:

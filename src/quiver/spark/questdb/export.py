@@ -1,4 +1,4 @@
-"""The exporter to QuestDB: the tables of a batch through the sink `questdb`, each (query, batch, table) once."""
+"""The exporter to QuestDB: sends each table of a batch exactly once, through the sink `questdb`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody gives it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from quiver.bundle import BundleRef
 from quiver.spark.exporters.exported import Exported, Observed
@@ -24,20 +24,20 @@ _TIMES = {
     "logs": ("time_unix_nano", "observed_time_unix_nano"), "spans": ("start_time_unix_nano",),
     "metrics": ("time_unix_nano",),
 }  # fmt: skip
-"""View → the columns of which the first that is there is the designated timestamp."""
+"""View → candidate columns; the first one that exists is the designated timestamp."""
 
 _AT = "_at"
 _NESTED = ("map", "struct", "array")
 
 
 class QuestdbExporter:
-    """Sends every table; what was sent is in slots when `export` returns, whether the server answers or not."""
+    """Sends every table. When `export` returns, the rows are in slots, whether the server answers or not."""
 
     def __init__(self, settings: QuestdbSinkSettings) -> None:
         self._settings = settings
 
-    def has(self, batch: BatchOf) -> bool:  # noqa: ARG002 - the slots know, table by table
-        """Return False: a batch that is repeated is recognised by the slots."""
+    def has(self, batch: BatchOf) -> bool:  # noqa: ARG002 - the slots know, per table
+        """Return False: the slots recognise a repeated batch."""
         return False
 
     def exported_through(self, batch: BatchOf) -> Mapping[str, BundleRef]:  # noqa: ARG002
@@ -69,7 +69,7 @@ class QuestdbExporter:
 
 
 def flat(frame: DataFrame, name: str, *, at: str | None) -> tuple[DataFrame, str | None]:
-    """Return the table as columns that QuestDB has, and which of them is the designated timestamp."""
+    """Return the table with types that QuestDB has, and the name of its designated timestamp."""
     kinds = dict(frame.dtypes)
     times = [column for column in _TIMES.get(name, ()) if kinds.get(column) == "bigint"]
     dropped = {*times, *(column.removesuffix("_unix_nano") for column in times[:1])} if times else set()
@@ -89,5 +89,5 @@ def _flat(column: str, kind: str) -> Column:
     if not kind.startswith(_NESTED):
         return value
     as_json = F.to_json(value)
-    # A body is most often a text, and then it is that text.
+    # Most bodies are strings, and become that string.
     return F.coalesce(value["string_value"], as_json) if kind.startswith("struct<string_value:") else as_json

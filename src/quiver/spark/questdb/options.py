@@ -1,19 +1,19 @@
 """
-The options of the `questdb` sink, read once and refused early. Pure.
+The options of the `questdb` sink, parsed once and rejected early. Pure.
 
 ==================  =========  =========================================================================
 option              default    meaning
 ==================  =========  =========================================================================
 ``conf``            required   a connect string: ``ws::addr=host:9000;sf_dir=sf;…``
-``table``           required   the table that rows go into
-``symbols``                    comma-separated names of text columns that are sent as symbols
+``table``           required   the destination table
+``symbols``                    comma-separated names of string columns to send as symbols
 ``at``                         the column that is the designated timestamp; without it the server's clock
-``txnAppId``                   batch writes: who writes; together with
-``txnVersion``                 batch writes: a number that only grows; a write that is repeated is not
+``txnAppId``                   batch writes: the name of the writer; needs
+``txnVersion``                 batch writes: a number that only grows; a repeated write changes nothing
 ==================  =========  =========================================================================
 
-The connect string needs `sf_dir`, a directory that each executor may write to. Its `sender_id` is the beginning of the
-names of slots; other slots below `sf_dir` are emptied, too, unless it says ``drain_orphans=off``.
+The connect string needs `sf_dir`, a directory that each executor may write to. The names of slots begin
+with its `sender_id`. Other slots below `sf_dir` are drained, too, unless it has ``drain_orphans=off``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OF_SPARK = ("checkpointlocation", "path")
 
 @dataclass(frozen=True, slots=True)
 class QuestdbOptions:
-    """Where rows go. See the table above."""
+    """The destination of rows. See the table above."""
 
     conf: str
     table: str
@@ -41,10 +41,10 @@ class QuestdbOptions:
     at: str | None = None
     transaction: tuple[str, int] | None = None
     sf_dir: str | None = None
-    """Of the connect string, absolute: tasks may run with another working directory."""
+    """From the connect string, made absolute: tasks may run with another working directory."""
 
     def __repr__(self) -> str:
-        # The connect string may hold a password.
+        # The connect string may contain a password.
         return f"QuestdbOptions(table={self.table!r}, symbols={self.symbols!r}, at={self.at!r})"
 
 

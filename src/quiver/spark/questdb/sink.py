@@ -1,9 +1,9 @@
 """
-The Spark sink `questdb`: each partition goes through store and forward, in a slot that belongs to the partition.
+The Spark sink `questdb`: each partition is sent through store and forward, in its own slot.
 
-A task puts its rows into the slot and syncs it; then they are safe, whether the server is there or not. What the server
-has not confirmed when the task ends is sent by the next one of the partition, or by any other that empties the slot. A
-batch that Spark repeats is recognised by query, batch and content, as long as its tasks find the same slots.
+A task writes its rows to the slot and syncs it. Then they are safe, whether the server is reachable or not. The next
+task of the partition, or any other sender that drains the slot, sends the rows that the server has not confirmed. A
+batch that Spark repeats is recognised by query, batch and contents, as long as its tasks find the same slots.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class QuestdbDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "questdb"
 
     def writer(self, schema: StructType, overwrite: bool) -> QuestdbBatchWriter:  # noqa: FBT001 - Spark's signature
@@ -53,8 +53,8 @@ class QuestdbDataSource(DataSource):
         Return the batch writer.
 
         Raises:
-            UsageError: an option is wrong, a column of it is not there, or what is there is to be overwritten.
-            SettingsError: the connect string is wrong.
+            UsageError: an option is invalid, names a missing column, or the mode is overwrite.
+            SettingsError: the connect string is invalid.
         """
         return QuestdbBatchWriter(self._checked(schema, overwrite=overwrite))
 
@@ -63,8 +63,8 @@ class QuestdbDataSource(DataSource):
         Return the streaming writer.
 
         Raises:
-            UsageError: an option is wrong, a column of it is not there, or the output mode is not append.
-            SettingsError: the connect string is wrong.
+            UsageError: an option is invalid, names a missing column, or the output mode is not append.
+            SettingsError: the connect string is invalid.
         """
         options = self._checked(schema, overwrite=overwrite)
         if options.transaction is not None:
@@ -73,14 +73,14 @@ class QuestdbDataSource(DataSource):
 
     def _checked(self, schema: StructType, *, overwrite: bool) -> QuestdbOptions:
         if overwrite:
-            raise UsageError('rows are only ever added: write with mode("append"), a stream with outputMode("append")')
+            raise UsageError('rows are only added: write with mode("append"), a stream with outputMode("append")')
         options = parse_questdb_options(self._given)
         sf_dir = _task().check_write(options, schema.names)
         return replace(options, sf_dir=os.path.abspath(sf_dir))  # noqa: PTH100 - kept as text
 
 
 class _Sent(WriterCommitMessage):
-    """What a task sent."""
+    """The amount that a task sent."""
 
     def __init__(self, messages: int, known: int) -> None:
         self.messages = messages
@@ -88,28 +88,28 @@ class _Sent(WriterCommitMessage):
 
 
 class QuestdbBatchWriter(DataSourceArrowWriter):
-    """``df.write.format("questdb")``. With `txnAppId` and `txnVersion` a write that is repeated sends nothing again."""
+    """``df.write.format("questdb")``. With `txnAppId` and `txnVersion` a repeated write sends nothing."""
 
     def __init__(self, options: QuestdbOptions) -> None:
         self._options = options
-        once = f"once-{uuid.uuid4()}", 0  # noqa: TID251 - one write, told apart from all others
+        once = f"once-{uuid.uuid4()}", 0  # noqa: TID251 - identifies one write
         self._writer, self._batch = once if options.transaction is None else options.transaction
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Sent:
         """Send one partition, in a task."""
-        # A slot stays for ever: a write that nobody repeats shares those of all others.
+        # A slot is never removed, so writes without a transaction share the same slots.
         slots = "batch" if self._options.transaction is None else _digits(self._writer)
         return _send(self._options, slots, (self._writer, self._batch), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing is left to do: the rows are in slots."""
+        """Do nothing: the rows are in slots."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """What was sent stays sent."""
+        """Do nothing: sent rows cannot be taken back."""
 
 
 class QuestdbStreamWriter(DataSourceStreamArrowWriter):
-    """``df.writeStream.format("questdb")``. Batches are counted per query, whose id its checkpoint keeps."""
+    """``df.writeStream.format("questdb")``. Batches are numbered per query, whose id is in its checkpoint."""
 
     def __init__(self, options: QuestdbOptions) -> None:
         self._options = options
@@ -122,10 +122,10 @@ class QuestdbStreamWriter(DataSourceStreamArrowWriter):
         return _send(self._options, _digits(writer), (writer, batch), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Nothing is left to do: the rows are in slots."""
+        """Do nothing: the rows are in slots."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What was sent stays sent, and is recognised when the batch is repeated."""
+        """Do nothing: sent rows are recognised when the batch is repeated."""
 
 
 def _digits(writer: str) -> str:
@@ -133,7 +133,7 @@ def _digits(writer: str) -> str:
 
 
 def _task() -> Any:
-    # By name: a session registers the format also where the extra `qwp` is not installed.
+    # Imported by name: a session registers the format even if the extra `qwp` is not installed.
     return import_module("quiver.spark.questdb.task")
 
 

@@ -1,4 +1,4 @@
-"""In a task: the rows of a partition into its slot, once."""
+"""In a task: write the rows of a partition to its slot, exactly once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["check_write", "send_partition", "settings_of"]
 
 def check_write(options: QuestdbOptions, names: Sequence[str]) -> str:
     """
-    Refuse, before there is any task, what each task would refuse; return where slots lie, as the connect string says.
+    Check a write before its tasks start. Return the directory of the slots, from the connect string.
 
     Raises:
-        UsageError: there is no ``sf_dir``; the table or one of the columns *names* cannot be called so.
-        SettingsError: the connect string is wrong.
+        UsageError: ``sf_dir`` is missing, or the name of the table or of a column is invalid.
+        SettingsError: the connect string is invalid.
     """
     settings = settings_of(options, "check", 0)
     check_name("table", options.table, settings.name_bytes_max)
@@ -37,15 +37,15 @@ def check_write(options: QuestdbOptions, names: Sequence[str]) -> str:
 
 def settings_of(options: QuestdbOptions, slots: str, partition: int) -> SenderSettings:
     """
-    Return what the sender of one partition is told; *slots* is common to the slots of all partitions.
+    Return the settings of the sender of one partition. All partitions share *slots*.
 
     Raises:
-        UsageError: there is no ``sf_dir``.
-        SettingsError: the connect string is wrong.
+        UsageError: ``sf_dir`` is missing.
+        SettingsError: the connect string is invalid.
     """
     settings = SenderSettings.from_conf(options.conf)
     if settings.sf_dir is None:
-        raise UsageError("conf: sf_dir is missing; what the server has not confirmed is kept below it")
+        raise UsageError("conf: sf_dir is missing; unconfirmed data is stored below it")
     keys = {key for key, _ in parse_conf(options.conf)[1]}
     base = settings.sender_id if "sender_id" in keys else "spark"
     return replace(

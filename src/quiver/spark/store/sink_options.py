@@ -46,7 +46,7 @@ _KNOWN = {name.lower(): name for name in _NAMES}
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """How rows become bundles, and where they go. See the table above."""
+    """How rows become bundles, and their destination. See the table above."""
 
     path: str
     slot: int | None = None

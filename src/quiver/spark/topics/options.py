@@ -138,7 +138,7 @@ def _columns(text: str | None) -> tuple[str, ...]:
     names = tuple(word.strip() for word in text.split(","))
     for name in names:
         if name not in TOPIC_COLUMNS or names.count(name) > 1:
-            raise UsageError(f"columns: {name!r} is unknown or repeated; the columns are {', '.join(TOPIC_COLUMNS)}")
+            raise UsageError(f"columns: no column {name!r}, or it is repeated; known are {', '.join(TOPIC_COLUMNS)}")
     return names
 
 

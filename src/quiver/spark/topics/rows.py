@@ -66,7 +66,7 @@ class TopicRows:
 
         Raises:
             DataLossError: messages are missing or damaged.
-            OSError, ObjectsUnavailableError, MetadataUnavailableError: as they say; the task may be retried.
+            OSError, ObjectsUnavailableError, MetadataUnavailableError: passed on; the task may be retried.
         """
         for one in stretches:
             messages: list[Message] = []

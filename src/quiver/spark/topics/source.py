@@ -63,7 +63,7 @@ class TopicsLog(ReadableLog):
 
         Raises:
             UsageError: a topic does not exist.
-            OSError, MetadataUnavailableError: as they say.
+            OSError, MetadataUnavailableError: the files or the metadata cannot be read.
         """
         options = self._options
         stretches: list[Stretch] = []

@@ -1,14 +1,14 @@
 r"""
-What a Spark sink leaves for the owner of a directory of topics. Bytes and names only.
+The files that a Spark sink leaves for the owner of a directory of topics. Pure: bytes and names only.
 
 ::
 
     .incoming/<writer>/<batch>-<partition>-<attempt>/<number>.part   staged: written and synced by a task
-    .incoming/<writer>/<batch>.commit                                 the batch counts, with the parts it names
+    .incoming/<writer>/<batch>.commit                                 the batch is committed, with these parts
     .incoming/<writer>/<batch>.begun                                  it is being appended, from these offsets on
-    .incoming/<writer>/<batch>.done                                   all of them are in their topics
+    .incoming/<writer>/<batch>.done                                   all messages are in their topics
 
-A part is a row of frames as a log has them (`frame.py`), their offsets 0, 1, 2 …, and each of them holds::
+A part is a sequence of frames as in a log (`frame.py`), with offsets 0, 1, 2 …. The payload of each is::
 
     0           8            12
     ┌───────────┬────────────┬────────┬───────────┐
@@ -16,10 +16,10 @@ A part is a row of frames as a log has them (`frame.py`), their offsets 0, 1, 2 
     │ u64       │ u32        │        │           │
     └───────────┴────────────┴────────┴───────────┘
 
-The tail is what stands behind the publish time in a message (`message.py`), without a producer's name. Notes are those
-of `primitives/batch_notes.py`.
+The tail is the part of a message after its publish time (`message.py`), without a producer's name.
+`primitives/batch_notes.py` defines the notes.
 
-A namespace cannot begin with a dot, so no topic is ever called like this directory.
+A namespace cannot begin with a dot, so no topic has the name of this directory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _PART = re.compile(r"[0-9]{5}\.part")
 
 
 class SinkPart(NamedTuple):
-    """One staged file: its path below the writer's directory, the topic of its messages, and how many they are."""
+    """One staged file: its path below the writer's directory, the topic of its messages, and their number."""
 
     path: str
     topic: str
@@ -85,7 +85,7 @@ def part_name(number: int) -> str:
 
 
 def message_name(commit: BatchCommit[SinkPart], part: int, index: int) -> str:
-    """Return the producer's name under which message *index* of part *part* is appended: no other message has it."""
+    """Return the unique producer name under which message *index* of part *part* is appended."""
     return f"{commit.writer}:{commit.batch}:{part}:{index}"
 
 
@@ -98,7 +98,7 @@ def encode_staged(index: int, message: StagedMessage) -> bytes:
 
 
 def decode_staged(body: bytes) -> StagedMessage | Damage:
-    """Return the message that a frame's payload is."""
+    """Decode the payload of a frame."""
     if len(body) < PART_HEADER.size:
         return Damage(0, "a staged message that is too short")
     time_ms, tail_bytes = PART_HEADER.unpack_from(body, 0)
@@ -109,7 +109,7 @@ def decode_staged(body: bytes) -> StagedMessage | Damage:
 
 
 def named_tail(tail: bytes, name: str) -> bytes:
-    """Return *tail*, which has no producer's name, with *name* in its place."""
+    """Return *tail*, which has no producer name, with *name* as its producer name."""
     data = name.encode("ascii")
     return _U64.pack(len(data)) + data + tail[_U64.size :]
 
