@@ -111,9 +111,9 @@ def take(
         bundle_bytes = segment.size_bytes / segment.bundle_count
         count = min(
             stop - first,
-            _room(limits.bundles_max, bundles, 1),
-            _room(limits.rows_max, rows, bundle_rows),
-            _room(limits.bytes_max, size, bundle_bytes),
+            _remaining(limits.bundles_max, bundles, 1),
+            _remaining(limits.rows_max, rows, bundle_rows),
+            _remaining(limits.bytes_max, size, bundle_bytes),
         )
         if count <= 0 and bundles == 0:
             count = 1
@@ -129,7 +129,7 @@ def take(
     return reached
 
 
-def _room(limit: int | None, used: float, each: float) -> int:
+def _remaining(limit: int | None, used: float, each: float) -> int:
     if limit is None or each <= 0:
         return 2**31
     return int((limit - used) / each)
@@ -149,7 +149,7 @@ def spans_between(segments: Iterable[SegmentSummary], start: BundleRef, end: Bun
 
 def pack(spans: Sequence[Span], *, parallelism: int, partitions_min: int = 0) -> list[tuple[Span, ...]]:
     """
-    Distribute *spans* over tasks, about equally by bytes and in order. Only whole bundles are moved.
+    Distribute *spans* over tasks, about equally by bytes and in order. Bundles are never divided.
 
     Args:
         spans: ascending.

@@ -185,7 +185,7 @@ class SegmentList:
             except FileNotFoundError:
                 continue
             except CorruptionError as problem:
-                self._pass_over(self.path(number), problem)
+                self._skip_or_raise(self.path(number), problem)
 
     def schemas(self) -> Iterator[pa.Schema]:
         """
@@ -216,21 +216,21 @@ class SegmentList:
                 if entry.chunk_count and (self._slots is None or entry.slot in self._slots)
             ]
         except (FileNotFoundError, CorruptionError) as problem:
-            self._pass_over(path, problem)
+            self._skip_or_raise(path, problem)
             return []
 
     def _open(self, path: str) -> SegmentReader | None:
         try:
             return SegmentReader.open(self._fs, path)
         except (FileNotFoundError, CorruptionError) as problem:
-            self._pass_over(path, problem)
+            self._skip_or_raise(path, problem)
             return None
 
     def _summary(self, number: int) -> SegmentSummary | None:
         try:
             return self._read_summary(number)
         except (FileNotFoundError, CorruptionError) as problem:
-            self._pass_over(self.path(number), problem)
+            self._skip_or_raise(self.path(number), problem)
             return None
 
     def _read_summary(self, number: int) -> SegmentSummary:
@@ -260,7 +260,7 @@ class SegmentList:
         reader = SegmentReader.open(self._fs, path)
         return reader.bundle_count, reader.streams.values()
 
-    def _pass_over(self, path: str, problem: FileNotFoundError | CorruptionError) -> None:
+    def _skip_or_raise(self, path: str, problem: FileNotFoundError | CorruptionError) -> None:
         if not self._fail:
             _log.warning("quiver.spark.segment_skipped path=%s reason=%s", path, problem)
             return
@@ -319,7 +319,7 @@ class SegmentList:
             raise DataLossError(
                 self._root,
                 0,
-                f"the checkpoint is ahead of the store: it asks for {position}, and the store has come to {reached}; "
+                f"the checkpoint is ahead of the store: it is at {position}, and the store has only reached {reached}; "
                 "the store is an older copy of the one that was read; start with a new checkpoint",
             )
 
