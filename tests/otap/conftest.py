@@ -1,1 +1,1 @@
-"""Puts the modules that tests of OTAP share on the path, for those in sub-folders too."""
+"""Puts the modules that OTAP tests share on the path, also for sub-folders."""

@@ -1,4 +1,4 @@
-"""A store that keeps tables in memory, and a client of one OTAP stream that says when it sends and what it reads."""
+"""A fake store that keeps tables in memory, and a client of one OTAP stream."""
 
 import queue
 import threading
@@ -14,8 +14,10 @@ from quiver.otap.tables.payload_schema import SIGNALS
 
 class KeptTables:
     """
-    `failures` are raised by the next calls of `ingest`, in order (None lets one through), `sync_failures` likewise;
-    `sync_gate`, when set, is waited for inside `sync`.
+    A fake store.
+
+    The next calls of `ingest` raise `failures` in order (None succeeds), those of `sync` raise `sync_failures`. `sync`
+    waits for `sync_gate` if it is set.
     """
 
     def __init__(self) -> None:
@@ -46,7 +48,7 @@ class KeptTables:
 
 
 class Client:
-    """One stream. Leaving the block cancels what still runs."""
+    """One stream. Leaving the block cancels it."""
 
     def __init__(self, port: int, signal: str = "logs", *, channel=None, metadata=(), compression=None) -> None:
         self._own = None if channel is not None else grpc.insecure_channel(f"127.0.0.1:{port}")
@@ -69,13 +71,13 @@ class Client:
         return found
 
     def statuses(self) -> list[BatchStatus]:
-        """Those that come until the stream ends with OK."""
+        """Return the statuses until the stream ends with OK."""
         found = [decode_status(data) for data in self.call]
         assert self.call.code() == grpc.StatusCode.OK
         return found
 
     def ended(self) -> grpc.RpcError:
-        """How a stream ended that was not ended with OK."""
+        """Return the error with which the stream ended."""
         try:
             for _ in self.call:
                 pass

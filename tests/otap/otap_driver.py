@@ -1,4 +1,4 @@
-"""Talks to the driver of the Rust crates for OTAP: messages in, messages out, and streams over gRPC."""
+"""A client for the driver of the Rust OTAP crates: messages in, messages out, and streams over gRPC."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIZE = struct.Struct("<I")
 
 
 class Refused(Exception):
-    """What the driver said when it could not go on; `messages` are those before."""
+    """The driver's error; `messages` are those before it."""
 
     def __init__(self, said: str, messages: list[bytes]) -> None:
         super().__init__(said)
@@ -37,7 +37,7 @@ def unframed(data: bytes) -> list[bytes]:
 
 
 def run(*words: str, messages: Iterable[bytes]) -> list[bytes]:
-    """Give the driver *messages*; return those that it gives back."""
+    """Send *messages* to the driver and return its output."""
     done = subprocess.run([str(DRIVER), *words], input=framed(messages), capture_output=True, timeout=120, check=False)
     if done.returncode:
         raise Refused(done.stderr.decode(errors="replace").strip(), unframed(done.stdout))
@@ -45,7 +45,7 @@ def run(*words: str, messages: Iterable[bytes]) -> list[bytes]:
 
 
 class Serving:
-    """The driver as a receiver; `requests` after leaving the block are what came, as OTLP."""
+    """The driver as a receiver; after leaving the block, `requests` are the received data as OTLP."""
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen([str(DRIVER), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

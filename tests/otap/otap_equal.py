@@ -1,7 +1,7 @@
 """
-When two OTLP requests say the same: what the conversion may change is taken out on both sides, the rest is compared.
+Comparison of two OTLP requests, ignoring what the conversion may change.
 
-`ordered=False` also forgets the order of records, children and attributes, which transport encodings sort.
+`ordered=False` also ignores the order of records, children and attributes, which transport encodings sort.
 """
 
 import struct
@@ -21,7 +21,7 @@ NOT_CARRIED = {"entity_refs", "key_strindex", "string_value_strindex"}
 
 
 def said(message: Any, *, ordered: bool = True, losses: frozenset[str] = frozenset()) -> Any:
-    """What a message says, as nested tuples that are equal when the messages are."""
+    """Return a message's content as nested tuples that are equal if the messages are equivalent."""
     found = []
     for field, value in message.ListFields():
         if field.name in NOT_CARRIED or (field.name == "metadata" and "metadata" in losses):
@@ -62,7 +62,7 @@ def _repeated(field: Any, values: Any, ordered: bool, losses: frozenset[str]) ->
 
 
 def _pruned(inner: Any, losses: frozenset[str]) -> Any:
-    """Empty bytes inside arrays and maps come back as null from one producer."""
+    """Treat empty bytes inside arrays and maps as null, as one producer does."""
     if "cbor_empty_bytes" not in losses:
         return inner
     if inner == (("bytes_value", b""),):
@@ -73,7 +73,7 @@ def _pruned(inner: Any, losses: frozenset[str]) -> Any:
 
 
 def merged(message: Any, losses: frozenset[str]) -> Any:
-    """The same without the nesting: every record with all that its resource and its scope say, in no order."""
+    """Return the content without nesting: every record with its resource and scope, sorted."""
     rows = []
     for _, resources in said(message, ordered=False, losses=losses):
         for resource in resources:

@@ -1,8 +1,8 @@
 """
-Broken inputs for the decoders of OTLP and OTAP, and what each decoder must do with them: answer, whatever they are.
+Invalid inputs for the decoders of OTLP and OTAP: each decoder must return an answer.
 
-Inputs are changed samples. One that brings an answer nobody gave before joins the samples; these are kept in
-`artifacts/fuzz` from run to run. What a decoder once stumbled over lies in `tests/vectors/fuzz` for good.
+Inputs are mutated samples. An input with a new kind of answer becomes a sample; samples are kept in `artifacts/fuzz`.
+Inputs that once broke a decoder are in `tests/vectors/fuzz`.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from quiver.otap.conversion_errors import ConversionError
 from quiver.otap.request import parse_request
 from quiver.otap.stream.arrow_message import ArrowRecords, decode_records, try_decode_status
 from quiver.otap.stream.decoder import ArrowBatch
-from quiver.otap.stream.ipc_pieces import pieces_of
+from quiver.otap.stream.ipc_messages import parse_messages
 from quiver.otap.tables.cbor import decode_value, encode_value, measure_value
 from quiver.otap.tables.cbor_columns import count_flat, written_flat
 from quiver.otap.tables.from_otlp import Converted, tables_of_request
@@ -109,7 +109,7 @@ def cbor(data: bytes) -> str:
 
 
 def _by_column(data: bytes, value: AnyValue, count: int) -> None:
-    """What columns of flat ones say of it is the same, or nothing."""
+    """Check that counting by column agrees with decoding, or returns nothing."""
     column = pa.array([data])
     assert count_flat(column, np.array([value.HasField("kvlist_value")]))[0] in {0, count}
     with contextlib.suppress(FallbackNeededError):
@@ -136,7 +136,7 @@ def messages(data: bytes) -> str:
         return f"{records.reason} {type(status).__name__}"
     for payload in records.payloads:
         try:
-            pieces_of(payload.record)
+            parse_messages(payload.record)
         except ConversionError as refused:
             return str(refused)
     return "taken"
@@ -220,7 +220,7 @@ def changed(samples: list[bytes], dice: random.Random) -> bytes:
 
 
 def storm(name: str, count: int, seed: int, *, keep: bool) -> None:
-    """Feed *count* inputs; whatever a decoder stumbles over is written to `artifacts/fuzz` first."""
+    """Feed *count* inputs; an input that breaks a decoder is written to `artifacts/fuzz` first."""
     decode, made = DECODERS[name]
     samples = [data for data in made() if len(data) <= SAMPLE_BYTES_MAX]
     corpus = KEPT / name

@@ -1,4 +1,4 @@
-"""A receiver with a store of its own, to be killed: prints its port, then serves until then."""
+"""A receiver with a store, to be killed: prints its port and serves."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""The views once more, slowly: plain Python over protobuf objects, row by row, sharing no code with the library."""
+"""A slow reference implementation of the views in plain Python over protobuf objects, without the library's code."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Random export requests: fields set or left out by a seeded generator, directly through protobuf reflection."""
+"""Random export requests: fields set by a seeded generator through protobuf reflection."""
 
 import random
 
@@ -21,7 +21,7 @@ def random_request(view: str, seed: int) -> bytes:
 
 
 def carried_request(view: str, seed: int) -> bytes:
-    """One with records in it, whose ids have lengths that tables have room for."""
+    """Return a request with records whose ids have valid lengths."""
     generator = random.Random(seed)
     request = REQUESTS[view]()
     while not request.ByteSize() or not _records(request):

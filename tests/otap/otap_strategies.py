@@ -1,4 +1,4 @@
-"""Hypothesis: export requests of any shape that the protobuf schema allows and OTAP has room for."""
+"""Hypothesis strategies: export requests of any shape that the protobuf schema allows and OTAP can represent."""
 
 from functools import cache
 from typing import Any

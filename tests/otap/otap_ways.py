@@ -1,4 +1,4 @@
-"""The ways that a request may take through OTAP, and back."""
+"""Round trips of a request through OTAP."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ CASES = {case["name"]: case for case in json.loads((VECTORS / "otap" / "index.js
 
 
 def weighed(*heavy: str) -> list[Any]:
-    """Every case for a parametrization; those that are named there for their volume are left to the slow lane."""
+    """Return the cases for a parametrization; large ones run in the slow lane."""
     return [
         pytest.param(case, id=name, marks=[pytest.mark.slow] if name in heavy else []) for name, case in CASES.items()
     ]
@@ -35,7 +35,7 @@ def parsed(data: bytes, signal: str) -> Any:
 
 
 def tables_of(data: bytes, signal: str) -> Any:
-    """The one set of tables of a request, empty without records; all in them is sound by Arrow's own checks."""
+    """Return the only set of tables of a request, empty without records, validated by Arrow."""
     converted = tables_of_request(data, signal)
     assert isinstance(converted, Converted), converted
     assert len(converted.tables) < 2
@@ -46,7 +46,7 @@ def tables_of(data: bytes, signal: str) -> Any:
 
 
 def restored(tables: Any, signal: str) -> Any:
-    """The request that tables hold; no row of them is left out."""
+    """Convert tables to a request and check that no row is left out."""
     request = request_of_tables(tables, signal)
     assert hasattr(request, "data"), request
     assert request.orphans == 0
@@ -54,7 +54,7 @@ def restored(tables: Any, signal: str) -> Any:
 
 
 class Line:
-    """A stream: an encoder here and a decoder there."""
+    """A stream: an encoder and a decoder."""
 
     def __init__(self, signal: str, **options: Any) -> None:
         self.signal = signal
@@ -63,7 +63,7 @@ class Line:
         self.messages: list[bytes] = []
 
     def send(self, tables: Any) -> Any:
-        """Send tables in as many messages as they take; return the request that arrives."""
+        """Send tables in as many messages as necessary; return the decoded request."""
         sent = self.encoder.try_encode(tables)
         assert isinstance(sent, tuple), sent
         arrived = REQUESTS[VIEW_OF[self.signal]]()

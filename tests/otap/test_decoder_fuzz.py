@@ -1,4 +1,4 @@
-"""Broken inputs for every decoder of OTLP and OTAP: each gets an answer, in bounded memory, and the answers agree."""
+"""Invalid inputs for every decoder of OTLP and OTAP: each answers, in bounded memory, and the answers agree."""
 
 import random
 
@@ -7,12 +7,12 @@ from otap_fuzz import DECODERS, STUMBLED, storm
 
 
 @pytest.mark.parametrize("name", list(DECODERS))
-def test_some_broken_inputs(name):
+def test_invalid_inputs_get_an_answer(name):
     storm(name, 60, random.randrange(2**32), keep=False)
 
 
 @pytest.mark.parametrize("path", sorted(STUMBLED.glob("*.bin")), ids=lambda path: path.stem)
-def test_what_was_stumbled_over_once(path):
+def test_inputs_that_once_failed_get_an_answer(path):
     decode, _ = DECODERS[path.stem.rpartition("-")[0]]
     decode(path.read_bytes())
 
@@ -20,6 +20,6 @@ def test_what_was_stumbled_over_once(path):
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("name", list(DECODERS))
-def test_very_many_broken_inputs(name, pytestconfig):
-    """`make fuzz` asks for a million for each decoder; what brought new answers is where the next run begins."""
+def test_very_many_invalid_inputs_get_an_answer(name, pytestconfig):
+    """`make fuzz` runs a million for each decoder; inputs with new answers are the samples of the next run."""
     storm(name, pytestconfig.getoption("--fuzz-inputs"), random.randrange(2**32), keep=True)

@@ -1,7 +1,4 @@
-"""
-Many streams, garbage, and kill -9: what was confirmed is there, and what was not said wholly is not
-stored by half.
-"""
+"""Many streams, garbage, and kill -9: confirmed data are stored, and incomplete data are not."""
 
 import random
 import signal
@@ -26,7 +23,7 @@ CHILD = Path(__file__).with_name("otap_kill_child.py")
 
 
 def harmed(message: bytes, chance: random.Random) -> bytes:
-    """Cut, flipped, lengthened, or something else altogether."""
+    """Return the message truncated, flipped, extended, or replaced."""
     data = bytearray(message)
     how = chance.randrange(4)
     if how == 0:
@@ -41,7 +38,7 @@ def harmed(message: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("streams", [25, pytest.param(2_000, marks=[pytest.mark.slow])])
-def test_garbage_ends_its_own_stream_and_nothing_unsound_is_stored(streams):
+def test_garbage_only_ends_its_own_stream_and_is_not_stored(streams):
     chance = random.Random(7)
     store = KeptTables()
     good = [bytes_of(name) for name in CASES["logs_sdk"]["otap"]]
@@ -68,7 +65,7 @@ def test_garbage_ends_its_own_stream_and_nothing_unsound_is_stored(streams):
 
 
 @pytest.mark.slow
-def test_a_thousand_streams_are_taken_or_told_to_come_later():
+def test_a_thousand_streams_are_accepted_or_unavailable():
     store = KeptTables()
     settings = OtlpSettings(listening_addr="127.0.0.1:0", requests_waiting_max=2_000)
     (message,) = (bytes_of(name) for name in CASES["logs_sdk"]["otap"][:1])
@@ -100,7 +97,7 @@ def numbered(number: int) -> bytes:
 
 
 def stored(directory: Path) -> dict[int, int]:
-    """Number → records with it."""
+    """Return number → count of records."""
     found: dict[int, int] = {}
     for _, bundle in quiver.read(directory).bundles():
         for items in parsed(to_otlp(bundle, "logs"), "logs").resource_logs:
@@ -111,7 +108,7 @@ def stored(directory: Path) -> dict[int, int]:
 
 @pytest.mark.kill
 @pytest.mark.timeout(600)
-def test_what_was_confirmed_survives_kill_9(tmp_path):
+def test_confirmed_data_survive_kill_9(tmp_path):
     chance = random.Random(11)
     confirmed: set[int] = set()
     number = 0

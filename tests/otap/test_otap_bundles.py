@@ -1,4 +1,4 @@
-"""Requests become bundles of tables, go through a store, and come back."""
+"""Requests become bundles of tables, are stored, and are converted back."""
 
 import inspect
 
@@ -17,8 +17,8 @@ RICH = {"logs": "logs_anyvalue", "traces": "traces_rich", "metrics": "metrics_al
 
 
 @pytest.mark.parametrize("signal", RICH)
-def test_a_request_comes_back_from_a_store(signal, tmp_path):
-    """Sealed into a segment, where dictionaries of several bundles become one."""
+def test_a_request_round_trips_through_a_store(signal, tmp_path):
+    """Sealed into a segment, which merges the dictionaries of several bundles."""
     requests = [bytes_of(CASES[RICH[signal]]["otlp"][0])] * 3
     with quiver.open(tmp_path / "store") as store:
         for request in requests:
@@ -31,7 +31,7 @@ def test_a_request_comes_back_from_a_store(signal, tmp_path):
 
 
 @pytest.mark.parametrize("signal", RICH)
-def test_tables_are_those_of_the_conversion(signal):
+def test_bundles_have_the_tables_of_the_conversion(signal):
     request = bytes_of(CASES[RICH[signal]]["otlp"][0])
     bundle = otap.from_otlp(request, signal, ingested_at_ns=5)
     assert dict(bundle.batches) == tables_of(request, signal)
@@ -39,7 +39,7 @@ def test_tables_are_those_of_the_conversion(signal):
     assert said(parsed(otap.to_otlp(bundle, signal), signal)) == said(parsed(request, signal))
 
 
-def test_a_request_kept_whole_comes_back_as_it_is():
+def test_a_stored_request_is_returned_unchanged():
     request = bytes_of(CASES["traces_sdk"]["otlp"][0])
     slot = pa.RecordBatch.from_arrays([pa.array([request, request], pa.binary())], schema=OTLP_SCHEMA)
     assert otap.to_otlp(Bundle({61: slot}), "spans") == request * 2
@@ -107,11 +107,11 @@ def test_no_public_function_returns_damage():
         (lambda: otap.to_otlp(Bundle({30: pa.RecordBatch.from_pydict({"id": ["a"]})}), "logs"), "column id is string"),
     ],
 )
-def test_what_is_none_is_refused(call, reason):
+def test_invalid_input_is_refused(call, reason):
     with pytest.raises(InvalidBundleError, match=reason):
         call()
 
 
-def test_an_unknown_signal_is_wrong_use():
+def test_an_unknown_signal_is_a_usage_error():
     with pytest.raises(UsageError, match="profiles"):
         otap.from_otlp(b"", "profiles")

@@ -1,7 +1,4 @@
-"""
-`capture_headers` holds for OTAP streams too: what is stored says what an OTLP request with these
-headers would say.
-"""
+"""`capture_headers` applies to OTAP streams, too: the stored data equal those of an OTLP request with these headers."""
 
 import pytest
 from otap_client import Client, KeptTables
@@ -54,7 +51,7 @@ def message_of(request) -> bytes:
     return batch.message
 
 
-def test_nobody_writes_the_attribute_himself_and_a_resource_without_any_gets_it():
+def test_the_attribute_replaces_one_in_the_data_and_is_added_to_empty_resources():
     store = KeptTables()
     with OtapGrpcReceiver(store, CAPTURING) as receiver:
         for request in (log_with(http__request__header__x_tenant="eve", service="a"), log_with()):
@@ -73,8 +70,8 @@ def test_nobody_writes_the_attribute_himself_and_a_resource_without_any_gets_it(
     ]
 
 
-def test_a_batch_sent_again_is_known_by_what_was_stored_of_it_also_after_a_restart(tmp_path):
-    """With the same header it is the same, with another it is not."""
+def test_a_repeated_batch_is_recognized_also_after_a_restart(tmp_path):
+    """With the same header it is a repetition, with another one it is not."""
     message = message_of(log_with(service="a"))
     for tenants in (("ada", "ada"), ("ada", "bob")):
         with quiver.open(tmp_path) as store, OtapGrpcReceiver(store, CAPTURING) as receiver:

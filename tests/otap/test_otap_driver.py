@@ -1,7 +1,7 @@
 """
-OTAP streams cross between this package and the Rust crates, both ways, as bytes and over gRPC.
+OTAP streams between this package and the Rust crates, in both directions, as bytes and over gRPC.
 
-The driver is built by `make test-otap`; without it these tests are skipped.
+`make test-otap` builds the driver; without it these tests are skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BY_NAME = pytest.mark.parametrize("case", SENT.values(), ids=SENT)
 
 
 def together(requests, signal: str):
-    """All that *requests* say in no order, but for what the crates lose."""
+    """Return the content of *requests*, unordered, without what the crates lose."""
     whole = REQUESTS[VIEW_OF[signal]]()
     for request in requests:
         whole.MergeFrom(parsed(request, signal))
@@ -53,7 +53,7 @@ def together(requests, signal: str):
         for name, case in SENT.items()
     ],
 )
-def test_what_the_crates_send_decodes_to_its_requests(case):
+def test_streams_of_the_crates_decode_to_their_requests(case):
     signal = case["signal"]
     requests = [bytes_of(name) for name in case["otlp"]]
     decoder = StreamDecoder(signal)
@@ -66,7 +66,7 @@ def test_what_the_crates_send_decodes_to_its_requests(case):
 
 
 @BY_NAME
-def test_what_we_send_the_crates_decode_to_its_requests(case):
+def test_the_crates_decode_our_streams_to_their_requests(case):
     signal = case["signal"]
     requests = [bytes_of(name) for name in case["otlp"]]
     encoder = StreamEncoder(signal)
@@ -76,7 +76,7 @@ def test_what_we_send_the_crates_decode_to_its_requests(case):
 
 
 @pytest.mark.parametrize("name", ["logs_sdk", "traces_sdk", "metrics_sdk"])
-def test_a_stream_of_the_crates_into_our_receiver(name):
+def test_our_receiver_stores_a_stream_of_the_crates(name):
     case, store = CASES[name], KeptTables()
     requests = [bytes_of(data) for data in case["otlp"]]
     with OtapGrpcReceiver(store, OtlpSettings(listening_addr="127.0.0.1:0")) as receiver:
@@ -88,7 +88,7 @@ def test_a_stream_of_the_crates_into_our_receiver(name):
 
 
 @pytest.mark.parametrize("name", ["logs_sdk", "traces_sdk", "metrics_sdk"])
-def test_our_streams_into_a_receiver_of_the_crates(name):
+def test_a_receiver_of_the_crates_accepts_our_streams(name):
     case = CASES[name]
     requests = [bytes_of(data) for data in case["otlp"]]
     with otap_driver.Serving() as serving:

@@ -1,4 +1,4 @@
-"""OTAP streams over real connections: one status a batch, after durability, and what becomes of broken streams."""
+"""OTAP streams over real connections: one status for each batch, after it is durable, and broken streams."""
 
 import socket
 import struct
@@ -51,13 +51,13 @@ def logs_with(text: str) -> bytes:
 
 
 def drop_payload(message: bytes, payload: int) -> bytes:
-    """The message without one of its tables."""
+    """Return the message without one of its tables."""
     records = decode_records(message)
     return encode_records(records.batch_id, [one for one in records.payloads if one.payload != payload])
 
 
 def renamed(message: bytes) -> bytes:
-    """The message under schema ids that nobody has seen the beginning of, unless it is in there."""
+    """Return the message with schema ids that are unknown unless their schema is in the message."""
     records = decode_records(message)
     payloads = [ArrowPayload(f"new {one.schema_id}", one.payload, one.record) for one in records.payloads]
     return encode_records(records.batch_id, payloads)
@@ -125,9 +125,7 @@ def test_logged_is_confirmed_without_a_sync(store):
         (OSError(28, "No space left on device"), StatusCode.UNAVAILABLE, "No space left"),
     ],
 )
-def test_checklist_3_what_cannot_be_stored_now_is_unavailable_and_the_stream_goes_on(
-    receiver, store, failure, code, text
-):
+def test_checklist_3_a_full_store_is_unavailable_and_the_stream_continues(receiver, store, failure, code, text):
     store.failures.extend([None, failure, None])
     with Client(receiver.port) as client:
         client.send(*messages(3))
@@ -146,7 +144,7 @@ def test_a_sync_that_fails_confirms_nothing(receiver, store):
     assert (status.code, status.message) == (StatusCode.UNAVAILABLE, "the disk is gone")
 
 
-def test_checklist_3_what_does_not_decode_is_invalid_and_then_the_stream_ends_with_ok(receiver, store):
+def test_checklist_3_an_undecodable_batch_is_invalid_and_then_the_stream_ends_with_ok(receiver, store):
     first, second = messages(2)
     with Client(receiver.port) as client:
         client.send(first, renamed(second), first)
@@ -155,7 +153,7 @@ def test_checklist_3_what_does_not_decode_is_invalid_and_then_the_stream_ends_wi
     assert len(store.kept) == 1
 
 
-def test_what_is_no_message_at_all_ends_the_stream_saying_why(receiver, store):
+def test_an_invalid_message_ends_the_stream_with_the_reason(receiver, store):
     with Client(receiver.port) as client:
         client.send(*messages(), b"\xff\xff\xff")
         error = client.ended()
@@ -164,8 +162,8 @@ def test_what_is_no_message_at_all_ends_the_stream_saying_why(receiver, store):
     assert len(store.kept) == 1
 
 
-def test_unsound_tables_are_invalid_and_the_stream_goes_on(receiver, store):
-    """They decode as Arrow, so that what follows them has its meaning; but no reader could read them."""
+def test_invalid_tables_are_refused_and_the_stream_continues(receiver, store):
+    """They decode as Arrow, so later messages can be decoded, but no reader could read them."""
     encoder = StreamEncoder("logs")
     bundle = from_otlp(bytes_of(LOGS["otlp"][0]), "logs")
     (orphaned,) = StreamEncoder("logs").encode(bundle.batches)
@@ -183,8 +181,8 @@ def http2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("encoding", ["zstd", "zstdarrow5"])
-def test_checklist_6_an_encoding_that_grpc_does_not_know_ends_the_stream_saying_so(receiver, encoding):
-    """The words are gRPC's; docs/howto/otap.md repeats them, and says what to set."""
+def test_checklist_6_an_unknown_grpc_encoding_ends_the_stream_with_the_reason(receiver, encoding):
+    """The message is gRPC's; docs/howto/otap.md quotes it and says what to configure."""
     head = {
         ":method": "POST", ":scheme": "http", ":path": SIGNALS["logs"].service, ":authority": "x",
         "te": "trailers", "content-type": "application/grpc", "grpc-encoding": encoding,
@@ -208,7 +206,7 @@ def test_checklist_6_an_encoding_that_grpc_does_not_know_ends_the_stream_saying_
 # -- life of a stream ---------------------------------------------------------------------------------------
 
 
-def test_checklist_4_after_the_half_close_all_is_answered_and_the_stream_ends_with_ok(receiver, store):
+def test_checklist_4_after_the_half_close_all_batches_are_answered_and_the_stream_ends_with_ok(receiver, store):
     with Client(receiver.port) as client:
         client.send(*messages(40))
         client.half_close()
@@ -216,7 +214,7 @@ def test_checklist_4_after_the_half_close_all_is_answered_and_the_stream_ends_wi
     assert len(store.kept) == store.synced == 40
 
 
-def test_checklist_4_a_stopping_receiver_answers_what_it_read_and_ends_streams_with_ok(store):
+def test_checklist_4_a_stopping_receiver_answers_batches_and_ends_streams_with_ok(store):
     receiver = OtapGrpcReceiver(store, SETTINGS)
     receiver.start()
     store.sync_gate = threading.Event()
@@ -230,7 +228,7 @@ def test_checklist_4_a_stopping_receiver_answers_what_it_read_and_ends_streams_w
         stopping.join()
 
 
-def test_a_stream_that_breaks_keeps_what_it_had_stored_and_others_go_on(receiver, store):
+def test_a_broken_stream_keeps_its_stored_batches_and_does_not_affect_others(receiver, store):
     with Client(receiver.port) as broken, Client(receiver.port) as other:
         broken.send(*messages())
         assert broken.status().code == StatusCode.OK
@@ -241,7 +239,7 @@ def test_a_stream_that_breaks_keeps_what_it_had_stored_and_others_go_on(receiver
     assert len(store.kept) == 3
 
 
-def test_checklist_4_a_new_stream_starts_with_nothing_of_the_old_one(receiver):
+def test_checklist_4_a_new_stream_starts_empty(receiver):
     first, second = messages(2)
     with Client(receiver.port) as client:
         client.send(first)
@@ -272,7 +270,7 @@ def test_checklist_2_two_batches_with_one_id_are_both_answered(receiver, store):
 # -- limits -------------------------------------------------------------------------------------------------
 
 
-def test_streams_beyond_the_limit_are_told_to_come_later(store):
+def test_streams_beyond_the_limit_are_unavailable(store):
     with (
         OtapGrpcReceiver(store, SETTINGS, otap=OtapSettings(streams_max=1)) as receiver,
         Client(receiver.port) as client,
@@ -290,7 +288,7 @@ def test_streams_beyond_the_limit_are_told_to_come_later(store):
             assert third.statuses() == []
 
 
-def test_no_more_is_read_than_may_wait_for_a_status(store):
+def test_reading_stops_when_too_many_batches_wait_for_a_status(store):
     store.sync_gate = threading.Event()
     with (
         OtapGrpcReceiver(store, SETTINGS, otap=OtapSettings(batches_in_flight_max=2)) as receiver,
@@ -305,7 +303,7 @@ def test_no_more_is_read_than_may_wait_for_a_status(store):
         assert len(client.statuses()) == 5
 
 
-def test_an_idle_stream_is_ended_in_peace(store):
+def test_an_idle_stream_is_ended_with_ok(store):
     with (
         OtapGrpcReceiver(store, SETTINGS, otap=OtapSettings(stream_idle_s=0.05)) as receiver,
         Client(receiver.port) as client,
@@ -313,7 +311,7 @@ def test_an_idle_stream_is_ended_in_peace(store):
         assert client.statuses() == []
 
 
-def test_dictionaries_that_grow_end_a_stream_before_they_are_refused(store):
+def test_a_stream_is_ended_before_its_dictionaries_exceed_the_limit(store):
     otap = OtapSettings(stream_dictionaries_bytes_max=60_000)
     with OtapGrpcReceiver(store, SETTINGS, otap=otap) as receiver:
         encoder = StreamEncoder("logs")
@@ -326,7 +324,7 @@ def test_dictionaries_that_grow_end_a_stream_before_they_are_refused(store):
     assert {status.code for status in statuses} == {StatusCode.OK}
 
 
-def test_the_dictionaries_of_all_streams_have_one_limit(store):
+def test_the_dictionaries_of_all_streams_share_a_limit(store):
     otap = OtapSettings(stream_dictionaries_bytes_max=100_000, dictionaries_bytes_max=100_000)
     with OtapGrpcReceiver(store, SETTINGS, otap=otap) as receiver:
         clients = [Client(receiver.port) for _ in range(6)]
@@ -347,7 +345,7 @@ def test_a_message_over_the_limit_ends_the_stream(store):
         assert client.ended().code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_who_is_not_known_gets_no_stream(store):
+def test_an_unauthenticated_client_gets_no_stream(store):
     security = SecuritySettings(auth=AuthSettings(tokens=("secret",)))
     settings = OtlpSettings(listening_addr="127.0.0.1:0", security=security)
     with OtapGrpcReceiver(store, settings) as receiver:

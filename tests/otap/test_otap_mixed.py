@@ -1,4 +1,4 @@
-"""One read of a view sees whole requests and tables, in the order in which they were stored."""
+"""A view returns the rows of requests and tables in the order in which they were stored."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,7 +42,7 @@ def reader_of(*, fail: bool = True) -> PartitionReader:
     return PartitionReader("rows", "logs", None, target, fail)
 
 
-def test_requests_and_tables_come_out_in_one_read(tmp_path):
+def test_one_read_returns_requests_and_tables(tmp_path):
     """Few rows of tables and many, between requests."""
     spans = spans_of(
         tmp_path,
@@ -67,7 +67,7 @@ def test_requests_and_tables_come_out_in_one_read(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [2, 200])
-def test_tables_that_cannot_be_read_are_told_and_passed_over_when_asked(tmp_path, rows):
+def test_invalid_tables_are_reported_and_skipped_if_requested(tmp_path, rows):
     # What makes them tables of OTAP; else the slot is somebody else's.
     resources = pa.array([{"id": 0}] * rows, pa.struct([("id", pa.uint16())]))
     broken = Bundle({30: pa.RecordBatch.from_pydict({"resource": resources, "severity_text": list(range(rows))})})
@@ -79,7 +79,7 @@ def test_tables_that_cannot_be_read_are_told_and_passed_over_when_asked(tmp_path
     assert set(kept.column("_index").to_pylist()) == {0, 2}
 
 
-def test_parquet_gets_rows_of_both_and_other_slots_as_they_are(tmp_path):
+def test_parquet_has_rows_of_both_and_other_slots_unchanged(tmp_path):
     """The writer of the Parquet exporter, as it runs in a task."""
     other = Bundle({7: pa.RecordBatch.from_pydict({"x": [1, 2]})})
     spans = spans_of(tmp_path, [whole(request(0, 3)), *iter_bundles(request(3, 100), "logs"), other])

@@ -1,4 +1,4 @@
-"""The page docs/formats/otap.md says what the code does."""
+"""The page docs/formats/otap.md matches the code."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Streams recorded from other implementations decode to the requests they were made from."""
+"""Recorded streams of other implementations decode to their requests."""
 
 import pyarrow as pa
 import pytest
@@ -7,7 +7,7 @@ from otap_ways import CASES, Line, bytes_of, parsed, restored, weighed
 
 from quiver.otap.stream.arrow_message import decode_records
 from quiver.otap.stream.decoder import ArrowBatch, StreamDecoder
-from quiver.otap.stream.ipc_pieces import DICTIONARY, SCHEMA, pieces_of
+from quiver.otap.stream.ipc_messages import DICTIONARY, SCHEMA, parse_messages
 from quiver.otap.tables.payload_schema import ENCODING, TABLES
 
 BY_NAME = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -31,7 +31,7 @@ def test_checklist_16_a_recorded_stream_decodes_to_its_requests(case):
 
 
 @EVERY_STREAM
-def test_checklist_17_what_was_recorded_goes_on_over_a_stream_of_ours(case):
+def test_checklist_17_recorded_tables_are_sent_over_our_streams(case):
     """Tables of others, with their nulls and shared scope ids, are sorted, renumbered and sent."""
     line = Line(case["signal"])
     for batch in decoded(case):
@@ -40,7 +40,7 @@ def test_checklist_17_what_was_recorded_goes_on_over_a_stream_of_ours(case):
 
 
 @BY_NAME
-def test_checklist_21_decoded_tables_say_that_their_ids_are_plain(case):
+def test_checklist_21_decoded_tables_mark_their_ids_as_plain(case):
     for batch in decoded(case):
         for payload, table in batch.tables.items():
             for column in TABLES[payload].columns:
@@ -60,8 +60,8 @@ def test_checklist_2_batches_are_counted_from_zero():
     assert [batch.batch_id for batch in decoded(CASES["logs_delta_dictionaries"])] == list(range(6))
 
 
-def test_checklist_5_header_blocks_are_handed_on():
-    """The second batch says in three bytes what the first said in many: whoever decodes them needs them all."""
+def test_checklist_5_header_blocks_are_passed_on():
+    """The second batch refers to headers of the first: a decoder needs all of them."""
     lengths = [len(batch.headers) for batch in decoded(CASES["logs_headers"])]
     assert lengths[0] > 30
     assert lengths[1] == 3
@@ -69,15 +69,15 @@ def test_checklist_5_header_blocks_are_handed_on():
 
 def records_of(name: str) -> list[tuple[str, int, list]]:
     return [
-        (payload.schema_id, payload.payload, pieces_of(payload.record))
+        (payload.schema_id, payload.payload, parse_messages(payload.record))
         for message in CASES[name]["otap"]
         for payload in decode_records(bytes_of(message)).payloads
     ]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES.values() if "schemas" in case], ids=lambda case: case["name"])
-def test_checklist_8_the_pieces_are_those_that_were_recorded(case):
-    """Schemas, deltas and replacements are counted by reading the IPC messages without Arrow."""
+def test_checklist_8_the_ipc_messages_are_those_that_were_recorded(case):
+    """Schemas, deltas and replacements are counted by parsing the IPC messages without Arrow."""
     schemas = deltas = replaced = 0
     seen = set()
     for schema_id, _, pieces in records_of(case["name"]):
@@ -99,8 +99,8 @@ def test_checklist_7_roots_come_first_from_one_and_later_from_the_other():
 
 
 def test_checklist_9_buffers_come_with_and_without_compression():
-    plain = pieces_of(decode_records(bytes_of(CASES["logs_no_ipc_compression"]["otap"][0])).payloads[0].record)
-    packed = pieces_of(decode_records(bytes_of(CASES["logs_sdk"]["otap"][0])).payloads[0].record)
+    plain = parse_messages(decode_records(bytes_of(CASES["logs_no_ipc_compression"]["otap"][0])).payloads[0].record)
+    packed = parse_messages(decode_records(bytes_of(CASES["logs_sdk"]["otap"][0])).payloads[0].record)
     assert plain[-1].bytes_inflated > 0
     assert packed[-1].bytes_inflated > 0
     assert isinstance(pa.Codec("zstd"), pa.Codec)

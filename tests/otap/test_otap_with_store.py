@@ -1,4 +1,4 @@
-"""A store between OTAP streams: in by the receiver, out by the sender, read as views, with nothing lost on the way."""
+"""A store between OTAP streams: filled by the receiver, drained by the sender, read as views, without loss."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def merged(bundles, signal: str):
 
 @pytest.mark.parametrize("signal", ["logs", "traces", "metrics"])
 def test_from_a_stream_through_two_stores(tmp_path, signal):
-    """Stream → store → sender → stream → store: the second holds what the first does."""
+    """Stream → store → sender → stream → store: both stores have the same data."""
     first, second = (quiver.open(tmp_path / name, settings=SEALED_BY_HAND) for name in ("first", "second"))
     with first, second, OtapGrpcReceiver(second, SETTINGS) as far:
         out = first.register("out", start="earliest")
@@ -101,7 +101,7 @@ def test_a_pipeline_file_names_both_ends():
         ("timeout: 3s", "stream_lifetime: 0", "stream_lifetime must be above 0"),
     ],
 )
-def test_mistakes_in_a_pipeline_file_are_told(old, new, reason):
+def test_mistakes_in_a_pipeline_file_are_reported(old, new, reason):
     with pytest.raises(PipelineError, match=reason):
         load_pipeline(NODES.replace(old, new), source="p.yaml", values={})
 

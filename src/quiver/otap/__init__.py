@@ -1,24 +1,24 @@
 """
-OTLP export requests, OTAP tables and flat views, each from the other: pure functions over bytes and Arrow.
+Conversions between OTLP export requests, OTAP tables and flat views: pure functions over bytes and Arrow.
 
-======================  =======================================================================================
+======================  ==================================================================================
 module                  purpose
-======================  =======================================================================================
-`stream/`               OTAP streams: Arrow IPC messages of a connection, decoded and encoded. Pure
-`tables/`               OTAP tables: made from OTLP requests, and turned back into them. Pure
-`views/`                Flat views: one row for each log record, span or data point. Pure
-`stored.py`             `stored_requests`: what slots hold of a signal, whole or as tables
-`request.py`            is it a request, and how large do its rows get?
-`request_shapes.py`     how requests nest
-`wire_schema.py`        message descriptions cut down to what a view shows
-`any_values.py`         attributes and values as they stand on the wire → keys and arms
-`nested_values.py`      arrays and maps inside them → another notation: `nested_json.py`, `nested_cbor.py`
-`arrays.py`             building blocks of all these; `typed_arrays.py`
+======================  ==================================================================================
+`stream/`               OTAP streams: decoding and encoding of their Arrow IPC messages (pure)
+`tables/`               OTAP tables: conversion from and to OTLP requests (pure)
+`views/`                flat views: one row per log record, span or data point (pure)
+`stored.py`             `stored_requests`: the requests and tables of one signal in a bundle's slots
+`request.py`            validation of a request, and an estimate of the size of its rows
+`request_shapes.py`     the nesting of requests, by signal
+`wire_schema.py`        protobuf descriptors reduced to the fields that a view shows
+`any_values.py`         encoded attributes and values → keys and values by type
+`nested_values.py`      arrays and maps inside values → another notation
+`nested_cbor.py`        arrays and maps inside values → CBOR
+`arrays.py`             building blocks for columns from decoded Arrow arrays
 `bundles.py`            `from_otlp`, `iter_bundles`, `to_otlp`: requests ↔ bundles of OTAP tables
-`record_split.py`       a request divided between records into smaller ones
-`conversion_errors.py`  how conversion gives up inside this package
-`nested_cbor.py`        Arrays and maps inside AnyValues → CBOR, as `cbor.encode_value` writes it for one value
-======================  =======================================================================================
+`record_split.py`       splitting of a request into smaller ones, between records
+`conversion_errors.py`  the exception for failed conversions inside this package
+======================  ==================================================================================
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
 """
-Attributes and AnyValues as they stand on the wire → keys and arms, whole columns at a time.
+Encoded attributes and AnyValues → keys and values by type (the arms of the oneof), one column at a time.
 
-The decoder of requests hands them over as bytes, which costs it a fifth of taking them apart. Here they are taken
-apart in the shape that every encoder writes: the key, then the value, one arm, nothing behind it. What has another
-shape (a value before its key, an arm in two parts, a field that nobody knows) is refused as `FallbackNeededError`.
+The request decoder returns them as bytes, at a fifth of the cost of decoding them. They are decoded here in the form
+that every encoder writes: the key, then the value, with one arm and nothing after it. Other forms (a value before its
+key, an arm in two parts, an unknown field) raise `FallbackNeededError`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from quiver.otap.arrays import FallbackNeededError, counts_of, placed
 
-__all__ = ["KINDS", "AnyValues", "Wire", "any_values", "key_values", "lone_values"]
+__all__ = ["KINDS", "AnyValues", "Wire", "any_values", "key_values", "optional_values"]
 
 KINDS = {
     "string_value": 1, "int_value": 2, "double_value": 3, "bool_value": 4, "kvlist_value": 5,
     "array_value": 6, "bytes_value": 7,
 }  # fmt: skip
-"""Arm → its number in OTAP; 0 is a value that is not set."""
+"""Arm → its number in OTAP; 0 is an unset value."""
 
 _TYPES = {
     "string_value": pa.string(), "int_value": pa.int64(), "double_value": pa.float64(), "bool_value": pa.bool_(),
@@ -30,7 +30,7 @@ _TYPES = {
 }  # fmt: skip
 _WIRE_TYPES = {"int_value": 0, "bool_value": 0, "double_value": 1}
 _LENGTH_DELIMITED = 2
-_STRANGE = 255
+_UNUSUAL = 255
 _PADDING = 16
 _CONTINUES = 0x80
 _VARINT_BYTES_MAX = 10
@@ -44,13 +44,13 @@ def _tag(message: Any, name: str) -> int:
 
 
 _KEY_TAG, _VALUE_TAG = _tag(KeyValue, "key"), _tag(KeyValue, "value")
-_KIND_OF_TAG = np.full(256, _STRANGE, np.uint8)
+_KIND_OF_TAG = np.full(256, _UNUSUAL, np.uint8)
 for _arm, _kind in KINDS.items():
     _KIND_OF_TAG[_tag(AnyValue, _arm)] = _kind
 
 
 class Wire:
-    """The bytes that all messages of a column lie in, with zeros behind, so that a look ahead stays inside."""
+    """The bytes of all messages of a column, padded with zeros so that reading ahead stays in bounds."""
 
     def __init__(self, messages: pa.Array) -> None:
         offsets, data = messages.buffers()[1:]
@@ -63,7 +63,7 @@ class Wire:
         self.starts, self.ends = places[:-1].astype(np.int64), places[1:].astype(np.int64)
 
     def lengths(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lengths written at these places, and where what they measure begins."""
+        """Return the lengths encoded at these offsets, and the offsets of their contents."""
         first = self.raw.take(at).astype(np.int64)
         if not len(first) or int(first.max()) < _CONTINUES:
             return first, at + 1
@@ -77,9 +77,9 @@ class Wire:
 
     def cut(self, starts: np.ndarray, ends: np.ndarray) -> pa.Array:
         """
-        Return the bytes between these places, which ascend, in a column of their own.
+        Return the bytes between these ascending offsets as a column.
 
-        Every other value of an array whose offsets are starts and ends in turn is what lies between two of them.
+        In an array whose offsets are starts and ends in turn, every other value is such a range.
         """
         if not len(starts):
             return pa.array([], pa.binary())
@@ -90,7 +90,7 @@ class Wire:
 
     def text(self, starts: np.ndarray, ends: np.ndarray) -> pa.Array:
         """
-        Return the same as strings.
+        Return the bytes between these ascending offsets as strings.
 
         Raises:
             FallbackNeededError: they are not UTF-8.
@@ -103,24 +103,24 @@ class Wire:
 
 class AnyValues:
     """
-    A column of values. `field` makes one arm of it, null where a value has another.
+    A column of values. `field` returns one arm, with null where a value has another one.
 
     Attributes:
-        kinds: which arm each value has, numbered as in `KINDS`.
+        kinds: the arm of each value, numbered as in `KINDS`.
     """
 
     def __init__(self, wire: Wire, starts: np.ndarray, ends: np.ndarray) -> None:
         self._wire, self._starts, self._ends = wire, starts, ends
         self.kinds = np.where(ends > starts, _KIND_OF_TAG.take(wire.raw.take(starts)), 0)
-        self._counts = np.bincount(self.kinds, minlength=_STRANGE + 1)
-        if self._counts[_STRANGE]:
+        self._counts = np.bincount(self.kinds, minlength=_UNUSUAL + 1)
+        if self._counts[_UNUSUAL]:
             raise FallbackNeededError
 
     def __len__(self) -> int:
         return len(self.kinds)
 
     def has(self, name: str) -> bool:
-        """Say whether any value has this arm."""
+        """Return whether any value has this arm."""
         return bool(self._counts[KINDS[name]])
 
     def field(self, name: str) -> pa.Array:
@@ -128,7 +128,7 @@ class AnyValues:
         Return the arm of this name.
 
         Raises:
-            FallbackNeededError: a value is not written as encoders write it, or a string is not UTF-8.
+            FallbackNeededError: a value has an unusual encoding, or a string is not UTF-8.
         """
         if not self.has(name):
             return pa.nulls(len(self), _TYPES[name])
@@ -154,10 +154,10 @@ class AnyValues:
 
     def nested(self, name: str) -> tuple[pa.Array, np.ndarray]:
         """
-        Return the serialised arrays, or maps, and the rows that they are of.
+        Return the serialized arrays or maps, and their rows.
 
         Raises:
-            FallbackNeededError: a value is not written as encoders write it.
+            FallbackNeededError: a value has an unusual encoding.
         """
         if not self.has(name):
             return pa.array([], pa.binary()), np.zeros(0, np.int64)
@@ -194,10 +194,10 @@ class AnyValues:
 
 def key_values(messages: pa.Array) -> tuple[pa.Array, AnyValues]:
     """
-    Return the keys and the values of serialised `KeyValue` messages.
+    Return the keys and values of serialized `KeyValue` messages.
 
     Raises:
-        FallbackNeededError: one is not written as encoders write it, or a key is not UTF-8.
+        FallbackNeededError: a message has an unusual encoding, or a key is not UTF-8.
     """
     wire = Wire(messages)
     starts, ends = wire.starts, wire.ends
@@ -221,21 +221,21 @@ def key_values(messages: pa.Array) -> tuple[pa.Array, AnyValues]:
 
 def any_values(messages: pa.Array) -> AnyValues:
     """
-    Return serialised `AnyValue` messages as a column of values.
+    Return serialized `AnyValue` messages as a column of values.
 
     Raises:
-        FallbackNeededError: one is not written as encoders write it.
+        FallbackNeededError: a value has an unusual encoding.
     """
     wire = Wire(messages)
     return AnyValues(wire, wire.starts, wire.ends)
 
 
-def lone_values(parts: pa.Array) -> AnyValues:
+def optional_values(parts: pa.Array) -> AnyValues:
     """
-    Return the values of a field that comes once or not at all: lists of one serialised `AnyValue`, or none.
+    Return the values of an optional field: lists of at most one serialized `AnyValue`.
 
     Raises:
-        FallbackNeededError: one came in several parts, which must be merged, or is not written as encoders write it.
+        FallbackNeededError: a value came in several parts, which must be merged, or has an unusual encoding.
     """
     counts = counts_of(parts)
     if int(counts.max(initial=0)) > 1:

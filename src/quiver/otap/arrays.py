@@ -1,9 +1,9 @@
 """
-Arrow arrays as decoded from the wire → the columns of a view, whole columns at a time.
+Decoded Arrow arrays → the columns of a view, one column at a time.
 
-The counterpart of `columns.py`, which makes the same columns from protobuf objects. What this one cannot do exactly it
-refuses with `FallbackNeededError`, and the objects do it: a value that was set twice on the wire, a key that is twice
-in one map, nested values that do not parse.
+The counterpart of `columns.py`, which builds the same columns from protobuf objects. Data that cannot be converted
+exactly raise `FallbackNeededError` and are converted by way of objects: a value that was set twice, a duplicate key in
+a map, invalid nested values.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _HEX = np.frombuffer("".join(f"{value:02x}" for value in range(256)).encode(), n
 
 
 class FallbackNeededError(Exception):
-    """These bytes need the careful decoder. Never leaves this package."""
+    """The data need the slower decoder by way of objects. Not raised outside of this package."""
 
 
 # -- counting ----------------------------------------------------------------------------------------------
 
 
 def counts_of(lists: pa.Array) -> np.ndarray:
-    """Return how many elements each list has."""
+    """Return the length of each list."""
     return np.diff(np.asarray(lists.offsets))
 
 
 def repeated(counts: np.ndarray) -> np.ndarray:
-    """Return for each element of lists with these lengths the index of its list."""
+    """Return, for each element of lists with these lengths, the index of its list."""
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 
@@ -65,22 +65,22 @@ def _bits(bitmap: pa.Buffer, array: pa.Array) -> np.ndarray:
 
 
 def validity(array: pa.Array) -> np.ndarray:
-    """Return where the array is not null, as booleans. Arrow's own way to numpy takes them one by one."""
+    """Return where the array is not null, as booleans. Arrow's own conversion to numpy is slow."""
     bitmap = array.buffers()[0] if array.null_count else None
     return np.ones(len(array), np.bool_) if bitmap is None else _bits(bitmap, array)
 
 
 def truths(array: pa.Array) -> np.ndarray:
-    """Return booleans; under a null stands either."""
+    """Return booleans; the value for a null is undefined."""
     return _bits(array.buffers()[1], array) if len(array) else np.zeros(0, np.bool_)
 
 
 def require_one_arm(arms: Sequence[pa.Array]) -> None:
     """
-    Return when no row has two of *arms* set: the wire may set a oneof twice, and then the last one counts.
+    Check that no row has two of *arms*: an encoding may set a oneof twice, and then the last value counts.
 
     Raises:
-        FallbackNeededError: some row has.
+        FallbackNeededError: a row has two.
     """
     used = [arm for arm in arms if arm.null_count < len(arm)]
     if len(used) < 2 or sum(len(arm) - arm.null_count for arm in used) == 0:
@@ -93,7 +93,7 @@ def require_one_arm(arms: Sequence[pa.Array]) -> None:
 
 
 def placed(values: pa.Array, there: np.ndarray) -> pa.Array:
-    """Put texts or bytes, in order, where something is *there*; null elsewhere."""
+    """Return an array with *values*, strings or bytes, in order where *there* is true, and null elsewhere."""
     if len(values) == len(there):
         return values
     _, own, data = values.buffers()
@@ -114,14 +114,14 @@ def _nulls_where(empty: np.ndarray) -> pa.Buffer | None:
 
 
 def texts(values: pa.Array) -> pa.Array:
-    """Return strings; the empty string, which OTLP cannot tell from unset, is null."""
+    """Return strings; the empty string, which OTLP cannot distinguish from unset, is null."""
     _, offsets, data = values.buffers()
     empty = counts_of_binary(values) == 0
     return pa.Array.from_buffers(pa.string(), len(values), [_nulls_where(empty), offsets, data], offset=values.offset)
 
 
 def counts_of_binary(values: pa.Array) -> np.ndarray:
-    """Return the length in bytes of each string."""
+    """Return the length of each string in bytes."""
     if len(values) == 0:
         return np.zeros(0, np.int32)
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
@@ -129,7 +129,7 @@ def counts_of_binary(values: pa.Array) -> np.ndarray:
 
 
 def hex_ids(values: pa.Array) -> pa.Array:
-    """Return ids as lower-case hex, whatever their length; an id that is empty, or all zeros, is null."""
+    """Return ids of any length as lower-case hex; an id that is empty or all zeros is null."""
     if len(values) == 0:
         return pa.array([], pa.string())
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
@@ -146,16 +146,16 @@ def hex_ids(values: pa.Array) -> pa.Array:
 
 
 def _without_bits(raw: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return which of the strings in *raw* are empty or zeros only."""
+    """Return which of the strings in *raw* are empty or all zeros."""
     unset: np.ndarray = np.diff(offsets) == 0
     starts = offsets[:-1][~unset]
-    if len(starts):  # empty ones take no bytes: what is left stands side by side
+    if len(starts):  # empty strings have no bytes, so the others are contiguous
         unset[~unset] = np.bitwise_or.reduceat(raw, starts) == 0
     return unset
 
 
 def signed(values: pa.Array) -> pa.Array:
-    """Return unsigned 64-bit numbers as int64; what does not fit is null."""
+    """Return unsigned 64-bit numbers as int64; numbers that do not fit are null."""
     numbers = np.asarray(values)
     if len(numbers) and int(numbers.max()) > _INT64_MAX:
         return pa.array(numbers.view(np.int64), pa.int64(), mask=numbers > _INT64_MAX)
@@ -167,7 +167,7 @@ nanoseconds = signed
 
 
 def times(values: pa.Array) -> pa.Array:
-    """Return nanoseconds since the epoch as timestamps, cut to the microsecond; 0 (unknown) is null."""
+    """Return nanoseconds since the epoch as timestamps, truncated to microseconds; 0 (unknown) is null."""
     numbers = np.asarray(values)
     micros = (numbers // np.uint64(1000)).view(np.int64)
     unknown = numbers == 0
@@ -180,7 +180,7 @@ def widened(values: pa.Array) -> pa.Array:
 
 
 def codes(values: pa.Array, names: Sequence[str]) -> pa.Array:
-    """Return the names of enumeration numbers; a number without a name is written in digits."""
+    """Return the names of enumeration numbers; a number without a name is returned as digits."""
     numbers = np.asarray(values)
     if not len(numbers) or (int(numbers.min()) >= 0 and int(numbers.max()) < len(names)):
         return pa.array(names, pa.string()).take(values)
@@ -190,7 +190,7 @@ def codes(values: pa.Array, names: Sequence[str]) -> pa.Array:
 
 
 def relist(lists: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return lists as long as *lists* over other *values*."""
+    """Return lists with the lengths of *lists* over other *values*."""
     return pa.ListArray.from_arrays(lists.offsets, values, type=kind)
 
 
@@ -199,10 +199,10 @@ def relist(lists: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def require_distinct(keys: pa.Array, counts: np.ndarray) -> None:
     """
-    Return when no list has a key twice. Readers of Arrow maps may fail on a batch that has.
+    Check that no list has a duplicate key, on which readers of Arrow maps may fail.
 
     Raises:
-        FallbackNeededError: some list has.
+        FallbackNeededError: a list has one.
     """
     if not len(keys) or int(counts.max(initial=0)) < 2:
         return
@@ -210,7 +210,7 @@ def require_distinct(keys: pa.Array, counts: np.ndarray) -> None:
     distinct = len(encoded.dictionary)
     which = np.asarray(encoded.indices)
     if distinct <= len(_BITS):
-        # One bit per key: sums of distinct bits are the same as their union.
+        # One bit per key: the sum of distinct bits equals their union.
         bits = _BITS.take(which)
         starts = (np.cumsum(counts) - counts)[counts > 0]
         if (np.add.reduceat(bits, starts) != np.bitwise_or.reduceat(bits, starts)).any():

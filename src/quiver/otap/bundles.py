@@ -1,7 +1,7 @@
 """
-OTLP export requests ↔ bundles of OTAP tables: what the store keeps of either.
+OTLP export requests ↔ bundles of OTAP tables.
 
-A bundle holds the tables under their payload types, ids plain and marked as such, or the whole request in one slot.
+A bundle has either the tables, in the slots of their payload types with plain ids, or the request in one slot.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ __all__ = ["from_otlp", "iter_bundles", "to_otlp"]
 
 def from_otlp(data: bytes | memoryview, signal: str, *, ingested_at_ns: int | None = None) -> Bundle:
     """
-    Return an OTLP export request in protobuf as one bundle of tables with plain ids.
+    Convert an OTLP export request in protobuf to one bundle of tables with plain ids.
 
-    The ids of log records, spans and metrics have 16 bits, so a bundle holds at most 65,535 of them. `iter_bundles`
-    has no such limit. A request without records gives a bundle without slots.
+    Ids of log records, spans and metrics have 16 bits, so a bundle has at most 65,535 of them. `iter_bundles` has no
+    such limit. A request without records becomes a bundle without slots.
 
-    Tables cannot hold resources and scopes without records, nor entity references. Store the request itself where
-    these matter.
+    Tables cannot represent resources and scopes without records, nor entity references. To keep these, store the
+    request itself.
 
     Raises:
         InvalidBundleError: the bytes are not such a request, a trace or span id has the wrong length, the rows would
-        take
-            too much memory, or the request needs more than one bundle.
+            take too much memory, or the request needs more than one bundle.
         UsageError: no such signal.
     """
     bundles = list(iter_bundles(data, signal, ingested_at_ns=ingested_at_ns))
     if len(bundles) > 1:
         raise InvalidBundleError(
-            f"a bundle holds at most {ROOT_ROWS_MAX:,} records; this request needs {len(bundles)} bundles: "
+            f"a bundle has at most {ROOT_ROWS_MAX:,} records; this request needs {len(bundles)} bundles: "
             "use otap.iter_bundles"
         )
     return bundles[0] if bundles else Bundle({}, ingested_at_ns=ingested_at_ns)
@@ -48,13 +47,12 @@ def from_otlp(data: bytes | memoryview, signal: str, *, ingested_at_ns: int | No
 
 def iter_bundles(data: bytes | memoryview, signal: str, *, ingested_at_ns: int | None = None) -> Iterator[Bundle]:
     """
-    Return an iterator over an OTLP export request in protobuf as bundles of tables, in the order of its records.
+    Convert an OTLP export request in protobuf to an iterator of bundles of tables, in the order of its records.
 
-    Every bundle but the last has 65,535 records. A request without records gives no bundle.
+    Every bundle but the last has 65,535 records. A request without records yields no bundle.
 
     Raises:
-        InvalidBundleError: as `from_otlp`, except that the request may have any number of records. Raised by this call,
-            not by the iterator.
+        InvalidBundleError: as for `from_otlp`, but for any number of records. Raised by this call, not by the iterator.
         UsageError: no such signal.
     """
     converted = or_raise(tables_of_request(data, signal))
@@ -63,13 +61,13 @@ def iter_bundles(data: bytes | memoryview, signal: str, *, ingested_at_ns: int |
 
 def to_otlp(bundle: Bundle, signal: str) -> bytes:
     """
-    Return a bundle's tables as an OTLP export request in protobuf.
+    Convert a bundle's tables to an OTLP export request in protobuf.
 
-    Ids may be plain or as they travel. A bundle that holds the request itself gives it back as it came; of several,
-    all of them, one behind the other, which is what protobuf calls merged.
+    Ids may be plain or transport-encoded. If the bundle has the request itself, that is returned unchanged; several
+    requests are concatenated, which merges them.
 
     Raises:
-        InvalidBundleError: the slots hold no tables of this signal, or tables that say nothing sound.
+        InvalidBundleError: the slots have no tables of this signal, or invalid ones.
         UsageError: no such signal.
     """
     name = "traces" if view_name(signal) == "spans" else signal
@@ -78,7 +76,7 @@ def to_otlp(bundle: Bundle, signal: str) -> bytes:
         return b"".join(bundle[whole].column(0).to_pylist())
     batches: Mapping[int, pa.RecordBatch] = bundle.batches
     if not batches:
-        return b""  # what `from_otlp` made of a request without records
+        return b""  # `from_otlp` returns such a bundle for a request without records
     if SIGNALS[name].root not in batches:
         raise InvalidBundleError(f"the bundle has no {name}: slots {', '.join(map(str, bundle.slots))}")
     return or_raise(request_of_tables(batches, name)).data

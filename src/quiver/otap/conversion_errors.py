@@ -1,4 +1,4 @@
-"""How the conversion between OTLP and OTAP gives up: one exception inside the package, one answer outside of it."""
+"""Errors of the conversion between OTLP and OTAP: one exception inside the package, `Damage` outside of it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _T = TypeVar("_T")
 
 
 class ConversionError(Exception):
-    """These bytes or tables are not what they should be; the text says why. Never leaves this package."""
+    """The bytes or tables are invalid, for the reason in the message. Not raised outside of this package."""
 
 
 def or_raise(found: _T | Damage) -> _T:
     """
-    Return *found*. The public functions of this package raise where the inner ones answer with a `Damage`.
+    Return *found*, or raise if it is a `Damage`, for public functions that raise.
 
     Raises:
         InvalidBundleError: *found* is a `Damage`.

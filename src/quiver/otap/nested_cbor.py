@@ -1,4 +1,4 @@
-"""Arrays and maps inside AnyValues → CBOR, as `cbor.encode_value` writes it for one value."""
+"""Arrays and maps inside AnyValues → CBOR: the column version of `cbor.encode_value`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _NOTHING = b""
 
 def cbor_values(values: Any) -> pa.Array:
     """
-    Return arrays and maps among *values* as CBOR, null where a value is something else.
+    Return arrays and maps among *values* as CBOR, and null for other values.
 
     Raises:
-        FallbackNeededError: one does not parse, or nests very deep.
+        FallbackNeededError: a value is invalid or nests too deep.
     """
     return nested_column(values, _CBOR)
 
 
 def _heads(major: int, numbers: np.ndarray) -> pa.Array:
-    """Return the heads of items of one major type with these numbers or lengths."""
+    """Return the heads of CBOR items of one major type with these numbers or lengths."""
     if not len(numbers) or int(numbers.max()) < _SHORT:
         short = (numbers.astype(np.uint8) | np.uint8(major << 5)).tobytes()
         offsets = pa.py_buffer(np.arange(len(numbers) + 1, dtype=np.int32))
@@ -50,7 +50,7 @@ def _integers(values: pa.Array) -> pa.Array:
     negative = numbers < 0
     if not negative.any():
         return _heads(_INTEGER, numbers)
-    # ~n is -1 - n, without a step beyond the range.
+    # ~n is -1 - n, without overflow.
     written = [_heads(_INTEGER, numbers[~negative]), _heads(_NEGATIVE, ~numbers[negative])]
     places = np.where(negative, np.cumsum(negative) + np.count_nonzero(~negative), np.cumsum(~negative)) - 1
     return pa.concat_arrays(written).take(pa.array(places))
@@ -80,8 +80,8 @@ _CBOR = Notation(
     brackets={"ArrayValue": (b"\x9f", b"\xff"), "KeyValueList": (b"\xbf", b"\xff")},
     nothing=_NOTHING,
     between=_NOTHING,
-    behind_key=_NOTHING,
+    after_key=_NOTHING,
     unset=b"\xf6",
-    keys_once=False,
+    unique_keys=False,
     one=encode_value,
 )

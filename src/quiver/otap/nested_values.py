@@ -1,8 +1,8 @@
 """
-Arrays and maps inside AnyValues → another notation, a whole column at a time.
+Arrays and maps inside AnyValues → another notation, one column at a time.
 
-A value that is there often is written once. Nested values in nested values are one more column, not one more call
-per value.
+A value that occurs often is converted once. Values inside nested values are another column, not another call for each
+value.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from quiver.otap.wire_schema import nested_handler
 __all__ = ["Notation", "nested_column"]
 
 _DEPTH_MAX = 20
-"""Deeper ones are left to the objects, whose parser knows how deep is too deep."""
+"""Deeper values are converted by way of objects, whose parser has the exact limit."""
 
 _FEW = 40
-"""So many different values are written one by one in less time than the steps for a column take."""
+"""Up to this many distinct values, converting them individually is faster than by column."""
 
 _NESTED = {"array_value": "ArrayValue", "kvlist_value": "KeyValueList"}
 
@@ -35,18 +35,18 @@ _NESTED = {"array_value": "ArrayValue", "kvlist_value": "KeyValueList"}
 @dataclass(frozen=True, slots=True)
 class Notation:
     """
-    How values are written.
+    A notation of nested values.
 
     Attributes:
-        leaves: arm → what writes those of its values that are there.
-        type: what is written.
-        brackets: message → what stands before and behind its elements.
-        nothing: no text of that type.
-        between: what stands between two elements.
-        behind_key: what stands between a key and its value.
-        unset: a value that is not set.
-        keys_once: a key that is twice in one map is odd.
-        one: writes a single value, an `AnyValue`; what a handful of different ones are written with.
+        leaves: arm → the function that converts its non-null values.
+        type: the Arrow type of the result.
+        brackets: message → the text before and after its elements.
+        nothing: the empty text of that type.
+        between: the text between two elements.
+        after_key: the text between a key and its value.
+        unset: the text of an unset value.
+        unique_keys: whether a duplicate key in a map needs the fallback.
+        one: converts a single `AnyValue`; used for a few distinct values.
     """
 
     leaves: Mapping[str, Callable[[pa.Array], pa.Array]]
@@ -54,18 +54,18 @@ class Notation:
     brackets: Mapping[str, tuple[str | bytes, str | bytes]]
     nothing: str | bytes
     between: str | bytes
-    behind_key: str | bytes
+    after_key: str | bytes
     unset: str | bytes
-    keys_once: bool
+    unique_keys: bool
     one: Callable[[Any], str | bytes]
 
 
 def nested_column(values: Any, notation: Notation) -> pa.Array:
     """
-    Return what of *values* is an array or a map in *notation*, null where a value is something else.
+    Return arrays and maps among *values* in *notation*, and null for other values.
 
     Raises:
-        FallbackNeededError: one does not parse, has a key twice where that matters, or nests very deep.
+        FallbackNeededError: a value is invalid, has a duplicate key where keys must be unique, or nests too deep.
     """
     parts: list[pa.Array] = []
     places: list[np.ndarray] = []
@@ -86,10 +86,10 @@ def nested_column(values: Any, notation: Notation) -> pa.Array:
 
 def _written(raw: pa.Array, message: str, notation: Notation, *, depth: int = 0) -> pa.Array:
     """
-    Return serialised messages (`ArrayValue`, `KeyValueList`) in *notation*; none of them is null.
+    Return serialized messages (`ArrayValue`, `KeyValueList`), without nulls, in *notation*.
 
     Raises:
-        FallbackNeededError: one does not parse, has a key twice where that matters, or nests very deep.
+        FallbackNeededError: a value is invalid, has a duplicate key where keys must be unique, or nests too deep.
     """
     if depth > _DEPTH_MAX:
         raise FallbackNeededError
@@ -106,10 +106,10 @@ def _written(raw: pa.Array, message: str, notation: Notation, *, depth: int = 0)
         texts = _values(any_values(elements), notation, depth)
     else:
         keys, values = key_values(elements)
-        if notation.keys_once:
+        if notation.unique_keys:
             require_distinct(keys, counts_of(lists))
         write_key = notation.leaves["string_value"]
-        texts = pc.binary_join_element_wise(write_key(keys), _values(values, notation, depth), notation.behind_key)
+        texts = pc.binary_join_element_wise(write_key(keys), _values(values, notation, depth), notation.after_key)
     joined = pc.binary_join(pa.ListArray.from_arrays(lists.offsets, texts), notation.between)
     opening, closing = notation.brackets[message]
     return pc.binary_join_element_wise(opening, joined, closing, notation.nothing).take(encoded.indices)
@@ -124,7 +124,7 @@ def _one(data: bytes, message: str, notation: Notation, depth: int) -> str | byt
     except DecodeError as error:
         raise FallbackNeededError from error
     left = _DEPTH_MAX - depth
-    if len(data) > 2 * left and _depth(value) > left:  # a level takes two bytes, or more
+    if len(data) > 2 * left and _depth(value) > left:  # a level takes at least two bytes
         raise FallbackNeededError
     return notation.one(value)
 
@@ -135,7 +135,7 @@ def _depth(value: Any) -> int:
 
 
 def _values(values: Any, notation: Notation, depth: int) -> pa.Array:
-    """Write each arm for the rows that have it, and bring the rows back into order."""
+    """Convert each arm for the rows that have it, and restore the order of the rows."""
     parts: list[pa.Array] = []
     places: list[np.ndarray] = []
     for arm, kind in KINDS.items():

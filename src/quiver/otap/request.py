@@ -1,9 +1,9 @@
 """
-An OTLP export request as it came over the wire: is it one, and how large do its rows get?
+Validation of an encoded OTLP export request, and an estimate of the size of its rows.
 
-`parse_request` looks at all of it; `measure_request` at its nesting only, ten times as fast. The parser refuses
-what the protobuf library refuses: truncation, invalid UTF-8, groups that do not balance, messages nested deeper
-than about 100. Unknown fields are skipped.
+`parse_request` parses all of it; `measure_request` only parses its nesting, ten times as fast. The protobuf library
+refuses truncated messages, invalid UTF-8, unbalanced groups, and nesting deeper than about 100 messages. Unknown fields
+are skipped.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["ROWS_BYTES_MAX", "Measured", "Request", "measure_request", "parse_re
 
 ROWS_BYTES_MAX = 256 * 1024 * 1024
 """
-A request whose rows would take more is refused: a resource is repeated on every row, so that a few megabytes
-on the wire (one resource of 2 MB, a million empty records) could otherwise become terabytes.
+The maximum size of a request's rows. A resource is repeated on every row, so a few encoded megabytes (one resource of
+2 MB, a million empty records) could otherwise become terabytes.
 """
 
 _PART_BYTES_MAX = 64 * 1024
 _METRIC_KINDS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
 _ROW_BYTES = 300
-"""What a row takes in Arrow when nothing in it is set."""
+"""The size of an empty row in Arrow."""
 
 
 _Accepted = TypeVar("_Accepted")
@@ -43,8 +43,8 @@ class Request:
 
     Attributes:
         message: the protobuf object.
-        rows: log records, spans or data points in it.
-        rows_bytes: about what its rows take as Arrow.
+        rows: the number of its log records, spans or data points.
+        rows_bytes: the estimated size of its rows in Arrow.
     """
 
     message: Message
@@ -54,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A request whose nesting was parsed: how many rows it has, and about what they take as Arrow."""
+    """The number of rows of a request, and their estimated size in Arrow."""
 
     rows: int
     rows_bytes: int
@@ -62,10 +62,10 @@ class Measured:
 
 def measure_request(data: bytes | memoryview, signal: str) -> Measured | Damage:
     """
-    Return how large the rows of a request get, or why these bytes are none or are refused.
+    Return the size of a request's rows, or why the bytes are not a valid request.
 
-    What lies inside records is not looked at, save that it cannot nest deep enough to exhaust a decoder's stack: a
-    part of a large request that is large itself is parsed whole.
+    The contents of records are not parsed, except that they must not nest deep enough to exhaust a decoder's stack: if
+    a part of a large request is large itself, the request is parsed completely.
 
     Raises:
         UsageError: no such signal.
@@ -74,7 +74,7 @@ def measure_request(data: bytes | memoryview, signal: str) -> Measured | Damage:
     try:
         message: Any = shell_class(view).FromString(data)
     except DecodeError:
-        read = parse_request(data, view)  # says it in the words of the real message
+        read = parse_request(data, view)  # for an error message with the name of the real message
         return read if isinstance(read, Damage) else Measured(read.rows, read.rows_bytes)
     if len(data) > _PART_BYTES_MAX and _largest_part(message) > _PART_BYTES_MAX:
         read = parse_request(data, view)
@@ -85,7 +85,7 @@ def measure_request(data: bytes | memoryview, signal: str) -> Measured | Damage:
 
 def parse_request(data: bytes | memoryview, signal: str) -> Request | Damage:
     """
-    Return the parsed request, or why these bytes are none or are refused. Empty bytes are a request without rows.
+    Return the parsed request, or why the bytes are not a valid request. Empty bytes are a request without rows.
 
     Raises:
         UsageError: no such signal.
@@ -106,7 +106,7 @@ def _bounded(wire_bytes: int, rows: int, repeated_bytes: int, accept: Callable[[
     if rows_bytes > ROWS_BYTES_MAX:
         return Damage(
             0,
-            f"its {rows} rows, with resource and scope on each, take {rows_bytes} bytes; the most is {ROWS_BYTES_MAX}",
+            f"its {rows} rows, with resource and scope on each, take {rows_bytes} bytes; the limit is {ROWS_BYTES_MAX}",
         )
     return accept(rows_bytes)
 
@@ -117,7 +117,7 @@ def _byte_size(message: Any) -> int:
 
 
 def _largest_part(message: Any) -> int:
-    """Return the length of the largest part that a shell parse left as bytes."""
+    """Return the length of the largest part that the shell parse left as bytes."""
     largest = 0
     for field, value in message.ListFields():
         parts = value if field.is_repeated else (value,)
@@ -129,7 +129,7 @@ def _largest_part(message: Any) -> int:
 
 
 def _measure(message: Any, view: str, size_of: Callable[[Any], int]) -> tuple[int, int]:
-    """Return how many rows a request has, and the bytes of what is repeated on them."""
+    """Return the number of rows, and the size of the data repeated on them."""
     shape = SHAPES[view]
     rows = 0
     repeated = 0

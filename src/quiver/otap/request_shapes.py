@@ -1,4 +1,4 @@
-"""How an OTLP export request nests, per view."""
+"""The nesting of OTLP export requests, by view."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["SHAPES", "RequestShape"]
 @dataclass(frozen=True, slots=True)
 class RequestShape:
     """
-    How a signal's request nests.
+    The nesting of a signal's request.
 
     Attributes:
         request: the protobuf class.
-        resources: its repeated field of resources.
-        scopes: a resource's repeated field of scopes.
-        items: a scope's repeated field of records, spans or metrics.
+        resources: the name of its repeated field of resources.
+        scopes: the name of a resource's repeated field of scopes.
+        items: the name of a scope's repeated field of records, spans or metrics.
     """
 
     request: Any
@@ -38,4 +38,4 @@ SHAPES = MappingProxyType(
         "metrics": RequestShape(ExportMetricsServiceRequest, "resource_metrics", "scope_metrics", "metrics"),
     }
 )
-"""View → how its requests nest."""
+"""View → the nesting of its requests."""

@@ -1,4 +1,4 @@
-"""What a store holds of a signal: whole export requests as they came, and tables, each to be seen as a view."""
+"""The data of one signal in a bundle: export requests as they were received, and tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quiver.primitives.scan import Damage
 __all__ = ["StoredTables", "slots_of_view", "split_stored", "stored_requests"]
 
 _ROWS_MIN = 64
-"""Fewer rows than this are cheaper as one more request among others than as a batch of their own."""
+"""Fewer rows than this are cheaper to decode as a request together with others than as separate tables."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +25,7 @@ class StoredTables:
     The tables of one signal in a bundle.
 
     Attributes:
-        tables: payload type → its rows, ids plain or as they travel.
+        tables: payload type → its rows, with plain or transport-encoded ids.
         signal: logs, traces or metrics.
     """
 
@@ -33,7 +33,7 @@ class StoredTables:
     signal: str
 
     def try_request(self) -> bytes | Damage:
-        """Return them as an export request, or why there is none."""
+        """Convert the tables to an export request, or return why they are invalid."""
         restored = request_of_tables(self.tables, self.signal)
         return restored if isinstance(restored, Damage) else restored.data
 
@@ -48,7 +48,7 @@ def _is_root(batch: pa.RecordBatch | None) -> bool:
 
 def slots_of_view(view: str) -> tuple[int, ...]:
     """
-    Return every slot that a bundle may keep the view's data in: that of whole requests, and those of its tables.
+    Return the slots that may have the view's data: that of requests, and those of tables.
 
     Raises:
         UsageError: no such view.
@@ -59,11 +59,11 @@ def slots_of_view(view: str) -> tuple[int, ...]:
 
 def stored_requests(batches: Mapping[int, pa.RecordBatch], view: str) -> Iterator[bytes | StoredTables | Damage]:
     """
-    Yield what a bundle's slots hold of one signal, as `decode_groups` takes it: requests, tables when there are many
-    rows in them, or why its tables are none.
+    Yield the data of one signal in a bundle's slots, as `decode_groups` accepts it.
 
-    Slots of other signals are passed over; a bundle without this signal yields nothing. Tables are taken for such when
-    the root says a resource for each row, as OTAP asks: whatever else uses the slot of a root stays what it is.
+    These are requests, tables if they have many rows, or the reason why tables are invalid. Slots of other signals are
+    skipped. Tables are recognized by the resource that the root table has for each row, as OTAP requires; other batches
+    in the slot of a root table are skipped.
 
     Raises:
         UsageError: no such view.
@@ -83,7 +83,7 @@ def stored_requests(batches: Mapping[int, pa.RecordBatch], view: str) -> Iterato
 def split_stored(
     batches: Mapping[int, pa.RecordBatch],
 ) -> tuple[dict[str, list[bytes | StoredTables | Damage]], dict[int, pa.RecordBatch]]:
-    """Return by view what it shows of a bundle's slots, and the slots that no view shows."""
+    """Return the slots of each view, and the slots that no view shows."""
     shown: dict[str, list[bytes | StoredTables | Damage]] = {}
     rest = dict(batches)
     for view, raw in VIEW_SLOTS.items():

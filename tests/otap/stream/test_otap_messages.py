@@ -1,4 +1,4 @@
-"""The protobuf messages of a stream, as bytes, and the IPC messages inside, before Arrow sees them."""
+"""The protobuf messages of a stream as bytes, and checks of the IPC messages inside."""
 
 import pyarrow as pa
 import pytest
@@ -15,7 +15,7 @@ from quiver.otap.stream.arrow_message import (
     encode_records,
     encode_status,
 )
-from quiver.otap.stream.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, pieces_of
+from quiver.otap.stream.ipc_messages import DICTIONARY, RECORD_BATCH, SCHEMA, parse_messages
 from quiver.otap.tables.payload_schema import SIGNALS, TABLES, root_signal
 from quiver.primitives.scan import Damage
 
@@ -29,7 +29,7 @@ def test_golden_records():
     assert decode_records(RECORDS) == records
 
 
-def test_checklist_2_batch_0_takes_no_byte():
+def test_checklist_2_batch_id_0_has_no_bytes():
     assert encode_records(0, ()) == b""
     assert decode_records(b"") == ArrowRecords(0, ())
 
@@ -47,14 +47,14 @@ def test_golden_status():
         (b"\x12\xff", "not a BatchArrowRecords"),
         (
             encode_records(0, [ArrowPayload(str(at), 30, b"") for at in range(20)]),
-            "20 payloads in a batch; the most is 19",
+            "20 payloads in a batch; the limit is 19",
         ),
         (encode_records(0, [ArrowPayload("a", 30, b"")] * 2), "two payloads of the same type"),
         (encode_records(0, [ArrowPayload("a" * 65, 30, b"")]), "a schema id of 65 characters"),
         (encode_records(0, [], b"h" * 65_537), "65537 bytes of headers"),
     ],
 )
-def test_records_that_are_refused(data, reason):
+def test_invalid_records_are_refused(data, reason):
     refused = decode_records(data)
     assert isinstance(refused, Damage)
     assert reason in refused.reason
@@ -77,8 +77,8 @@ BATCH = pa.RecordBatch.from_pydict({"a": pa.array(["x", "y", "x"]).dictionary_en
 
 
 @pytest.mark.parametrize("codec", [None, "zstd", "lz4"])
-def test_pieces(codec):
-    pieces = pieces_of(ipc(BATCH, codec))
+def test_ipc_messages_are_parsed(codec):
+    pieces = parse_messages(ipc(BATCH, codec))
     assert [piece.kind for piece in pieces] == [SCHEMA, DICTIONARY, RECORD_BATCH]
     assert [piece.rows for piece in pieces] == [0, 2, 3]
     assert pieces[-1].bytes_inflated >= 3 * 4 + 3 * 8
@@ -86,15 +86,15 @@ def test_pieces(codec):
 
 def test_an_end_of_stream_mark_is_refused():
     with pytest.raises(ConversionError, match="has 0 bytes of metadata"):
-        pieces_of(ipc(BATCH) + b"\xff\xff\xff\xff\0\0\0\0")
+        parse_messages(ipc(BATCH) + b"\xff\xff\xff\xff\0\0\0\0")
 
 
-def test_checklist_20_ipc_messages_cut_anywhere_are_fewer_or_refused():
+def test_checklist_20_truncated_ipc_messages_are_fewer_or_refused():
     data = ipc(BATCH)
-    whole = pieces_of(data)
+    whole = parse_messages(data)
     for end in range(len(data)):
         try:
-            assert pieces_of(data[:end]) == whole[: len(pieces_of(data[:end]))] != whole
+            assert parse_messages(data[:end]) == whole[: len(parse_messages(data[:end]))] != whole
         except ConversionError as refused:
             assert str(refused).startswith("IPC: ")
 
@@ -106,7 +106,7 @@ def test_checklist_20_flipped_bytes_of_ipc_are_refused_or_bounded(codec):
         for flip in (0x01, 0x80, 0xFF):
             data[at] ^= flip
             try:
-                for piece in pieces_of(bytes(data)):
+                for piece in parse_messages(bytes(data)):
                     assert piece.rows >= 0
                     assert piece.bytes_inflated >= 0
             except ConversionError as refused:

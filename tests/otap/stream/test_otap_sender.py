@@ -1,4 +1,4 @@
-"""What is sent as OTAP arrives once it is confirmed, whatever becomes of streams on the way."""
+"""Confirmed data have arrived, whatever happens to streams."""
 
 import threading
 from collections.abc import Callable
@@ -34,7 +34,7 @@ LOGS = bytes_of(CASES["logs_sdk"]["otlp"][0])
 
 
 class Shifted(SystemClock):
-    """The machine's clock, and some seconds more."""
+    """The system clock with an offset."""
 
     shift_s = 0.0
 
@@ -81,7 +81,7 @@ def sender(receiver):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.endswith(("_sdk", "_rich", "_kinds", "anyvalue"))])
-def test_what_is_sent_arrives(sender, store, case):
+def test_sent_requests_arrive(sender, store, case):
     signal = CASES[case]["signal"]
     whole, arrived = REQUESTS[VIEW_OF[signal]](), REQUESTS[VIEW_OF[signal]]()
     for name in CASES[case]["otlp"][:3]:
@@ -101,7 +101,7 @@ def test_what_is_sent_arrives(sender, store, case):
 
 @pytest.mark.parametrize("method", ["none", "gzip"])
 @pytest.mark.parametrize("payloads", ["zstd", "none"])
-def test_compressions(receiver, store, method, payloads):
+def test_all_compressions_work(receiver, store, method, payloads):
     sender = sender_to(receiver.port, OtapSenderSettings(payload_compression=payloads), compression_method=method)
     assert sender.send("logs", LOGS).outcome == "confirmed"
     sender.close()
@@ -117,14 +117,14 @@ def test_many_threads_share_a_stream(receiver, store):
     assert sorted(texts(store), key=int) == [str(at) for at in range(60)]
 
 
-def test_checklist_19_unavailable_is_sent_again_later_and_invalid_never(sender, store):
+def test_checklist_19_unavailable_is_a_retry_and_invalid_a_refusal(sender, store):
     store.failures.append(CapacityError("disk", retry_after_s=1.0))
     reply = sender.send("logs", LOGS)
     assert (reply.outcome, reply.reason) == ("retry", "UNAVAILABLE")
     assert sender.send("logs", LOGS).outcome == "confirmed"
 
 
-def test_a_stream_is_followed_by_another_after_its_life(receiver, store):
+def test_a_stream_is_replaced_after_its_lifetime(receiver, store):
     clock = Shifted()
     sender = sender_to(receiver.port, OtapSenderSettings(stream_lifetime_s=5.0), clock=clock)
     assert sender.send("logs", log_request("a")).outcome == "confirmed"
@@ -136,8 +136,8 @@ def test_a_stream_is_followed_by_another_after_its_life(receiver, store):
     assert texts(store) == ["a", "b"]
 
 
-def test_checklist_19_a_stream_that_the_receiver_ends_in_peace_is_followed_at_once(store):
-    """Each stream may hold so few bytes of dictionaries that it ends after a batch or two."""
+def test_checklist_19_a_stream_ended_with_ok_is_replaced_immediately(store):
+    """Each stream may have so few bytes of dictionaries that it ends after a batch or two."""
     otap = OtapSettings(stream_dictionaries_bytes_max=30_000)
     with OtapGrpcReceiver(store, SETTINGS, otap=otap) as receiver:
         sender = sender_to(receiver.port)
@@ -148,7 +148,7 @@ def test_checklist_19_a_stream_that_the_receiver_ends_in_peace_is_followed_at_on
     assert texts(store) == sent
 
 
-def test_checklist_19_after_a_receiver_died_everything_unconfirmed_is_sent_again(store):
+def test_checklist_19_unconfirmed_requests_are_sent_again_after_a_receiver_died(store):
     with OtapGrpcReceiver(store, SETTINGS) as first:
         port = first.port
         sender = sender_to(port, timeout_s=30.0)
@@ -164,7 +164,7 @@ def test_checklist_19_after_a_receiver_died_everything_unconfirmed_is_sent_again
     assert texts(store) == ["a", "b"]
 
 
-def test_checklist_19_a_far_side_without_otap_gets_otlp():
+def test_checklist_19_a_server_without_otap_gets_otlp():
     kept = KeptTables()
     with OtlpGrpcReceiver(kept, SETTINGS) as receiver:
         sender = sender_to(receiver.port)
@@ -174,8 +174,8 @@ def test_checklist_19_a_far_side_without_otap_gets_otlp():
     assert [bundle[60].column(0).to_pylist() for bundle in kept.kept] == [[LOGS]] * 2
 
 
-def test_a_stream_that_ended_before_its_first_batch_says_what_to_do():
-    """A far side without OTAP may say so before anything was sent."""
+def test_a_stream_may_end_before_its_first_batch():
+    """A server without OTAP may end it before anything was sent."""
     kept = KeptTables()
     with OtlpGrpcReceiver(kept, SETTINGS) as receiver:
         sender = sender_to(receiver.port)
@@ -187,14 +187,14 @@ def test_a_stream_that_ended_before_its_first_batch_says_what_to_do():
     assert kept.kept[0].slots == (60,)
 
 
-def test_what_tables_have_no_place_for_goes_as_otlp(sender, store):
+def test_requests_that_tables_cannot_represent_are_sent_as_otlp(sender, store):
     request = REQUESTS["logs"]()
     request.resource_logs.add().scope_logs.add().log_records.add(trace_id=b"short")
     assert sender.send("logs", request.SerializeToString()).outcome == "confirmed"
     assert store.kept[0].slots == (60,)
 
 
-def test_what_a_request_was_sent_without_stands_in_the_reply(sender, store):
+def test_the_reply_counts_left_out_data(sender, store):
     request = REQUESTS["logs"]()
     request.resource_logs.add(schema_url="no records")
     full = request.resource_logs.add()
@@ -208,7 +208,7 @@ def test_what_a_request_was_sent_without_stands_in_the_reply(sender, store):
 
 
 @pytest.mark.parametrize(("wanted", "left_out"), [(False, {"metric_metadata": 2}), (True, {})])
-def test_metadata_of_metrics_that_is_not_sent_stands_in_the_reply(receiver, wanted, left_out):
+def test_the_reply_counts_left_out_metadata_of_metrics(receiver, wanted, left_out):
     request = REQUESTS["metrics"]()
     metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="m")
     metric.gauge.data_points.add(as_int=1)
@@ -220,7 +220,7 @@ def test_metadata_of_metrics_that_is_not_sent_stands_in_the_reply(receiver, want
     assert (reply.outcome, reply.left_out) == ("confirmed", left_out)
 
 
-def test_what_goes_as_otlp_after_all_is_sent_without_nothing():
+def test_nothing_is_left_out_when_sent_as_otlp():
     request = REQUESTS["logs"]()
     request.ParseFromString(LOGS)
     request.resource_logs[0].resource.entity_refs.add(type="host")
@@ -231,7 +231,7 @@ def test_what_goes_as_otlp_after_all_is_sent_without_nothing():
         sender.close()
 
 
-def test_a_record_too_long_for_a_message_goes_as_otlp(receiver, store):
+def test_a_record_too_large_for_a_message_is_sent_as_otlp(receiver, store):
     sender = sender_to(receiver.port, OtapSenderSettings(payload_compression="none", message_bytes_max=65_536))
     request = log_request("x" * 200_000)
     assert sender.send("logs", request).outcome == "confirmed"
@@ -240,7 +240,7 @@ def test_a_record_too_long_for_a_message_goes_as_otlp(receiver, store):
 
 
 def test_of_several_sets_of_tables_none_is_sent_when_one_does_not_fit(receiver, store, monkeypatch):
-    """All of it goes as OTLP, once; the stream is of use to what comes next."""
+    """The request is sent as OTLP, once; the stream is still usable."""
     monkeypatch.setattr("quiver.otap.tables.from_otlp.ROOT_ROWS_MAX", 2)
     monkeypatch.setattr("quiver.otap.tables.columnar_payloads.ROOT_ROWS_MAX", 2)
     sender = sender_to(receiver.port, OtapSenderSettings(payload_compression="none", message_bytes_max=65_536))
@@ -265,7 +265,7 @@ def test_a_closed_sender_sends_nothing(sender):
     assert sender.send("logs", LOGS).reason == "CLOSED"
 
 
-def test_without_a_status_in_time_it_counts_as_to_be_sent_again(store):
+def test_a_missing_status_is_a_retry(store):
     store.sync_gate = threading.Event()
     with OtapGrpcReceiver(store, SETTINGS) as receiver:
         sender = sender_to(receiver.port, timeout_s=0.2)
@@ -285,7 +285,7 @@ def test_settings_out_of_range_are_refused(wrong):
 
 
 class OddReceiver:
-    """An OTAP server whose streams do what *serve* says; unary OTLP requests are kept."""
+    """An OTAP server with scripted streams, *serve*; it keeps unary OTLP requests."""
 
     def __init__(self, serve: Callable[[Any, Any], Any], bytes_max: int = 4 * 1024 * 1024) -> None:
         self.requests: list[bytes] = []
@@ -330,7 +330,7 @@ def ids_of(messages) -> Any:
         (2, "refused"),
     ],
 )
-def test_what_each_status_means(code, outcome):
+def test_statuses_are_classified(code, outcome):
     def serve(messages, _context):
         for batch_id in ids_of(messages):
             yield encode_status(BatchStatus(batch_id, code, "why"))
@@ -340,7 +340,7 @@ def test_what_each_status_means(code, outcome):
     assert (reply.outcome, reply.message) == (outcome, "why")
 
 
-def test_statuses_that_nobody_waits_for_are_passed_over():
+def test_unexpected_statuses_are_ignored():
     def serve(messages, _context):
         for batch_id in ids_of(messages):
             yield encode_status(BatchStatus(99, StatusCode.INVALID_ARGUMENT))
@@ -351,7 +351,7 @@ def test_statuses_that_nobody_waits_for_are_passed_over():
         assert odd.sender.send("logs", LOGS).outcome == "confirmed"
 
 
-def test_bytes_that_are_no_status_end_the_stream_and_nothing_is_confirmed():
+def test_an_invalid_status_ends_the_stream_and_confirms_nothing():
     def serve(messages, _context):
         next(messages)
         yield b"\xff\xff"
@@ -360,7 +360,7 @@ def test_bytes_that_are_no_status_end_the_stream_and_nothing_is_confirmed():
         assert odd.sender.send("logs", LOGS).outcome == "retry"
 
 
-def test_streams_that_end_without_an_answer_are_not_opened_for_ever():
+def test_streams_without_an_answer_are_tried_a_limited_number_of_times():
     opened = []
 
     def serve(messages, _context):
@@ -372,8 +372,8 @@ def test_streams_that_end_without_an_answer_are_not_opened_for_ever():
     assert (reply.outcome, len(opened)) == ("retry", 3)
 
 
-def test_a_batch_that_a_far_side_chokes_on_goes_as_otlp():
-    """It ends the stream and says no status: sent again the same way, it would be so for ever."""
+def test_a_batch_that_the_server_fails_on_is_sent_as_otlp():
+    """It ends the stream without a status, so sending it again as OTAP would never succeed."""
 
     def serve(messages, context):
         next(messages)
@@ -384,8 +384,8 @@ def test_a_batch_that_a_far_side_chokes_on_goes_as_otlp():
         assert odd.requests == [LOGS]
 
 
-def test_a_message_that_is_too_large_for_the_receiver_is_followed_by_smaller_ones():
-    """The stream ends with the limit; everything arrives as tables, and later messages keep to it."""
+def test_messages_become_smaller_after_one_was_too_large():
+    """The stream ends with the limit; everything arrives as tables, and later messages respect the limit."""
     items = 0
 
     def serve(messages, _context):
@@ -412,8 +412,8 @@ def test_a_message_that_is_too_large_for_the_receiver_is_followed_by_smaller_one
     assert items >= 4 * 500
 
 
-def test_a_record_that_no_message_may_hold_is_refused_for_its_size():
-    """As OTLP, too: whoever sends it divides the request, and gives up that record alone."""
+def test_a_record_above_the_limit_is_refused_as_too_large():
+    """Also as OTLP: the caller splits the request, and only this record is lost."""
 
     def serve(messages, _context):
         for _ in messages:
@@ -424,7 +424,7 @@ def test_a_record_that_no_message_may_hold_is_refused_for_its_size():
         assert (reply.outcome, reply.is_too_large, reply.limit_bytes) == ("refused", True, 70_000)
 
 
-def test_a_stream_that_is_not_let_in_is_refused_or_kept_as_set():
+def test_a_denied_stream_is_refused_or_retried_as_configured():
     def serve(_messages, context):
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you")
 
@@ -445,8 +445,8 @@ def many_logs(count: int, characters: int) -> bytes:
     return request.SerializeToString()
 
 
-def test_batches_that_are_too_large_inflated_are_followed_by_smaller_ones(store):
-    """The receiver ends the stream with each of them, and says why of the first."""
+def test_batches_become_smaller_after_one_was_too_large_decompressed(store):
+    """The receiver ends the stream with each of them, and gives the reason for the first."""
     otap = OtapSettings(inflated_bytes_max=400_000)
     with OtapGrpcReceiver(store, SETTINGS, otap=otap) as receiver:
         sender = sender_to(receiver.port)
@@ -456,7 +456,7 @@ def test_batches_that_are_too_large_inflated_are_followed_by_smaller_ones(store)
     assert set(texts(store)) == {str(number) for number in range(3_000)}
 
 
-def test_a_message_that_is_too_large_decompressed_is_followed_by_smaller_ones(store):
+def test_messages_become_smaller_after_one_was_too_large_decompressed(store):
     otap = OtapSettings(message_bytes_max=200_000)
     with OtapGrpcReceiver(store, SETTINGS, otap=otap) as receiver:
         sender = sender_to(receiver.port, OtapSenderSettings(payload_compression="none"), compression_method="gzip")
@@ -467,8 +467,8 @@ def test_a_message_that_is_too_large_decompressed_is_followed_by_smaller_ones(st
     assert all(30 in bundle.slots for bundle in store.kept)
 
 
-def test_a_stream_that_ends_behind_each_refused_batch_is_not_opened_for_ever(store, monkeypatch):
-    """Whatever is behind a refused batch arrives; the request is refused, so that its sender can give it up."""
+def test_streams_that_end_after_each_refused_batch_are_limited(store, monkeypatch):
+    """Batches after a refused one arrive; the request is refused, so that its exporter can drop it."""
     converted = tables_of_request(many_logs(5, 10), "logs")
     monkeypatch.setattr(otap_grpc, "tables_of_request", lambda *_: replace(converted, tables=[*converted.tables] * 5))
     opened = []

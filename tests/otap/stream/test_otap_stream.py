@@ -1,4 +1,4 @@
-"""Our own streams: what an encoder sends is what exporters must send, and dictionaries grow as values demand."""
+"""Streams of this package: the encoder follows the rules for exporters, and dictionaries grow with the values."""
 
 import pyarrow as pa
 import pytest
@@ -11,7 +11,7 @@ from quiver.errors import UsageError
 from quiver.otap.stream.arrow_message import ArrowPayload, decode_records, encode_records
 from quiver.otap.stream.decoder import ArrowBatch, StreamDecoder, StreamLimits
 from quiver.otap.stream.encoder import StreamEncoder
-from quiver.otap.stream.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, pieces_of
+from quiver.otap.stream.ipc_messages import DICTIONARY, RECORD_BATCH, SCHEMA, parse_messages
 from quiver.otap.tables.payload_schema import ENCODING
 from quiver.otap.tables.to_otlp import request_of_tables
 from quiver.primitives.scan import Damage
@@ -32,14 +32,14 @@ def tables(*texts: str):
 
 
 def sent(line: Line, *texts: str) -> list:
-    """Send records with these texts; return the payloads that went over the line."""
+    """Send records with these texts; return the encoded payloads."""
     before = len(line.messages)
     assert said(line.send(tables(*texts)), ordered=False) == said(logs(*texts), ordered=False)
     return [payload for message in line.messages[before:] for payload in decode_records(message).payloads]
 
 
 def index_of(payload) -> pa.DataType:
-    """The type of severity_text on the wire."""
+    """Return the index type of severity_text in transport."""
     return pa.ipc.open_stream(payload.record).schema.field("severity_text").type
 
 
@@ -54,12 +54,12 @@ def test_checklist_18_the_root_comes_first_and_each_payload_is_one_record_batch(
             assert len(message.message) < 4 * 1024 * 1024
             for payload in payloads:
                 assert ids.setdefault(payload.schema_id, payload.payload) == payload.payload
-                kinds = [piece.kind for piece in pieces_of(payload.record)]
+                kinds = [piece.kind for piece in parse_messages(payload.record)]
                 assert kinds[-1] == RECORD_BATCH
                 assert set(kinds[:-1]) <= {SCHEMA, DICTIONARY}
 
 
-def test_checklist_18_ids_travel_in_the_default_encodings_and_say_nothing():
+def test_checklist_18_ids_have_the_default_encodings_without_metadata():
     line = Line("traces")
     line.send(tables_of(bytes_of(CASES["traces_rich"]["otlp"][0]), "traces"))
     for payload in decode_records(line.messages[0]).payloads:
@@ -71,7 +71,7 @@ def test_checklist_18_ids_travel_in_the_default_encodings_and_say_nothing():
             assert batch.schema.field("parent_id").type == pa.uint32()
 
 
-def test_checklist_18_required_columns_hold_no_null():
+def test_checklist_18_required_columns_have_no_null():
     line = Line("traces")
     line.send(tables_of(bytes_of(CASES["traces_empty_values"]["otlp"][1]), "traces"))
     for payload in decode_records(line.messages[0]).payloads:
@@ -115,7 +115,7 @@ def test_an_unknown_compression_is_refused():
 
 @pytest.mark.parametrize("end", [StreamEncoder, StreamDecoder])
 def test_an_unknown_signal_is_refused(end):
-    with pytest.raises(UsageError, match="no signal named 'spans'; there are logs, traces, metrics"):
+    with pytest.raises(UsageError, match="unknown signal 'spans'; use one of logs, traces, metrics"):
         end("spans")
 
 
@@ -123,13 +123,13 @@ def test_values_already_sent_are_not_repeated():
     line = Line("logs")
     sent(line, "a", "b")
     (root, *_) = sent(line, "b", "a")
-    assert [piece.kind for piece in pieces_of(root.record)] == [RECORD_BATCH]
+    assert [piece.kind for piece in parse_messages(root.record)] == [RECORD_BATCH]
     (root, *_) = sent(line, "c", "a")
-    (grown, _) = pieces_of(root.record)
+    (grown, _) = parse_messages(root.record)
     assert (grown.kind, grown.rows, grown.is_delta) == (DICTIONARY, 1, True)
 
 
-def test_a_dictionary_grows_from_8_to_16_bits_on_a_new_schema_id():
+def test_a_dictionary_grows_from_8_to_16_bits_with_a_new_schema_id():
     line = Line("logs")
     (first, *_) = sent(line, *map(str, range(255)))
     assert index_of(first) == pa.dictionary(pa.uint8(), pa.string())
@@ -141,31 +141,31 @@ def test_a_dictionary_grows_from_8_to_16_bits_on_a_new_schema_id():
 
 
 def texts_over(line: Line, texts: list[str]) -> pa.Schema:
-    """Send records that have nothing but these texts; return the schema they went under."""
+    """Send records with only these texts; return the schema."""
     (batch,) = line.encoder.encode({30: severities(pa.array(texts))})
     found = line.decoder.try_decode(batch.message).tables[30].column("severity_text")
     assert (found.dictionary_decode() if pa.types.is_dictionary(found.type) else found).to_pylist() == texts
     return line.encoder._writers[30].schema.field("severity_text").type
 
 
-def test_a_dictionary_of_too_many_values_goes_plain_for_good():
+def test_a_column_with_too_many_values_becomes_plain():
     line = Line("logs")
     assert texts_over(line, [*map(str, range(40_000))]) == pa.dictionary(pa.uint16(), pa.string())
     assert texts_over(line, [*map(str, range(40_000, 66_000))]) == pa.string()
     assert texts_over(line, ["1"]) == pa.string()
 
 
-def test_a_full_dictionary_worth_its_while_is_emptied():
+def test_a_full_dictionary_of_repeated_values_is_emptied():
     line = Line("logs")
     for _ in range(7):
         texts_over(line, [*map(str, range(40_000))])
     assert texts_over(line, [*map(str, range(40_000, 80_000))]) == pa.dictionary(pa.uint16(), pa.string())
     (batch,) = line.encoder.encode({30: severities(pa.array(["new"]))})
     (root,) = decode_records(batch.message).payloads
-    assert [(piece.rows, piece.is_delta) for piece in pieces_of(root.record)] == [(1, True), (1, False)]
+    assert [(piece.rows, piece.is_delta) for piece in parse_messages(root.record)] == [(1, True), (1, False)]
 
 
-def test_checklist_7_a_column_stays_once_it_came():
+def test_checklist_7_a_column_is_always_sent_after_the_first_time():
     line = Line("logs")
     sent(line, "a")
     request = REQUESTS["logs"]()
@@ -187,7 +187,7 @@ def test_long_batches_become_several_messages():
     assert sorted(found) == texts
 
 
-def test_a_record_that_is_too_long_is_refused_and_the_stream_goes_on():
+def test_a_record_that_is_too_large_is_refused_and_the_stream_continues():
     line = Line("logs", payload_compression="none", message_bytes_max=20_000)
     sent(line, "a")
     refused = line.encoder.try_encode(tables("x" * 30_000))
@@ -196,7 +196,7 @@ def test_a_record_that_is_too_long_is_refused_and_the_stream_goes_on():
     sent(line, "b")
 
 
-def test_metadata_of_metrics_stays_at_home_unless_asked_for():
+def test_metadata_of_metrics_is_not_sent_by_default():
     request = REQUESTS["metrics"]()
     metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="m", metadata=[KeyValue(key="k")])
     assert metric.metadata
@@ -244,7 +244,7 @@ def test_checklist_8_an_empty_dictionary_is_later_replaced():
     sent(line, "b")
 
 
-def test_checklist_20_a_recorded_message_cut_anywhere_is_refused():
+def test_checklist_20_a_truncated_message_is_refused():
     data = bytes_of(CASES["logs_headers"]["otap"][0])
     for end in range(len(data)):
         cut = StreamDecoder("logs").try_decode(data[:end])
@@ -253,7 +253,7 @@ def test_checklist_20_a_recorded_message_cut_anywhere_is_refused():
 
 
 @pytest.mark.parametrize("name", ["logs_headers", "rust_traces_rich", "metrics_zero_bounds"])
-def test_checklist_20_flipped_bytes_give_a_refusal_or_other_values(name):
+def test_checklist_20_flipped_bytes_are_refused_or_change_values(name):
     case = CASES[name]
     data = bytearray(bytes_of(case["otap"][0]))
     for at in range(0, len(data), 1 + len(data) // 60):
@@ -269,8 +269,8 @@ def test_checklist_20_flipped_bytes_give_a_refusal_or_other_values(name):
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_byte_of_a_recorded_message_flipped_in_several_ways(case):
-    """Each message of a stream in turn, behind the unharmed ones before it."""
+def test_every_flipped_byte_of_a_recorded_message_gets_an_answer(case):
+    """For each message of a stream, after the unchanged ones before it."""
     for number, name in enumerate(case["otap"][:3]):
         before = [bytes_of(earlier) for earlier in case["otap"][:number]]
         data = bytearray(bytes_of(name))
@@ -286,32 +286,32 @@ def test_every_byte_of_a_recorded_message_flipped_in_several_ways(case):
                     request_of_tables(found.tables, case["signal"])
 
 
-def test_after_a_refusal_the_stream_is_gone():
+def test_a_refusal_ends_the_stream():
     decoder = StreamDecoder("logs")
     refused = decoder.try_decode(b"\xff")
     assert isinstance(refused, Damage)
     assert decoder.try_decode(bytes_of(CASES["logs_sdk"]["otap"][0])) is refused
 
 
-def test_a_later_message_alone_is_refused():
+def test_a_message_without_the_earlier_ones_is_refused():
     refused = StreamDecoder("logs").try_decode(bytes_of(CASES["logs_sdk"]["otap"][1]))
     assert isinstance(refused, Damage)
-    assert "not a schema, dictionaries, then one record batch" in refused.reason
+    assert "expected a schema, dictionaries, then one record batch" in refused.reason
 
 
 def test_an_id_that_changes_its_type_is_refused():
     decoder = StreamDecoder("logs")
     assert isinstance(decoder.try_decode(wire(30, severities(["a"]))), ArrowBatch)
     refused = decoder.try_decode(wire(31, pa.RecordBatch.from_pydict({"key": ["a"]})))
-    assert refused == Damage(0, "schema id '1' was one of LOGS")
+    assert refused == Damage(0, "schema id '1' is already used by LOGS")
 
 
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        ({"message_bytes_max": 100}, "bytes in a message; the most is 100"),
-        ({"inflated_bytes_max": 1000}, "bytes when inflated"),
-        ({"dictionary_values_max": 10}, "a dictionary of 300 values; the most is 10"),
+        ({"message_bytes_max": 100}, "bytes in a message; the limit is 100"),
+        ({"inflated_bytes_max": 1000}, "bytes decompressed"),
+        ({"dictionary_values_max": 10}, "a dictionary of 300 values; the limit is 10"),
         ({"dictionaries_bytes_max": 100}, "the dictionaries of the stream take"),
     ],
 )
@@ -322,26 +322,26 @@ def test_limits_of_a_stream(limits, reason):
     assert reason in refused.reason
 
 
-def test_a_compressed_bomb_is_refused_before_it_is_inflated():
+def test_a_decompression_bomb_is_refused_before_decompression():
     zeros = pa.RecordBatch.from_pydict({"severity_text": pa.array(["\0" * 45_000_000] * 3)})
     message = wire(30, zeros, codec="zstd")
     assert len(message) < 100_000
     refused = StreamDecoder("logs").try_decode(message)
     assert isinstance(refused, Damage)
-    assert "bytes when inflated" in refused.reason
+    assert "bytes decompressed" in refused.reason
 
 
 @pytest.mark.parametrize(
     ("batch", "reason"),
     [
-        (pa.RecordBatch.from_pydict({str(at): [1] for at in range(65)}), "65 columns; the most is 64"),
+        (pa.RecordBatch.from_pydict({str(at): [1] for at in range(65)}), "65 columns; the limit is 64"),
         (pa.RecordBatch.from_pydict({"x": [[[[[1]]]]]}), "column x nests too deep"),
         (pa.RecordBatch.from_pydict({"x": pa.nulls(1)}), "column x is null, which OTAP does not have"),
         (pa.RecordBatch.from_pydict({"id": ["a"]}), "LOGS: column id is string, not uint16"),
-        (severities(["a"] * 65_536), "65536 rows; the most is 65535"),
+        (severities(["a"] * 65_536), "65536 rows; the limit is 65535"),
     ],
 )
-def test_schemas_of_another_kind_are_refused(batch, reason):
+def test_invalid_schemas_are_refused(batch, reason):
     refused = StreamDecoder("logs").try_decode(wire(30, batch))
     assert isinstance(refused, Damage)
     assert reason in refused.reason
@@ -357,8 +357,8 @@ def test_a_request_parses_as_sent():
     assert parsed(logs("a").SerializeToString(), "logs") == logs("a")
 
 
-def test_integers_of_exemplars_travel_plain():
-    """One reader takes no dictionary there, though its own schema names one, and refuses the whole batch."""
+def test_integers_of_exemplars_are_plain():
+    """One reader refuses a dictionary there, though its own schema has one."""
     request = REQUESTS["metrics"]()
     gauge = request.resource_metrics.add().scope_metrics.add().metrics.add(name="g").gauge
     for number in (7, 7, 8):

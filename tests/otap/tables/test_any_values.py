@@ -1,4 +1,4 @@
-"""Attributes and values are read from the wire as protobuf reads them, or are said to be odd; never otherwise."""
+"""Attributes and values are decoded like protobuf decodes them, or need the fallback."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from quiver.otap.any_values import KINDS, any_values, key_values, lone_values
+from quiver.otap.any_values import KINDS, any_values, key_values, optional_values
 from quiver.otap.arrays import FallbackNeededError
 
 PLAIN = [
@@ -20,7 +20,7 @@ PLAIN = [
 
 
 def read(values) -> list:
-    """Each value as (arm, what is in it), out of the columns of all arms."""
+    """Return each value as (arm, content), from the columns of all arms."""
     columns = {arm: values.field(arm).to_pylist() for arm in KINDS}
     found = []
     for row, kind in enumerate(values.kinds.tolist()):
@@ -39,7 +39,7 @@ def expected(value: AnyValue):
     return arm, held.SerializeToString() if arm in {"array_value", "kvlist_value"} else held
 
 
-def test_every_kind_of_every_length():
+def test_values_of_every_kind_and_length_are_decoded():
     nested = [AnyValue(), AnyValue()]
     nested[0].array_value.values.add(int_value=3)
     nested[1].kvlist_value.SetInParent()
@@ -54,17 +54,17 @@ def test_every_kind_of_every_length():
     assert read(found) == [expected(pair.value) for pair in pairs]
 
 
-def test_a_slice_of_a_column():
+def test_a_slice_of_a_column_is_decoded():
     column = pa.array([value.SerializeToString() for value in PLAIN])
     assert read(any_values(column.slice(3, 9))) == [*map(expected, PLAIN[3:12])]
     assert read(any_values(column.slice(0, 0))) == []
 
 
-def test_a_field_that_comes_once_or_not_at_all():
+def test_optional_fields_are_decoded():
     parts = [[], [AnyValue(int_value=1).SerializeToString()], [], [b""]]
-    assert read(lone_values(pa.array(parts, pa.list_(pa.binary())))) == [None, ("int_value", 1), None, None]
+    assert read(optional_values(pa.array(parts, pa.list_(pa.binary())))) == [None, ("int_value", 1), None, None]
     with pytest.raises(FallbackNeededError):
-        lone_values(pa.array([[b"", b""]], pa.list_(pa.binary())))
+        optional_values(pa.array([[b"", b""]], pa.list_(pa.binary())))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_field_that_comes_once_or_not_at_all():
         b"\x0a\x01\xff",  # not UTF-8
     ],
 )
-def test_odd_values(data):
+def test_unusual_values_need_the_fallback(data):
     with pytest.raises(FallbackNeededError):
         read(any_values(pa.array([AnyValue(int_value=1).SerializeToString(), data])))
 
@@ -100,12 +100,12 @@ def test_odd_values(data):
         b"\x0a\x01k\x18\x01",  # a field that is not known here
     ],
 )
-def test_odd_attributes(data):
+def test_unusual_attributes_need_the_fallback(data):
     with pytest.raises(FallbackNeededError):
         key_values(pa.array([KeyValue(key="k").SerializeToString(), data, KeyValue(key="l").SerializeToString()]))
 
 
-def test_flipped_bytes_are_odd_or_read_as_protobuf_reads_them():
+def test_flipped_bytes_need_the_fallback_or_decode_like_protobuf():
     dice = random.Random(5)
     pairs = [KeyValue(key="key", value=value).SerializeToString() for value in PLAIN if value.ByteSize() < 100]
     agreed = 0

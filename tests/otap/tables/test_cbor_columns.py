@@ -1,7 +1,4 @@
-"""
-Flat arrays and maps are counted a column at a time as one by one, and nothing that is refused there is counted
-here.
-"""
+"""Counting flat arrays and maps by column agrees with decoding them individually, and no invalid one is counted."""
 
 import random
 
@@ -21,13 +18,13 @@ ARM = {False: "array_value", True: "kvlist_value"}
 
 
 def counted(data: list[bytes], *, is_map: bool) -> list[int]:
-    """What is counted of values that lie somewhere inside a longer column."""
+    """Count values in the middle of a longer column."""
     column = pa.array([b"\xff\x61", *data, b"\x61\x61\x61"], pa.binary()).slice(1, len(data))
     return count_flat(column, np.full(len(data), is_map)).tolist()
 
 
 def measured(data: bytes) -> tuple[str, int]:
-    """The arm and the count; none for what is refused."""
+    """Return the arm and the count; none for a refused value."""
     try:
         return measure_value(data, levels=90)
     except ConversionError:
@@ -48,7 +45,7 @@ def some_value(dice: random.Random) -> AnyValue:
 
 
 def nested(dice: random.Random, *, is_map: bool) -> bytes:
-    """Of either kind of length; keys are like values."""
+    """Return a value with either kind of length; keys are like values."""
     values = [some_value(dice) for _ in range(dice.randrange(5))]
     whole = AnyValue()
     whole.array_value.SetInParent() if not is_map else whole.kvlist_value.SetInParent()
@@ -62,7 +59,7 @@ def nested(dice: random.Random, *, is_map: bool) -> bytes:
 
 
 @pytest.mark.parametrize("is_map", [False, True])
-def test_flat_ones_are_counted_as_one_by_one(is_map):
+def test_counts_of_flat_values_agree_with_decoding(is_map):
     dice = random.Random(1)
     data = [nested(dice, is_map=is_map) for _ in range(200)]
     expected = [measured(one) for one in data]
@@ -70,7 +67,7 @@ def test_flat_ones_are_counted_as_one_by_one(is_map):
     assert counted(data, is_map=is_map) == [count for _, count in expected]
 
 
-def test_arrays_and_maps_are_counted_side_by_side():
+def test_arrays_and_maps_are_counted_together():
     dice = random.Random(3)
     maps = np.array([dice.random() < 0.5 for _ in range(100)])
     data = [nested(dice, is_map=bool(one)) for one in maps]
@@ -79,8 +76,8 @@ def test_arrays_and_maps_are_counted_side_by_side():
 
 
 @pytest.mark.parametrize("is_map", [False, True])
-def test_what_is_counted_is_sound(is_map):
-    """Bytes flipped, cut off and added: one column for each, since text that is none spoils a whole one."""
+def test_only_valid_values_are_counted(is_map):
+    """With bytes flipped, cut off and added, each in its own column, because invalid text affects an entire one."""
     dice = random.Random(2)
     known = 0
     for _ in range(30):
@@ -97,7 +94,7 @@ def test_what_is_counted_is_sound(is_map):
     assert known > 200
 
 
-def test_one_that_is_not_flat_spoils_no_other():
+def test_a_nested_value_does_not_affect_others():
     inner = AnyValue(array_value={"values": [AnyValue(int_value=1)]})
     deep = encode_value(AnyValue(array_value={"values": [inner]}))
     many = encode_value(AnyValue(array_value={"values": [AnyValue()] * 40}))
@@ -106,19 +103,19 @@ def test_one_that_is_not_flat_spoils_no_other():
     assert counted([flat], is_map=True) == [0]
 
 
-def test_text_that_is_none_leaves_the_column_to_others():
+def test_invalid_text_leaves_the_column_uncounted():
     assert counted([b"\x81\x61a", b"\x81\x61\xff"], is_map=False) == [0, 0]
     assert counted([b"\x81\x41\xff", b"\x81\x61a"], is_map=False) == [2, 2]
 
 
 def as_json(data: bytes) -> str:
-    """One by one."""
+    """Convert individually."""
     value = AnyValue()
     decode_value(data, value, levels=90)
     return json_text(value)
 
 
-def test_flat_ones_are_written_as_one_by_one():
+def test_json_of_flat_values_agrees_with_individual_conversion():
     dice = random.Random(4)
     data = [nested(dice, is_map=dice.random() < 0.5) for _ in range(300)]
     deep = encode_value(AnyValue(array_value={"values": [AnyValue(array_value={})]}))
@@ -128,7 +125,7 @@ def test_flat_ones_are_written_as_one_by_one():
     assert written == [*map(as_json, data[:150]), None, *map(as_json, data[150:]), as_json(floats), None, None]
 
 
-def test_a_key_twice_and_text_that_is_none_are_odd():
+def test_duplicate_keys_and_invalid_text_need_the_fallback():
     twice = bytes.fromhex("a2616101616102")
     for data in (twice, b"\x81\x61\xff"):
         with pytest.raises(FallbackNeededError):

@@ -1,7 +1,4 @@
-"""
-Requests become the same tables whether an object per record is made for it or not, down to dictionaries and
-metadata.
-"""
+"""Conversion by column and by object return the same tables, including dictionaries and metadata."""
 
 import sys
 
@@ -48,7 +45,7 @@ def check(data: bytes, signal: str) -> None:
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
-def test_requests_of_the_sdk_and_odd_ones(path):
+def test_sample_requests_convert_equally(path):
     signal = path.name.partition("_")[0]
     try:
         check(path.read_bytes(), signal)
@@ -57,12 +54,12 @@ def test_requests_of_the_sdk_and_odd_ones(path):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES.values() if case["producer"] == "go"], ids=lambda c: c["name"])
-def test_requests_that_were_recorded(case):
+def test_recorded_requests_convert_equally(case):
     check(bytes_of(case["otlp"][0]), case["signal"])
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
-def test_random_requests(signal):
+def test_random_requests_convert_equally(signal):
     done = 0
     for seed in range(120):
         data = carried_request(VIEW_OF[signal], seed)
@@ -85,7 +82,7 @@ def record(**values):
 
 
 def nested(number: int) -> AnyValue:
-    """A map of arrays, which none of the others is equal to; every kind is in it."""
+    """Return a map of arrays with every kind, different from all others."""
     value = AnyValue()
     pair = value.kvlist_value.values.add(key=f"key {number}")
     values = pair.value.array_value.values
@@ -106,13 +103,13 @@ def nested(number: int) -> AnyValue:
 
 
 @pytest.mark.parametrize("count", [3, 200])
-def test_nested_values_are_the_same_cbor_few_or_many(count):
+def test_few_and_many_nested_values_have_the_same_cbor(count):
     check(logs(*(record(body=nested(number)) for number in range(count))), "logs")
 
 
 @pytest.mark.parametrize("levels", [10, 60])
-def test_values_nested_deeper_than_parsers_follow_are_refused(levels):
-    """The decoder sees bytes only; the parser of requests counts levels, two for each array."""
+def test_values_nested_beyond_the_limit_are_refused(levels):
+    """The decoder only sees bytes; the parser of requests counts levels, two for each array."""
     body = b"\x18\x01"
     for _ in range(levels):
         array = b"\x0a" + _length(body) + body
@@ -131,9 +128,9 @@ def _length(data: bytes) -> bytes:
     return bytes([*out, left])
 
 
-def test_an_id_of_another_length_is_refused_in_words():
+def test_an_id_of_invalid_length_is_refused():
     refused = tables_of_request(logs(record(trace_id=b"short")), "logs")
-    assert refused == Damage(0, "a trace_id has 5 bytes; OTAP has room for 16")
+    assert refused == Damage(0, "a trace_id has 5 bytes; OTAP requires 16")
 
 
 def field(tag: bytes, content: bytes) -> bytes:
@@ -146,8 +143,8 @@ def long_tag(number: int, size: int) -> bytes:
 
 @pytest.mark.parametrize("signal", SIGNALS)
 @pytest.mark.parametrize("size", [2, 5, 6, 8, 10, 11])
-def test_a_tag_of_more_than_five_bytes_is_refused_wherever_it_stands(signal, size):
-    """As the protobuf library does, and so a receiver that keeps requests as they came."""
+def test_a_tag_of_more_than_five_bytes_is_refused_anywhere(signal, size):
+    """Like the protobuf library does, and a receiver that stores requests."""
     record = field(b"\x12", field(b"\x12", b""))
     of_resource = field(b"\x0a", field(b"\x0a", field(long_tag(1, size), field(b"\x0a", b"k"))) + record)
     of_scope = field(b"\x0a", field(b"\x12", field(b"\x0a", field(long_tag(1, size), b"n")) + field(b"\x12", b"")))
@@ -159,7 +156,7 @@ def test_a_tag_of_more_than_five_bytes_is_refused_wherever_it_stands(signal, siz
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
-def test_what_has_no_place_in_tables_is_looked_at_all_the_same(signal):
+def test_data_that_tables_cannot_represent_are_still_validated(signal):
     bad = field(b"\x0a", b"\xff")  # the key of an attribute
     of_resource = field(b"\x0a", field(b"\x0a", field(b"\x0a", bad)))
     of_scope = field(b"\x0a", field(b"\x12", field(b"\x0a", field(b"\x1a", bad))))
@@ -168,7 +165,7 @@ def test_what_has_no_place_in_tables_is_looked_at_all_the_same(signal):
         assert isinstance(tables_of_request(data, signal), Damage)
 
 
-def test_without_the_decoder_the_objects_do_it(monkeypatch):
+def test_without_the_decoder_objects_are_used(monkeypatch):
     from quiver.otap.wire_schema import narrow_handler
 
     data = logs(record(body=nested(1)), record(severity_text="x"))
@@ -188,7 +185,7 @@ def test_requests_without_records_have_no_tables(signal):
 
 
 @pytest.mark.parametrize("rows", [0, 3])
-def test_a_column_that_was_left_out_is_what_its_defaults_are(rows):
+def test_an_omitted_column_has_its_defaults(rows):
     nothing = pa.RecordBatch.from_pydict({"unknown": pa.nulls(rows)})
     for table in TABLES.values():
         defaults = lists_of(table, nothing)

@@ -1,4 +1,4 @@
-"""CBOR of nested values: the bytes of the standard, both ways, and a refusal for all else."""
+"""CBOR of nested values: the bytes of the standard in both directions, and errors for all else."""
 
 import math
 import struct
@@ -59,11 +59,11 @@ def test_checklist_13_golden_bytes(value, hexadecimal):
         ("816161", array(AnyValue(string_value="a"))),
     ],
 )
-def test_checklist_13_definite_lengths_and_short_floats_are_read(hexadecimal, value):
+def test_checklist_13_definite_lengths_and_short_floats_are_decoded(hexadecimal, value):
     assert value_of(bytes.fromhex(hexadecimal)) == value
 
 
-def test_not_a_number_is_read_in_every_width():
+def test_nan_is_decoded_in_every_width():
     for data in (b"\xf9\x7e\x00", b"\xfa\x7f\xc0\x00\x00", b"\xfb" + struct.pack(">d", math.nan)):
         assert math.isnan(value_of(data).double_value)
 
@@ -71,29 +71,29 @@ def test_not_a_number_is_read_in_every_width():
 @pytest.mark.parametrize(
     ("hexadecimal", "reason"),
     [
-        ("", "1 bytes wanted at byte 0, 0 are left"),
-        ("9f", "1 bytes wanted at byte 1"),
+        ("", "1 bytes needed at byte 0, 0 are left"),
+        ("9f", "1 bytes needed at byte 1"),
         ("1bffffffffffffffff", "the integer at byte 0 does not fit into 64 signed bits"),
         ("3b8000000000000000", "the integer at byte 0 does not fit into 64 signed bits"),
-        ("c100", "a tag at byte 0"),
-        ("7f6161ff", "the text at byte 0 comes in chunks"),
-        ("5f4161ff", "the byte string at byte 0 comes in chunks"),
+        ("c100", "unexpected tag at byte 0"),
+        ("7f6161ff", "the text at byte 0 is chunked"),
+        ("5f4161ff", "the byte string at byte 0 is chunked"),
         ("62c328", "the text at byte 0 is not UTF-8"),
         ("a10101", "the key at byte 1 is a integer, not text"),
         ("9b7fffffffffffffff", "9223372036854775807 items at byte 9, 0 bytes are left"),
         ("bb7fffffffffffffff", "9223372036854775807 items at byte 9, 0 bytes are left"),
-        ("5b7fffffffffffffff", "9223372036854775807 bytes wanted at byte 9, 0 are left"),
-        ("0000", "1 bytes behind the value, at byte 1"),
-        ("ff", "byte 0xff at byte 0 is no value"),
-        ("1f", "byte 0x1f at byte 0 has no meaning"),
-        ("1c", "byte 0x1c at byte 0 has no meaning"),
-        ("e0", "byte 0xe0 at byte 0 is no value"),
-        ("f820", "byte 0xf8 at byte 0 is no value"),
+        ("5b7fffffffffffffff", "9223372036854775807 bytes needed at byte 9, 0 are left"),
+        ("0000", "1 bytes after the value, at byte 1"),
+        ("ff", "byte 0xff at byte 0 is not a value"),
+        ("1f", "byte 0x1f at byte 0 is invalid"),
+        ("1c", "byte 0x1c at byte 0 is invalid"),
+        ("e0", "byte 0xe0 at byte 0 is not a value"),
+        ("f820", "byte 0xf8 at byte 0 is not a value"),
         ("81" * 46 + "00", "nested too deep at byte 46"),
         ("a160" * 31 + "00", "nested too deep"),
     ],
 )
-def test_refusals(hexadecimal, reason):
+def test_invalid_cbor_is_refused(hexadecimal, reason):
     with pytest.raises(ConversionError) as refused:
         value_of(bytes.fromhex(hexadecimal))
     assert reason in str(refused.value)
@@ -116,7 +116,7 @@ def test_checklist_20_any_bytes_are_a_value_or_refused(data):
     assert value_of(encode_value(value)).SerializeToString() == value.SerializeToString()
 
 
-def test_checklist_20_every_prefix_is_refused_and_every_flipped_byte_is_no_crash():
+def test_checklist_20_truncated_bytes_are_refused_and_flipped_bytes_do_not_crash():
     data = encode_value(array(AnyValue(string_value="text"), array(AnyValue(double_value=2.5)), AnyValue(int_value=9)))
     for end in range(len(data)):
         with pytest.raises(ConversionError):

@@ -1,4 +1,4 @@
-"""OTLP → OTAP tables → OTLP gives the same request, in the same order, and what tables cannot say is counted."""
+"""OTLP → OTAP tables → OTLP returns the same request in the same order, and counts what tables cannot represent."""
 
 import math
 import random
@@ -34,21 +34,21 @@ def both_ways(message, line: Line) -> None:
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
-def test_checklist_17_requests_of_the_sdk_and_odd_ones_come_back(path):
+def test_checklist_17_sample_requests_round_trip(path):
     signal = path.name.partition("_")[0]
     both_ways(parsed(path.read_bytes(), signal), Line(signal))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES.values() if case["producer"] == "go"], ids=lambda c: c["name"])
-def test_checklist_17_what_recorded_producers_lose_ours_keeps(case):
-    """No losses are allowed here: zero sums, metadata and empty bytes stay, and so does the stream of them all."""
+def test_checklist_17_data_that_recorded_producers_lose_are_kept(case):
+    """Zero sums, metadata and empty bytes, also over one stream."""
     line = Line(case["signal"])
     for name in case["otlp"][:2]:
         both_ways(parsed(bytes_of(name), case["signal"]), line)
 
 
 def random_ones(signal: str, seeds: range) -> None:
-    """Thirty messages in each request, all on one stream: what a request costs apart from its records is paid once."""
+    """Thirty messages in each request, all on one stream, to share the fixed cost of a request."""
     line = Line(signal)
     for start in seeds[:: len(TOGETHER)]:
         data = b"".join(carried_request(VIEW_OF[signal], start + at) for at in TOGETHER)
@@ -56,7 +56,7 @@ def random_ones(signal: str, seeds: range) -> None:
 
 
 def any_ones(signal: str, count: int) -> None:
-    """What Hypothesis makes of the schema, each on a stream of its own."""
+    """Requests of Hypothesis, each on its own stream."""
 
     @settings(QUICK, max_examples=count)
     @given(requests(VIEW_OF[signal]))
@@ -67,20 +67,20 @@ def any_ones(signal: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
-def test_checklist_17_random_requests_on_one_stream_come_back(signal):
-    """With `any_ones` two thousand messages in the default lane."""
+def test_checklist_17_random_requests_on_one_stream_round_trip(signal):
+    """With `any_ones`, two thousand messages in the default lane."""
     random_ones(signal, range(570))
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
-def test_checklist_17_any_request_of_the_schema_comes_back(signal):
+def test_checklist_17_any_request_of_the_schema_round_trips(signal):
     any_ones(signal, 100)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("signal", SIGNALS)
-def test_a_hundred_thousand_requests_come_back(signal):
+def test_a_hundred_thousand_requests_round_trip(signal):
     start = random.randrange(1 << 30)
     random_ones(signal, range(start, start + 30_000))
     any_ones(signal, 4_000)
@@ -118,8 +118,8 @@ def test_checklist_13_every_kind_as_body_and_as_attribute():
 
 
 @pytest.mark.parametrize("maps", [False, True])
-def test_checklist_13_values_nest_as_deep_as_protobuf_readers_go(maps):
-    """Deeper than that no request can be parsed, so none is lost."""
+def test_checklist_13_values_nest_up_to_the_limit_of_protobuf_readers(maps):
+    """Requests with deeper nesting cannot be parsed, so none is lost."""
     cost = 3 if maps else 2
     attribute = [KeyValue(key="k", value=nested(92 // cost, maps=maps))]
     logs, spans, metrics = (REQUESTS[view]() for view in ("logs", "spans", "metrics"))
@@ -138,7 +138,7 @@ def test_checklist_13_values_nest_as_deep_as_protobuf_readers_go(maps):
         parsed(log_request(nested(98 // cost, maps=maps)).SerializeToString(), "logs")
 
 
-def test_look_alike_resources_stay_two():
+def test_equal_resources_stay_separate():
     request = REQUESTS["logs"]()
     for value in (AnyValue(int_value=1), AnyValue(string_value="1"), AnyValue(string_value="1")):
         items = request.resource_logs.add(resource=Resource(attributes=[KeyValue(key="a", value=value)]))
@@ -149,7 +149,7 @@ def test_look_alike_resources_stay_two():
     assert [len(items.scope_logs) for items in back.resource_logs] == [2, 2, 2]
 
 
-def test_checklist_14_unset_and_zero_optionals_are_told_apart():
+def test_checklist_14_unset_and_zero_optionals_are_different():
     request = REQUESTS["metrics"]()
     metrics = request.resource_metrics.add().scope_metrics.add().metrics
     for kind in ("histogram", "exponential_histogram"):
@@ -169,7 +169,7 @@ def test_checklist_14_unset_and_zero_optionals_are_told_apart():
     both_ways(request, Line("metrics"))
 
 
-def test_what_tables_cannot_say_is_counted():
+def test_data_that_tables_cannot_represent_are_counted():
     request = REQUESTS["logs"]()
     request.resource_logs.add().scope_logs.add()
     request.resource_logs.add().resource.entity_refs.add(type="host")
@@ -179,11 +179,11 @@ def test_what_tables_cannot_say_is_counted():
     assert converted.tables == ()
 
 
-def test_an_id_of_odd_length_is_refused():
+def test_an_id_of_invalid_length_is_refused():
     request = REQUESTS["logs"]()
     request.resource_logs.add().scope_logs.add().log_records.add(trace_id=b"short")
     refused = tables_of_request(request.SerializeToString(), "logs")
-    assert refused == Damage(0, "a trace_id has 5 bytes; OTAP has room for 16")
+    assert refused == Damage(0, "a trace_id has 5 bytes; OTAP requires 16")
 
 
 @pytest.mark.parametrize("most", [100, pytest.param(65_535, marks=[pytest.mark.slow])])
@@ -207,7 +207,7 @@ def test_more_records_than_ids_become_several_sets_of_tables(most, monkeypatch):
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
-def test_every_prefix_of_a_request_is_refused_or_is_one(signal):
+def test_every_prefix_of_a_request_is_refused_or_valid(signal):
     data = carried_request(VIEW_OF[signal], 5)[:600]
     for end in range(len(data)):
         made = tables_of_request(data[:end], signal)
@@ -222,7 +222,7 @@ def simple_logs(**columns):
     return {30: pa.RecordBatch.from_pydict({"id": pa.array([0, 1], pa.uint16()), "resource": resource, **columns})}
 
 
-def test_checklist_12_nulls_where_none_may_be_are_defaults():
+def test_checklist_12_nulls_in_required_columns_are_defaults():
     body = pa.array([{"type": 1, "str": None}, None], pa.struct([("type", pa.uint8()), ("str", pa.string())]))
     tables = simple_logs(time_unix_nano=pa.array([None, 5], pa.timestamp("ns")), body=body)
     key_and_type = {"key": pa.array([None], pa.string()), "type": pa.array([2], pa.uint8())}
@@ -277,14 +277,14 @@ def test_rows_without_a_parent_are_counted():
     assert request_of_tables(tables, "logs").orphans == 1
 
 
-def test_a_long_text_of_many_rows_is_refused_before_it_is_written_out():
+def test_a_long_text_of_many_rows_is_refused_before_decoding():
     text = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.uint8()), ["x" * 100_000])
     refused = request_of_tables({30: pa.RecordBatch.from_pydict({"event_name": text})}, "logs")
-    assert refused == Damage(0, "LOGS: column event_name takes 200000000 bytes; the most is 134217728")
+    assert refused == Damage(0, "LOGS: column event_name takes 200000000 bytes; the limit is 134217728")
 
 
 def shared_resource(rows: int, text: str) -> dict:
-    """Records of one resource id, which says another schema URL on each."""
+    """Records of one resource id with a different schema URL each."""
     ids = pa.array([0] * rows, U16)
     urls = pa.array([str(at) for at in range(rows)])
     resource = pa.StructArray.from_arrays([ids, urls], ["id", "schema_url"])
@@ -295,20 +295,20 @@ def shared_resource(rows: int, text: str) -> dict:
     }
 
 
-def test_a_long_resource_shared_without_end_is_refused():
+def test_a_long_resource_shared_very_often_is_refused():
     assert len(restored(shared_resource(10, "x"), "logs").resource_logs) == 10
     refused = request_of_tables(shared_resource(3000, "x" * 100_000), "logs")
     assert refused == Damage(0, "resources and scopes are shared so often that the request would become too large")
 
 
-def test_a_long_scope_shared_without_end_is_not_sent():
-    """Each pair of a resource and a scope is sent with attributes of its own."""
+def test_a_long_scope_shared_very_often_is_not_sent():
+    """Each pair of a resource and a scope is sent with its own attributes."""
     made = shared_resource(6000, "x" * 100_000)
     own = pa.StructArray.from_arrays([pa.array(range(6000), U16)], fields=[pa.field("id", U16, metadata=PLAIN)])
     scope = pa.StructArray.from_arrays([pa.array([0] * 6000, U16)], ["id"])
     tables = {2: made[1], 30: pa.RecordBatch.from_pydict({"resource": own, "scope": scope})}
     refused = Line("logs").encoder.try_encode(tables)
-    assert refused == Damage(0, "resources and scopes share 1 attributes so often that they become 6000")
+    assert refused == Damage(0, "resources and scopes share 1 attributes so often that there would be 6000")
 
 
 U16 = pa.uint16()
@@ -323,10 +323,10 @@ PLAIN_ID = pa.field("id", pa.uint16(), metadata={"encoding": "plain"})
         (30, {"severity_text": pa.array(["x"], pa.large_string())}, "LOGS: column severity_text is large_string"),
         (30, {"resource": pa.array([1])}, "LOGS: column resource is int64, not a struct"),
         (40, {"id": pa.array([1], pa.uint16())}, "payload types [40] do not belong to logs"),
-        (31, {"type": pa.array([8], pa.uint8()), "parent_id": pa.array([0], pa.uint16())}, "value type 8 is not known"),
+        (31, {"type": pa.array([8], pa.uint8()), "parent_id": pa.array([0], pa.uint16())}, "unknown value type 8"),
     ],
 )
-def test_tables_of_another_shape_are_refused(payload, columns, reason):
+def test_invalid_tables_are_refused(payload, columns, reason):
     ids = pa.RecordBatch.from_arrays([pa.array([0], pa.uint16())], schema=pa.schema([PLAIN_ID]))
     tables = {30: ids, payload: pa.RecordBatch.from_pydict(columns)}
     refused = request_of_tables(tables, "logs")

@@ -1,4 +1,4 @@
-"""A request divided between records: the parts hold the same records in the same order, and what surrounds each."""
+"""Requests are split between records: the parts have the same records in the same order, with their context."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ def without(message, *fields: str) -> bytes:
 
 
 def records(request: bytes, view: str) -> list[tuple]:
-    """Every record with what surrounds it, and every resource, scope or metric that has none."""
+    """Return every record with the messages around it, and every resource, scope or metric without records."""
     found = []
     message = REQUESTS[view].FromString(request)
     for resource in getattr(message, message.DESCRIPTOR.fields[0].name):
@@ -60,22 +60,22 @@ def parts_of(request: bytes, view: str, bytes_max: int) -> list[bytes]:
     at, found = 0, []
     while at < len(split):
         part, end = split.part(at, len(split), bytes_max)
-        assert len(part) <= bytes_max or end - at == 1 or cannot_be_divided(part, view, bytes_max)
+        assert len(part) <= bytes_max or end - at == 1 or cannot_be_split(part, view, bytes_max)
         assert end > at
         found.append(part)
         at = end
     return found
 
 
-def cannot_be_divided(part: bytes, view: str, bytes_max: int) -> bool:
-    """What surrounds the records is too large by itself, to within the bytes of a few lengths."""
+def cannot_be_split(part: bytes, view: str, bytes_max: int) -> bool:
+    """Return whether the messages around the records are too large by themselves, to within a few bytes."""
     return max(sum(len(one) for one in record[:-1]) for record in records(part, view)) > bytes_max - 64
 
 
 @pytest.mark.parametrize("view", SIGNALS)
 @given(data=st.data())
-def test_the_parts_hold_the_records_of_the_request(view, data):
-    """Whatever the request looks like, and however small the limit is."""
+def test_the_parts_have_the_records_of_the_request(view, data):
+    """For any request and any limit."""
     request = data.draw(requests(view)).SerializeToString()
     bytes_max = data.draw(st.integers(1, 300))
     parts = parts_of(request, view, bytes_max)
@@ -85,7 +85,7 @@ def test_the_parts_hold_the_records_of_the_request(view, data):
 
 @pytest.mark.parametrize("view", SIGNALS)
 def test_a_large_request_fills_its_parts(view):
-    """Records of a few hundred bytes leave a few per cent of each part but the last empty."""
+    """With records of a few hundred bytes, each part but the last uses nearly the limit."""
     message = REQUESTS[view]()
     for seed in range(400):
         message.MergeFromString(random_request(view, seed))
@@ -103,8 +103,8 @@ def test_a_large_request_fills_its_parts(view):
     ]
 
 
-def test_what_a_later_version_adds_is_kept():
-    """Fields that nobody knows here, around records and in them, are in every part that they belong to."""
+def test_unknown_fields_are_kept():
+    """Around records and inside them, in every part that they belong to."""
     unknown = b"\xfa\x01\x03abc"  # field 31
     record = b"\x1a\x01x" + unknown
     scope = unknown + b"\x12" + bytes([len(record)]) + record + b"\x12" + bytes([len(record)]) + record
@@ -117,8 +117,8 @@ def test_what_a_later_version_adds_is_kept():
     assert parts[0] == parts[1]
 
 
-def test_what_surrounds_records_is_not_repeated_when_that_is_too_large_by_itself():
-    """A thousand records of a resource that no part has room for stay one part: each alone would be as large."""
+def test_a_resource_above_the_limit_is_not_repeated():
+    """A thousand records of such a resource stay one part: each one alone would be as large."""
     message = REQUESTS["logs"]()
     for name, count in (("a", 3), ("b" * 5000, 1000), ("c", 3)):
         resource = message.resource_logs.add(schema_url=name)
@@ -130,22 +130,21 @@ def test_what_surrounds_records_is_not_repeated_when_that_is_too_large_by_itself
     assert [len(records(part, "logs")) for part in parts] == [3, 1000, 3]
 
 
-def test_junk_is_no_request():
-    """Bytes that are cut short, a group, a number without an end."""
+def test_invalid_bytes_are_refused():
+    """Truncated bytes, a group, a varint that is too long."""
     for junk in (b"\x0a\x05abc", b"\x0b", b"\x0a" + b"\xff" * 11, b"\x0d\x00", b"\x0a\x02\x12\x05"):
         assert isinstance(split_request(junk, "logs"), Damage)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_have_an_answer(data):
-    """A request or not, and no exception."""
+def test_splitting_any_bytes_does_not_raise(data):
     for signal in SIGNALS.values():
         split = split_request(data, signal)
         assert isinstance(split, Damage) or len(split.select([(0, len(split))])) >= 0
 
 
-def test_a_metric_with_two_kinds_of_data_stays_as_it_is():
-    """By protobuf only the last counts: dividing either would change which that is."""
+def test_a_metric_with_two_kinds_of_data_is_not_split():
+    """In protobuf only the last kind counts: splitting one of them would change which one that is."""
     point = b"\x0a\x02\x19\x00"
     metric = b"\x2a" + bytes([len(point)]) + point + b"\x3a" + bytes([len(point)]) + point
     scope = b"\x12" + bytes([len(metric)]) + metric

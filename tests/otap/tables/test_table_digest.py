@@ -1,4 +1,4 @@
-"""Tables are known by what they say: not by dictionaries, columns of defaults, slices, or how their ids are written."""
+"""The digest of tables depends on their content, not on dictionaries, default columns, slices or id encodings."""
 
 import pyarrow as pa
 import pytest
@@ -25,8 +25,8 @@ def through_ipc(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("case", ["logs_sdk", "traces_rich", "metrics_all_kinds"])
-def test_a_batch_sent_again_on_another_stream_is_the_same(case):
-    """The first stream has seen other batches: its dictionaries and its columns are more."""
+def test_a_batch_on_another_stream_has_the_same_digest(case):
+    """The first stream has sent other batches before, so it has more dictionaries and columns."""
     signal, found = CASES[case]["signal"], tables(case)
     used, fresh = StreamEncoder(signal), StreamEncoder(signal)
     before, there = StreamDecoder(signal), []
@@ -42,7 +42,7 @@ def test_a_batch_sent_again_on_another_stream_is_the_same(case):
 
 
 @pytest.mark.parametrize("signal", list(VIEW_OF))
-def test_tables_are_known_again_when_they_were_written_and_read(signal):
+def test_stored_tables_have_the_same_digest(signal):
     seen = {}
     for seed in range(60):
         converted = tables_of_request(carried_request(VIEW_OF[signal], seed), signal)
@@ -63,7 +63,7 @@ def test_tables_are_known_again_when_they_were_written_and_read(signal):
     assert len(seen) > 40
 
 
-def test_whatever_is_different_has_another_digest():
+def test_different_tables_have_different_digests():
     made = tables()
     digests = {
         digest_of_tables(made),
@@ -80,13 +80,13 @@ def test_whatever_is_different_has_another_digest():
     assert digest_of_tables(made) == digest_of_tables(tables())
 
 
-def test_what_is_no_table_is_said():
+def test_invalid_tables_have_no_digest():
     wrong = pa.RecordBatch.from_pydict({"id": pa.array(["text"])})
     assert isinstance(digest_of_tables({30: wrong}), Damage)
     assert isinstance(digest_of_tables({29: wrong}), Damage)
 
 
-def test_what_stands_behind_a_null_is_not_looked_at_and_null_is_empty():
+def test_bytes_of_nulls_are_ignored_and_null_equals_empty():
     texts = pa.array(["a", "hidden", "b"])
     hiding = pa.Array.from_buffers(pa.string(), 3, [pa.py_buffer(bytes([0b101])), *texts.buffers()[1:]])
     columns = (pa.array(["a", None, "b"]), pa.array(["a", "", "b"]), hiding)

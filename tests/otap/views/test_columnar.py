@@ -1,4 +1,4 @@
-"""The columnar decoder gives the very rows that protobuf objects give, or says that it cannot."""
+"""The columnar decoder returns exactly the rows that protobuf objects return, or needs the fallback."""
 
 import sys
 
@@ -15,8 +15,8 @@ from quiver.otap.views.columnar import decode_columnar
 from quiver.primitives.scan import Damage
 
 
-def unique_keys(data: bytes, view: str) -> bool:
-    """Whether the columnar decoder takes every column of a request."""
+def is_columnar(data: bytes, view: str) -> bool:
+    """Return whether the columnar decoder supports every column of a request."""
     try:
         found = decode_columnar([data], view)
         for make in found.makers.values():
@@ -43,10 +43,10 @@ def by_object(requests: list[bytes], view: str, monkeypatch) -> tuple[pa.RecordB
 
 
 @pytest.mark.parametrize("view", ["logs", "spans", "metrics"])
-def test_both_decoders_give_equal_rows(view, monkeypatch):
-    """Values are compared as written, so NaN would be equal to itself and -0.0 differs from 0.0."""
+def test_both_decoders_return_equal_rows(view, monkeypatch):
+    """Values are compared by their text, so NaN equals itself and -0.0 differs from 0.0."""
     requests = [random_request(view, seed) for seed in range(150)]
-    taken = [data for data in requests if unique_keys(data, view)]
+    taken = [data for data in requests if is_columnar(data, view)]
     assert len(taken) > 15, "nearly all requests were left to the objects"
     fast, fast_rows = columnar(taken, view)
     slow, slow_rows = by_object(taken, view, monkeypatch)
@@ -56,7 +56,7 @@ def test_both_decoders_give_equal_rows(view, monkeypatch):
 
 
 @pytest.mark.parametrize("view", ["logs", "spans", "metrics"])
-def test_no_requests_and_empty_requests_have_no_rows_and_the_whole_schema(view):
+def test_no_requests_and_empty_requests_have_no_rows_but_the_schema(view):
     for requests in ([], [b""], [b"", b""]):
         batch, rows = columnar(requests, view)
         assert batch.num_rows == 0
@@ -85,7 +85,7 @@ def nested_request() -> ExportLogsServiceRequest:
     return request
 
 
-def test_nested_values_are_written_as_the_objects_write_them(monkeypatch):
+def test_nested_values_have_the_same_text_as_from_objects(monkeypatch):
     data = nested_request().SerializeToString()
     fast, _ = columnar([data], "logs")
     slow, _ = by_object([data], "logs", monkeypatch)
@@ -94,7 +94,7 @@ def test_nested_values_are_written_as_the_objects_write_them(monkeypatch):
 
 
 @pytest.mark.parametrize("distinct", [3, 200])
-def test_a_key_that_is_twice_in_one_map_is_left_to_the_objects(distinct):
+def test_a_duplicate_key_needs_the_fallback(distinct):
     request = ExportLogsServiceRequest()
     records = request.resource_logs.add().scope_logs.add().log_records
     for index in range(distinct):
@@ -102,15 +102,15 @@ def test_a_key_that_is_twice_in_one_map_is_left_to_the_objects(distinct):
         for key in ("same", f"other {index}"):
             entry = record.attributes.add()
             entry.key, entry.value.int_value = key, index
-    assert unique_keys(request.SerializeToString(), "logs")
+    assert is_columnar(request.SerializeToString(), "logs")
     records[1].attributes.add().key = "same"
-    assert not unique_keys(request.SerializeToString(), "logs")
+    assert not is_columnar(request.SerializeToString(), "logs")
     decoded = decode_requests([request.SerializeToString()], "logs")
     assert dict(decoded.batch.column("attributes")[1].as_py())["same"]["int_value"] is None
 
 
-def test_groups_nested_without_end_are_refused_before_they_are_decoded():
-    """150,000 open groups in a record: a decoder without a limit would run out of stack and take the process along."""
+def test_deeply_nested_groups_are_refused_before_decoding():
+    """150,000 open groups in a record would exhaust the stack of a decoder without a limit and end the process."""
     groups = b"\x4b" * 150_000
 
     def block(field: int, data: bytes) -> bytes:
@@ -137,7 +137,7 @@ def test_measuring_agrees_with_parsing(view):
         assert parsed.rows_bytes <= measured.rows_bytes <= 2 * parsed.rows_bytes
 
 
-def test_one_bad_request_does_not_spoil_the_others(monkeypatch):
+def test_one_invalid_request_does_not_affect_the_others(monkeypatch):
     good = nested_request().SerializeToString()
     bad_text = ExportLogsServiceRequest()
     bad_text.resource_logs.add().scope_logs.add().log_records.add().severity_text = "ok"
@@ -147,7 +147,7 @@ def test_one_bad_request_does_not_spoil_the_others(monkeypatch):
     assert decoded.rows == (6, 0, 6)
 
 
-def test_without_the_decoder_the_objects_do_it(monkeypatch):
+def test_without_the_decoder_objects_are_used(monkeypatch):
     from quiver.otap.wire_schema import narrow_handler
 
     data = nested_request().SerializeToString()

@@ -1,4 +1,4 @@
-"""The views against hand-made requests, stored requests of real programs, and a slow second implementation."""
+"""The views against hand-written requests, stored requests of real programs, and a slow reference implementation."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def raw(data: bytes) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_requests_of_real_programs_give_the_rows_that_are_in_them(path):
+def test_requests_of_real_programs_agree_with_the_reference(path):
     decoded = decode_requests([path.read_bytes()], view_of(path))
     expected = oracle.rows(path.read_bytes(), view_of(path))
     decoded.batch.validate(full=True)
@@ -53,7 +53,7 @@ def test_requests_of_real_programs_give_the_rows_that_are_in_them(path):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_random_requests_give_the_rows_that_are_in_them(name):
+def test_random_requests_agree_with_the_reference(name):
     for seed in range(0, 60, 6):
         requests = [random_request(name, seed + step) for step in range(6)]
         decoded = decode_requests(requests, name)
@@ -65,7 +65,7 @@ def test_random_requests_give_the_rows_that_are_in_them(name):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_no_requests_and_empty_requests_give_no_rows_with_all_columns(name):
+def test_no_requests_and_empty_requests_have_no_rows_but_all_columns(name):
     for requests in ([], [b""], [b"", b""]):
         decoded = decode_requests(requests, name)
         assert decoded.batch.num_rows == 0
@@ -74,7 +74,7 @@ def test_no_requests_and_empty_requests_give_no_rows_with_all_columns(name):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_columns_are_made_as_asked_for_and_in_that_order(name):
+def test_requested_columns_are_returned_in_order(name):
     data = next(path.read_bytes() for path in FILES if view_of(path) == name)
     whole = decode_requests([data], name).batch
     for column in whole.schema.names:
@@ -83,13 +83,13 @@ def test_columns_are_made_as_asked_for_and_in_that_order(name):
     assert decode_requests([data], name, columns=backwards).batch.schema.names == backwards
 
 
-def test_no_columns_still_count_rows():
+def test_rows_are_counted_without_columns():
     data = (VECTORS / "logs_sdk_000.pb").read_bytes()
     assert decode_requests([data, data], "logs", columns=[]).batch.num_rows == 30
 
 
-def test_unknown_views_and_columns_are_refused_in_words_that_name_the_known_ones():
-    with pytest.raises(UsageError, match="there are logs, spans, metrics"):
+def test_unknown_views_and_columns_are_refused_with_the_known_ones():
+    with pytest.raises(UsageError, match="use one of logs, spans, metrics"):
         decode_requests([], "profiles")
     with pytest.raises(UsageError, match="no column 'boddy'; it has time"):
         decode_requests([], "logs", columns=["boddy"])
@@ -106,7 +106,7 @@ def test_traces_is_another_name_for_spans():
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_bad_request_is_reported_by_index_and_spoils_no_other(name):
+def test_an_invalid_request_is_reported_by_index_and_does_not_affect_others(name):
     good = next(path.read_bytes() for path in FILES if view_of(path) == name and path.stat().st_size > 300)
     deep = b"\x0b" * 150_000  # groups in groups
     decoded = decode_requests([good, b"\xff\xff", good, deep, good[:-1]], name)
@@ -118,7 +118,7 @@ def test_a_bad_request_is_reported_by_index_and_spoils_no_other(name):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_no_cut_and_no_flipped_byte_raises(name):
+def test_truncated_and_flipped_requests_do_not_raise(name):
     data = min((path.read_bytes() for path in FILES if view_of(path) == name and path.stat().st_size > 80), key=len)
     changed = [data[:end] for end in range(len(data))]
     changed += [data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :] for at in range(len(data))]
@@ -149,7 +149,7 @@ def test_a_metric_with_a_long_name_and_many_points_counts_its_name_for_each():
     assert "1000 rows" in decode_requests([request.SerializeToString()], "metrics").bad[0][1]
 
 
-def test_groups_hold_every_request_once_and_stay_small():
+def test_groups_have_every_request_once_and_stay_small():
     good = (VECTORS / "logs_sdk_000.pb").read_bytes()
     requests = [good, b"\xff", good, b"", good, good]
     groups = list(decode_groups(iter(requests), "logs", group_bytes=20_000))
@@ -169,11 +169,11 @@ def test_too_many_requests_for_one_batch_are_refused():
     records = resource_logs.scope_logs.add().log_records
     for _ in range(200):
         records.add()
-    with pytest.raises(UsageError, match="fewer at once"):
+    with pytest.raises(UsageError, match="fewer at a time"):
         decode_requests([request.SerializeToString()] * 2, "logs")
 
 
-def test_memoryviews_are_read_like_bytes():
+def test_memoryviews_are_accepted():
     data = (VECTORS / "logs_sdk_000.pb").read_bytes()
     assert decode_requests([memoryview(data)], "logs").batch.equals(decode_requests([data], "logs").batch)
 
@@ -182,7 +182,7 @@ def test_memoryviews_are_read_like_bytes():
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_bundle_and_its_slot_give_the_same_table(name):
+def test_a_bundle_and_its_slot_have_the_same_view(name):
     data = next(path.read_bytes() for path in FILES if view_of(path) == name)
     table = view(Bundle({VIEW_SLOTS[name]: raw(data)}), name)
     assert table.to_pylist() == oracle.rows(data, name)
@@ -191,13 +191,13 @@ def test_a_bundle_and_its_slot_give_the_same_table(name):
     assert view(raw(data), name, columns=["flags"]).equals(table.select(["flags"]))
 
 
-def test_a_bundle_of_another_signal_gives_no_rows():
+def test_a_bundle_of_another_signal_has_no_rows():
     table = view(Bundle({61: raw(b"")}), "logs")
     assert table.num_rows == 0
     assert table.schema.equals(view_schema("logs"))
 
 
-def test_a_bundle_with_a_bad_request_is_refused_naming_it():
+def test_a_bundle_with_an_invalid_request_is_refused_with_its_index():
     with pytest.raises(InvalidBundleError, match="request 0 of the bundle: not an ExportLogs"):
         view(raw(b"\xff"), "logs")
 
@@ -266,7 +266,7 @@ def test_of_two_attributes_with_one_key_the_last_is_kept():
     assert attributes_of(fill) == {"k": UNSET | {"int_value": 2}, "other": UNSET | {"int_value": 1}}
 
 
-def test_json_writes_what_json_cannot_as_strings():
+def test_json_has_strings_for_values_it_cannot_represent():
     def fill(attributes):
         values = attributes.add(key="a").value.array_value.values
         for number in (float("nan"), float("inf"), float("-inf"), 1.5):
@@ -302,7 +302,7 @@ def test_a_message_that_comes_in_two_parts_is_merged():
     assert first_row(log_with(block(5, half) * 2), "logs")["body"] == UNSET | {"json_value": "[1,1]"}
 
 
-def test_a_resource_behind_its_scopes_still_counts_for_them():
+def test_a_resource_encoded_after_its_scopes_applies_to_them():
     resource = block(1, block(1, block(1, b"k") + block(2, block(1, b"v"))))
     scopes = block(2, block(2, b"\x10\x09"))
     row = first_row(block(1, scopes + resource), "logs")
@@ -318,7 +318,7 @@ def test_unknown_fields_and_known_fields_of_another_wire_type_are_skipped():
     assert row["severity_text"] is None
 
 
-def test_times_are_cut_to_the_microsecond_beside_the_exact_nanoseconds():
+def test_times_are_truncated_to_microseconds_and_exact_in_nanoseconds():
     row = first_row(one_log(time_unix_nano=1_700_000_000_123_456_789), "logs")
     assert row["time"].isoformat() == "2023-11-14T22:13:20.123456+00:00"
     assert row["time_unix_nano"] == 1_700_000_000_123_456_789
@@ -337,7 +337,7 @@ def test_ids_are_hex_of_any_length_and_null_when_empty():
     assert (row["trace_id"], row["span_id"]) == ("abcd", None)
 
 
-def test_enumerations_are_words_and_unknown_numbers_digits():
+def test_enumerations_are_names_and_unknown_numbers_digits():
     request = ExportTraceServiceRequest()
     spans = request.resource_spans.add().scope_spans.add().spans
     spans.add(kind=2).status.code = 2
@@ -355,7 +355,7 @@ def test_a_duration_needs_both_ends_and_may_be_negative():
     assert durations.to_pylist() == [4, -4, None, None, None]
 
 
-def test_what_a_data_point_leaves_out_is_null_and_what_is_zero_is_zero():
+def test_absent_values_of_a_data_point_are_null_and_zeros_are_zero():
     request = ExportMetricsServiceRequest()
     metrics = request.resource_metrics.add().scope_metrics.add().metrics
     metrics.add(name="none")

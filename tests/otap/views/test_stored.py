@@ -1,4 +1,4 @@
-"""Whole requests and tables in a store's slots give the same rows of a view."""
+"""Stored requests and tables have the same rows of a view."""
 
 import pyarrow as pa
 import pytest
@@ -18,7 +18,7 @@ from quiver.otap import (
 )
 from quiver.otap.stored import StoredTables, split_stored, stored_requests
 from quiver.otap.tables.from_otlp import tables_of_request
-from quiver.otap.tables.validation import sound_tables
+from quiver.otap.tables.validation import validate_tables
 from quiver.otap.views.columnar_tables import decode_tables
 from quiver.primitives.scan import Damage
 
@@ -43,29 +43,29 @@ def same_rows(data: bytes, signal: str) -> int:
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
-def test_samples_give_equal_rows(path):
+def test_samples_have_equal_rows(path):
     same_rows(path.read_bytes(), path.name.partition("_")[0])
 
 
 @pytest.mark.parametrize("case", ["logs_anyvalue", "traces_rich", "metrics_all_kinds", "logs_sdk", "metrics_sdk"])
-def test_recorded_requests_give_equal_rows(case):
+def test_recorded_requests_have_equal_rows(case):
     for name in CASES[case]["otlp"][:3]:
         assert same_rows(bytes_of(name), CASES[case]["signal"])
 
 
 @pytest.mark.parametrize("case", ["logs_anyvalue", "logs_sdk", "traces_rich", "traces_sdk"])
-def test_records_and_spans_need_no_request_in_between(case):
-    """Whatever their values are: only a key that is twice in one map takes the way around."""
+def test_views_of_tables_need_no_request(case):
+    """For any values; only a duplicate key in a map needs the fallback."""
     for name in CASES[case]["otlp"]:
         for bundle in iter_bundles(bytes_of(name), CASES[case]["signal"]):
-            sound = sound_tables(bundle.batches, CASES[case]["signal"])
+            sound = validate_tables(bundle.batches, CASES[case]["signal"])
             found = decode_tables([sound], VIEW_OF[CASES[case]["signal"]])
             for column in found.makers.values():
                 column()
 
 
 @pytest.mark.parametrize("case", weighed("logs_dict_reset", "metrics_growing", "logs_schema_changes"))
-def test_what_came_over_a_stream_gives_the_rows_of_its_request(case):
+def test_tables_of_a_stream_have_the_rows_of_their_request(case):
     """Sorted by others, with nulls and shared scope ids."""
     decoder = StreamDecoder(case["signal"])
     for name in case["otap"]:
@@ -75,7 +75,7 @@ def test_what_came_over_a_stream_gives_the_rows_of_its_request(case):
 
 
 @pytest.mark.parametrize("signal", ["logs", "traces", "metrics"])
-def test_random_requests_give_equal_rows(signal):
+def test_random_requests_have_equal_rows(signal):
     compared = 0
     for seed in range(60):
         data = random_request("spans" if signal == "traces" else signal, seed)
@@ -86,7 +86,7 @@ def test_random_requests_give_equal_rows(signal):
 
 @pytest.mark.parametrize("signal", ["logs", "traces", "metrics"])
 def test_ids_of_zeros_are_unset_in_requests_and_in_tables(signal):
-    """Some senders write zeros where others leave an id out; an id that only begins with zeros is one."""
+    """Some senders write zeros for an unset id; an id that only starts with zeros is set."""
     request = REQUESTS[VIEW_OF[signal]]()
     ids = [(bytes(16), bytes(8)), (b"", b""), (bytes(15) + b"\1", bytes(7) + b"\1"), (b"\2" * 16, b"")]
     for trace_id, span_id in ids:
@@ -112,8 +112,8 @@ def rows_of(group) -> list[dict]:
 
 
 @pytest.mark.parametrize("signal", ["logs", "traces"])
-def test_sets_of_tables_are_decoded_together_and_stay_apart(signal):
-    """Each numbers its records, resources and scopes from nought."""
+def test_sets_of_tables_are_decoded_together_and_stay_separate(signal):
+    """The ids of records, resources and scopes start at 0 in each."""
     view_name = "spans" if signal == "traces" else signal
     requests = [carried_request(view_name, seed) for seed in range(40)]
     stored = [StoredTables(bundle.batches, signal) for data in requests for bundle in iter_bundles(data, signal)]
@@ -129,7 +129,7 @@ def test_sets_of_tables_are_decoded_together_and_stay_apart(signal):
         ]
 
 
-def test_an_unsound_set_among_others_is_told_and_they_give_rows():
+def test_an_invalid_set_is_reported_and_the_others_have_rows():
     tables = from_otlp(bytes_of(CASES["logs_sdk"]["otlp"][0]), "logs")
     broken = {30: pa.RecordBatch.from_pydict({"id": ["a"], "resource": [{"id": 0}]})}
     good = StoredTables(tables.batches, "logs")
@@ -139,7 +139,7 @@ def test_an_unsound_set_among_others_is_told_and_they_give_rows():
     assert group.batch.num_rows == 2 * tables[30].num_rows
 
 
-def test_a_bundle_of_both_kinds_gives_the_rows_of_both():
+def test_a_bundle_of_both_kinds_has_the_rows_of_both():
     data = bytes_of(CASES["logs_sdk"]["otlp"][0])
     tables = from_otlp(data, "logs")
     rows = view(whole(data, "logs"), "logs").to_pylist()
@@ -147,7 +147,7 @@ def test_a_bundle_of_both_kinds_gives_the_rows_of_both():
     assert view(both, "logs").to_pylist() == rows + rows
 
 
-def test_slots_that_no_view_shows_stay_as_they_are():
+def test_slots_without_a_view_are_returned_unchanged():
     data = bytes_of(CASES["logs_sdk"]["otlp"][0])
     tables = from_otlp(data, "logs")
     other = pa.RecordBatch.from_pydict({"id": [1]})
@@ -156,14 +156,14 @@ def test_slots_that_no_view_shows_stay_as_they_are():
     assert {view: len(found) for view, found in shown.items()} == {"logs": 1, "spans": 1}
 
 
-def test_tables_of_another_signal_are_passed_over():
+def test_tables_of_another_signal_are_skipped():
     tables = from_otlp(bytes_of(CASES["logs_sdk"]["otlp"][0]), "logs")
     assert list(stored_requests(tables.batches, "metrics")) == []
     assert view(tables, "spans").num_rows == 0
     assert set(tables.slots) <= set(slots_of_view("logs"))
 
 
-def test_unsound_tables_are_told_and_the_others_give_rows():
+def test_invalid_tables_are_reported_and_the_others_have_rows():
     data = bytes_of(CASES["logs_sdk"]["otlp"][0])
     broken = Bundle({30: pa.RecordBatch.from_pydict({"id": ["a"], "resource": [{"id": 0}]})})
     with pytest.raises(InvalidBundleError, match="request 0 of the bundle: LOGS: column id is string"):

@@ -1,4 +1,4 @@
-"""The views have only types that every Arrow reader takes, Spark's Python data sources without a cast."""
+"""The views only have types that every Arrow reader supports, and Spark's Python data sources without a cast."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def leaves(field, *, key=False):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_only_plain_types_appear_and_everything_may_be_null(name):
+def test_schemas_have_plain_nullable_types(name):
     for field in view_schema(name):
         assert set(leaves(field)) <= PLAIN
 

@@ -1,8 +1,7 @@
 """
-The protobuf messages of OTAP: `BatchArrowRecords` in, `BatchStatus` back.
+The protobuf messages of OTAP: `BatchArrowRecords` and its answer `BatchStatus`.
 
-The descriptions are made here, from the few fields that there are, in a pool of their own: an application that has
-the generated ones does not collide with them.
+The descriptors are created here in a separate pool, so they do not collide with generated ones in an application.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _MESSAGES = {
 
 
 class StatusCode(IntEnum):
-    """What became of a batch: the numbers of gRPC's codes."""
+    """The status of a batch, with the numbers of gRPC's codes."""
 
     OK = 0
     CANCELED = 1
@@ -68,12 +67,12 @@ class StatusCode(IntEnum):
 @dataclass(frozen=True, slots=True)
 class ArrowPayload:
     """
-    One table's piece of an Arrow IPC stream.
+    One table's part of an Arrow IPC stream.
 
     Attributes:
-        schema_id: which IPC stream it belongs to.
+        schema_id: the IPC stream that it belongs to.
         payload: the payload type.
-        record: whole IPC messages.
+        record: complete IPC messages.
     """
 
     schema_id: str
@@ -87,9 +86,9 @@ class ArrowRecords:
     One `BatchArrowRecords`.
 
     Attributes:
-        batch_id: what its status answers to.
-        payloads: at most one of a payload type.
-        headers: HPACK blocks; every batch's must be given to the stream's one HPACK decoder, in order.
+        batch_id: the id for its status.
+        payloads: at most one of each payload type.
+        headers: HPACK blocks; those of every batch must be passed to the stream's HPACK decoder, in order.
     """
 
     batch_id: int
@@ -99,7 +98,7 @@ class ArrowRecords:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """One `BatchStatus`. A code that this version has no name for is a plain number."""
+    """One `BatchStatus`. A code without a name in this version is a plain number."""
 
     batch_id: int
     code: int
@@ -126,19 +125,19 @@ def _class_of(name: str) -> Any:
 
 
 def decode_records(data: bytes | memoryview) -> ArrowRecords | Damage:
-    """Return the message, or why these bytes are none or are refused. What is inside the payloads is not looked at."""
+    """Decode the message without the contents of its payloads, or return why the bytes are invalid."""
     try:
         message = _class_of("BatchArrowRecords").FromString(bytes(data))
     except DecodeError as error:
         return Damage(0, f"not a BatchArrowRecords: {str(error).rpartition(': ')[2]}")
     found = message.arrow_payloads
     if len(found) > PAYLOADS_MAX:
-        return Damage(0, f"{len(found)} payloads in a batch; the most is {PAYLOADS_MAX}")
+        return Damage(0, f"{len(found)} payloads in a batch; the limit is {PAYLOADS_MAX}")
     if len(message.headers) > HEADERS_BYTES_MAX:
-        return Damage(0, f"{len(message.headers)} bytes of headers; the most is {HEADERS_BYTES_MAX}")
+        return Damage(0, f"{len(message.headers)} bytes of headers; the limit is {HEADERS_BYTES_MAX}")
     for payload in found:
         if len(payload.schema_id.encode()) > SCHEMA_ID_BYTES_MAX:
-            return Damage(0, f"a schema id of {len(payload.schema_id)} characters; the most is {SCHEMA_ID_BYTES_MAX}")
+            return Damage(0, f"a schema id of {len(payload.schema_id)} characters; the limit is {SCHEMA_ID_BYTES_MAX}")
     payloads = tuple(ArrowPayload(payload.schema_id, payload.type, payload.record) for payload in found)
     if len({payload.payload for payload in payloads}) < len(payloads):
         return Damage(0, "two payloads of the same type in one batch")
@@ -146,7 +145,7 @@ def decode_records(data: bytes | memoryview) -> ArrowRecords | Damage:
 
 
 def encode_records(batch_id: int, payloads: Sequence[ArrowPayload], headers: bytes = b"") -> bytes:
-    """Return the message as bytes, payloads in the order given."""
+    """Encode the message, with the payloads in the given order."""
     message = _class_of("BatchArrowRecords")(batch_id=batch_id, headers=headers)
     for payload in payloads:
         message.arrow_payloads.add(schema_id=payload.schema_id, type=payload.payload, record=payload.record)
@@ -156,18 +155,18 @@ def encode_records(batch_id: int, payloads: Sequence[ArrowPayload], headers: byt
 
 def decode_status(data: bytes | memoryview) -> BatchStatus:
     """
-    Return the status that *data* encodes.
+    Decode a status.
 
     Raises:
-        InvalidBundleError: the bytes are not a `BatchStatus`, or are too long for one.
+        InvalidBundleError: the bytes are not a `BatchStatus`, or too long for one.
     """
     return or_raise(try_decode_status(data))
 
 
 def try_decode_status(data: bytes | memoryview) -> BatchStatus | Damage:
-    """Return what `decode_status` returns, or the reason why it would raise."""
+    """Decode like `decode_status`, but return the reason instead of raising."""
     if len(data) > STATUS_BYTES_MAX:
-        return Damage(0, f"a status of {len(data)} bytes; the most is {STATUS_BYTES_MAX}")
+        return Damage(0, f"a status of {len(data)} bytes; the limit is {STATUS_BYTES_MAX}")
     try:
         message = _class_of("BatchStatus").FromString(bytes(data))
     except DecodeError as error:
@@ -176,7 +175,7 @@ def try_decode_status(data: bytes | memoryview) -> BatchStatus | Damage:
 
 
 def encode_status(status: BatchStatus) -> bytes:
-    """Return the status as bytes."""
+    """Encode a status."""
     made = _class_of("BatchStatus")(
         batch_id=status.batch_id, status_code=int(status.code), status_message=status.message
     )

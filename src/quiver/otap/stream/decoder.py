@@ -1,8 +1,8 @@
 """
-The receiving end of one OTAP stream: messages in order → tables with plain ids.
+Decoding of one OTAP stream: messages in order → tables with plain ids.
 
-Each payload type is an Arrow IPC stream cut into pieces, with dictionaries that grow. What a later message means
-depends on the earlier ones, so after the first refusal nothing more can be read from the stream.
+The payloads of one type form an Arrow IPC stream with growing dictionaries. The meaning of a message depends on earlier
+ones, so after the first error nothing more can be decoded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from quiver.otap.conversion_errors import ConversionError, or_raise
 from quiver.otap.stream.arrow_message import ArrowPayload, decode_records
 from quiver.otap.stream.dictionaries import StreamDictionaries
-from quiver.otap.stream.ipc_pieces import DICTIONARY, RECORD_BATCH, SCHEMA, Piece, pieces_of
+from quiver.otap.stream.ipc_messages import DICTIONARY, RECORD_BATCH, SCHEMA, IpcMessage, parse_messages
 from quiver.otap.stream.transport_ids import plain_ids
 from quiver.otap.tables.payload_arrays import Flat
 from quiver.otap.tables.payload_schema import TABLES, signal_named
@@ -25,7 +25,7 @@ from quiver.primitives.scan import Damage
 __all__ = ["ArrowBatch", "StreamDecoder", "StreamLimits"]
 
 _OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
-"""The buffers of a batch are small: a pool of threads takes longer to wake than each of them to inflate."""
+"""The buffers of a batch are small: waking a thread pool takes longer than decompressing one of them."""
 _COLUMNS_MAX = 64
 _DEPTH_MAX = 4
 
@@ -33,13 +33,13 @@ _DEPTH_MAX = 4
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
     """
-    What one stream may ask for.
+    The limits of one stream.
 
     Attributes:
-        message_bytes_max: length of a message.
-        inflated_bytes_max: what all buffers of a message take when inflated.
-        dictionary_values_max: values in a dictionary.
-        dictionaries_bytes_max: what all dictionaries that the stream still uses take.
+        message_bytes_max: the size of a message.
+        inflated_bytes_max: the decompressed size of all buffers of a message.
+        dictionary_values_max: the number of values in a dictionary.
+        dictionaries_bytes_max: the size of all dictionaries that the stream still uses.
     """
 
     message_bytes_max: int = 4 * 1024 * 1024
@@ -54,10 +54,10 @@ class ArrowBatch:
     One decoded message.
 
     Attributes:
-        batch_id: what its status answers to.
-        tables: payload type → batch with plain ids, ascending; tables without rows are left out.
-        headers: HPACK blocks, to be given to the stream's HPACK decoder whether or not they are used.
-        decoded: payload type → columns that lost their dictionary on the way, for whoever takes the tables apart.
+        batch_id: the id for its status.
+        tables: payload type → batch with plain ids, ascending; without empty tables.
+        headers: HPACK blocks, which must be passed to the stream's HPACK decoder even if they are not used.
+        decoded: payload type → columns that were decoded from dictionaries, to avoid decoding them again.
     """
 
     batch_id: int
@@ -67,7 +67,7 @@ class ArrowBatch:
 
 
 class _Feed:
-    """A file that hands out the payload put into it last. Arrow reads what it needs and no further."""
+    """A file with the last payload that was put into it. Arrow does not read beyond the current message."""
 
     closed = False
 
@@ -109,7 +109,7 @@ class _Feed:
 
 @dataclass(slots=True)
 class _Reader:
-    """One IPC stream: its reader, and how many values and bytes its dictionaries have."""
+    """One IPC stream: its reader, and the number of values and bytes of its dictionaries."""
 
     schema_id: str
     feed: _Feed = field(default_factory=_Feed)
@@ -118,21 +118,23 @@ class _Reader:
     sizes: dict[int, int] = field(default_factory=dict)
     dictionaries: StreamDictionaries = field(default_factory=StreamDictionaries)
 
-    def count(self, piece: Piece) -> None:
+    def count(self, ipc_message: IpcMessage) -> None:
         before = (
-            (self.values.get(piece.dictionary, 0), self.sizes.get(piece.dictionary, 0)) if piece.is_delta else (0, 0)
+            (self.values.get(ipc_message.dictionary, 0), self.sizes.get(ipc_message.dictionary, 0))
+            if ipc_message.is_delta
+            else (0, 0)
         )
-        self.values[piece.dictionary] = before[0] + piece.rows
-        self.sizes[piece.dictionary] = before[1] + piece.bytes_inflated
+        self.values[ipc_message.dictionary] = before[0] + ipc_message.rows
+        self.sizes[ipc_message.dictionary] = before[1] + ipc_message.bytes_inflated
 
 
 class StreamDecoder:
     """
-    Decodes the messages of one stream, each fed once and in order. Not for use by several threads at once.
+    Decodes the messages of one stream, each once and in order. Not thread-safe.
 
     Args:
-        signal: `logs`, `traces` or `metrics`: what the stream's method says.
-        limits: what the stream may ask for.
+        signal: `logs`, `traces` or `metrics`, from the stream's method.
+        limits: the limits of the stream.
 
     Raises:
         UsageError: no such signal.
@@ -144,20 +146,20 @@ class StreamDecoder:
         self._limits = limits or StreamLimits()
         self._readers: dict[int, _Reader] = {}
         self._types: dict[str, int] = {}
-        self._gone: Damage | None = None
+        self._failed: Damage | None = None
         self.batch_id: int | None = None
-        """The id of the last message, also when it was refused; None when not even that could be read."""
+        """The id of the last message, also if it was refused; None if the id could not be decoded."""
 
     @property
     def dictionary_bytes(self) -> int:
-        """What the dictionaries of the stream take, inflated."""
+        """The decompressed size of the stream's dictionaries."""
         return sum(sum(reader.sizes.values()) for reader in self._readers.values())
 
     def decode(self, message: bytes) -> ArrowBatch:
         """
         Return the tables of a `BatchArrowRecords`, fully validated.
 
-        After an error every further call raises the same one: end the stream.
+        After an error, every further call raises the same error: end the stream.
 
         Raises:
             InvalidBundleError: the message is malformed, exceeds a limit, or does not fit the stream.
@@ -165,16 +167,18 @@ class StreamDecoder:
         return or_raise(self.try_decode(message))
 
     def try_decode(self, message: bytes) -> ArrowBatch | Damage:
-        """Return what `decode` returns, or the reason why it would raise."""
+        """Decode like `decode`, but return the reason instead of raising."""
         self.batch_id = None
-        if self._gone is not None:
-            return self._gone
+        if self._failed is not None:
+            return self._failed
         if len(message) > self._limits.message_bytes_max:
-            self._gone = Damage(0, f"{len(message)} bytes in a message; the most is {self._limits.message_bytes_max}")
-            return self._gone
+            self._failed = Damage(
+                0, f"{len(message)} bytes in a message; the limit is {self._limits.message_bytes_max}"
+            )
+            return self._failed
         records = decode_records(message)
         if isinstance(records, Damage):
-            self._gone = records
+            self._failed = records
             return records
         self.batch_id = records.batch_id
         budget = self._limits.inflated_bytes_max
@@ -188,74 +192,74 @@ class StreamDecoder:
                 if batch.num_rows:
                     tables[payload.payload], decoded[payload.payload] = batch, columns
         except ConversionError as refusal:
-            self._gone = Damage(0, str(refusal))
+            self._failed = Damage(0, str(refusal))
         except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, StopIteration) as error:
-            self._gone = Damage(0, f"Arrow refuses it: {str(error)[:300] or type(error).__name__}")
-        return self._gone or ArrowBatch(records.batch_id, tables, records.headers, decoded)
+            self._failed = Damage(0, f"Arrow refuses it: {str(error)[:300] or type(error).__name__}")
+        return self._failed or ArrowBatch(records.batch_id, tables, records.headers, decoded)
 
     def _table(self, payload: ArrowPayload, budget: int, decoded: Flat) -> tuple[pa.RecordBatch, int]:
         if payload.payload not in self._payloads:
             raise ConversionError(f"payload type {payload.payload} does not belong to {self._signal}")
         table = TABLES[payload.payload]
         reader = self._reader(payload)
-        pieces = pieces_of(payload.record)
-        inflated = self._check(reader, pieces, table.name, table.rows_max, budget)
+        messages = parse_messages(payload.record)
+        inflated = self._check(reader, messages, table.name, table.rows_max, budget)
         reader.feed.put(payload.record)
         if reader.reader is None:
             reader.reader = pa.ipc.open_stream(reader.feed, options=_OPTIONS)
             _check_schema(reader.reader.schema, table.name)
         batch = reader.reader.read_next_batch()
         if not reader.feed.drained:
-            raise ConversionError(f"{table.name}: bytes behind the record batch")
-        if any(piece.kind == DICTIONARY and not piece.is_delta for piece in pieces):
-            reader.dictionaries.begin_anew()
-        batch = reader.dictionaries.sound(batch)
+            raise ConversionError(f"{table.name}: bytes after the record batch")
+        if any(ipc_message.kind == DICTIONARY and not ipc_message.is_delta for ipc_message in messages):
+            reader.dictionaries.reset()
+        batch = reader.dictionaries.validated(batch)
         return plain_ids(payload.payload, batch, decoded), inflated
 
     def _reader(self, payload: ArrowPayload) -> _Reader:
         known = self._types.setdefault(payload.schema_id, payload.payload)
         if known != payload.payload:
-            raise ConversionError(f"schema id {payload.schema_id!r} was one of {TABLES[known].name}")
+            raise ConversionError(f"schema id {payload.schema_id!r} is already used by {TABLES[known].name}")
         reader = self._readers.get(payload.payload)
         if reader is None or reader.schema_id != payload.schema_id:
-            # The one before is never used again. Its id stays taken only as long as it is the newest of its type.
+            # The previous stream is not used again. Its id is reserved only while it is the newest of its type.
             if reader is not None:
                 del self._types[reader.schema_id]
             reader = self._readers[payload.payload] = _Reader(payload.schema_id)
         return reader
 
-    def _check(self, reader: _Reader, pieces: list[Piece], name: str, rows_max: int, budget: int) -> int:
-        """Return what the pieces take when inflated; they are in order, and within the limits."""
-        kinds = [piece.kind for piece in pieces]
+    def _check(self, reader: _Reader, messages: list[IpcMessage], name: str, rows_max: int, budget: int) -> int:
+        """Check the order and the limits of the messages. Return their decompressed size."""
+        kinds = [ipc_message.kind for ipc_message in messages]
         head = [SCHEMA] if reader.reader is None else []
         middle = kinds[len(head) : -1]
         if kinds[: len(head)] != head or kinds[-1:] != [RECORD_BATCH] or any(kind != DICTIONARY for kind in middle):
             expected = f"{'a schema, ' if head else ''}dictionaries, then one record batch"
-            raise ConversionError(f"{name}: not {expected}: {kinds}")
-        inflated = sum(piece.bytes_inflated for piece in pieces)
+            raise ConversionError(f"{name}: expected {expected}, not {kinds}")
+        inflated = sum(ipc_message.bytes_inflated for ipc_message in messages)
         if inflated > budget:
-            sizes = f"{name} takes {inflated} bytes when inflated, and {budget} are left"
+            sizes = f"{name} takes {inflated} bytes decompressed, and {budget} are left"
             raise ConversionError(f"the batch is too large: {sizes}")
-        if pieces[-1].rows > rows_max:
-            raise ConversionError(f"{name}: {pieces[-1].rows} rows; the most is {rows_max}")
-        for piece in pieces[len(head) : -1]:
-            reader.count(piece)
-            if reader.values[piece.dictionary] > self._limits.dictionary_values_max:
+        if messages[-1].rows > rows_max:
+            raise ConversionError(f"{name}: {messages[-1].rows} rows; the limit is {rows_max}")
+        for ipc_message in messages[len(head) : -1]:
+            reader.count(ipc_message)
+            if reader.values[ipc_message.dictionary] > self._limits.dictionary_values_max:
                 raise ConversionError(
-                    f"{name}: a dictionary of {reader.values[piece.dictionary]} values; "
-                    f"the most is {self._limits.dictionary_values_max}"
+                    f"{name}: a dictionary of {reader.values[ipc_message.dictionary]} values; "
+                    f"the limit is {self._limits.dictionary_values_max}"
                 )
         if self.dictionary_bytes > self._limits.dictionaries_bytes_max:
             raise ConversionError(
                 f"{name}: the dictionaries of the stream take {self.dictionary_bytes} bytes; "
-                f"the most is {self._limits.dictionaries_bytes_max}"
+                f"the limit is {self._limits.dictionaries_bytes_max}"
             )
         return inflated
 
 
 def _check_schema(schema: pa.Schema, name: str) -> None:
     if len(schema) > _COLUMNS_MAX:
-        raise ConversionError(f"{name}: {len(schema)} columns; the most is {_COLUMNS_MAX}")
+        raise ConversionError(f"{name}: {len(schema)} columns; the limit is {_COLUMNS_MAX}")
     for column in schema:
         _check_type(column.type, name, column.name, 1)
 

@@ -1,9 +1,9 @@
 """
-The dictionaries of an OTAP stream: each value is validated once, and a batch keeps those that it uses.
+The dictionaries of an OTAP stream: each value is validated once, and each batch keeps only the values that it uses.
 
-A dictionary grows from message to message. As it stands in the stream it would be validated whole with every batch,
-and kept whole with every batch. Where nearly each row has a value of its own it saves nothing on the way, and costs
-most where it is kept: a segment makes one dictionary of those of all its batches. Such a column is plain from then on.
+A dictionary grows from message to message. Without this module, all of it would be validated and stored with every
+batch. If nearly every row has a different value, a dictionary saves nothing in transport and is expensive in storage,
+because a segment merges the dictionaries of all its batches. Such a column is stored plain from then on.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from quiver.otap.arrays import counts_of_binary, validity
 __all__ = ["StreamDictionaries"]
 
 _FEW = 256
-"""Dictionaries of so many values are kept as they are."""
+"""Dictionaries with up to this many values are kept unchanged."""
 
 _ROWS_TO_TELL = 64
-"""So many rows show whether values repeat."""
+"""The minimum number of rows for deciding whether values repeat."""
 
 _GROWS_BYTES_MAX = 64 * 1024
-"""A column gets longer by its own length at most when it is kept plain, and by this."""
+"""Plain storage may double the size of a column and add this much."""
 
 
 class StreamDictionaries:
-    """How much of the dictionaries of one IPC stream was validated. They only grow, unless `begin_anew` is called."""
+    """How much of the dictionaries of one IPC stream was validated. They only grow, unless `reset` is called."""
 
     def __init__(self) -> None:
         self._validated: dict[str, int] = {}
         self._plain: set[str] = set()
 
-    def begin_anew(self) -> None:
-        """Take note that a dictionary was replaced."""
+    def reset(self) -> None:
+        """Record that a dictionary was replaced."""
         self._validated.clear()
 
-    def sound(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def validated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """
-        Return the batch, fully validated, with dictionaries no longer than it needs.
+        Return the batch, fully validated, with dictionaries reduced to the values that it uses.
 
         Raises:
-            ArrowInvalid: something in it is not sound.
+            ArrowInvalid: the batch is invalid.
         """
         batch.validate()
         found = batch.columns
@@ -101,7 +101,7 @@ class StreamDictionaries:
         if len(values) <= most:
             return array
         if last - first < most:
-            # Values that are new with this batch stand together.
+            # The values added with this batch are contiguous.
             return _over(values.slice(first, last - first + 1), indices, there, used - places.dtype.type(first))
         new = np.empty(last + 1, places.dtype)
         new[kept] = np.arange(len(kept))
@@ -109,7 +109,7 @@ class StreamDictionaries:
 
 
 def _stays_small(values: pa.Array, kept: Any, used: Any) -> bool:
-    """Say whether a column takes about as much plain as with its dictionary: a long value may stand in many rows."""
+    """Return whether a column is about as small plain as with a dictionary: a long value may occur in many rows."""
     if not (pa.types.is_string(values.type) or pa.types.is_binary(values.type)):
         return bool(pa.types.is_primitive(values.type) or pa.types.is_fixed_size_binary(values.type))
     lengths = counts_of_binary(values)
@@ -118,10 +118,7 @@ def _stays_small(values: pa.Array, kept: Any, used: Any) -> bool:
 
 
 def _over(values: pa.Array, indices: pa.Array, there: Any, moved: Any) -> pa.Array:
-    """
-    Return a dictionary array over *values*: *moved* are its indices where it is not null, in the
-    type of *indices*.
-    """
+    """Return a dictionary array over *values*, with the non-null indices *moved* in the type of *indices*."""
     if not indices.null_count:
         buffers = [None, pa.py_buffer(moved)]
     else:
@@ -133,10 +130,7 @@ def _over(values: pa.Array, indices: pa.Array, there: Any, moved: Any) -> pa.Arr
 
 
 def _places(indices: pa.Array) -> Any:
-    """
-    Return the indices, whatever stands under a null. They may be signed: what is negative is beyond every
-    dictionary.
-    """
+    """Return the indices as unsigned numbers, undefined for nulls. A negative index becomes out of range."""
     if not len(indices):
         return np.zeros(0, np.uint8)
     unsigned = np.dtype(f"u{indices.type.bit_width // 8}")

@@ -1,9 +1,9 @@
 """
-The sending end of one OTAP stream: tables → messages, with dictionaries that grow from message to message.
+Encoding of one OTAP stream: tables → messages, with dictionaries that grow from message to message.
 
-A column once sent stays, so that schemas change seldom. A dictionary starts with an index of 8 bits; when its values
-no longer fit it gets 16 bits, and then it is emptied, or the column goes plain, as repetition is worth it or not.
-Each change of a schema gets a schema id that no other has had on the stream.
+A column that was sent once is always sent, so that schemas rarely change. A dictionary starts with an index of 8 bits,
+then 16 bits. When its values no longer fit, it is emptied if values repeat; otherwise the column becomes plain. Each
+new schema gets a schema id that was not used before on the stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from quiver.errors import UsageError
 from quiver.otap.conversion_errors import ConversionError, or_raise
 from quiver.otap.stream.arrow_message import ArrowPayload, encode_records
-from quiver.otap.stream.transport_order import Travelling, sorted_tables, travelling_rows
+from quiver.otap.stream.transport_order import WireTables, sorted_tables, wire_rows
 from quiver.otap.tables.payload_arrays import INDEX_TYPES, PRESENCE, Flat, default_array
 from quiver.otap.tables.payload_schema import SIGNALS, TABLES, Column, signal_named
 from quiver.primitives.scan import Damage
@@ -27,11 +27,11 @@ from quiver.primitives.scan import Damage
 __all__ = ["COMPRESSIONS", "EncodedBatch", "StreamEncoder"]
 
 COMPRESSIONS = ("zstd", "none")
-"""How the buffers inside payloads are written."""
+"""The compression of the buffers inside payloads."""
 
 _DICTIONARY_BYTES_MAX = 4 * 1024 * 1024
 _REPEATED = 0.3
-"""Distinct values to values: below it a full dictionary is emptied and goes on, above it the column goes plain."""
+"""Ratio of distinct values: below it, a full dictionary is emptied; above it, the column becomes plain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class EncodedBatch:
     One message.
 
     Attributes:
-        batch_id: what its status will answer to.
+        batch_id: the id for its status.
         message: the bytes of a `BatchArrowRecords`.
-        items: rows of the root table in it.
+        items: the number of rows of the root table.
     """
 
     batch_id: int
@@ -52,7 +52,7 @@ class EncodedBatch:
 
 @dataclass(slots=True)
 class _Growing:
-    """A dictionary on its way: its values so far, and how wide its index is (0: the column goes plain)."""
+    """A dictionary of the stream: its values, and the width of its index (0: the column is plain)."""
 
     bits: int
     values: pa.Array
@@ -68,7 +68,7 @@ class _Growing:
 
 @dataclass(slots=True)
 class _Writer:
-    """One payload type on the stream: the columns it has had, and its IPC stream."""
+    """One payload type of the stream: the columns sent so far, and its IPC stream."""
 
     columns: set[str] = field(default_factory=set)
     dictionaries: dict[str, _Growing] = field(default_factory=dict)
@@ -80,16 +80,16 @@ class _Writer:
 
 class StreamEncoder:
     """
-    Encodes what one stream sends, in order. Not for use by several threads at once.
+    Encodes the messages of one stream, in order. Not thread-safe.
 
     Args:
         signal: `logs`, `traces` or `metrics`.
         payload_compression: `zstd` or `none`.
-        metric_metadata: send `Metric.metadata` too; one implementation refuses every batch that has it.
-        message_bytes_max: no message gets longer; receivers refuse more than 4 MiB unless told otherwise.
+        metric_metadata: also send `Metric.metadata`; one implementation refuses every batch that has it.
+        message_bytes_max: the maximum size of a message; by default receivers refuse more than 4 MiB.
 
     Raises:
-        UsageError: no such signal, or a compression that is not known.
+        UsageError: no such signal or compression.
     """
 
     def __init__(
@@ -113,20 +113,20 @@ class StreamEncoder:
 
     def encode(self, tables: Mapping[int, pa.RecordBatch], headers: bytes = b"") -> tuple[EncodedBatch, ...]:
         """
-        Return the messages that carry the tables, to be sent in this order.
+        Return the messages for the tables, to be sent in this order.
 
-        There is more than one where one would be too long. Tables without root rows give no message. The stream can
-        still be used after an error.
+        There are several if one would be too large, and none for tables without root rows. The encoder can still be
+        used after an error.
 
         Raises:
-            InvalidBundleError: the tables are not those of this signal, or cannot be encoded.
+            InvalidBundleError: the tables are not of this signal, or cannot be encoded.
         """
         return or_raise(self.try_encode(tables, headers))
 
     def try_encode(
         self, tables: Mapping[int, pa.RecordBatch], headers: bytes = b""
     ) -> tuple[EncodedBatch, ...] | Damage:
-        """Return what `encode` returns, or the reason why it would raise."""
+        """Encode like `encode`, but return the reason instead of raising."""
         strange = sorted(set(tables) - set(SIGNALS[self._signal].payloads))
         if strange:
             return Damage(0, f"payload types {strange} do not belong to {self._signal}")
@@ -151,30 +151,27 @@ class StreamEncoder:
     def try_encode_all(
         self, sets: Iterable[Mapping[int, pa.RecordBatch]]
     ) -> tuple[tuple[EncodedBatch, ...], ...] | Damage:
-        """
-        Return the messages of each of several sets of tables, to be sent in this order; or why one of them cannot be
-        sent: then none is.
-        """
+        """Return the messages of each set of tables, to be sent in this order, or why one set cannot be encoded."""
         made: list[tuple[EncodedBatch, ...]] = []
         batch_id = self._batch_id
         for tables in sets:
             encoded = self.try_encode(tables)
             if isinstance(encoded, Damage):
-                # The receiver will not see the messages of the sets before it, which the dictionaries count on.
+                # The messages of earlier sets are not sent, so the dictionaries must not refer to them.
                 self._batch_id = batch_id
                 self._writers = {}
                 return encoded
             made.append(encoded)
         return tuple(made)
 
-    def _encode(self, found: Travelling, start: int, end: int, headers: bytes) -> list[EncodedBatch]:
-        travelling = travelling_rows(found, self._signal, start, end)
+    def _encode(self, found: WireTables, start: int, end: int, headers: bytes) -> list[EncodedBatch]:
+        travelling = wire_rows(found, self._signal, start, end)
         payloads = [self._payload(payload, columns) for payload, columns in travelling.items()]
         message = encode_records(self._batch_id, payloads, headers)
         if len(message) > self._message_bytes_max:
-            self._writers = {}  # the receiver will not see this message: begin anew
+            self._writers = {}  # this message is not sent: start new IPC streams
             if end - start == 1:
-                raise ConversionError(f"a record takes {len(message)} bytes; the most is {self._message_bytes_max}")
+                raise ConversionError(f"a record takes {len(message)} bytes; the limit is {self._message_bytes_max}")
             middle = (start + end) // 2
             return [*self._encode(found, start, middle, headers), *self._encode(found, middle, end, headers)]
         self._batch_id += 1
@@ -211,7 +208,7 @@ class StreamEncoder:
 
     @staticmethod
     def _grown(writer: _Writer, column: Column, array: pa.Array) -> pa.Array:
-        """Return the column over the stream's dictionary, with this batch's new values behind the others."""
+        """Return the column over the stream's dictionary, extended with this batch's new values."""
         if not column.index_bits:
             return array
         growing = writer.dictionaries.get(column.name)
@@ -244,7 +241,7 @@ class StreamEncoder:
 
 
 def _bits(growing: _Growing, values: int, of_batch: int) -> int:
-    """Return how wide the index becomes with so many values, of which the batch itself has *of_batch*; 0 for none."""
+    """Return the width of the index for *values* values, of which the batch has *of_batch*; 0 for a plain column."""
     for bits, most, _ in INDEX_TYPES:
         if bits >= growing.bits and values <= most:
             return bits
@@ -253,7 +250,7 @@ def _bits(growing: _Growing, values: int, of_batch: int) -> int:
 
 
 def _nested(kept: list[Column], arrays: Mapping[str, pa.Array], columns: Flat, rows: int) -> pa.RecordBatch:
-    """Return the columns as a batch, those of a struct inside of it."""
+    """Return the columns as a batch, with the children of structs nested."""
     fields: dict[str, pa.Field] = {}
     made: dict[str, pa.Array] = {}
     for column in kept:

@@ -1,9 +1,9 @@
 """
-Ids as they travel ↔ plain ids.
+Transport-encoded ids ↔ plain ids.
 
-On the wire an `id` is the difference to the one before (*delta*), and a `parent_id` the difference to the one before
-when the row before has an equal key, else the parent itself (*quasi-delta*). A field's metadata may say how it is
-written; where it says nothing, the column's default holds. All arithmetic is modulo the width of the id.
+In transport, an `id` is the difference to the previous one (*delta*). A `parent_id` is the difference to the previous
+one if the previous row has an equal key, and the id itself otherwise (*quasi-delta*). A field's metadata may state its
+encoding; otherwise the column's default applies. All arithmetic is modulo the width of the id.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def plain_columns(payload: int, batch: pa.RecordBatch, decoded: Flat | None = No
     Return the columns of a table with plain ids, without dictionaries: `flat_columns` of `plain_ids`.
 
     Args:
-        payload: which table it is.
+        payload: the payload type of the table.
         batch: its rows.
-        decoded: what `plain_ids` decoded when it made *batch*.
+        decoded: the columns that `plain_ids` decoded for *batch*.
 
     Raises:
-        ConversionError: a column has a type that the table does not have, or is there twice; as `plain_ids`.
+        ConversionError: a column has the wrong type or is duplicated; or as for `plain_ids`.
     """
     known: Flat = dict(decoded or {})
     return flat_columns(TABLES[payload], plain_ids(payload, batch, known), known)
@@ -43,12 +43,12 @@ def plain_columns(payload: int, batch: pa.RecordBatch, decoded: Flat | None = No
 
 def plain_ids(payload: int, batch: pa.RecordBatch, decoded: Flat | None = None) -> pa.RecordBatch:
     """
-    Return the table with plain ids, which its fields' metadata then say.
+    Return the table with plain ids, marked as such in the fields' metadata.
 
-    *decoded* is where columns go that lose their dictionary on the way: ids, and what neighbours are compared by.
+    Columns that are decoded from dictionaries (ids and keys) are added to *decoded*.
 
     Raises:
-        ConversionError: an encoding is not known, or an id column has another type than the table's.
+        ConversionError: an encoding is unknown, or an id column has the wrong type.
     """
     table = TABLES[payload]
     known: Flat = {} if decoded is None else decoded
@@ -84,7 +84,7 @@ def _in_struct(
     children[inner], fields[inner] = _decoded(table, column, child, fields[inner], None, known)
     if children[inner] is child:
         return array, field
-    # A null struct has null children, also where the field says that it has none.
+    # A null struct has null children, even if their field is not nullable.
     fields = [child.with_nullable(child.nullable or array.null_count > 0) for child in fields]
     mask = array.is_null() if array.null_count else None
     made = pa.StructArray.from_arrays(children, fields=fields, mask=mask)
@@ -101,7 +101,7 @@ def _decoded(
     elif said == b"quasidelta" and batch is not None and column.name == "parent_id":
         values = _quasi_decoded(values, equal_to_previous(table, batch, known))
     elif said != b"plain":
-        raise ConversionError(f"{table.name}: column {column.name} has the encoding {said[:40]!r}, which is not known")
+        raise ConversionError(f"{table.name}: column {column.name} has the unknown encoding {said[:40]!r}")
     known[column.name] = values
     if values is array:
         return array, field
@@ -111,13 +111,13 @@ def _decoded(
 
 def _numbers(values: pa.Array) -> Any:
     filled = pc.fill_null(values, 0) if values.null_count else values
-    return np.asarray(filled).astype(np.uint32, copy=False)  # no id is wider
+    return np.asarray(filled).astype(np.uint32, copy=False)  # no id has more bits
 
 
 def _narrowed(numbers: Any, like: pa.Array) -> pa.Array:
     width = np.uint16 if like.type == pa.uint16() else np.uint32
     mask = ~validity(like) if like.null_count else None
-    return pa.array(numbers.astype(width), like.type, mask=mask)  # astype cuts to the width: modulo
+    return pa.array(numbers.astype(width), like.type, mask=mask)  # astype truncates to the width, which is the modulo
 
 
 def _running_sum(values: pa.Array) -> pa.Array:
@@ -130,19 +130,19 @@ def _quasi_decoded(values: pa.Array, equal: Any) -> pa.Array:
         return values
     sums = np.cumsum(numbers, dtype=np.uint32)
     starts = np.flatnonzero(~equal)
-    # What was summed up before a run of equal keys began.
+    # The sum before each run of equal keys.
     before = (sums - numbers)[starts]
     return _narrowed(sums - np.repeat(before, np.diff(starts, append=len(numbers))), values)
 
 
 def equal_to_previous(table: Table, batch: pa.RecordBatch, decoded: Flat | None = None) -> Any:
     """
-    Return for each row whether its quasi-delta key equals that of the row before; for the first it does not.
+    Return for each row whether its quasi-delta key equals that of the previous row; false for the first row.
 
-    *decoded* is where the columns go that are compared, without their dictionaries.
+    The compared columns are added to *decoded*, without their dictionaries.
 
     Raises:
-        ConversionError: a key column has a type that the table does not have.
+        ConversionError: a key column has the wrong type.
     """
     rows = batch.num_rows
     equal = np.zeros(rows, np.bool_)
@@ -152,16 +152,16 @@ def equal_to_previous(table: Table, batch: pa.RecordBatch, decoded: Flat | None 
     if table.family == "attributes":
         equal[1:] = _equal_attributes(columns)
     elif table.family == "events":
-        equal[1:] = _neighbours(columns.filled("name", ""))
+        equal[1:] = _adjacent_equal(columns.filled("name", ""))
     elif table.family == "links":
-        equal[1:] = _neighbours(columns.filled("trace_id", bytes(16)))
+        equal[1:] = _adjacent_equal(columns.filled("trace_id", bytes(16)))
     else:
         equal[1:] = _equal_exemplars(columns, rows)
     return equal
 
 
 class _Compared:
-    """The columns that neighbours are compared by, each decoded once."""
+    """The columns by which adjacent rows are compared, each decoded once."""
 
     def __init__(self, table: Table, batch: pa.RecordBatch, decoded: Flat) -> None:
         self._table, self._batch, self._decoded = table, batch, decoded
@@ -185,8 +185,8 @@ def _filled(values: pa.Array, unset: Any) -> pa.Array:
     return pc.fill_null(values, unset) if values.null_count else values
 
 
-def _neighbours(values: pa.Array | None) -> Any:
-    """Return whether each value from the second on equals the one before; an absent column has equal zeros."""
+def _adjacent_equal(values: pa.Array | None) -> Any:
+    """Return whether each value from the second on equals the previous one; an absent column is all zeros."""
     return True if values is None else truths(pc.equal(values[1:], values[:-1]))
 
 
@@ -195,7 +195,7 @@ def _equal_attributes(columns: _Compared) -> Any:
     if types is None:
         return False
     kinds = np.asarray(types)
-    same = (kinds[1:] == kinds[:-1]) & _neighbours(columns.filled("key", ""))
+    same = (kinds[1:] == kinds[:-1]) & _adjacent_equal(columns.filled("key", ""))
     equal = np.zeros(len(kinds) - 1, np.bool_)
     used = np.bincount(kinds)
     for kind, name in _ARMS.items():
@@ -206,13 +206,13 @@ def _equal_attributes(columns: _Compared) -> Any:
 
 
 def _equal_values(columns: _Compared, name: str, asked: Any) -> Any:
-    """Return whether values equal the ones before where *asked*; elsewhere the answer means nothing."""
+    """Return whether values equal the previous ones where *asked*; undefined elsewhere."""
     values = columns.column(name)
     if values is None or not values.null_count:
-        return _neighbours(values)
+        return _adjacent_equal(values)
     equal = pc.equal(values[1:], values[:-1])
     if (asked & ~validity(equal)).any():
-        return _neighbours(_filled(values, _ZEROS[name]))  # a zero may be written as null
+        return _adjacent_equal(_filled(values, _ZEROS[name]))  # a zero may be encoded as null
     return truths(equal)
 
 
@@ -226,5 +226,5 @@ def _equal_exemplars(columns: _Compared, rows: int) -> Any:
         there = validity(array)
         kinds[there] = kind
         of_kind = there[1:] & (kinds[1:] == kind)
-        same &= ~of_kind | _neighbours(pc.fill_null(array, 0))
+        same &= ~of_kind | _adjacent_equal(pc.fill_null(array, 0))
     return same & (kinds[1:] == kinds[:-1])

@@ -1,9 +1,9 @@
 """
-Tables with plain ids → columns as they travel: sorted, ids renumbered, then written as differences.
+Tables with plain ids → transport encoding: sorted, ids renumbered and delta-encoded.
 
-Other implementations have their ways of misreading what is allowed; everything here is in the form that each of them
-reads right: ids that never fall, a scope id for each pair of resource and scope, no null where a value is required,
-and no two neighbouring rows about whose equality they disagree.
+Other implementations misread some valid encodings. The tables written here are in the form that all of them read
+correctly: ids that do not decrease, a scope id for each pair of resource and scope, no null for a required value, and
+no two adjacent rows whose equality they judge differently.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from quiver.otap.stream.transport_ids import equal_to_previous, plain_columns
 from quiver.otap.tables.payload_arrays import COLUMN_BYTES_MAX, PRESENCE, Flat, default_array
 from quiver.otap.tables.payload_schema import CHILD_ROWS_MAX, SIGNALS, TABLES, Table
 
-__all__ = ["Travelling", "sorted_tables", "travelling_rows"]
+__all__ = ["WireTables", "sorted_tables", "wire_rows"]
 
-Travelling = dict[int, Flat]
+WireTables = dict[int, Flat]
 """Payload type → its columns."""
 
 _VALUES = ("str", "int", "double", "bool", "bytes")
 
 
-def sorted_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> Travelling:
+def sorted_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> WireTables:
     """
-    Return the tables' columns with plain ids, no null where it means a default, records of a resource together.
+    Return the columns with plain ids, defaults instead of nulls, and rows sorted by resource.
 
     Raises:
-        ConversionError: a table is not what it should be.
+        ConversionError: a table is invalid.
     """
-    found: Travelling = {}
+    found: WireTables = {}
     for payload, batch in tables.items():
         table = TABLES[payload]
         columns = plain_columns(payload, batch)
@@ -60,8 +60,8 @@ def _filled(column: Any, array: pa.Array) -> pa.Array:
     return pc.if_else(array.is_valid(), array, default_array(column, 1)[0])
 
 
-def _join_origins(found: Travelling, root: int) -> None:
-    """Sort the root rows by resource and scope, and give each resource and each pair of both an id of its own."""
+def _join_origins(found: WireTables, root: int) -> None:
+    """Sort the root rows by resource and scope, and number resources and pairs of resource and scope."""
     columns = found[root]
     resources = _ids(columns["resource.id"])
     scopes = _ids(columns["scope.id"])
@@ -87,7 +87,7 @@ def _ids(array: pa.Array) -> Any:
 
 
 def _repeated(attributes: Flat, old: Any) -> Flat:
-    """Return the attributes once for each new id, whose numbers are the places in *old*."""
+    """Return the attributes once for each new id, which is the index in *old*."""
     parents = np.asarray(attributes["parent_id"]).astype(np.int64)
     order = np.argsort(parents, kind="stable")
     ranks = parents[order]
@@ -95,7 +95,7 @@ def _repeated(attributes: Flat, old: Any) -> Flat:
     repeated = int((end - start).sum())
     size = sum(array.nbytes for array in attributes.values()) // max(len(parents), 1)
     if repeated > max(len(parents), CHILD_ROWS_MAX // 4) or repeated * size > 4 * COLUMN_BYTES_MAX:
-        counts = f"{len(parents)} attributes so often that they become {repeated}"
+        counts = f"{len(parents)} attributes so often that there would be {repeated}"
         raise ConversionError(f"resources and scopes share {counts}")
     rows = [order[first:last] for first, last in zip(start.tolist(), end.tolist(), strict=True)]
     taken = pa.array(np.concatenate(rows) if rows else np.zeros(0, np.int64), pa.int64())
@@ -104,9 +104,9 @@ def _repeated(attributes: Flat, old: Any) -> Flat:
     return made
 
 
-def travelling_rows(found: Travelling, signal: str, start: int, end: int) -> Travelling:
+def wire_rows(found: WireTables, signal: str, start: int, end: int) -> WireTables:
     """
-    Return rows *start* to *end* of the root table and all that hangs on them, ids as they travel.
+    Return rows *start* to *end* of the root table and their children, with transport-encoded ids.
 
     *found* comes from `sorted_tables`. Rows without a parent are left out.
     """
@@ -128,7 +128,7 @@ def travelling_rows(found: Travelling, signal: str, start: int, end: int) -> Tra
         parent = -payload if table.parent is None else table.parent
         if payload not in found or parent not in numbered:
             continue
-        rows = _kept(found[payload], numbered[parent])
+        rows = _with_parent(found[payload], numbered[parent])
         if len(rows["parent_id"]):
             rows = _sorted(table, rows)
             if "id" in rows:
@@ -142,10 +142,7 @@ def travelling_rows(found: Travelling, signal: str, start: int, end: int) -> Tra
 
 
 def _renumber(columns: Flat, width: Any) -> tuple[Any, Any]:
-    """
-    Number the rows that have an id from 0, as differences. Return the old ids, sorted, and the new ones beside
-    them.
-    """
+    """Number the rows that have an id from 0, delta-encoded. Return the sorted old ids and the matching new ones."""
     array = columns["id"]
     valid = np.asarray(array.is_valid())
     old = np.asarray(array.drop_null()).astype(np.int64)
@@ -162,8 +159,8 @@ def _differences(values: Any, width: Any) -> pa.Array:
     return pa.array(np.diff(values, prepend=0).astype(width))
 
 
-def _kept(rows: Flat, numbered: tuple[Any, Any]) -> Flat:
-    """Return the rows whose parent is there, with its new id."""
+def _with_parent(rows: Flat, numbered: tuple[Any, Any]) -> Flat:
+    """Return the rows whose parent exists, with its new id."""
     old, new = numbered
     parents = np.asarray(rows["parent_id"]).astype(np.int64)
     if not len(old):
@@ -208,14 +205,11 @@ def _attribute_order(rows: Flat) -> Any:
         return order
     doubles = np.asarray(pc.fill_null(rows["double"], 1.0))
     doubles = np.where(np.asarray(rows["type"]) == 3, doubles, 1.0)[order]
-    return _apart(order, doubles)
+    return _separated(order, doubles)
 
 
-def _apart(order: Any, doubles: Any) -> Any:
-    """
-    Put a row between any two that are not-a-number, and before each minus zero, as long as there
-    are rows to do it.
-    """
+def _separated(order: Any, doubles: Any) -> Any:
+    """Separate rows with NaN from each other, and rows with minus zero from the row before, while other rows last."""
     odd = np.isnan(doubles) | ((doubles == 0) & np.signbit(doubles))
     if not odd.any():
         return order
@@ -229,7 +223,7 @@ def _apart(order: Any, doubles: Any) -> Any:
 
 
 def _exemplar_order(rows: Flat) -> Any:
-    """Rows without a value first, and something else between those, whole zeros, and zeros with a point."""
+    """Return an order with rows without a value first, then integer zeros and float zeros, separated by other rows."""
     count = len(rows["parent_id"])
     nothing = pa.nulls(count)
     whole, point = rows.get("int_value", nothing), rows.get("double_value", nothing)
@@ -244,7 +238,7 @@ def _exemplar_order(rows: Flat) -> Any:
         if not (ranks == short).any() and len(spare) > 1:
             ranks[spare[-1]] = short
     order = _order({**rows, "rank": pa.array(ranks)}, ("rank", "int_value", "double_value"))
-    return _apart(order, np.where(has_point & ~has_whole, points, np.where(ranks % 2 == 0, 0.0, 1.0))[order])
+    return _separated(order, np.where(has_point & ~has_whole, points, np.where(ranks % 2 == 0, 0.0, 1.0))[order])
 
 
 # -- parents ----------------------------------------------------------------------------------------------

@@ -1,19 +1,17 @@
 """
-OTAP tables: made from OTLP requests, and turned back into them. Pure.
+OTAP tables: conversion from and to OTLP requests. Pure.
 
-======================  ==============================================================================================
+======================  =============================================================================
 module                  purpose
-======================  ==============================================================================================
-`payload_schema.py`     the tables of OTAP, their columns and how they hang together
+======================  =============================================================================
+`payload_schema.py`     the tables of OTAP, their columns and their relations
+`payload_arrays.py`     one table ↔ plain columns: defaults, dictionaries, nulls
 `columnar_payloads.py`  requests → tables with plain ids, without an object per record
-`from_otlp.py`          the same, and from protobuf objects what is odd; `to_otlp.py` the way back
-`digest.py`             `digest_of_tables`: were these tables sent before?
-`payload_arrays.py`     one table ↔ lists: defaults left out, dictionaries
-`cbor.py`               nested values in tables; `cbor_columns.py`: are many of them sound?
-`validation.py`         `check_tables`: will a request and rows come out of these tables?
-`cbor_columns.py`       CBOR of flat arrays and maps, a whole column at a time: is it sound, how many values are in
-                        it, how is it written?
-`to_otlp.py`            OTAP tables → an OTLP export request. Ids may be plain or as they travel: their metadata, else
-                        the defaults, say it
-======================  ==============================================================================================
+`from_otlp.py`          requests → tables, by way of protobuf objects where columns cannot do it
+`to_otlp.py`            tables → requests
+`validation.py`         validation of tables: they must convert to a request and to rows
+`digest.py`             `digest_of_tables`, to recognize tables that were sent before
+`cbor.py`               nested values as CBOR, one value at a time
+`cbor_columns.py`       flat arrays and maps in CBOR, one column at a time
+======================  =============================================================================
 """

@@ -1,10 +1,10 @@
 """
-CBOR (RFC 8949) of arrays and maps, as OTAP carries them: `AnyValue` ↔ bytes.
+CBOR (RFC 8949) of arrays and maps in OTAP: `AnyValue` ↔ bytes.
 
-Written as the other producers do: arrays and maps of indefinite length, floats of 64 bits. Read: definite and
-indefinite lengths, floats of 16, 32 and 64 bits. Refused, each in words: tags, keys that are not text, integers
-beyond 64 signed bits, strings in chunks, bytes behind the value, and nesting that a protobuf reader would not
-follow. Order and equal keys of maps are kept.
+Encoding uses arrays and maps of indefinite length and 64-bit floats, like other producers. Decoding accepts definite
+and indefinite lengths and floats of 16, 32 and 64 bits. It refuses tags, keys that are not text, integers beyond 64
+signed bits, chunked strings, bytes after the value, and nesting beyond the limit of protobuf readers. The order and
+duplicate keys of maps are preserved.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from quiver.otap.conversion_errors import ConversionError
 __all__ = ["ITEMS_MAX", "LEVELS_MAX", "decode_value", "encode_value", "encoded_head", "measure_value"]
 
 LEVELS_MAX = 100
-"""Messages inside one another that readers of protobuf follow: an array takes two, a map three."""
+"""The nesting limit of protobuf readers in messages: an array takes two, a map three."""
 
 ITEMS_MAX = 1 << 23
-"""Values in the arrays and maps of one request: a byte may say one, and it becomes an object."""
+"""The maximum number of values in arrays and maps of one request: one byte may become an object."""
 
 _UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _OTHER = range(8)
 _BREAK = 0xFF
@@ -34,14 +34,14 @@ _NAMES = ("integer", "integer", "byte string", "text", "array", "map", "tag", "s
 
 
 def encode_value(value: Any) -> bytes:
-    """Return the CBOR of an `AnyValue` message; unset is null."""
+    """Encode an `AnyValue` message; an unset value is null."""
     out = bytearray()
     _encode(value, out)
     return bytes(out)
 
 
 def encoded_head(major: int, number: int) -> bytes:
-    """Return the head of an item: its major type, and its value or length."""
+    """Encode the head of an item: its major type, and its value or length."""
     out = bytearray()
     _head(major, number, out)
     return bytes(out)
@@ -97,47 +97,47 @@ def _encode(value: Any, out: bytearray) -> None:
 
 def decode_value(data: bytes, value: Any, *, levels: int, items: int = ITEMS_MAX) -> int:
     """
-    Set *value*, an `AnyValue` message, to what *data* says; return how many values that are, at most *items*.
+    Decode *data* into *value*, an `AnyValue` message. Return the number of values, at most *items*.
 
-    *levels* are what protobuf readers still follow below it.
+    *levels* is the remaining nesting limit.
 
     Raises:
-        ConversionError: these bytes are no such value.
+        ConversionError: the bytes are invalid or exceed a limit.
     """
     reader = _Reader(data, items)
     reader.value(value, levels)
     if reader.at != len(data):
-        raise ConversionError(f"CBOR: {len(data) - reader.at} bytes behind the value, at byte {reader.at}")
+        raise ConversionError(f"CBOR: {len(data) - reader.at} bytes after the value, at byte {reader.at}")
     return items - reader.items
 
 
 def measure_value(data: bytes, *, levels: int, items: int = ITEMS_MAX) -> tuple[str, int]:
     """
-    Return which arm `decode_value` would set, and how many values it would count, without making them.
+    Return the arm that `decode_value` would set and the number of values, without creating objects.
 
     Raises:
-        ConversionError: as `decode_value`.
+        ConversionError: as for `decode_value`.
     """
     try:
         at, left = _skip(data, 0, levels, items)
-    except (_StrangeCborError, IndexError, UnicodeDecodeError):
+    except (_UnusualCborError, IndexError, UnicodeDecodeError):
         at, left = -1, items
     arm = _ARMS.get(data[0] >> 5) if data else None
     if at == len(data) and arm is not None:
         return arm, items - left
     value = AnyValue()
-    count = decode_value(data, value, levels=levels, items=items)  # says what is wrong, or takes what is rare
+    count = decode_value(data, value, levels=levels, items=items)  # raises the error, or decodes an unusual encoding
     return value.WhichOneof("value") or "", count
 
 
-class _StrangeCborError(Exception):
-    """Not what encoders write."""
+class _UnusualCborError(Exception):
+    """The encoding is not one that encoders usually write."""
 
 
 def _skip(data: bytes, at: int, levels: int, items: int) -> tuple[int, int]:
-    """Return where the value at *at* ends, and how many of *items* are left."""
+    """Return the end of the value at *at*, and how many of *items* are left."""
     if not items:
-        raise _StrangeCborError
+        raise _UnusualCborError
     first = data[at]
     major, low = first >> 5, first & 31
     if major in {_ARRAY, _MAP}:
@@ -151,25 +151,25 @@ def _skip(data: bytes, at: int, levels: int, items: int) -> tuple[int, int]:
             data[end - number : end].decode()
     elif major == _OTHER:
         if not 20 <= low <= 27 or low == 24:
-            raise _StrangeCborError
+            raise _UnusualCborError
     elif major not in {_UNSIGNED, _NEGATIVE} or number >= _INT64_END:
-        raise _StrangeCborError
+        raise _UnusualCborError
     if length < 0 or end > len(data):
-        raise _StrangeCborError
+        raise _UnusualCborError
     return end, items - 1
 
 
 def _skip_within(data: bytes, at: int, levels: int, items: int) -> tuple[int, int]:
-    """The same for an array or a map: of indefinite length, or of one that its first byte says."""
+    """Like `_skip`, for an array or map of indefinite length or with the length in its first byte."""
     major, low = data[at] >> 5, data[at] & 31
     if levels < 0 or (low >= 24 and low != _INDEFINITE):
-        raise _StrangeCborError
+        raise _UnusualCborError
     at += 1
     done = 0
     while done != low if low != _INDEFINITE else data[at] != _BREAK:
         if major == _MAP:
             if data[at] >> 5 != _TEXT:
-                raise _StrangeCborError
+                raise _UnusualCborError
             at, _ = _skip(data, at, 0, 1)
         at, items = _skip(data, at, levels, items)
         done += 1
@@ -177,7 +177,7 @@ def _skip_within(data: bytes, at: int, levels: int, items: int) -> tuple[int, in
 
 
 class _Reader:
-    """A place in the bytes. Every length is held against what is left before it is used."""
+    """A position in the bytes. Every length is compared with the remaining bytes before it is used."""
 
     __slots__ = ("at", "data", "items")
 
@@ -189,13 +189,13 @@ class _Reader:
     def take(self, length: int) -> bytes:
         end = self.at + length
         if end > len(self.data):
-            raise ConversionError(f"CBOR: {length} bytes wanted at byte {self.at}, {len(self.data) - self.at} are left")
+            raise ConversionError(f"CBOR: {length} bytes needed at byte {self.at}, {len(self.data) - self.at} are left")
         taken = self.data[self.at : end]
         self.at = end
         return taken
 
     def head(self) -> tuple[int, int, int]:
-        """Return major type, the five low bits, and the number behind them (0 for indefinite lengths)."""
+        """Return the major type, the five low bits, and the number after them (0 for indefinite lengths)."""
         first = self.take(1)[0]
         major, low = first >> 5, first & 31
         if low < 24:
@@ -204,7 +204,7 @@ class _Reader:
             return major, low, int.from_bytes(self.take(1 << (low - 24)), "big")
         if low == _INDEFINITE and major not in {_UNSIGNED, _NEGATIVE, _TAG}:
             return major, low, 0
-        raise ConversionError(f"CBOR: byte {first:#04x} at byte {self.at - 1} has no meaning")
+        raise ConversionError(f"CBOR: byte {first:#04x} at byte {self.at - 1} is invalid")
 
     def value(self, value: Any, levels: int) -> None:
         start = self.at
@@ -228,7 +228,7 @@ class _Reader:
         elif major == _OTHER:
             self.simple(value, low, number, start)
         else:
-            raise ConversionError(f"CBOR: a tag at byte {start}; none is expected")
+            raise ConversionError(f"CBOR: unexpected tag at byte {start}")
 
     def text(self, low: int, length: int, start: int) -> str:
         self.definite(low, start, _TEXT)
@@ -240,7 +240,7 @@ class _Reader:
     @staticmethod
     def definite(low: int, start: int, major: int) -> None:
         if low == _INDEFINITE:
-            raise ConversionError(f"CBOR: the {_NAMES[major]} at byte {start} comes in chunks")
+            raise ConversionError(f"CBOR: the {_NAMES[major]} at byte {start} is chunked")
 
     def simple(self, value: Any, low: int, number: int, start: int) -> None:
         if low in {20, 21}:
@@ -248,10 +248,10 @@ class _Reader:
         elif low in {25, 26, 27}:
             value.double_value = _float(low, number)
         elif low not in {22, 23}:  # null and undefined stay unset
-            raise ConversionError(f"CBOR: byte {self.data[start]:#04x} at byte {start} is no value")
+            raise ConversionError(f"CBOR: byte {self.data[start]:#04x} at byte {start} is not a value")
 
     def ended(self, low: int, number: int, done: int) -> bool:
-        """Say whether an array or map of which *done* items were read is at its end; an end mark is passed over."""
+        """Return whether an array or map ends after *done* items; skip its end mark."""
         if low != _INDEFINITE:
             return done == number
         if self.at < len(self.data) and self.data[self.at] == _BREAK:

@@ -1,8 +1,8 @@
 """
-CBOR of flat arrays and maps, a whole column at a time: is it sound, how many values are in it, how is it written?
+CBOR of flat arrays and maps, one column at a time: validation, number of values, conversion to a notation.
 
-Most nested values hold a few plain ones. Those are read here step by step, the first value of all of them, then the
-second; `cbor.py` reads what nests deeper, is longer or is written in a rarer way, one by one.
+Most nested values have a few plain elements. Here they are read in steps: the first element of all values, then the
+second, and so on. `cbor.py` decodes values that nest deeper, are longer, or use an unusual encoding, one by one.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _FLOATS = {0xF9: ">f2", 0xFA: ">f4", 0xFB: ">f8"}
 _BREAK = 0xFF
 _INDEFINITE = 31
 _STEPS_MAX = 32
-"""Values, and keys, of one array or map; the few longer ones are not worth the steps."""
+"""The maximum number of elements, including keys, of one array or map; longer ones are rare."""
 
-_STRANGE = 255
+_UNUSUAL = 255
 _WIDE_INTEGER, _EITHER_SIGN = 0x1B, 0xDF
 
 
 def _argument_sizes() -> Any:
-    """Return by its first byte how many bytes say a value's number or length; `_STRANGE` for what is read elsewhere."""
-    sizes = np.full(256, _STRANGE, np.uint8)
+    """Return, by first byte, the size of an element's number or length; `_UNUSUAL` for other encodings."""
+    sizes = np.full(256, _UNUSUAL, np.uint8)
     for major in (0, 1, _BYTES, _TEXT):
         head = major << 5
         sizes[head : head + 24] = 0
         sizes[head + 24 : head + 28] = (1, 2, 4, 8)
         if major in {_BYTES, _TEXT}:
-            sizes[head + 26 : head + 28] = _STRANGE
+            sizes[head + 26 : head + 28] = _UNUSUAL
     sizes[_FALSE : _UNDEFINED + 1] = 0
     sizes[0xF9:0xFC] = (2, 4, 8)
     return sizes
@@ -51,10 +51,7 @@ _SIZES = _argument_sizes()
 
 @dataclass(frozen=True, slots=True)
 class _Elements:
-    """
-    What stands in arrays and maps, keys too: of which it is, its first byte, and from where to
-    where its text lies.
-    """
+    """The elements of arrays and maps, including keys: the value they belong to, first byte, start and end of text."""
 
     rows: Any
     heads: Any
@@ -67,9 +64,9 @@ class _Elements:
 
 def count_flat(values: pa.Array, are_maps: Any) -> Any:
     """
-    Return how many values each array, or map where *are_maps*, has, itself among them, as `measure_value` counts.
+    Return the number of values in each array (or map where *are_maps*), including itself, like `measure_value`.
 
-    0 says nothing: it may be sound or not. *values* are bytes without nulls.
+    0 means that the value was not checked. *values* are bytes without nulls.
     """
     wire = Wire(values)
     counts, found = _scanned(wire, are_maps)
@@ -83,10 +80,10 @@ def count_flat(values: pa.Array, are_maps: Any) -> Any:
 
 def written_flat(values: pa.Array, notation: Notation) -> pa.Array:
     """
-    Return arrays and maps in *notation*; null where one is not flat, or not written in a usual way.
+    Return arrays and maps in *notation*; null for a value that is not flat or has an unusual encoding.
 
     Raises:
-        FallbackNeededError: text is not UTF-8, or a map has a key twice where that matters.
+        FallbackNeededError: text is not UTF-8, or a map has a duplicate key where keys must be unique.
     """
     wire = Wire(values)
     are_maps = (wire.raw.take(wire.starts) >> 5 == _MAP) & (wire.ends > wire.starts)
@@ -100,10 +97,10 @@ def written_flat(values: pa.Array, notation: Notation) -> pa.Array:
         elements = texts.filter(pa.array(which[found.rows]))
         if message == "KeyValueList":
             keys = elements.take(pa.array(np.arange(0, len(elements), 2)))
-            if notation.keys_once:
+            if notation.unique_keys:
                 require_distinct(keys, lengths)
             elements = elements.take(pa.array(np.arange(1, len(elements), 2)))
-            elements = pc.binary_join_element_wise(keys, elements, notation.behind_key)
+            elements = pc.binary_join_element_wise(keys, elements, notation.after_key)
         lists = pa.ListArray.from_arrays(pa.array(np.append(0, np.cumsum(lengths)), pa.int32()), elements)
         opening, closing = notation.brackets[message]
         joined = pc.binary_join(lists, notation.between)
@@ -113,10 +110,7 @@ def written_flat(values: pa.Array, notation: Notation) -> pa.Array:
 
 
 def _scanned(wire: Wire, are_maps: Any) -> tuple[Any, _Elements]:
-    """
-    Return what `count_flat` does, text not yet looked at, and what was passed on the way, also where that ended
-    early.
-    """
+    """Return the counts of `count_flat` without checking text, and the elements read, also of unchecked values."""
     raw, starts, ends = wire.raw, wire.starts, wire.ends
     heads = raw.take(starts)
     lows = (heads & 31).astype(np.int64)
@@ -130,7 +124,7 @@ def _scanned(wire: Wire, are_maps: Any) -> tuple[Any, _Elements]:
         heads = raw.take(at)
         closed = (left == 0) | ((left < 0) & (heads == _BREAK))
         if closed.any():
-            # Nothing stands behind, and a map does not end with a key.
+            # Nothing follows, and a map does not end with a key.
             whole = closed & (at + (left < 0) == ends) & ~(is_map & bool(step % 2))
             counts[rows[whole]] = 1 + step // (1 + is_map[whole])
             rows, at, ends, left, is_map, heads = (part[~closed] for part in (rows, at, ends, left, is_map, heads))
@@ -151,7 +145,7 @@ def _scanned(wire: Wire, are_maps: Any) -> tuple[Any, _Elements]:
 
 
 def _past(raw: Any, at: Any, heads: Any, ends: Any) -> tuple[Any, Any, Any]:
-    """Return where what is in each value begins, where the value ends, and whether it is one that is known here."""
+    """Return the start of each element's content, its end, and whether its encoding is supported here."""
     sizes = _SIZES.take(heads)
     begins = at + 1 + sizes
     second = raw.take(at + 1)
@@ -161,16 +155,16 @@ def _past(raw: Any, at: Any, heads: Any, ends: Any) -> tuple[Any, Any, Any]:
     if two.any():
         lengths = np.where(two, lengths << 8 | raw.take(at + 2), lengths)
     past = begins + np.where((majors == _BYTES) | (majors == _TEXT), lengths, 0)
-    sound = (sizes != _STRANGE) & (past <= ends)
+    sound = (sizes != _UNUSUAL) & (past <= ends)
     # An integer of 64 bits must fit into a signed one.
     return begins, past, sound & ~((heads & _EITHER_SIGN == _WIDE_INTEGER) & (second >= 0x80))
 
 
-# -- how they are written ---------------------------------------------------------------------------------
+# -- conversion to a notation ---------------------------------------------------------------------------------
 
 
 def _written(wire: Wire, found: _Elements, notation: Notation) -> pa.Array:
-    """Return each element by itself in *notation*."""
+    """Return each element in *notation*."""
     majors = found.heads >> 5
     parts: list[pa.Array] = []
     places: list[Any] = []

@@ -1,10 +1,10 @@
 """
 An OTLP export request → OTAP tables with plain ids, without an object per record.
 
-The decoder of the views takes the request apart; what are its lists are here child tables, numbered through. The tables
-are those that `from_otlp.py` makes from protobuf objects, column by column. What cannot be said exactly is refused as
-`FallbackNeededError`, and the objects do it: the same things that the views leave to them, ids of odd lengths, and more
-records than one set of tables has room for.
+The decoder of the views decodes the request; its lists become child tables with consecutive ids. The tables equal those
+that `from_otlp.py` builds from protobuf objects. Data that cannot be converted exactly raise `FallbackNeededError` and
+are converted by way of objects: the same cases as for views, ids of invalid length, and more records than one set of
+tables can have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiver.otap.any_values import AnyValues, key_values, lone_values
+from quiver.otap.any_values import AnyValues, key_values, optional_values
 from quiver.otap.arrays import FallbackNeededError, counts_of, counts_of_binary, relist, repeated, require_one_arm
 from quiver.otap.nested_cbor import cbor_values
 from quiver.otap.request_shapes import SHAPES
@@ -36,10 +36,10 @@ _ARMS = {"str": "string_value", "int": "int_value", "double": "double_value", "b
 
 def tables_of_columns(data: bytes, signal: str) -> tuple[Mapping[int, pa.RecordBatch], Counter[str]]:
     """
-    Return the tables of a request that a shell parse has let pass, and how often what they cannot say was there.
+    Return the tables of a request that passed the shell parse, and the counts of data that tables cannot represent.
 
     Raises:
-        FallbackNeededError: it needs the careful conversion.
+        FallbackNeededError: the request needs the conversion by way of objects.
         UsageError: no such signal.
     """
     view = view_name(signal)
@@ -95,7 +95,7 @@ class _Tables:
         return made
 
     def attributes(self, payload: int, lists: Any, parents: np.ndarray) -> None:
-        """Write the attributes of some rows; *parents* are their ids."""
+        """Add the attributes of rows whose ids are *parents*."""
         entries: Any = lists.values
         if not len(entries):
             return
@@ -117,16 +117,13 @@ def _values(values: AnyValues, prefix: str) -> Columns:
 
 
 def _ids(used: np.ndarray, width: Any) -> tuple[pa.Array, np.ndarray]:
-    """
-    Return ids for the rows on which something hangs, null for the others; and the same for their
-    children to name.
-    """
+    """Return ids for the rows with children and null for the others, as a column and for the children's column."""
     numbers = (np.cumsum(used) - 1).astype(width)
     return pa.array(numbers, mask=~used), numbers
 
 
 def _child_ids(used: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-    """Return ids for children, which are their numbers among all; null where nothing hangs on one."""
+    """Return ids for child rows, which are their indexes; null for those without children."""
     numbers = np.arange(len(used), dtype=np.uint32)
     return pa.array(numbers, mask=~used), numbers
 
@@ -140,10 +137,7 @@ def _origins(
     per_scope: Any,
     resource_of: Any,
 ) -> Columns:
-    """
-    Write the attributes of resources and scopes that have records, and return what is said of them
-    on each record.
-    """
+    """Add the attributes of resources and scopes with records. Return the columns about them on each record."""
     scope, resource = scopes.field("scope"), resources.field("resource")
     picked_scopes, picked_resources = pa.array(used_scopes), pa.array(used_resources)
     tables.attributes(1, _picked(resource.field("attributes"), picked_resources), np.arange(len(used_resources)))
@@ -169,7 +163,7 @@ def _picked(lists: Any, which: pa.Array) -> Any:
 
 
 def _taken(texts: pa.Array, which: pa.Array) -> pa.Array:
-    """Return the texts there; where all are empty, as many nulls, which is the same to a table and costs nothing."""
+    """Return the selected texts; if all are empty, nulls, which are equivalent in a table and cheap."""
     return texts.take(which) if counts_of_binary(texts).any() else pa.nulls(len(which), pa.string())
 
 
@@ -181,7 +175,7 @@ def _times(numbers: pa.Array) -> pa.Array:
 
 
 def _fixed(ids: pa.Array, payload: int, name: str) -> pa.Array:
-    """Return ids as a table has them: null when empty, or zeros where the table knows no null."""
+    """Return ids as a table has them: null if empty, or zeros where the column is not nullable."""
     column = TABLES[payload].by_name[name]
     width = column.type.byte_width
     lengths = counts_of_binary(ids)
@@ -212,7 +206,7 @@ def _logs(tables: _Tables, records: Any) -> None:
         "observed_time_unix_nano": _times(field("observed_time_unix_nano")),
         "trace_id": _fixed(field("trace_id"), 30, "trace_id"),
         "span_id": _fixed(field("span_id"), 30, "span_id"),
-        **_values(lone_values(field("body")), "body."),
+        **_values(optional_values(field("body")), "body."),
         **{name: field(name) for name in ("severity_number", "severity_text", "flags", "event_name")},
         "dropped_attributes_count": field("dropped_attributes_count"),
     }
@@ -283,7 +277,7 @@ def _metrics(tables: _Tables, metrics: Any) -> None:
 
 
 def _points(lists: list[Any]) -> tuple[Any, np.ndarray]:
-    """Return the points of one table in document order, and the metric of each."""
+    """Return the points of one table in document order, with the metric of each."""
     used = [one for one in lists if len(one.values)] or lists[:1]
     metric_of = [repeated(counts_of(one)) for one in used]
     if len(used) == 1:

@@ -1,8 +1,8 @@
 """
-What OTAP tables are known by, however they are written: whether they were sent before.
+A digest of OTAP tables that does not depend on their encoding, to recognize tables that were sent before.
 
-The same batch sent again on another stream has other dictionaries, other columns that are all default, other
-encodings of its ids. None of that is looked at: ids are plain, dictionaries decoded, defaults filled in and left out.
+The same batch on another stream has other dictionaries, other omitted columns and other encodings of its ids. The
+digest is over plain ids and decoded dictionaries, with defaults normalized.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ DIGEST_BYTES = 16
 
 
 def digest_of_tables(tables: Mapping[int, pa.RecordBatch]) -> bytes | Damage:
-    """Return 128 bits of BLAKE3 over what tables say, or why they say nothing. Order of rows counts."""
+    """Return 128 bits of BLAKE3 over the tables' content, or why they are invalid. The order of rows matters."""
     try:
         columns = {payload: plain_columns(payload, batch) for payload, batch in tables.items()}
     except (ConversionError, KeyError) as refusal:
-        return Damage(0, f"not tables: {refusal}")
+        return Damage(0, f"invalid tables: {refusal}")
     return digest_of_columns(columns, {payload: batch.num_rows for payload, batch in tables.items()})
 
 
 def digest_of_columns(columns: Mapping[int, Flat], rows: Mapping[int, int]) -> bytes:
-    """Return the same of tables that were taken apart: payload type → columns with plain ids, and → rows."""
+    """Return the digest of decoded tables: payload type → columns with plain ids, and → number of rows."""
     digest = blake3(b"otap tables")
     for payload, flat in sorted(columns.items()):
         digest.update(f"{payload} {rows[payload]};".encode())
@@ -89,19 +89,19 @@ def _offsets(lengths: pa.Array) -> pa.Array:
 
 
 def _hides_text(array: pa.Array) -> bool:
-    """Say whether there are bytes behind a null: whoever decoded a dictionary left none."""
+    """Return whether a null has bytes. Decoded dictionaries have none."""
     return bool(np.diff(_places(array))[~validity(array)].any())
 
 
 def _places(array: pa.Array) -> Any:
-    """Return where each text begins, and where the last one ends."""
+    """Return the start of each text, and the end of the last one."""
     if not len(array):
         return np.zeros(1, np.int32)
     return np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
 
 
 def _parts(array: pa.Array) -> list[Any]:
-    """Return the bytes of an array without nulls, wherever in its buffers it begins."""
+    """Return the bytes of an array without nulls, independent of its offset."""
     kind = array.type
     if pa.types.is_list(kind):
         lengths = np.asarray(pc.list_value_length(array)).astype(np.int32)
@@ -119,7 +119,7 @@ def _parts(array: pa.Array) -> list[Any]:
 
 
 def _items(items: Any) -> list[Any]:
-    """Return the bytes of what stands in lists; there null is zero."""
+    """Return the bytes of list items, with zeros for nulls."""
     if pa.types.is_struct(items.type):
         children = [_without_nulls(child) for child in items.flatten()]
         return [part for child in children for part in _parts(child)]

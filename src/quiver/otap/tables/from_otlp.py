@@ -1,8 +1,8 @@
 """
-OTLP export requests → OTAP tables with plain ids: what the protobuf parser read, laid out in columns.
+OTLP export requests → OTAP tables with plain ids, from parsed protobuf objects.
 
-Every resource and scope of the request gets its own id, so that two that look alike stay two. What OTAP has no place
-for is counted, never dropped in silence: resources and scopes without records, and references to entities.
+Every resource and scope of the request gets its own id, so that two equal ones stay separate. Data that OTAP cannot
+represent are counted, not dropped silently: resources and scopes without records, and references to entities.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["Converted", "tables_of_message", "tables_of_request"]
 
 Tables = Mapping[int, pa.RecordBatch]
 _U64 = (1 << 64) - 1
-_LONG_TAG = re.compile(rb"\x80\x80\x00")  # to search so takes less than half of what `in` does
+_LONG_TAG = re.compile(rb"\x80\x80\x00")  # searching with a pattern takes less than half the time of `in`
 """
-How a tag of more than five bytes ends, whose field's number takes up to three of them. Varints that are as short as
-they can be never end so, and other bytes seldom: what has this is only looked at more closely.
+The end of a tag of more than five bytes whose field number takes up to three of them. Minimal varints never end like
+this, and other data rarely have these bytes: a request that has them is only checked more closely.
 """
 _KINDS = {
     "string_value": 1, "int_value": 2, "double_value": 3, "bool_value": 4, "kvlist_value": 5,
@@ -48,11 +48,11 @@ _COLUMNS = {1: "str", 2: "int", 3: "double", 4: "bool", 5: "ser", 6: "ser", 7: "
 @dataclass(frozen=True, slots=True)
 class Converted:
     """
-    A request as tables.
+    A request converted to tables.
 
     Attributes:
-        tables: sets of tables, payload type → batch; more than one where the records are more than ids are.
-        left_out: what the tables cannot say → how often it was there. Empty: nothing was lost.
+        tables: sets of tables, payload type → batch; several if there are more records than ids.
+        left_out: the kinds of data that tables cannot represent → how often they occurred; empty: nothing was lost.
     """
 
     tables: tuple[Tables, ...]
@@ -61,15 +61,16 @@ class Converted:
 
 def tables_of_request(data: bytes | memoryview, signal: str) -> Converted | Damage:
     """
-    Return the tables of an OTLP export request in protobuf, or why there are none: it is no request, an id has a
-    length that they have no room for, or its rows would take too much.
+    Convert an OTLP export request in protobuf to tables, or return why that is not possible.
+
+    The bytes are not a request, an id has an invalid length, or the rows would be too large.
 
     Raises:
         UsageError: no such signal.
     """
     data = bytes(data)
-    # Of packed numbers the columnar decoder would drop what is left over at their end: metrics are parsed first. So is
-    # what may have a tag that goes on for more than five bytes, which it takes and no protobuf library does.
+    # The columnar decoder drops excess bytes at the end of packed numbers, so metrics are parsed first. So are requests
+    # that may have a tag of more than five bytes, which it accepts, unlike any protobuf library.
     is_parsed = signal == "metrics" or _LONG_TAG.search(data) is not None
     checked = (parse_request if is_parsed else measure_request)(data, signal)
     if isinstance(checked, Damage):
@@ -79,14 +80,14 @@ def tables_of_request(data: bytes | memoryview, signal: str) -> Converted | Dama
     except FallbackNeededError:
         return _tables_by_object(data, signal)
     if left_out and not is_parsed:
-        checked = parse_request(data, signal)  # nobody has looked into what is left out
+        checked = parse_request(data, signal)  # the parts that are left out were not checked
         if isinstance(checked, Damage):
             return checked
     return Converted((tables,) if tables else (), left_out)
 
 
 def _tables_by_object(data: bytes | memoryview, signal: str) -> Converted | Damage:
-    """Convert with an object per record: several times slower, and always right."""
+    """Convert with an object per record: several times slower, but complete."""
     kind = SHAPES[view_name(signal)].request
     try:
         message = kind.FromString(data)
@@ -98,7 +99,7 @@ def _tables_by_object(data: bytes | memoryview, signal: str) -> Converted | Dama
 
 def tables_of_message(message: Any, signal: str) -> Converted | Damage:
     """
-    Return the tables of a parsed request, or why there are none: an id of a length that they have no room for.
+    Convert a parsed request to tables, or return why that is not possible: an id has an invalid length.
 
     Raises:
         UsageError: no such signal.
@@ -160,7 +161,7 @@ class _Rows:
             lists[name].append(value)
 
     def root_id(self, used: Any) -> int | None:
-        """Return the id of the record that comes next, and None when nothing will hang on it."""
+        """Return the id of the next record, or None if it has no children."""
         if not used:
             self.root["id"].append(None)
             return None
@@ -169,13 +170,13 @@ class _Rows:
         return self._root_ids - 1
 
     def child_id(self, payload: int, used: Any) -> int | None:
-        """Return the id of the child that comes next, its number among all, and None when nothing will hang on it."""
+        """Return the id of the next child row, which is its index, or None if it has no children."""
         ids = self.lists[payload]["id"]
         ids.append(len(ids) if used else None)
         return ids[-1]
 
     def origin(self, payload: int, attributes: Any) -> int:
-        """Return the id of a further resource (1) or scope (2)."""
+        """Return the id of the next resource (1) or scope (2)."""
         made = self._origins[payload]
         self._origins[payload] += 1
         self.attributes(payload, made, attributes)
@@ -212,7 +213,7 @@ def _stores(lists: Lists, prefix: str) -> _Stores:
 
 
 def _store(value: Any, stores: _Stores) -> int:
-    """Put a value into the column of its kind, and return the kind; 0 for an unset one, which has no column."""
+    """Append a value to the column of its kind and return the kind; 0 for an unset value, which has no column."""
     arm = value.WhichOneof("value")
     found = stores.get(arm)
     if found is None:
@@ -375,5 +376,5 @@ def _exemplar(rows: _Rows, payload: int, parent: int | None, exemplar: Any) -> N
 
 
 def _set(message: Any, name: str) -> Any:
-    """Return a field that may be unset; None when it is."""
+    """Return an optional field; None if it is unset."""
     return getattr(message, name) if message.HasField(name) else None

@@ -1,8 +1,8 @@
 """
-One OTAP table ↔ plain columns, arrays or lists: what may be left out, what becomes a dictionary, what a null means.
+One OTAP table ↔ plain columns, as arrays or lists: omitted columns, dictionaries, the meaning of nulls.
 
-A column of which every row has the default is left out. A column with few different values becomes a dictionary
-with an index of 8 bits, then of 16 bits, then is written plain. Ids are plain, and say so in their metadata.
+A column with the default in every row is omitted. A column with few distinct values becomes a dictionary with an index
+of 8 or 16 bits; with more values, it is plain. Ids are plain, as their metadata state.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ __all__ = [
 ]
 
 Lists = dict[str, list[Any]]
-"""Column name → its values, as many in each."""
+"""Column name → its values; all have the same length."""
 
 Flat = dict[str, pa.Array]
-"""Column name → its values without dictionaries, as many in each."""
+"""Column name → its values without dictionaries; all have the same length."""
 
 PRESENCE = ("positive", "negative")
-"""Structs that may be unset while their neighbours in the same column are not; said by a list of booleans."""
+"""Structs that may be null in some rows, which a list of booleans states."""
 
 PLAIN = {ENCODING: b"plain"}
 
 INDEX_TYPES = ((8, 255, pa.uint8()), (16, 65_535, pa.uint16()))
-"""Bits of a dictionary's index, the most values it is used for, and its type."""
+"""The bits of a dictionary's index, the maximum number of values, and its type."""
 
 
 COLUMN_BYTES_MAX = 128 * 1024 * 1024
-"""What the texts of a column may take without their dictionary."""
+"""The maximum size of a column's texts without their dictionary."""
 
 # -- columns → Arrow -----------------------------------------------------------------------------------------
 
 
 def build_batch(table: Table, lists: Mapping[str, list[Any]]) -> pa.RecordBatch | None:
     """
-    Return the rows as a batch; None when there are none.
+    Return the rows as a batch; None if there are none.
 
-    Columns of values, those with `kinds`, hold the values of the rows of these kinds and nothing for the others.
+    Columns with `kinds` only have the values of the rows of these kinds.
 
     Raises:
-        ConversionError: a value cannot be written: an id of a length that OTAP has no room for.
+        ConversionError: a value cannot be represented, such as an id of invalid length.
     """
     if not lists["parent_id" if "parent_id" in lists else "schema_url"]:
         return None
@@ -73,10 +73,10 @@ def build_batch(table: Table, lists: Mapping[str, list[Any]]) -> pa.RecordBatch 
 
 def batch_of(table: Table, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
     """
-    Return plain columns as a batch: what is all default left out, dictionaries where they pay.
+    Return plain columns as a batch, without columns that are all default, and with dictionaries where they save space.
 
-    A column that is not given is all default. Columns with `kinds` are null in the rows of other kinds; those of
-    `PRESENCE` are booleans.
+    A missing column is all default. Columns with `kinds` are null in the rows of other kinds; those of `PRESENCE` are
+    booleans.
     """
     fields: list[pa.Field] = []
     arrays: list[pa.Array] = []
@@ -128,7 +128,7 @@ def _field(column: Column, array: pa.Array) -> pa.Field:
 
 
 def is_all_default(column: Column, array: pa.Array) -> bool:
-    """Say whether a column, plain and without a null that means zero, may be left out."""
+    """Return whether a plain column, without nulls that mean zero, may be omitted."""
     if array.null_count == len(array):
         return True
     if column.optional:
@@ -142,7 +142,7 @@ def is_all_default(column: Column, array: pa.Array) -> bool:
     if pa.types.is_fixed_size_binary(kind):
         return False
     if pa.types.is_floating(kind):
-        # By its bits: a minus before a zero is a value, protobuf sends it.
+        # Compare bits: minus zero is a value that protobuf encodes.
         return not np.asarray(array).view(np.uint64).any()
     return not np.asarray(array.view(pa.int64()) if pa.types.is_temporal(kind) else array).any()
 
@@ -161,7 +161,7 @@ def array_of(column: Column, values: Sequence[Any]) -> pa.Array:
         width = kind.byte_width
         odd = next((value for value in values if value and len(value) != width), None)
         if odd is not None:
-            raise ConversionError(f"a {column.leaf} has {len(odd)} bytes; OTAP has room for {width}")
+            raise ConversionError(f"a {column.leaf} has {len(odd)} bytes; OTAP requires {width}")
         unset = bytes(width) if column.required else None
         return pa.array([value or unset for value in values], kind)
     return pa.array(values, kind)
@@ -182,12 +182,12 @@ def _dictionary(column: Column, array: pa.Array) -> pa.Array:
 
 def lists_of(table: Table, batch: pa.RecordBatch) -> Lists:
     """
-    Return every column of the table as a list: decoded, with defaults in place of nulls and of what is left out.
+    Return every column of the table as a decoded list, with defaults for nulls and omitted columns.
 
-    Nulls stay None where they mean unset. Unknown columns are passed over.
+    Nulls that mean unset stay None. Unknown columns are skipped.
 
     Raises:
-        ConversionError: a column has a type that the table does not have, or is there twice.
+        ConversionError: a column has the wrong type or is duplicated.
     """
     rows = batch.num_rows
     found = flat_columns(table, batch)
@@ -203,13 +203,13 @@ def lists_of(table: Table, batch: pa.RecordBatch) -> Lists:
 
 def flat_columns(table: Table, batch: pa.RecordBatch, decoded: Mapping[str, pa.Array] | None = None) -> Flat:
     """
-    Return the columns that are there by name, without dictionaries, children of structs as `resource.id`.
+    Return the existing columns by name, without dictionaries; children of structs are named like `resource.id`.
 
-    A null struct has null children; for those of `PRESENCE` a column of booleans says whether it is there. What is
-    *decoded* already is taken from there.
+    A null struct has null children; for those of `PRESENCE`, a column of booleans states which structs are not null.
+    Columns in *decoded* are not decoded again.
 
     Raises:
-        ConversionError: a column has a type that the table does not have, or is there twice.
+        ConversionError: a column has the wrong type or is duplicated.
     """
     top = _children(table, batch)
     structs: dict[str, dict[str, pa.Array]] = {"": top}
@@ -228,7 +228,7 @@ def flat_columns(table: Table, batch: pa.RecordBatch, decoded: Mapping[str, pa.A
 
 
 def default_array(column: Column, rows: int) -> pa.Array:
-    """Return the column as it is where it was left out."""
+    """Return the values of an omitted column."""
     kind = column.type
     if column.optional or (pa.types.is_fixed_size_binary(kind) and not column.required):
         return pa.nulls(rows, kind)
@@ -251,7 +251,7 @@ def _children(table: Table, holder: Any) -> dict[str, pa.Array]:
     else:
         names, arrays = [holder.type.field(at).name for at in range(holder.type.num_fields)], holder.flatten()
     if len(set(names)) != len(names):
-        raise ConversionError(f"{table.name}: a column is there twice: {', '.join(sorted(names))[:200]}")
+        raise ConversionError(f"{table.name}: duplicate column: {', '.join(sorted(names))[:200]}")
     return dict(zip(names, arrays, strict=True))
 
 
@@ -316,14 +316,14 @@ def plain_values(table: Table, column: Column, array: pa.Array) -> pa.Array:
 
 
 def _bound_decoded(table: Table, column: Column, array: pa.Array) -> None:
-    """A long value in a dictionary costs four bytes a row, and its length when decoded."""
+    """Check the decoded size: a long value in a dictionary takes four bytes a row, and its length when decoded."""
     if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
         return
     if array.dictionary.nbytes * len(array) <= COLUMN_BYTES_MAX:
-        return  # not even the longest value in every row
+        return  # below the limit even with the longest value in every row
     size = pc.sum(pc.binary_length(array.dictionary).cast(pa.int64()).take(array.indices)).as_py() or 0
     if size > COLUMN_BYTES_MAX:
-        raise ConversionError(f"{table.name}: column {column.name} takes {size} bytes; the most is {COLUMN_BYTES_MAX}")
+        raise ConversionError(f"{table.name}: column {column.name} takes {size} bytes; the limit is {COLUMN_BYTES_MAX}")
 
 
 def _same(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -339,7 +339,7 @@ def _same(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _list_values(array: pa.Array) -> list[Any]:
-    """Return lists whose null items are zeros: one producer writes a zero so."""
+    """Return lists with zeros for null items: one producer encodes zeros as nulls."""
     lists = array.to_pylist()
     if array.null_count == 0 and array.flatten().null_count == 0 and not pa.types.is_struct(array.type.value_type):
         return lists

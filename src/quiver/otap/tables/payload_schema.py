@@ -1,9 +1,8 @@
 """
-The tables of OTAP: payload types, the columns of each, and which table hangs on which.
+The tables of OTAP: payload types, their columns, and the parent of each table.
 
-Payload types are numbered as in the protocol; the store's slots have the same numbers. A column is found by its
-name; the columns of a struct are written `resource.id`. What stands here is used in both directions, and by the
-checks on what comes over the wire.
+Payload types have the numbers of the protocol, and so do the store's slots. A column is found by its name; the columns
+of a struct are named like `resource.id`. Conversion in both directions and validation use these definitions.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ __all__ = [
 ]
 
 ENCODING = b"encoding"
-"""Key of a field's metadata that says how ids are written: `plain`, `delta` or `quasidelta`."""
+"""The metadata key for the encoding of ids: `plain`, `delta` or `quasidelta`."""
 
 ROOT_ROWS_MAX = 65_535
-"""Log records, spans or metrics in one set of tables: their ids have 16 bits."""
+"""The maximum number of log records, spans or metrics in one set of tables: their ids have 16 bits."""
 
 CHILD_ROWS_MAX = 1 << 22
-"""Rows of any other table."""
+"""The maximum number of rows of any other table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +48,12 @@ class Column:
 
     Attributes:
         name: its name, `resource.id` for a child of a struct.
-        type: what its values are, never a dictionary.
-        index_bits: the narrowest dictionary index that readers take: 8, 16, or 0 when only plain ones are taken.
-        required: it stands in every batch.
-        optional: null is not the same as zero, and both are kept.
-        default: how ids are written when no metadata says it: `delta`, `quasidelta`, or empty for other columns.
-        kinds: the values of `type` whose rows have a value in it.
+        type: the type of its values, without a dictionary.
+        index_bits: the narrowest dictionary index that readers accept: 8, 16, or 0 if it must be plain.
+        required: whether it is in every batch.
+        optional: whether null and zero are different values.
+        default: the encoding of ids without metadata: `delta`, `quasidelta`, or empty for other columns.
+        kinds: the values of the column `type` whose rows have a value in this column.
     """
 
     name: str
@@ -67,7 +66,7 @@ class Column:
 
     @property
     def struct(self) -> str:
-        """The struct that the column is a child of; empty when it is none."""
+        """The struct that the column is a child of; empty if it is not a child."""
         return self.name.rpartition(".")[0]
 
     @property
@@ -84,8 +83,8 @@ class Table:
     Attributes:
         payload: its number.
         name: its name in the protocol.
-        columns: what it may hold, in the order in which we write them.
-        parent: the payload type whose `id` its `parent_id` means. None for roots and for what hangs on several.
+        columns: its possible columns, in the order of encoding.
+        parent: the payload type that its `parent_id` refers to. None for roots and for tables with several parents.
         family: `root`, `attributes`, `events`, `links`, `points` or `exemplars`.
     """
 
@@ -102,18 +101,18 @@ class Table:
 
     @property
     def rows_max(self) -> int:
-        """How many rows a batch of it may have."""
+        """The maximum number of rows of a batch."""
         return ROOT_ROWS_MAX if self.family == "root" else CHILD_ROWS_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
     """
-    What belongs to logs, traces or metrics.
+    The tables and the service of logs, traces or metrics.
 
     Attributes:
-        root: the payload type with a row per record, span or metric.
-        payloads: every payload type that may come with it, parents before children.
+        root: the payload type with one row per record, span or metric.
+        payloads: all its payload types, parents before children.
         service: the gRPC method's path.
     """
 
@@ -273,7 +272,7 @@ _ALL: tuple[tuple[int, str, Any, int | None, str], ...] = (
 )
 
 TABLES = MappingProxyType({entry[0]: Table(*entry) for entry in _ALL})
-"""Payload type → its table. 25, multivariate metrics, has no schema and is refused."""
+"""Payload type → its table. Type 25, multivariate metrics, has no schema and is refused."""
 
 _SERVICE = "/opentelemetry.proto.experimental.arrow.v1."
 SIGNALS = MappingProxyType(
@@ -283,7 +282,7 @@ SIGNALS = MappingProxyType(
         "metrics": Signal(10, (10, 1, 2, *range(11, 25), 26), _SERVICE + "ArrowMetricsService/ArrowMetrics"),
     }
 )
-"""Signal → its tables, the root first: some receivers look at the first payload only to tell the signal."""
+"""Signal → its tables, the root first: some receivers detect the signal by the first payload."""
 
 POINTS_OF_KIND = MappingProxyType(
     {
@@ -301,18 +300,18 @@ ATTRIBUTES_OF = MappingProxyType(
 
 def signal_named(name: str) -> Signal:
     """
-    Return what belongs to `logs`, `traces` or `metrics`.
+    Return the signal `logs`, `traces` or `metrics`.
 
     Raises:
         UsageError: no such signal.
     """
     found = SIGNALS.get(name)
     if found is None:
-        raise UsageError(f"there is no signal named {name!r}; there are {', '.join(SIGNALS)}")
+        raise UsageError(f"unknown signal {name!r}; use one of {', '.join(SIGNALS)}")
     return found
 
 
 def root_signal(payloads: Any) -> str | None:
-    """Return the signal whose root is among *payloads*; None when there is none, or more than one."""
+    """Return the signal whose root is in *payloads*; None if there is none or more than one."""
     found = [signal for signal, tables in SIGNALS.items() if tables.root in payloads]
     return found[0] if len(found) == 1 else None

@@ -1,8 +1,8 @@
 """
-OTAP tables → an OTLP export request. Ids may be plain or as they travel: their metadata, else the defaults, say it.
+OTAP tables → an OTLP export request. Ids may be plain or transport-encoded, by their metadata or the defaults.
 
-Records are grouped by what their own row says of resource and scope, and by the pair of their ids: a scope id never
-names a resource. Children whose parent is not there are counted and left out.
+Records are grouped by the resource and scope columns of their own row and by the pair of their ids: a scope id alone
+does not identify a resource. Children without a parent are counted and left out.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _POINT_FIELDS = ("start_time_unix_nano", "time_unix_nano", "flags")
 _EXEMPLAR_FIELDS = ("time_unix_nano", "span_id", "trace_id")
 
 Targets = Mapping[int, Sequence[Any]]
-"""Id → what its children are added to; a resource that several groups share has several."""
+"""Id → the messages that its children are added to; several for a resource that several groups share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
     """
-    A request made from tables.
+    A request converted from tables.
 
     Attributes:
         data: the export request in protobuf.
-        orphans: rows whose parent was not there, and which are therefore not in it.
+        orphans: the number of rows without a parent, which are left out.
     """
 
     data: bytes
@@ -61,7 +61,7 @@ class Restored:
 
 def request_of_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> Restored | Damage:
     """
-    Return the OTLP export request that tables hold, or why they are none.
+    Convert tables to an OTLP export request, or return why they are invalid.
 
     Raises:
         UsageError: no such signal.
@@ -73,12 +73,12 @@ def request_of_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> Rest
     try:
         return Restored(message.SerializeToString(), orphans)
     except (EncodeError, ValueError) as error:
-        return Damage(0, f"the request cannot be written: {error}")
+        return Damage(0, f"the request cannot be encoded: {error}")
 
 
 def message_of_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> tuple[Any, int] | Damage:
     """
-    Return the request as a protobuf object, and the rows left out for want of a parent; or why there is none.
+    Convert tables to a protobuf object and the number of orphans, or return why they are invalid.
 
     Raises:
         UsageError: no such signal.
@@ -99,7 +99,7 @@ def message_of_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> tupl
 
 
 class _Reader:
-    """Goes over the tables, parents first, and hangs each row on what its parent's row became."""
+    """Converts the tables, parents first, and adds each row to the message of its parent's row."""
 
     def __init__(self, tables: Mapping[int, pa.RecordBatch], view: str) -> None:
         self._shape = SHAPES[view]
@@ -115,13 +115,13 @@ class _Reader:
             return {}, 0
         table = TABLES[payload]
         if batch.num_rows > table.rows_max:
-            raise ConversionError(f"{table.name} has {batch.num_rows} rows; the most is {table.rows_max}")
+            raise ConversionError(f"{table.name} has {batch.num_rows} rows; the limit is {table.rows_max}")
         return lists_of(table, plain_ids(payload, batch)), batch.num_rows
 
     # -- roots ------------------------------------------------------------------------------------
 
     def roots(self, payload: int) -> tuple[Lists, list[Any], dict[int, list[Any]]]:
-        """Return the root table's columns, a new message for each row in its place, and those with an id by id."""
+        """Return the root table's columns, a new message for each row, and the messages with an id by id."""
         lists, rows = self.lists(payload)
         holders: dict[tuple[Any, ...], Any] = {}
         resources: dict[tuple[Any, ...], Any] = {}
@@ -166,7 +166,7 @@ class _Reader:
 
     @staticmethod
     def by_id(payload: int, lists: Lists, made: Sequence[Any]) -> dict[int, list[Any]]:
-        """Return what has an id, by id; orphans are not in it."""
+        """Return the messages with an id by id, without orphans."""
         if not made:
             return {}
         found = {identity: [made[at]] for at, identity in enumerate(lists["id"]) if identity is not None}
@@ -193,7 +193,7 @@ class _Reader:
                     self._set_value(pair.value, value, payload)
 
     def _count_copies(self, copies: int, key: str, value: Sequence[Any]) -> None:
-        """A resource that several groups share is written for each of them, with all that it says."""
+        """Check the size of copies: a resource that several groups share is written for each of them."""
         self._copies_left -= copies * (100 + len(key) + sum(len(value[at] or "") for at in (1, 5, 6)))
         if self._copies_left < 0:
             raise ConversionError("resources and scopes are shared so often that the request would become too large")
@@ -220,12 +220,12 @@ class _Reader:
             else:
                 getattr(value, arm).SetInParent()
             if value.WhichOneof("value") != arm:
-                raise ConversionError(f"{TABLES[payload].name}: a value of type {kind} holds another kind in its CBOR")
+                raise ConversionError(f"{TABLES[payload].name}: a value of type {kind} has another kind in its CBOR")
         else:
-            raise ConversionError(f"{TABLES[payload].name}: value type {kind} is not known")
+            raise ConversionError(f"{TABLES[payload].name}: unknown value type {kind}")
 
     def children(self, payload: int, targets: Targets, field: str) -> tuple[Lists, list[Any], dict[int, list[Any]]]:
-        """Return a child table's columns, a new message for each row (None for an orphan), and those with an id."""
+        """Return a child table's columns, a new message for each row (None for orphans), and those with an id by id."""
         lists, rows = self.lists(payload)
         made = []
         for parent in lists["parent_id"] if rows else ():
@@ -272,7 +272,7 @@ class _Reader:
             if not kind:
                 continue
             if kind not in POINTS_OF_KIND:
-                raise ConversionError(f"UNIVARIATE_METRICS: metric type {kind} is not known")
+                raise ConversionError(f"UNIVARIATE_METRICS: unknown metric type {kind}")
             arm, payload, _ = POINTS_OF_KIND[kind]
             data = getattr(metric, arm)
             data.SetInParent()
@@ -306,7 +306,7 @@ class _Reader:
 
 
 def _fill(made: Sequence[Any], lists: Lists, names: Sequence[str]) -> None:
-    """Set the fields that are not zero; orphans are passed over."""
+    """Set the fields that are not zero, and skip orphans."""
     if not made:
         return
     for name in names:
@@ -360,6 +360,6 @@ def _fill_optional(point: Any, lists: Lists, at: int) -> None:
 
 
 def value_levels(payload: int) -> int:
-    """Return how many levels of messages protobuf's readers still follow inside a value of this table."""
+    """Return the remaining nesting limit of protobuf readers for a value of this table."""
     above = {1: 4, 2: 5, 26: 5, 30: 4, 31: 5, 41: 5, 44: 6, 45: 6}
     return LEVELS_MAX - above.get(payload, 7 if payload < 19 else 8)

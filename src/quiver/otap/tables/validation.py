@@ -1,8 +1,8 @@
 """
-Can a request, and rows of a view, be made of these tables? Answered column by column, before they are kept.
+Validation of tables, column by column: they must convert to a request and to the rows of a view.
 
-What is found here is what `to_otlp.py` and `request.py` refuse: a receiver that asks first never confirms
-what no reader can read later. Where this errs, it refuses.
+A receiver that validates first never confirms data that no reader can read later. Everything that `to_otlp.py` and
+`request.py` refuse is refused here, and in doubt more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quiver.otap.tables.payload_schema import SIGNALS, TABLES, Table, signal_nam
 from quiver.otap.tables.to_otlp import value_levels
 from quiver.primitives.scan import Damage
 
-__all__ = ["SoundTables", "check_tables", "sound_tables"]
+__all__ = ["ValidTables", "check_tables", "validate_tables"]
 
 _KIND_MAX = 7
 _METRIC_TYPE_MAX = 5
@@ -36,20 +36,20 @@ _COPIED_ATTRIBUTE_BYTES = 100
 _MAP, _LIST = 5, 6
 _ARMS = {_MAP: "kvlist_value", _LIST: "array_value"}
 _FEW = 24
-"""So many nested values are read one by one in less time than the steps for a column take."""
+"""Up to this many nested values, reading them individually is faster than by column."""
 _RESOURCE = ("resource.id", "resource.schema_url", "resource.dropped_attributes_count")
 _ORIGIN = (*_RESOURCE, "scope.id", "scope.name", "scope.version", "scope.dropped_attributes_count", "schema_url")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SoundTables:
+class ValidTables:
     """
-    Tables that a request and rows can be made of, taken apart.
+    Decoded tables that convert to a request and to rows.
 
     Attributes:
-        columns: payload type → its columns, ids plain and without dictionaries.
+        columns: payload type → its columns, with plain ids and without dictionaries.
         rows: payload type → its number of rows.
-        rows_bytes: about what the rows of a view take as Arrow, rather more.
+        rows_bytes: an upper estimate of the size of a view's rows in Arrow.
     """
 
     columns: Mapping[int, Flat]
@@ -59,25 +59,25 @@ class SoundTables:
 
 def check_tables(tables: Mapping[int, pa.RecordBatch], signal: str) -> Damage | None:
     """
-    Return why no request, or no view, can be made of the tables; None when both can.
+    Return why the tables do not convert to a request and a view; None if they do.
 
     Raises:
         UsageError: no such signal.
     """
-    found = sound_tables(tables, signal)
+    found = validate_tables(tables, signal)
     return found if isinstance(found, Damage) else None
 
 
-def sound_tables(
+def validate_tables(
     tables: Mapping[int, pa.RecordBatch], signal: str, decoded: Mapping[int, Flat] | None = None
-) -> SoundTables | Damage:
+) -> ValidTables | Damage:
     """
-    Return the tables taken apart, or why no request, or no view, can be made of them.
+    Decode and validate tables, or return why they do not convert to a request and a view.
 
     Args:
-        tables: payload type → its rows, ids plain or as they travel.
+        tables: payload type → its rows, with plain or transport-encoded ids.
         signal: logs, traces or metrics.
-        decoded: columns that are decoded already, as `ArrowBatch.decoded` has them.
+        decoded: columns that are already decoded, from `ArrowBatch.decoded`.
 
     Raises:
         UsageError: no such signal.
@@ -87,7 +87,7 @@ def sound_tables(
     if strange:
         return Damage(0, f"payload types {strange} do not belong to {signal}")
     if known.root not in tables:
-        return Damage(0, f"there is no table {TABLES[known.root].name}") if tables else SoundTables({}, {}, 0)
+        return Damage(0, f"the table {TABLES[known.root].name} is missing") if tables else ValidTables({}, {}, 0)
     try:
         columns: dict[int, Flat] = {}
         items = ITEMS_MAX
@@ -95,7 +95,7 @@ def sound_tables(
             columns[payload] = _columns(TABLES[payload], batch, decoded.get(payload) if decoded else None)
             items -= _values(payload, columns[payload], items)
         rows = {payload: batch.num_rows for payload, batch in tables.items()}
-        return SoundTables(columns, rows, _sizes(columns, rows, signal))
+        return ValidTables(columns, rows, _sizes(columns, rows, signal))
     except ConversionError as refusal:
         return Damage(0, str(refusal))
     except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -103,9 +103,9 @@ def sound_tables(
 
 
 def _columns(table: Table, batch: pa.RecordBatch, decoded: Flat | None) -> Flat:
-    """Return the columns without dictionaries; their types are the table's, and no id stands twice."""
+    """Return the columns without dictionaries, with checked types and unique ids."""
     if batch.num_rows > table.rows_max:
-        raise ConversionError(f"{table.name} has {batch.num_rows} rows; the most is {table.rows_max}")
+        raise ConversionError(f"{table.name} has {batch.num_rows} rows; the limit is {table.rows_max}")
     columns = plain_columns(table.payload, batch, decoded)
     ids = columns.get("id")
     if ids is not None and pc.count_distinct(ids, mode="only_valid").as_py() < len(ids) - ids.null_count:
@@ -120,11 +120,11 @@ def _at_most(table: Table, columns: Flat, name: str, most: int) -> None:
     if values is not None and len(values):
         largest = pc.max(values).as_py()
         if largest is not None and largest > most:
-            raise ConversionError(f"{table.name}: {name} {largest} is not known")
+            raise ConversionError(f"{table.name}: unknown {name} {largest}")
 
 
 def _values(payload: int, columns: Flat, items: int) -> int:
-    """Return how many values the nested ones have; each different one of those that are not flat is decoded once."""
+    """Return the number of values in nested values. Each distinct one that is not flat is decoded once."""
     prefix = "body." if payload == 30 else ""
     kinds, nested = columns.get(f"{prefix}type"), columns.get(f"{prefix}ser")
     if kinds is None or nested is None:
@@ -135,7 +135,7 @@ def _values(payload: int, columns: Flat, items: int) -> int:
     if len(nested) > _FEW:
         said = np.asarray(pc.fill_null(kinds, 0))
         flat = count_flat(nested, said == _MAP)
-        flat[(said != _MAP) & (said != _LIST)] = 0  # bytes that nobody reads
+        flat[(said != _MAP) & (said != _LIST)] = 0  # bytes that are not read
         counted = int(flat.sum())
         rest = pa.array(flat == 0)
         kinds, nested = kinds.filter(rest), nested.filter(rest)
@@ -147,14 +147,14 @@ def _values(payload: int, columns: Flat, items: int) -> int:
             held, count = measure_value(data, levels=levels, items=max(items - counted, 0))
             counted += times * count
             if held != arm:
-                raise ConversionError(f"{TABLES[payload].name}: a value of type {kind} holds another kind in its CBOR")
+                raise ConversionError(f"{TABLES[payload].name}: a value of type {kind} has another kind in its CBOR")
     if counted > items:
         raise ConversionError("CBOR: too many values")
     return counted
 
 
 def _sizes(columns: Mapping[int, Flat], rows: Mapping[int, int], signal: str) -> int:
-    """Bound what is small as tables and would be huge as a request, or as rows; return about what the rows take."""
+    """Check the size as a request and as rows, which can far exceed that of the tables. Return the size of the rows."""
     root = columns[SIGNALS[signal].root]
     count = rows[SIGNALS[signal].root]
     most = _at_worst(columns, rows, count)
@@ -175,20 +175,20 @@ def _sizes(columns: Mapping[int, Flat], rows: Mapping[int, int], signal: str) ->
     wire = sum(1.3 * array.nbytes for flat in columns.values() for array in flat.values()) + 20 * sum(rows.values())
     total = int(wire + (times * (heads + _ROW_BYTES)).sum())
     if total > ROWS_BYTES_MAX:
-        sizes = f"take {total} bytes; the most is {ROWS_BYTES_MAX}"
+        sizes = f"take {total} bytes; the limit is {ROWS_BYTES_MAX}"
         raise ConversionError(f"its rows, with resource and scope on each, {sizes}")
     return total
 
 
 def _at_worst(columns: Mapping[int, Flat], rows: Mapping[int, int], count: int) -> int:
-    """Return what the rows would take if every record had all the attributes of resources and scopes."""
+    """Return the size of the rows if every record had all attributes of all resources and scopes."""
     taken = {payload: sum(array.nbytes for array in flat.values()) for payload, flat in columns.items()}
     origins = sum(taken.get(payload, 0) + _COPIED_ATTRIBUTE_BYTES * rows.get(payload, 0) for payload in (1, 2))
     return 3 * sum(taken.values()) + 20 * sum(rows.values()) + count * (origins + _ROW_BYTES)
 
 
 def _copies(columns: Mapping[int, Flat], root: Flat, count: int) -> None:
-    """A resource or scope that several groups share is written for each of them, with all that it says."""
+    """Check the size of copies: a resource or scope that several groups share is written for each of them."""
     copied = 0.0
     for payload, name, names in ((1, "resource.id", _RESOURCE), (2, "scope.id", _ORIGIN)):
         if payload not in columns or not count:
@@ -218,7 +218,7 @@ def _lengths(columns: Flat, names: tuple[str, ...], count: int) -> Any:
 
 
 def _per_parent(attributes: Flat | None, each_bytes: int) -> Any:
-    """Return about what the attributes of each parent take, indexed by its id."""
+    """Return the estimated size of the attributes of each parent, indexed by its id."""
     if attributes is None or not attributes:
         return np.zeros(_IDS)
     count = len(next(iter(attributes.values())))

@@ -1,8 +1,8 @@
 """
 Many OTLP requests → the columns of a view, without an object per record.
 
-The decoder writes nested Arrow, one row per request; its innermost lists are the rows of the view, as they stand.
-What surrounds them (scope, resource, metric) is repeated by index.
+The decoder returns nested Arrow, one row per request. Its innermost lists are the rows of the view. The levels around
+them (scope, resource, metric) are repeated by index.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ColumnarRequests:
     The rows of some requests.
 
     Attributes:
-        per_request: how many rows each request gave.
-        makers: name → what makes that column; it may raise `FallbackNeededError`.
+        per_request: the number of rows of each request.
+        makers: column name → function that builds the column; it may raise `FallbackNeededError`.
     """
 
     per_request: list[int]
@@ -40,13 +40,13 @@ class ColumnarRequests:
 
 def decode_columnar(requests: Sequence[bytes], view: str) -> ColumnarRequests:
     """
-    Decode requests that a shell parse has let pass.
+    Decode requests that passed the shell parse.
 
     Raises:
-        FallbackNeededError: they need the careful decoder; so does a column whose maker raises it.
+        FallbackNeededError: they need the decoder by way of objects, as does a column whose maker raises it.
     """
     try:
-        # Both a missing decoder and bytes it refuses: one bad request fails the whole list.
+        # Either the decoder is missing or it refuses the bytes: one invalid request fails the entire list.
         batch = narrow_handler(view).list_to_record_batch(list(requests))
     except (ImportError, ValueError) as error:
         raise FallbackNeededError from error

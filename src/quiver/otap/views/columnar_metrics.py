@@ -1,4 +1,4 @@
-"""The columns of the view `metrics`, from nested Arrow: the points of five kinds, back in document order."""
+"""The columns of the view `metrics` from nested Arrow: points of five kinds, in document order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MetricArrays:
 
     Attributes:
         metric_of: row → index of its metric.
-        makers: name → what makes that column.
+        makers: column name → function that builds the column.
     """
 
     metric_of: np.ndarray
@@ -49,7 +49,7 @@ class MetricArrays:
 
 
 class _Points:
-    """Where the points of each kind stand among all rows."""
+    """The rows of the points of each kind."""
 
     def __init__(self, metrics: Any) -> None:
         arms = [metrics.field(name) for name in _ARMS]
@@ -63,11 +63,11 @@ class _Points:
         self._places = [np.flatnonzero(self.kind_of == kind) for kind in range(len(_ARMS))]
 
     def every(self, make: Callable[[Any], pa.Array], *, but: Iterable[int] = ()) -> pa.Array:
-        """Make a column of all kinds (null for those in *but*) in the order of rows."""
+        """Build a column for all kinds, null for those in *but*, in the order of rows."""
         return self.of([kind for kind in range(len(_ARMS)) if kind not in but], make)
 
     def of(self, kinds: Iterable[int], make: Callable[[Any], pa.Array], arrow: pa.DataType | None = None) -> pa.Array:
-        """Make a column that the points of *kinds* have, in the order of rows; null elsewhere."""
+        """Build a column for the points of *kinds*, in the order of rows; null elsewhere."""
         rows = len(self.metric_of)
         parts = []
         order = np.full(rows, -1, np.int32)
@@ -89,10 +89,10 @@ class _Points:
 
 def metric_arrays(metrics: Any) -> MetricArrays:
     """
-    Return the points of *metrics* and what makes their columns.
+    Return the points of *metrics* with the makers of their columns.
 
     Raises:
-        FallbackNeededError: a metric was given two kinds.
+        FallbackNeededError: a metric has two kinds.
     """
     points = _Points(metrics)
     makers = {**_head_columns(points), **_point_columns(points), **_histogram_columns(points)}

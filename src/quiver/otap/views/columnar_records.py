@@ -1,4 +1,4 @@
-"""The columns of the views `logs` and `spans`, from nested Arrow."""
+"""The columns of the views `logs` and `spans` from nested Arrow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPANS = view_schema("spans")
 
 
 def log_arrays(records: Any) -> dict[str, Callable[[], pa.Array]]:
-    """Return, by name, what makes each column of the log records themselves."""
+    """Return the makers of the columns of log records, by name."""
     field = records.field
     return {
         "time": lambda: times(field("time_unix_nano")),
@@ -40,7 +40,7 @@ def log_arrays(records: Any) -> dict[str, Callable[[], pa.Array]]:
 
 
 def span_arrays(spans: Any) -> dict[str, Callable[[], pa.Array]]:
-    """Return, by name, what makes each column of the spans themselves."""
+    """Return the makers of the columns of spans, by name."""
     field = spans.field
     return {
         "trace_id": lambda: hex_ids(field("trace_id")),
@@ -67,7 +67,7 @@ def span_arrays(spans: Any) -> dict[str, Callable[[], pa.Array]]:
 
 
 def _durations(starts: pa.Array, ends: pa.Array) -> pa.Array:
-    """End minus start, negative when clocks stepped; null when either is unknown or does not fit."""
+    """Return end minus start, negative after a clock step; null if either is unknown or does not fit."""
     unknown = (np.asarray(starts) == 0) | (np.asarray(ends) == 0)
     return pc.if_else(pa.array(unknown), None, pc.subtract(nanoseconds(ends), nanoseconds(starts)))
 

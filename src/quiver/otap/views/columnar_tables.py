@@ -1,9 +1,8 @@
 """
-OTAP tables → the columns of the views `logs` and `spans`, without the way through a request.
+OTAP tables → the columns of the views `logs` and `spans`, without converting to a request.
 
-Children are found by their parents' ids, whole columns at a time, and then handed, under the names that the decoder of
-requests gives them, to the same makers of columns. What these refuse as `FallbackNeededError` goes through a request
-after all.
+Children are joined by their parents' ids, one column at a time, and passed to the makers of columns for requests, under
+the names that the request decoder uses. Data for which these raise `FallbackNeededError` are converted to a request.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from quiver.otap.tables.cbor_columns import written_flat
 from quiver.otap.tables.payload_arrays import Flat, default_array
 from quiver.otap.tables.payload_schema import ATTRIBUTES_OF, SIGNALS, TABLES, Column, Table
 from quiver.otap.tables.to_otlp import value_levels
-from quiver.otap.tables.validation import SoundTables
+from quiver.otap.tables.validation import ValidTables
 from quiver.otap.views.columnar import ColumnarRequests
 from quiver.otap.views.columnar_records import log_arrays, span_arrays
 from quiver.otap.views.columns import json_text
@@ -35,14 +34,14 @@ _ARMS = (("string_value", "str", 1, ""), ("int_value", "int", 2, 0), ("double_va
          ("bool_value", "bool", 4, False), ("bytes_value", "bytes", 7, b""))  # fmt: skip
 _ID_BITS = 32
 _FEW = 24
-"""So many nested values are written one by one in less time than the steps for a column take."""
+"""Up to this many nested values, converting them individually is faster than by column."""
 _MAP, _ARRAY = 5, 6
 _ALL = slice(None)
-"""All rows of a table, as they stand."""
+"""All rows of a table."""
 
 
 class _Columns:
-    """Columns by name, some of them again such a set: what the makers ask a struct array for."""
+    """Columns by name, possibly nested, with the part of the interface of a struct array that makers use."""
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self._columns = columns
@@ -52,7 +51,7 @@ class _Columns:
 
 
 class _Lists:
-    """For each of some parents so many of *values*, one parent behind the other."""
+    """Lists of *values*, one for each parent."""
 
     def __init__(self, counts: Any, values: Any) -> None:
         self.offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
@@ -60,16 +59,16 @@ class _Lists:
 
 
 class _Table:
-    """The rows of one table: columns with defaults for nulls and for what is left out, in the types of requests."""
+    """The rows of one table in the types of requests, with defaults for nulls and omitted columns."""
 
-    def __init__(self, payload: int, sets: Sequence[SoundTables]) -> None:
+    def __init__(self, payload: int, sets: Sequence[ValidTables]) -> None:
         self.payload = payload
         self.counts = [one.rows.get(payload, 0) for one in sets]
         self.rows = sum(self.counts)
         flats = [one.columns[payload] for one in sets if payload in one.columns]
         counts = [one.rows[payload] for one in sets if payload in one.columns]
         self._flat = flats[0] if len(flats) == 1 else _joined(TABLES[payload], flats, counts)
-        # Ids are those of one set of tables: each set has numbers of its own.
+        # Ids are only unique within one set of tables.
         self._sets = np.repeat(np.arange(len(sets), dtype=np.int64) << _ID_BITS, self.counts)
 
     def column(self, name: str, picked: Any = _ALL) -> Any:
@@ -81,7 +80,7 @@ class _Table:
         return _filled(column, array if picked is _ALL else array.take(pa.array(picked)))
 
     def ids(self, name: str) -> tuple[Any, Any]:
-        """Return an id column, zeros in place of nulls, and where they are none."""
+        """Return an id column with zeros for nulls, and where it is not null."""
         array = self._flat.get(name)
         if array is None:
             required = TABLES[self.payload].by_name[name].required and name != "id"
@@ -90,7 +89,7 @@ class _Table:
         return np.asarray(pc.fill_null(array, 0)).astype(np.int64) + self._sets, there
 
     def children(self, ids: Any, there: Any) -> tuple[Any, Any]:
-        """Return how many rows name each of *ids* as their parent, and which those are."""
+        """Return the number of children of each of *ids*, and their rows."""
         parents, _ = self.ids("parent_id")
         in_order = bool((parents[1:] >= parents[:-1]).all())
         order = None if in_order else np.argsort(parents, kind="stable")
@@ -106,7 +105,7 @@ class _Table:
 
 
 def _joined(table: Table, flats: Sequence[Flat], counts: Sequence[int]) -> Flat:
-    """Return the columns of several batches, one behind the other."""
+    """Concatenate the columns of several batches."""
     names = {name for flat in flats for name in flat}
     return {
         column.name: pa.concat_arrays(
@@ -121,17 +120,17 @@ def _joined(table: Table, flats: Sequence[Flat], counts: Sequence[int]) -> Flat:
 
 
 def _typed(column: Column, array: pa.Array) -> pa.Array:
-    """Return the column in its very type: time zones are not looked at."""
+    """Return the column in its exact type, ignoring time zones."""
     return array if array.type == column.type else array.view(pa.int64()).view(column.type)
 
 
-def decode_tables(sets: Sequence[SoundTables], view: str) -> ColumnarRequests:
+def decode_tables(sets: Sequence[ValidTables], view: str) -> ColumnarRequests:
     """
-    Decode sets of tables, a row for each of their roots', in their order.
+    Decode sets of tables, with one row for each row of their roots, in order.
 
     Raises:
-        FallbackNeededError: they need the careful decoder; so does a column whose maker raises it. So does the view
-        `metrics`.
+        FallbackNeededError: they need the conversion to a request, as does a column whose maker raises it, and the view
+            `metrics`.
     """
     if view == "metrics":
         raise FallbackNeededError
@@ -145,7 +144,7 @@ def decode_tables(sets: Sequence[SoundTables], view: str) -> ColumnarRequests:
 
 
 class _Made(dict[str, Any]):
-    """Columns that are made when they are asked for."""
+    """Columns that are built on access."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Any]]) -> None:
         super().__init__()
@@ -178,7 +177,7 @@ def _root(root: _Table, found: Mapping[int, _Table]) -> _Made:
 
 
 def _hanging(table: _Table, attributes: _Table, ids: Any, there: Any) -> Callable[[], _Lists]:
-    """Return what makes the events, or links, of each span."""
+    """Return the maker of the events or links of each span."""
 
     def make() -> _Lists:
         counts, picked = table.children(ids, there)
@@ -201,7 +200,7 @@ def _attributes(table: _Table, ids: Any, there: Any) -> _Lists:
 
 
 def _values(table: _Table, prefix: str, picked: Any) -> _Columns:
-    """Return values as the arms of AnyValue, each null where the value is of another kind."""
+    """Return values as the arms of AnyValue, each null where the value has another kind."""
     kinds = np.asarray(table.column(f"{prefix}type", picked))
     arms: dict[str, Any] = {}
     for arm, name, kind, zero in _ARMS:
@@ -212,7 +211,7 @@ def _values(table: _Table, prefix: str, picked: Any) -> _Columns:
             continue
         values = table.column(column.name, picked)
         if not (validity(values) == of_kind).all():
-            # A zero may be written as null, and a value stand where the row is of another kind.
+            # A zero may be encoded as null, and a row of another kind may have a value here.
             values = pc.fill_null(values, pa.scalar(zero, column.type))
             values = values if of_kind.all() else pc.if_else(pa.array(of_kind), values, None)
         arms[arm] = values
@@ -225,7 +224,7 @@ def _values(table: _Table, prefix: str, picked: Any) -> _Columns:
 
 
 def _json(cbor: pa.Array, kinds: Any, levels: int) -> pa.Array:
-    """Return arrays and maps as JSON; each different one is read once."""
+    """Return arrays and maps as JSON. Each distinct one is decoded once."""
     encoded: Any = cbor.dictionary_encode()
     distinct = encoded.dictionary
     try:
@@ -267,11 +266,11 @@ def _origins(root: _Table, resources: _Table, scopes: _Table) -> dict[str, Calla
 
 
 def _sum(starts: pa.Array, durations: pa.Array) -> pa.Array:
-    return pa.array(np.asarray(starts) + np.asarray(durations))  # modulo 2^64, as on the way to a request
+    return pa.array(np.asarray(starts) + np.asarray(durations))  # modulo 2^64, as in the conversion to a request
 
 
 def _filled(column: Column, array: pa.Array) -> Any:
-    """Return the column as a request has it: ids of any length, times as numbers, nothing null unless it may be."""
+    """Return the column as in a request: ids of any length, times as numbers, nulls only where allowed."""
     kind = column.type
     if pa.types.is_fixed_size_binary(kind):
         return _ids_of_any_length(array, kind.byte_width)
@@ -289,7 +288,7 @@ def _zero(kind: pa.DataType) -> Any:
 
 
 def _ids_of_any_length(array: pa.Array, width: int) -> pa.Array:
-    """Return ids as binary; those that are null or all zeros, which is unset, are empty."""
+    """Return ids as binary; null or all zeros, which mean unset, become empty."""
     if not len(array):
         return pa.array([], pa.binary())
     start = array.offset * width

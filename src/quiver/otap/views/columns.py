@@ -1,8 +1,7 @@
 """
-The building blocks of every view: plain lists of what protobuf objects hold, made into Arrow columns.
+The building blocks of every view: values of protobuf objects → Arrow columns.
 
-Nothing here keeps nulls and values side by side in Python: values are gathered per kind and put in their
-places by Arrow, which is several times cheaper.
+Values are collected by kind and placed by Arrow, which is several times faster than Python lists with nulls.
 """
 
 from __future__ import annotations
@@ -48,24 +47,24 @@ _UNIX_EPOCH_UNKNOWN = 0
 _KIND_STRING, _KIND_BOOL, _KIND_INT, _KIND_DOUBLE, _KIND_BYTES, _KIND_JSON = range(1, 7)
 
 Column = Callable[[Any], pa.Array]
-"""Makes one column from the flattened rows."""
+"""Builds one column from the flattened rows."""
 
 
 # -- one kind of value -------------------------------------------------------------------------------------
 
 
 def texts(values: Iterable[str]) -> pa.Array:
-    """Return strings; the empty string, which OTLP cannot tell from unset, is null."""
+    """Return strings; the empty string, which OTLP cannot distinguish from unset, is null."""
     return pa.array([value or None for value in values], pa.string())
 
 
 def hex_ids(values: Iterable[bytes]) -> pa.Array:
-    """Return ids as lower-case hex, whatever their length; an id that is empty, or all zeros, is null."""
+    """Return ids of any length as lower-case hex; an id that is empty or all zeros is null."""
     return pa.array([value.hex() if any(value) else None for value in values], pa.string())
 
 
 def signed(values: Sequence[int]) -> pa.Array:
-    """Return unsigned 64-bit numbers as int64; what does not fit is null."""
+    """Return unsigned 64-bit numbers as int64; numbers that do not fit are null."""
     unsigned = pa.array(values, pa.uint64())
     if len(unsigned) and pc.max(unsigned).as_py() > _INT64_MAX:
         unsigned = pc.if_else(pc.less_equal(unsigned, pa.scalar(_INT64_MAX, pa.uint64())), unsigned, None)
@@ -77,7 +76,7 @@ nanoseconds = signed
 
 
 def times(values: Sequence[int]) -> pa.Array:
-    """Return nanoseconds since the epoch as timestamps, cut to the microsecond; 0 (unknown) is null."""
+    """Return nanoseconds since the epoch as timestamps, truncated to microseconds; 0 (unknown) is null."""
     unsigned = pa.array(values, pa.uint64())
     micros = pc.divide(unsigned, pa.scalar(1000, pa.uint64())).cast(pa.int64())
     known = pc.not_equal(unsigned, pa.scalar(_UNIX_EPOCH_UNKNOWN, pa.uint64()))
@@ -85,13 +84,13 @@ def times(values: Sequence[int]) -> pa.Array:
 
 
 def codes(values: Iterable[int], names: Sequence[str]) -> pa.Array:
-    """Return the names of enumeration numbers; a number without a name is written in digits."""
+    """Return the names of enumeration numbers; a number without a name is returned as digits."""
     known = dict(enumerate(names))
     return pa.array([known.get(value) or str(value) for value in values], pa.string())
 
 
 def list_column(lengths: Iterable[int], values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cut *values* into lists of the given lengths."""
+    """Split *values* into lists of the given lengths."""
     return pa.ListArray.from_arrays(_offsets(lengths), values, type=kind)
 
 
@@ -115,7 +114,7 @@ def small_numbers(values: bytes | bytearray) -> pa.Array:
 
 
 def scatter(kinds: pa.Array, parts: dict[int, pa.Array], kind_of_column: pa.DataType) -> pa.Array:
-    """Return a column that holds, where `kinds` says k, the next value of `parts[k]`, and null elsewhere."""
+    """Return a column with the next value of `parts[k]` where `kinds` is k, and null elsewhere."""
     column = pa.nulls(len(kinds), kind_of_column)
     for kind, values in parts.items():
         if len(values):
@@ -127,7 +126,7 @@ def scatter(kinds: pa.Array, parts: dict[int, pa.Array], kind_of_column: pa.Data
 
 
 def typed_values(values: Iterable[Any]) -> pa.Array:
-    """Return AnyValues as structs with one field per kind; all fields are null when the value is unset."""
+    """Return AnyValues as structs with one field per kind; all fields are null if the value is unset."""
     kinds = bytearray()
     strings: list[str] = []
     bools: list[bool] = []
@@ -191,7 +190,7 @@ def _json_value(value: Any) -> Any:
 
 
 def json_number(number: float) -> float | str:
-    """Return what stands for a number in JSON, which has no NaN and no infinities."""
+    """Return a number for JSON, with strings for NaN and infinities."""
     if math.isfinite(number):
         return number
     if math.isnan(number):
@@ -200,15 +199,15 @@ def json_number(number: float) -> float | str:
 
 
 def attribute_maps(attribute_lists: Iterable[Any]) -> pa.Array:
-    """Return one map per list of attributes. Of several values under one key the last is kept."""
+    """Return one map per list of attributes. For a duplicate key, the last value is kept."""
     keys: list[str] = []
     ends = array("i", [0])
 
     def values() -> Iterator[Any]:
-        # One list at a time: protobuf objects that live on make every pass of the garbage collector longer.
+        # One list at a time: live protobuf objects slow down every pass of the garbage collector.
         for attributes in attribute_lists:
             if attributes:
-                # Keys must be unique in OTLP; a reader that meets two in an Arrow map may fail on the whole batch.
+                # Keys must be unique in OTLP; a reader may fail on a batch with a duplicate key in an Arrow map.
                 pairs = {entry.key: entry.value for entry in attributes}
                 keys.extend(pairs)
                 yield from pairs.values()
@@ -218,21 +217,21 @@ def attribute_maps(attribute_lists: Iterable[Any]) -> pa.Array:
     return pa.MapArray.from_arrays(int32s(ends), pa.array(keys, pa.string()), items)
 
 
-# -- rows and where they come from -------------------------------------------------------------------------
+# -- rows and their origins -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
     """
-    The records, spans or metrics of several requests, one behind the other, with their scopes and resources.
+    The records, spans or metrics of several requests, concatenated, with their scopes and resources.
 
     Attributes:
         items: the records, spans or metrics, in document order.
         scope_of: item → index in `scopes`.
-        scopes: what holds the scopes (ScopeLogs, ScopeSpans, ScopeMetrics).
+        scopes: the messages of scopes (ScopeLogs, ScopeSpans, ScopeMetrics).
         resource_of: index in `scopes` → index in `resources`.
-        resources: what holds the resources.
-        per_request: how many items each request has.
+        resources: the messages of resources.
+        per_request: the number of items of each request.
     """
 
     items: list[Any]
@@ -244,7 +243,7 @@ class Flat:
 
 
 def flatten(messages: Iterable[Any], *, resources: str, scopes: str, items: str) -> Flat:
-    """Lay the items of parsed requests one behind the other. The arguments name the repeated fields."""
+    """Concatenate the items of parsed requests. The arguments name the repeated fields."""
     flat = Flat([], array("i"), [], array("i"), [], [])
     for message in messages:
         before = len(flat.items)
@@ -262,9 +261,9 @@ def flatten(messages: Iterable[Any], *, resources: str, scopes: str, items: str)
 
 def origin_columns(flat: Flat) -> dict[str, Callable[[], pa.Array]]:
     """
-    Return, by name, what makes the columns that say which scope and resource an item came from.
+    Return the makers of the columns about an item's scope and resource, by name.
 
-    Values are made once per scope and once per resource and then repeated by index.
+    Values are built once per scope and resource and repeated by index.
     """
 
     def by_scope(values: pa.Array) -> pa.Array:

@@ -12,7 +12,7 @@ __all__ = ["log_columns"]
 
 
 def log_columns(flat: Flat) -> dict[str, Callable[[], pa.Array]]:
-    """Return, by name, what makes each column of the log records themselves."""
+    """Return the makers of the columns of log records, by name."""
     records = flat.items
     return {
         "time": lambda: times([r.time_unix_nano for r in records]),

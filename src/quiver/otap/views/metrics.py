@@ -1,8 +1,8 @@
 """
-The columns of the `metrics` view: one row per data point, whatever its kind.
+The columns of the `metrics` view: one row per data point of any kind.
 
-What a kind does not have is null, and so is what a point may leave out and did (sum, min and max of a
-histogram, the value of a number point): absent is never shown as zero.
+A column that a kind does not have is null, and so is an absent optional value (sum, min and max of a histogram, the
+value of a number point): absent is never shown as zero.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Points:
 
 
 def points_of(metrics_flat: Flat) -> Points:
-    """Lay the data points of metrics one behind the other. A metric without points leaves no row."""
+    """Concatenate the data points of metrics. A metric without points has no row."""
     points: list[Any] = []
     metrics: list[Any] = []
     metric_of, scope_of = array("i"), array("i")
@@ -97,7 +97,7 @@ def points_of(metrics_flat: Flat) -> Points:
 
 
 def metric_columns(points: Points) -> dict[str, Callable[[], pa.Array]]:
-    """Return, by name, what makes each column of the data points themselves."""
+    """Return the makers of the columns of data points, by name."""
     return {**_head_columns(points), **_point_columns(points), **_histogram_columns(points)}
 
 
@@ -205,7 +205,7 @@ def _optional(points: Points, field: str) -> pa.Array:
 
 def _sums(points: Points) -> pa.Array:
     parts = {kind: _present(points.by_kind[kind], "sum") for kind in (_HISTOGRAM, _EXPONENTIAL)}
-    # A summary's sum has no presence on the wire: left out, it is zero.
+    # The sum of a summary has no presence in protobuf: absent means zero.
     parts[_SUMMARY] = _doubles([p.sum for p in points.by_kind[_SUMMARY]])
     return scatter(small_numbers(points.kinds), parts, pa.float64())
 
@@ -224,7 +224,7 @@ def _lists(
     make: Callable[[list[Any]], pa.Array],
     arrow: pa.DataType,
 ) -> pa.Array:
-    """Return a column of lists that points of *kind* have; an empty list is a list that was sent empty."""
+    """Return a column of lists that points of *kind* have; an empty list was sent empty."""
     found = points.by_kind[kind]
     values = [value for p in found for value in field(p)]
     lists = list_column((len(field(p)) for p in found), make(values), arrow)
@@ -232,7 +232,7 @@ def _lists(
 
 
 def _placed(points: Points, kind: int, values: pa.Array) -> pa.Array:
-    """Put values of the points of *kind* where these points stand; null elsewhere."""
+    """Return a column with *values* in the rows of the points of *kind*; null elsewhere."""
     count = len(points.kinds)
     if len(values) == count:
         return values

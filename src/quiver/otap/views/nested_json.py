@@ -1,8 +1,8 @@
 """
 Arrays and maps inside AnyValues → JSON.
 
-The same text as `columns.json_text` writes for one value: bytes as base64, NaN and infinities as strings, an
-unset value as null.
+The same text as `columns.json_text` returns for one value: bytes as base64, NaN and infinities as strings, an unset
+value as null.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ESCAPED = r'["\\\x00-\x1f]'
 
 def json_values(values: Any) -> pa.Array:
     """
-    Return arrays and maps among *values* as JSON, null where a value is something else.
+    Return arrays and maps among *values* as JSON, and null for other values.
 
     Raises:
-        FallbackNeededError: one does not parse, has a key twice, or nests very deep.
+        FallbackNeededError: a value is invalid, has a duplicate key, or nests too deep.
     """
     return nested_column(values, JSON)
 
@@ -58,8 +58,8 @@ JSON = Notation(
     brackets={"ArrayValue": ("[", "]"), "KeyValueList": ("{", "}")},
     nothing="",
     between=",",
-    behind_key=":",
+    after_key=":",
     unset="null",
-    keys_once=True,
+    unique_keys=True,
     one=json_text,
 )

@@ -1,9 +1,9 @@
 """
-What a view looks like: one row per log record, span or data point, in types every Arrow reader has.
+The schemas of the views: one row per log record, span or data point, in types that every Arrow reader supports.
 
-The columns are described for users in `docs/formats/views.md`. No dictionaries, unsigned integers, nanosecond
-timestamps, fixed-size or large types appear, every field may be null (map keys excepted) and times are UTC, so
-that Spark's Python data sources take the batches unchanged.
+`docs/formats/views.md` describes the columns for users. There are no dictionaries, unsigned integers, nanosecond
+timestamps, fixed-size or large types; every field except map keys is nullable; times are UTC. So Spark's Python data
+sources accept the batches unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quiver.errors import UsageError
 __all__ = ["TIME", "TYPED_VALUE", "VIEWS", "VIEW_SLOTS", "projected_schema", "view_name", "view_schema"]
 
 TIME = pa.timestamp("us", "UTC")
-"""Times as every reader has them; the exact nanoseconds stand in a column beside."""
+"""Times in a type that every reader supports; another column has the exact nanoseconds."""
 
 TYPED_VALUE = pa.struct(
     [
@@ -29,7 +29,7 @@ TYPED_VALUE = pa.struct(
         pa.field("json_value", pa.string()),
     ]
 )
-"""OTLP's AnyValue: exactly one field is not null, or none when the value is unset. Arrays and maps are JSON."""
+"""OTLP's AnyValue: one field is not null, or none if the value is unset. Arrays and maps are JSON."""
 
 _ATTRIBUTES = pa.map_(pa.string(), TYPED_VALUE)
 
@@ -168,25 +168,25 @@ VIEWS = tuple(_SCHEMAS)
 """The names of the views."""
 
 VIEW_SLOTS = MappingProxyType({"logs": 60, "spans": 61, "metrics": 62})
-"""View → the slot that holds whole OTLP requests of it."""
+"""View → the slot with its OTLP requests."""
 
 
 def view_name(signal: str) -> str:
     """
-    Return the view for a view's name or for a signal's; `traces` are seen as `spans`.
+    Return the view for the name of a view or a signal; the view of `traces` is `spans`.
 
     Raises:
         UsageError: no such view.
     """
     name = "spans" if signal == "traces" else signal
     if name not in _SCHEMAS:
-        raise UsageError(f"there is no view named {signal!r}; there are {', '.join(VIEWS)}")
+        raise UsageError(f"unknown view {signal!r}; use one of {', '.join(VIEWS)}")
     return name
 
 
 def view_schema(signal: str) -> pa.Schema:
     """
-    Return the columns of a view.
+    Return the schema of a view.
 
     Raises:
         UsageError: no such view.
@@ -196,10 +196,10 @@ def view_schema(signal: str) -> pa.Schema:
 
 def projected_schema(signal: str, columns: tuple[str, ...] | list[str] | None) -> pa.Schema:
     """
-    Return the schema of the view with only *columns*, in the order given; None is all of them.
+    Return the schema of the view with only *columns*, in the given order; None means all.
 
     Raises:
-        UsageError: no such view, no such column, or a column twice.
+        UsageError: no such view, no such column, or a duplicate column.
     """
     schema = view_schema(signal)
     if columns is None:
@@ -208,5 +208,5 @@ def projected_schema(signal: str, columns: tuple[str, ...] | list[str] | None) -
     if unknown:
         raise UsageError(f"view {view_name(signal)} has no column {unknown[0]!r}; it has {', '.join(schema.names)}")
     if len(set(columns)) != len(columns):
-        raise UsageError(f"a column of view {view_name(signal)} is asked for twice")
+        raise UsageError(f"a column of view {view_name(signal)} is requested twice")
     return pa.schema([schema.field(name) for name in columns])

@@ -29,7 +29,7 @@ _SCHEMA = view_schema("spans")
 
 
 def span_columns(flat: Flat) -> dict[str, Callable[[], pa.Array]]:
-    """Return, by name, what makes each column of the spans themselves."""
+    """Return the makers of the columns of spans, by name."""
     spans = flat.items
     return {
         "trace_id": lambda: hex_ids(s.trace_id for s in spans),
@@ -56,7 +56,7 @@ def span_columns(flat: Flat) -> dict[str, Callable[[], pa.Array]]:
 
 
 def _durations(spans: Sequence[Any]) -> pa.Array:
-    """End minus start, negative when clocks stepped; null when either is unknown or does not fit."""
+    """Return end minus start, negative after a clock step; null if either is unknown or does not fit."""
     start = nanoseconds([s.start_time_unix_nano for s in spans])
     end = nanoseconds([s.end_time_unix_nano for s in spans])
     known = pc.and_(pc.not_equal(start, 0), pc.not_equal(end, 0))

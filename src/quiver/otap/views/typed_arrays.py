@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from quiver.otap.any_values import AnyValues, key_values, lone_values
+from quiver.otap.any_values import AnyValues, key_values, optional_values
 from quiver.otap.arrays import counts_of, require_distinct
 from quiver.otap.views.nested_json import json_values
 from quiver.otap.views.schemas import TYPED_VALUE
@@ -17,12 +17,12 @@ __all__ = ["maps", "repeated_maps", "typed_values"]
 
 def typed_values(values: Any) -> pa.Array:
     """
-    Return values, as decoded or as serialised, as structs with one field per kind; all are null where none is set.
+    Return decoded or serialized values as structs with one field per kind; all fields are null for an unset value.
 
     Raises:
-        FallbackNeededError: a value is not written as encoders write it, or a nested one does not parse.
+        FallbackNeededError: a value has an unusual encoding, or a nested one is invalid.
     """
-    found = lone_values(values) if isinstance(values, pa.Array) else values
+    found = optional_values(values) if isinstance(values, pa.Array) else values
     as_json = json_values(found) if isinstance(found, AnyValues) else found.field("json_value")
     arms = [as_json if field.name == "json_value" else found.field(field.name) for field in TYPED_VALUE]
     return pa.StructArray.from_arrays(arms, fields=list(TYPED_VALUE))
@@ -33,7 +33,7 @@ def maps(lists: pa.Array) -> pa.Array:
     Return lists of key and value as maps.
 
     Raises:
-        FallbackNeededError: a map has one key twice, or a value is odd.
+        FallbackNeededError: a map has a duplicate key, or a value needs the fallback.
     """
     entries: Any = lists.values
     keys, values = (
@@ -44,7 +44,7 @@ def maps(lists: pa.Array) -> pa.Array:
 
 
 def repeated_maps(maps_of_few: pa.MapArray, which: np.ndarray) -> pa.Array:
-    """Return for each index of *which* the map there, as `take` does; arms that no value has cost nothing."""
+    """Return the maps at the indexes *which*, like `take`, but without the cost of arms that no value has."""
     counts = counts_of(maps_of_few)
     of_row = counts[which]
     offsets = np.zeros(len(which) + 1, np.int32)

@@ -1,7 +1,7 @@
 """
-Flat tables out of stored OTLP requests: one row per log record, span or data point.
+Stored OTLP requests → flat tables with one row per log record, span or data point.
 
-A request that cannot be read does not spoil the others: it is reported by its index, with the reason.
+An invalid request does not affect the others: it is reported by its index, with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quiver.otap.arrays import FallbackNeededError
 from quiver.otap.request import ROWS_BYTES_MAX, Measured, measure_request, parse_request
 from quiver.otap.request_shapes import SHAPES
 from quiver.otap.stored import StoredTables, stored_requests
-from quiver.otap.tables.validation import SoundTables, sound_tables
+from quiver.otap.tables.validation import ValidTables, validate_tables
 from quiver.otap.views.columnar import decode_columnar
 from quiver.otap.views.columnar_tables import decode_tables
 from quiver.otap.views.columns import Flat, flatten, origin_columns
@@ -32,21 +32,21 @@ __all__ = ["GROUP_BYTES", "DecodedRequests", "decode_groups", "decode_requests",
 
 GROUP_BYTES = 12 * 1024 * 1024
 """
-What one batch of `decode_groups` aims to stay below, as Arrow; a single larger request is its own batch. Much larger
-ones leave the processor's cache between two steps over their columns.
+The target size of a batch of `decode_groups` in Arrow; a larger request is a batch by itself. Much larger batches
+leave the processor's cache between two steps over their columns.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequests:
     """
-    The rows of some requests, in order, and which of the requests were none.
+    The rows of some requests, in order, and the invalid requests.
 
     Attributes:
         batch: the rows, with the view's schema.
-        bad: (index, reason) of each request that gave no rows because it cannot be read.
-        rows: how many rows each request gave, bad ones 0.
-        first: index of the first of these requests; `bad` counts from 0 all the same.
+        bad: (index, reason) of each invalid request, which has no rows.
+        rows: the number of rows of each request; 0 for invalid ones.
+        first: the index of the first of these requests; the indexes in `bad` start at 0 nevertheless.
     """
 
     batch: pa.RecordBatch
@@ -78,11 +78,11 @@ class _Group:
 
 @dataclass(slots=True)
 class _Run:
-    """Sets of tables that are decoded together."""
+    """Consecutive sets of tables that are decoded together."""
 
     first: int = 0
     stored: list[StoredTables] = field(default_factory=list)
-    found: list[SoundTables | Damage] = field(default_factory=list)
+    found: list[ValidTables | Damage] = field(default_factory=list)
     rows_bytes: int = 0
 
     @property
@@ -101,11 +101,11 @@ def decode_requests(
     """
     Return the rows of export requests of one signal, as one batch with the view's schema.
 
-    Decode a few megabytes at a time, or let `decode_groups` cut: many small requests together are several times
-    faster than one by one. With *columns* only these are made, in that order.
+    Decode a few megabytes at a time, or let `decode_groups` split: many small requests together are several times
+    faster than one by one. With *columns*, only these are returned, in that order.
 
     Raises:
-        UsageError: no such signal or column, or so many requests at once that their rows cannot be one batch.
+        UsageError: no such signal or column, or too many requests for one batch.
     """
     schema = projected_schema(signal, None if columns is None else list(columns))
     group = _Group()
@@ -113,7 +113,7 @@ def decode_requests(
         group.add(data, measure_request(data, signal))
     if group.rows_bytes > ROWS_BYTES_MAX:
         raise UsageError(
-            f"the rows of these {group.count} requests take about {group.rows_bytes} bytes; decode fewer at once"
+            f"the rows of these {group.count} requests take about {group.rows_bytes} bytes; decode fewer at a time"
         )
     return _decoded(group, signal, schema)
 
@@ -126,11 +126,11 @@ def decode_groups(
     group_bytes: int = GROUP_BYTES,
 ) -> Iterator[DecodedRequests]:
     """
-    Yield the rows of many requests in batches of about *group_bytes*, reading *requests* as it goes.
+    Yield the rows of many requests in batches of about *group_bytes*, consuming *requests* lazily.
 
-    Every request is in exactly one batch; requests that give no rows are, too, so that `rows` of all the batches
-    together has one number per request. No requests, no batches. Tables count as one request, and what is a
-    `Damage` is told among the bad ones.
+    Every request belongs to exactly one batch, also those without rows, so the `rows` of all batches together have one
+    number per request. Without requests there are no batches. Tables count as one request, and a `Damage` is reported
+    in `bad`.
 
     Raises:
         UsageError: no such signal or column.
@@ -151,11 +151,11 @@ def decode_groups(
         yield from _decoded_all(group, signal, schema)
 
 
-def _measured(item: bytes | memoryview | StoredTables | Damage, signal: str) -> Measured | SoundTables | Damage:
+def _measured(item: bytes | memoryview | StoredTables | Damage, signal: str) -> Measured | ValidTables | Damage:
     if isinstance(item, Damage):
         return item
     if isinstance(item, StoredTables):
-        return sound_tables(item.tables, item.signal)
+        return validate_tables(item.tables, item.signal)
     return measure_request(item, signal)
 
 
@@ -167,7 +167,7 @@ def _decoded_all(group: _Group | _Run, signal: str, schema: pa.Schema) -> Iterat
     if together is not None:
         yield together
         return
-    # One of them has to become a request first: which, shows when each is decoded by itself.
+    # One of them must be converted to a request: decode them individually to find it.
     for first, (stored, found) in enumerate(zip(group.stored, group.found, strict=True), group.first):
         alone = _decoded_tables(_Run(first, [stored], [found]), signal, schema)
         if alone is None:
@@ -182,11 +182,11 @@ def view(source: Bundle | pa.RecordBatch, signal: str, *, columns: Sequence[str]
     """
     Return a bundle, or the batch of a raw OTLP slot, as a flat table of one signal.
 
-    A bundle may hold whole requests, OTAP tables, or both; one that does not hold the signal gives no rows.
+    A bundle may have requests, OTAP tables, or both; without data of the signal, the table has no rows.
 
     Raises:
-        UsageError: no such signal or column, or the batch is not that of a raw OTLP slot.
-        InvalidBundleError: one of the requests, or the tables, cannot be read.
+        UsageError: no such signal or column, or the batch is not of a raw OTLP slot.
+        InvalidBundleError: a request or the tables are invalid.
     """
     view_of = view_name(signal)
     schema = projected_schema(view_of, None if columns is None else list(columns))
@@ -223,9 +223,9 @@ def _decoded(group: _Group, signal: str, schema: pa.Schema) -> DecodedRequests:
 
 
 def _decoded_tables(run: _Run, signal: str, schema: pa.Schema) -> DecodedRequests | None:
-    """Return the rows of tables, and which are unsound; None when some have to become a request first."""
+    """Return the rows of tables, and the invalid ones; None if some must be converted to a request."""
     bad = tuple((at, found.reason) for at, found in enumerate(run.found) if isinstance(found, Damage))
-    sound = [found for found in run.found if isinstance(found, SoundTables)]
+    sound = [found for found in run.found if isinstance(found, ValidTables)]
     if not sound:
         batch = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
         return DecodedRequests(batch, bad, (0,) * run.count, run.first)
@@ -243,7 +243,7 @@ def _decoded_tables(run: _Run, signal: str, schema: pa.Schema) -> DecodedRequest
 def _decoded_by_object(
     group: _Group, view_of: str, schema: pa.Schema
 ) -> tuple[list[pa.Array], list[int], list[int], list[tuple[int, str]]]:
-    """Decode with an object per record: several times slower, and always right."""
+    """Decode with an object per record: several times slower, but complete."""
     messages, indexes, bad = [], [], list(group.bad)
     for index, data in zip(group.indexes, group.requests, strict=True):
         read = parse_request(data, view_of)
@@ -258,7 +258,7 @@ def _decoded_by_object(
 
 
 def _no_columns(rows: int) -> pa.RecordBatch:
-    """Return a batch that has nothing but its number of rows, which is all a count needs."""
+    """Return a batch without columns, whose number of rows is enough for a count."""
     return pa.record_batch([pa.nulls(rows)], names=["none"]).select([])
 
 

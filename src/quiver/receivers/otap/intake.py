@@ -22,7 +22,7 @@ from quiver.otap import BatchStatus, StatusCode, StreamDecoder, StreamLimits
 from quiver.otap.tables.digest import digest_of_columns, digest_of_tables
 from quiver.otap.tables.from_otlp import tables_of_request
 from quiver.otap.tables.to_otlp import request_of_tables
-from quiver.otap.tables.validation import sound_tables
+from quiver.otap.tables.validation import validate_tables
 from quiver.primitives.budget import ByteBudget
 from quiver.primitives.scan import Damage
 from quiver.receivers.header_capture import add_headers
@@ -136,7 +136,7 @@ class OtapIntake:
                     status = BatchStatus(decoder.batch_id, StatusCode.INVALID_ARGUMENT, batch.reason)
                 return Taken(status, last=True, why=batch.reason), "invalid"
             tables: Mapping[int, pa.RecordBatch] | Damage = batch.tables
-            found = sound_tables(batch.tables, stream.signal, batch.decoded)
+            found = validate_tables(batch.tables, stream.signal, batch.decoded)
             digest = None
             if isinstance(found, Damage):
                 tables = found

@@ -1,9 +1,9 @@
 """
-Arrow IPC messages, looked at before Arrow sees them: what is in them, and what would they become?
+Checks of Arrow IPC messages before Arrow reads them.
 
-Arrow believes lengths: a few bytes can ask for gigabytes, and compressed buffers say how large they get only inside
-themselves. So every length is read here first and held against the bytes that are there and against a budget. Only
-the three kinds of message of a stream are let through.
+Arrow trusts lengths: a few bytes can request gigabytes, and compressed buffers state their decompressed size only
+inside. So every length is read here first and compared with the available bytes and a budget. Only the three kinds of
+messages of a stream are accepted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from quiver.otap.conversion_errors import ConversionError
 
-__all__ = ["DICTIONARY", "RECORD_BATCH", "SCHEMA", "Piece", "pieces_of"]
+__all__ = ["DICTIONARY", "RECORD_BATCH", "SCHEMA", "IpcMessage", "parse_messages"]
 
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
 
@@ -25,16 +25,16 @@ _STORED_RAW = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class IpcMessage:
     """
     One IPC message.
 
     Attributes:
         kind: `SCHEMA`, `DICTIONARY` or `RECORD_BATCH`.
         rows: rows of the batch, or values of the dictionary; 0 for a schema.
-        bytes_inflated: what its buffers take when inflated.
+        bytes_inflated: the decompressed size of its buffers.
         dictionary: the dictionary's id; -1 for the others.
-        is_delta: the dictionary's values are added to those before.
+        is_delta: whether the values are appended to the dictionary.
     """
 
     kind: int
@@ -44,25 +44,25 @@ class Piece:
     is_delta: bool = False
 
 
-def pieces_of(data: bytes) -> list[Piece]:
+def parse_messages(data: bytes) -> list[IpcMessage]:
     """
-    Return what a payload's record consists of, all lengths checked.
+    Return the IPC messages of a payload's record, with all lengths checked.
 
     Raises:
-        ConversionError: the bytes are not whole IPC messages, or are of a kind that no producer sends.
+        ConversionError: the bytes are not complete IPC messages, or are of a kind that producers do not send.
     """
     found = []
     at = 0
     try:
         while at < len(data):
-            piece, at = _piece(data, at)
-            found.append(piece)
+            message, at = _message(data, at)
+            found.append(message)
     except struct.error:
         raise ConversionError(f"IPC: the message at byte {at} ends too early") from None
     return found
 
 
-def _piece(data: bytes, start: int) -> tuple[Piece, int]:
+def _message(data: bytes, start: int) -> tuple[IpcMessage, int]:
     mark, size = struct.unpack_from("<II", data, start)
     if mark != _CONTINUATION:
         raise ConversionError(f"IPC: no message starts at byte {start}")
@@ -81,22 +81,22 @@ def _piece(data: bytes, start: int) -> tuple[Piece, int]:
         raise ConversionError(f"IPC: the message at byte {start} has no header")
     end = body + body_bytes
     if kind == SCHEMA:
-        return Piece(SCHEMA), end
+        return IpcMessage(SCHEMA), end
     if kind == RECORD_BATCH:
         rows, inflated = _batch(flat, header, memoryview(data)[body:end])
-        return Piece(RECORD_BATCH, rows, inflated), end
+        return IpcMessage(RECORD_BATCH, rows, inflated), end
     if kind == DICTIONARY:
         batch = flat.table(header, 1)
         if batch is None:
             raise ConversionError(f"IPC: the dictionary at byte {start} has no values")
         rows, inflated = _batch(flat, batch, memoryview(data)[body:end])
         identity = flat.scalar(header, 0, "q", 0)
-        return Piece(DICTIONARY, rows, inflated, identity, bool(flat.scalar(header, 2, "B", 0))), end
+        return IpcMessage(DICTIONARY, rows, inflated, identity, bool(flat.scalar(header, 2, "B", 0))), end
     raise ConversionError(f"IPC: the message at byte {start} is of kind {kind}")
 
 
 def _batch(flat: _Flat, batch: int, body: memoryview) -> tuple[int, int]:
-    """Return a record batch's rows, and what its buffers take when inflated."""
+    """Return the rows of a record batch, and the decompressed size of its buffers."""
     rows = flat.scalar(batch, 0, "q", 0)
     compression = flat.table(batch, 3)
     nodes, node_count = flat.vector(batch, 1, 16)
@@ -124,7 +124,7 @@ def _batch(flat: _Flat, batch: int, body: memoryview) -> tuple[int, int]:
 
 
 class _Flat:
-    """A flatbuffer, read with bounds. Offsets that lead out of it make `struct` raise."""
+    """A flatbuffer, read with bounds checks. `struct` raises for offsets outside of it."""
 
     __slots__ = ("data",)
 
@@ -141,7 +141,7 @@ class _Flat:
         return target
 
     def field(self, table: int, slot: int) -> int | None:
-        """Return where a table's field lies; None when it is left out."""
+        """Return the offset of a table's field; None if it is left out."""
         vtable = table - int(struct.unpack_from("<i", self.data, table)[0])
         if not 0 <= vtable <= len(self.data) - 4:
             raise ConversionError("IPC: metadata that points outside of itself")
@@ -160,7 +160,7 @@ class _Flat:
         return None if place is None else self._at(place, place)
 
     def vector(self, table: int, slot: int, item_bytes: int) -> tuple[int, int]:
-        """Return where a vector's first item lies, and how many it has."""
+        """Return the offset of a vector's first item, and the number of items."""
         place = self.field(table, slot)
         if place is None:
             return 0, 0

@@ -1,4 +1,4 @@
-"""Tables that pass the check become a request and rows; what is refused later is refused by the check."""
+"""Valid tables convert to a request and rows; everything that is refused later is refused by validation."""
 
 import pyarrow as pa
 import pytest
@@ -16,20 +16,20 @@ from quiver.primitives.scan import Damage
 
 
 def readable(tables, signal: str) -> bool:
-    """Whether a request can be made of them, and a view of that."""
+    """Return whether the tables convert to a request and a view."""
     restored = request_of_tables(tables, signal)
     return not isinstance(restored, Damage) and not isinstance(measure_request(restored.data, signal), Damage)
 
 
 @pytest.mark.parametrize("case", weighed("logs_dict_reset", "metrics_growing"))
-def test_recorded_tables_are_sound(case):
+def test_recorded_tables_are_valid(case):
     decoder = StreamDecoder(case["signal"])
     for name in case["otap"]:
         assert check_tables(decoder.try_decode(bytes_of(name)).tables, case["signal"]) is None
 
 
 @pytest.mark.parametrize("name", ["logs_headers", "rust_traces_rich", "metrics_zero_bounds", "logs_no_ipc_compression"])
-def test_flipped_bytes_that_pass_can_be_read(name):
+def test_tables_with_flipped_bytes_are_refused_or_readable(name):
     case = CASES[name]
     data = bytearray(bytes_of(case["otap"][0]))
     for at in range(0, len(data), 1 + len(data) // 40):
@@ -59,36 +59,36 @@ ARRAY = encode_value(AnyValue(array_value={"values": [AnyValue(int_value=1)]}))
 @pytest.mark.parametrize(
     ("tables", "reason"),
     [
-        ({31: attributes((0, "k", 1, None))}, "there is no table LOGS"),
+        ({31: attributes((0, "k", 1, None))}, "the table LOGS is missing"),
         ({30: logs(), 11: logs()}, "payload types [11] do not belong to logs"),
         ({30: logs(severity_number=["x", "y"])}, "column severity_number is string, not int32"),
         ({30: logs(id=pa.array([1, 0], pa.uint16()))}, "LOGS: two rows have the same id"),
-        ({30: logs(), 31: attributes((0, "k", 8, None))}, "LOG_ATTRS: type 8 is not known"),
-        ({30: logs(), 31: attributes((0, "k", 5, ARRAY))}, "a value of type 5 holds another kind"),
-        ({30: logs(), 31: attributes((0, "k", 6, ARRAY[:-1]))}, "CBOR: 1 bytes wanted"),
+        ({30: logs(), 31: attributes((0, "k", 8, None))}, "LOG_ATTRS: unknown type 8"),
+        ({30: logs(), 31: attributes((0, "k", 5, ARRAY))}, "a value of type 5 has another kind"),
+        ({30: logs(), 31: attributes((0, "k", 6, ARRAY[:-1]))}, "CBOR: 1 bytes needed"),
         ({30: logs(), 31: attributes((0, "k", 6, b"\x9f" * 120))}, "CBOR: nested too deep"),
     ],
 )
-def test_what_is_refused(tables, reason):
+def test_invalid_tables_are_refused(tables, reason):
     refused = check_tables(tables, "logs")
     assert isinstance(refused, Damage)
     assert reason in refused.reason
 
 
 def tables_by_object(message, signal: str):
-    """The tables of a request that is refused for what its rows would take."""
+    """Return the tables of a request that is refused because of the size of its rows."""
     converted = tables_of_message(message, signal)
     assert isinstance(converted, Converted)
     (tables,) = converted.tables
     return tables
 
 
-def test_tables_without_rows_are_sound():
+def test_tables_without_rows_are_valid():
     assert check_tables({}, "metrics") is None
 
 
 @pytest.mark.parametrize(("size", "sound"), [(1_000, True), (200_000, False)])
-def test_a_long_resource_on_many_records_is_refused_as_its_request_is(size, sound):
+def test_a_long_resource_on_many_records_is_refused_like_its_request(size, sound):
     request = REQUESTS["logs"]()
     items = request.resource_logs.add()
     items.resource.attributes.add(key="k", value=AnyValue(string_value="x" * size))
@@ -99,7 +99,7 @@ def test_a_long_resource_on_many_records_is_refused_as_its_request_is(size, soun
     assert (check_tables(tables, "logs") is None) == sound == readable(tables, "logs")
 
 
-def test_a_long_resource_on_many_points_is_refused_as_its_request_is():
+def test_a_long_resource_on_many_points_is_refused_like_its_request():
     request = REQUESTS["metrics"]()
     items = request.resource_metrics.add()
     items.resource.attributes.add(key="k", value=AnyValue(string_value="x" * 300_000))
@@ -111,7 +111,7 @@ def test_a_long_resource_on_many_points_is_refused_as_its_request_is():
     assert not readable(tables, "metrics")
 
 
-def test_a_scope_that_very_many_share_is_refused_as_its_request_is():
+def test_a_scope_shared_very_often_is_refused_like_its_request():
     rows = 5_000
     ids = pa.array(range(rows), pa.uint16())
     plain = {b"encoding": b"plain"}
