@@ -1,42 +1,42 @@
 """
-Every error Quiver raises, named by what the caller should do.
+All errors that Quiver raises, grouped by how the caller should react.
 
 ::
 
     QuiverError
-    ├── TransientError                 nothing was kept; the same call may succeed later
-    │   ├── CapacityError              full: `what` is full, `held_by` names who holds it
+    ├── TransientError                 nothing was stored; the same call may succeed later
+    │   ├── CapacityError              a limit is reached: `what` names it, `held_by` the slowest subscriber
     │   ├── DirectoryInUseError        another process owns the directory or the subscriber
-    │   ├── WouldBlockError            the append-only log cannot take it now: `kind` names what to wait for
+    │   ├── WouldBlockError            the append-only log cannot accept it now: `kind` names what to wait for
     │   ├── ObjectsUnavailableError    the object store failed or did not answer
     │   └── MetadataUnavailableError   the metadata store failed or did not answer
     ├── UsageError                     fix the call; also a ValueError
     │   ├── SettingsError              a setting is out of range, or two contradict each other
     │   ├── InvalidBundleError         the bundle cannot be stored as it is
-    │   │   └── BundleTooLargeError    the bundle never fits: divide it
-    │   ├── PipelineError              the pipeline file is wrong: path, line, suggestion
+    │   │   └── BundleTooLargeError    the bundle exceeds a limit: split it
+    │   ├── PipelineError              the pipeline file is invalid: path, line, suggestion
     │   ├── UnknownSubscriberError     no subscriber of that name is registered
-    │   ├── BundleUnavailableError     that bundle is resolved, claimed elsewhere, or deleted
+    │   ├── BundleUnavailableError     the bundle is resolved, claimed by another consumer, or deleted
     │   ├── InvalidRecordError         the record cannot be stored as it is: empty, or larger than a segment
-    │   ├── UnknownRecordError         no record begins at that id, or it is retired
+    │   ├── UnknownRecordError         no record has that id, or its segment was retired
     │   ├── ObjectNotFoundError        the object store has no object of that name
-    │   ├── ObjectExistsError          the object store has one already, and was not to replace it
-    │   ├── ForkError                  opened by the process that forked this one: fork first, open afterwards
+    │   ├── ObjectExistsError          the object already exists, and the call may not replace it
+    │   ├── ForkError                  opened in the parent process: fork first, then open
     │   └── AccessDeniedError          the object or metadata store does not accept these credentials
     ├── CorruptionError                bytes on disk are not what was written: path, offset, reason
     │   ├── UnsupportedFormatError     written by a newer version, or by another adapter
     │   └── DataLossError              data that a reader still needed was deleted
-    ├── FencedError                    another owner took over: write nothing more, close
-    ├── NotDurableError                the record is written, and not yet synced: wait, never append it again
-    ├── RolloverError                  the segment is closed, but could not be sealed: nothing is lost, retry
-    ├── PartialWriteError              only the first `rows_kept` rows fit: call again with the rest
+    ├── FencedError                    another owner took over: stop writing and close
+    ├── NotDurableError                the record is written but not yet durable: wait, do not append it again
+    ├── RolloverError                  the segment is closed but could not be sealed: nothing is lost, retry
+    ├── PartialWriteError              only the first `rows_kept` rows were stored: call again with the rest
     ├── SenderHaltedError              a sender stopped: fix what `error` names, then `resume_after_halt`
     ├── StoreFailedError               a write or sync failed earlier: reopen to recover
     │   └── InvariantError             a bug in Quiver: report it, reopen to recover
-    ├── DeliveryHaltedError            an exporter stopped as its policy asks: fix the reason, start it again
+    ├── DeliveryHaltedError            an exporter halted by its policy: fix the cause, start it again
     └── StoreClosedError               the object was closed
 
-A torn tail is not damage: recovery truncates it, counts it and goes on.
+A torn tail is not corruption: recovery truncates and counts it.
 """
 
 from __future__ import annotations
@@ -80,18 +80,18 @@ __all__ = [
 
 
 class QuiverError(Exception):
-    """The root of all errors raised on purpose."""
+    """The base class of all errors that Quiver raises."""
 
 
 class TransientError(QuiverError):
-    """Nothing was kept. The same call may succeed later."""
+    """Nothing was stored. The same call may succeed later."""
 
 
 class CapacityError(TransientError):
     """
-    There is no room: wait for the holder to make progress, or raise the cap.
+    A limit is reached: wait for the slowest subscriber to make progress, or raise the limit.
 
-    `what` names the cap, `held_by` the slowest subscriber or None, `retry_after_s` is a hint.
+    `what` names the limit, `held_by` the slowest subscriber or None; `retry_after_s` is a hint.
     """
 
     def __init__(self, what: str, *, held_by: str | None = None, retry_after_s: float = 1.0) -> None:
@@ -106,7 +106,7 @@ class DirectoryInUseError(TransientError):
     """
     Another process holds the lock: stop it, or use another directory or subscriber.
 
-    `retry_after_s` is None, or says after how many more seconds of silence the holder has lost it.
+    `retry_after_s` is None, or the seconds after which the lock expires unless the holder renews it.
     """
 
     def __init__(
@@ -120,16 +120,16 @@ class DirectoryInUseError(TransientError):
 
 class WouldBlockError(TransientError):
     """
-    Nothing was written: the log cannot take it without waiting. `kind` names what must come first.
+    Nothing was written: the log cannot accept it without waiting. `kind` names what to wait for.
 
     ========== ==================================================================================
     kind       what to wait for
     ========== ==================================================================================
-    admission  a writable segment: the next one is being made, or two are waiting to be sealed
-    rollover   the answer to a rollover that was asked for
-    hydration  a cold segment that is being brought back
+    admission  a writable segment: the next one is being created, or two are waiting to be sealed
+    rollover   the answer to a requested rollover
+    hydration  a cold segment that is being hydrated
     flush      a flush: too much is not yet durable, or the last flush failed
-    tail       a reservation that is open at the end of the log
+    tail       an open reservation at the end of the log
     unknown    anything else
     ========== ==================================================================================
     """
@@ -141,8 +141,9 @@ class WouldBlockError(TransientError):
 
 class ObjectsUnavailableError(TransientError):
     """
-    The object store failed, or did not answer in time: `operation` on `key`. Whether a write took effect is
-    unknown.
+    The object store failed or did not answer in time: `operation` on `key`.
+
+    Whether a write took effect is unknown.
     """
 
     def __init__(self, operation: str, key: str, reason: str) -> None:
@@ -154,13 +155,14 @@ class ObjectsUnavailableError(TransientError):
 
 class MetadataUnavailableError(TransientError):
     """
-    The metadata store failed, or did not answer in time. Whether a write took effect is unknown: read before
-    repeating.
+    The metadata store failed or did not answer in time.
+
+    Whether a write took effect is unknown: read before repeating it.
     """
 
 
 class UsageError(QuiverError, ValueError):
-    """The call cannot succeed as it is. Fix the call."""
+    """The call is invalid. Fix the call."""
 
 
 class SettingsError(UsageError):
@@ -168,15 +170,15 @@ class SettingsError(UsageError):
 
 
 class InvalidBundleError(UsageError):
-    """The bundle cannot be stored as it is; nothing was kept."""
+    """The bundle cannot be stored as it is; nothing was stored."""
 
 
 class BundleTooLargeError(InvalidBundleError):
-    """The bundle never fits, however long one waits; nothing was kept. Divide it."""
+    """The bundle exceeds a limit, so waiting does not help; nothing was stored. Split it."""
 
 
 class PipelineError(UsageError):
-    """The pipeline file is wrong: `path`, `line` and what to write instead."""
+    """The pipeline file is invalid: `path`, `line` and what to write instead."""
 
     def __init__(self, path: str, line: int, reason: str) -> None:
         super().__init__(f"{path}:{line}: {reason}")
@@ -190,7 +192,7 @@ class UnknownSubscriberError(UsageError):
 
 
 class BundleUnavailableError(UsageError):
-    """The bundle is already resolved, claimed by someone else, or no longer on disk."""
+    """The bundle is already resolved, claimed by another consumer, or deleted."""
 
 
 class InvalidRecordError(UsageError):
@@ -198,42 +200,42 @@ class InvalidRecordError(UsageError):
 
 
 class UnknownRecordError(UsageError):
-    """No record begins at that id, or its segment was retired."""
+    """No record has that id, or its segment was retired."""
 
 
 class ObjectNotFoundError(UsageError):
     """The object store has no object named `key`."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"objects: there is no object {key}")
+        super().__init__(f"objects: {key} does not exist")
         self.key = key
 
 
 class ObjectExistsError(UsageError):
-    """The object store has an object named `key` already, and the call was not to replace it."""
+    """The object store already has an object named `key`, and the call may not replace it."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"objects: there is an object {key} already")
+        super().__init__(f"objects: {key} already exists")
         self.key = key
 
 
 class ForkError(UsageError):
     """
-    Another process opened it, and this one was forked from that. Nothing was done, and nothing of the parent's harmed.
+    The object was opened in the parent of this forked process. The call had no effect, also not on the parent's files.
 
-    Fork first and open afterwards, or hand the data to the process that has it open.
+    Fork first and open afterwards, or pass the data to the process that has it open.
     """
 
 
 class AccessDeniedError(UsageError):
-    """The object or metadata store does not take these credentials, or they may not do this. Give it others."""
+    """The object or metadata store refused the credentials, or they lack a permission. Configure other credentials."""
 
 
 class CorruptionError(QuiverError):
     """
     Bytes on disk are not what was written.
 
-    `path` and `offset` say where; `reason` says what was seen. Run `quiver verify` on the directory.
+    `path` and `offset` locate them; `reason` describes the damage. Run `quiver verify` on the directory.
     """
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
@@ -244,23 +246,23 @@ class CorruptionError(QuiverError):
 
 
 class UnsupportedFormatError(CorruptionError):
-    """The file is sound but this version or this adapter cannot read it. Use the one that wrote it."""
+    """The file is valid, but this version or this adapter cannot read it. Use the one that wrote it."""
 
 
 class DataLossError(CorruptionError):
-    """Data that a reader still needed is gone: deleted, expired or quarantined."""
+    """Data that a reader still needed were deleted, expired or quarantined."""
 
 
 class FencedError(QuiverError):
     """
-    This process does not own `key` any more. Write nothing more and close; what its owner writes now is the truth.
+    This process no longer owns `key`. Stop writing and close: only the new owner's writes count.
 
-    `owner` and `owner_epoch` say who took over; `owner` is empty when no other owner is known, and `reason` says why.
+    `owner` and `owner_epoch` identify the new owner; `owner` is empty if it is unknown, and `reason` has the cause.
     """
 
     def __init__(self, key: str, *, epoch: int, owner: str, owner_epoch: int, reason: str = "") -> None:
         taken = f"was fenced by {owner}, which has epoch {owner_epoch}"
-        super().__init__(f"{key}: epoch {epoch} {taken if owner else reason or 'is not the owner any more'}")
+        super().__init__(f"{key}: epoch {epoch} {taken if owner else reason or 'is no longer the owner'}")
         self.key = key
         self.epoch = epoch
         self.owner = owner
@@ -269,8 +271,9 @@ class FencedError(QuiverError):
 
 class NotDurableError(QuiverError):
     """
-    The record `record_id` is written and can be read, but is not yet synced, or not yet in the object store. Wait for
-    it; never append it again. In topics it is the offset of a message.
+    The record `record_id` is written and readable, but not yet synced, or not yet in the object store.
+
+    Wait for it; do not append it again. In topics, `record_id` is the offset of a message.
     """
 
     def __init__(self, record_id: int, reason: str, *, what: str = "record") -> None:
@@ -279,25 +282,26 @@ class NotDurableError(QuiverError):
 
 
 class RolloverError(QuiverError):
-    """The segment takes no more records, but it could not be sealed. Nothing is lost; asking again tries again."""
+    """The segment is closed for appends but could not be sealed. Nothing is lost; call again to retry."""
 
 
 class PartialWriteError(QuiverError):
     """
-    Some rows of a table are kept, the first `rows_kept`: for the next there was no room, or it cannot be sent. Call
-    again with the rest.
+    Only the first `rows_kept` rows of a table were stored: the next one did not fit or cannot be sent.
+
+    Call again with the rest.
     """
 
     def __init__(self, rows_kept: int, reason: str) -> None:
-        super().__init__(f"{rows_kept} rows were kept; go on behind them: {reason}")
+        super().__init__(f"only the first {rows_kept} rows were stored; call again with the rest: {reason}")
         self.rows_kept = rows_kept
 
 
 class SenderHaltedError(QuiverError):
     """
-    The server refused for good, or none answered in time. Nothing that was kept is lost.
+    The server refused permanently, or none answered in time. Stored data are not lost.
 
-    `error` says what happened (a `quiver.qwp.SenderError`). Mend it, then call `resume_after_halt` or open again.
+    `error`, a `quiver.qwp.SenderError`, has the cause. Fix it, then call `resume_after_halt` or reopen the sender.
     """
 
     def __init__(self, error: object) -> None:
@@ -307,8 +311,9 @@ class SenderHaltedError(QuiverError):
 
 class StoreFailedError(QuiverError):
     """
-    A write or a sync failed earlier, and what the disk holds is unknown; or a background thread died, and its work is
-    not done any more. Close, reopen, recover.
+    A write or sync failed earlier, so the state of the disk is unknown, or a background thread died.
+
+    Close and reopen, which recovers.
     """
 
 
@@ -325,10 +330,10 @@ class InvariantError(StoreFailedError):
 
 
 class DeliveryHaltedError(QuiverError):
-    """An exporter met a bundle that it may neither deliver nor give up: `on_exhausted` is `halt`. Nothing is lost."""
+    """An exporter could not deliver a bundle, and `on_exhausted` is `halt`. Nothing is lost."""
 
     def __init__(self, exporter: str, bundle: str, reason: str) -> None:
-        super().__init__(f"{exporter} stopped at bundle {bundle}: {reason}")
+        super().__init__(f"{exporter} halted at bundle {bundle}: {reason}")
         self.exporter = exporter
         self.bundle = bundle
         self.reason = reason
@@ -370,7 +375,7 @@ _RENAMED = {
     "WouldBlock": "WouldBlockError",
     "WrongUse": "UsageError",
 }
-"""A former name → its name today; the former names work for one more release."""
+"""Former name → current name; the former names work for one more release."""
 
 
 def __getattr__(name: str) -> type[QuiverError]:

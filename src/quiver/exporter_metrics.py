@@ -1,4 +1,4 @@
-"""The metrics of exporters: every exporter of a pipeline has those without `signal`, in whichever process it runs."""
+"""The metrics of exporters. Every exporter of a pipeline has those without `signal`, in any process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXPORTER_METRICS: tuple[Metric, ...] = (
     counter(
         "quiver.exporter.requests_total",
         "{request}",
-        "OTLP requests sent on, by what became of them: confirmed, retried, refused, divided because too large.",
+        "OTLP requests sent, by outcome: confirmed, retried, refused, divided because too large.",
         "exporter",
         "signal",
         "outcome",
@@ -33,62 +33,61 @@ EXPORTER_METRICS: tuple[Metric, ...] = (
     counter(
         "quiver.exporter.rows_total",
         "{row}",
-        "Rows of them: records, spans and points, or what processors made of these.",
+        "Rows of them: records, spans and points, or the rows that processors returned.",
         "exporter",
     ),
     counter(
         "quiver.exporter.bytes_total",
         "By",
-        "Bytes of them: before compression where sent, else as written.",
+        "Bytes of them: before compression if sent, as written otherwise.",
         "exporter",
     ),
     counter(
         "quiver.exporter.failures_total",
         "{attempt}",
-        "Attempts to deliver that failed: unavailable, denied, refused, data, processor, storage, other.",
+        "Failed attempts to deliver: unavailable, denied, refused, data, processor, storage, other.",
         "exporter",
         "type",
     ),
     gauge(
         "quiver.exporter.last_success_timestamp",
         "s",
-        "When it last delivered something, in seconds since 1970; 0: never.",
+        "Time of the last delivery, in seconds since 1970; 0: never.",
         _of_exporter("last_success_s"),
         "exporter",
     ),
     gauge(
         "quiver.exporter.retry_queue_bundles",
         "{bundle}",
-        "Bundles that failed and wait to be tried again.",
+        "Bundles in the retry set.",
         _of_exporter("retry_queue_bundles"),
         "exporter",
     ),
     gauge(
         "quiver.exporter.dead_letters",
         "{bundle}",
-        "Dead letters on the disk.",
+        "Dead letters on disk.",
         _of_exporter("dead_letters"),
         "exporter",
     ),
     gauge(
         "quiver.exporter.behind_seconds",
         "s",
-        "Age of the oldest bundle that it has not confirmed; 0 when there is none.",
+        "Age of the oldest bundle that it has not confirmed; 0 if there is none.",
         _of_exporter("behind_s"),
         "exporter",
     ),
     counter(
         "quiver.exporter.rejected_items_total",
         "{item}",
-        "Records, spans and points that a far side did not take of a request that it confirmed.",
+        "Records, spans and points that the destination rejected in requests that it confirmed.",
         "exporter",
         "signal",
     ),
     counter(
         "quiver.exporter.left_out_total",
         "{part}",
-        "Parts of OTLP requests that an OTAP exporter sent them without: OTAP has no place for them, or settings leave "
-        "them out.",
+        "Parts of OTLP requests that an OTAP exporter left out: OTAP cannot represent them, or settings exclude them.",
         "exporter",
         "signal",
         "what",
@@ -96,21 +95,21 @@ EXPORTER_METRICS: tuple[Metric, ...] = (
     counter(
         "quiver.exporter.given_up_total",
         "{bundle}",
-        "Bundles that an exporter gave up, by what became of them: dead_letter, drop; halt counts a stop.",
+        "Bundles that were not delivered, by outcome: dead_letter, drop; halt counts a stop.",
         "exporter",
         "how",
     ),
     counter(
         "quiver.exporter.replayed_total",
         "{bundle}",
-        "Dead letters that were tried again by themselves: delivered, failed, refused.",
+        "Automatic replays of dead letters: delivered, failed, refused.",
         "exporter",
         "outcome",
     ),
     counter(
         "quiver.exporter.dead_letters_dropped_total",
         "{bundle}",
-        "Dead letters that their size cap or their age dropped.",
+        "Dead letters dropped by their size cap or maximum age.",
         "exporter",
         "reason",
     ),

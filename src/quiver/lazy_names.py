@@ -1,9 +1,9 @@
 """
-Names of a package that are imported when they are first used.
+Lazy imports of a package's public names.
 
 A package that imports its own modules holds its import lock meanwhile. A second thread that imports one of those
 modules holds the module's lock and waits for the package's, and the two deadlock. So each `__init__` of this library
-imports nothing: type checkers see its names below ``TYPE_CHECKING``, and the interpreter asks `lazy_names`.
+imports nothing: type checkers see its names below ``TYPE_CHECKING``, and at run time `lazy_names` imports them.
 """
 
 import sys
@@ -20,7 +20,7 @@ _R = TypeVar("_R")
 
 
 def warn_renamed(owner: str, name: str, new: str) -> None:
-    """Warn that *name* of *owner* is called *new* now. Call it from the function that the user called."""
+    """Warn that *name* of *owner* was renamed to *new*. Call it from the function that the user called."""
     warnings.warn(f"{owner}.{name} is now {owner}.{new}; use the new name", DeprecationWarning, stacklevel=3)
 
 
@@ -55,11 +55,11 @@ def lazy_names(
     Return `__getattr__` and `__dir__` of *package*.
 
     Args:
-        package: its name.
-        modules: a module of it → the names that it has, separated by blanks; ``open_path=open`` is called `open` here.
-            Other names are those of submodules.
-        extra: what brings the packages that the modules need; named when one of them is missing.
-        renamed: a former name → its name today. The former name still works for one release, with a
+        package: the name of the package.
+        modules: module → its names, separated by spaces; ``open_path=open`` is exported as `open`. Other names are
+            those of submodules.
+        extra: the extra with the packages that the modules need; named in the error when one of them is missing.
+        renamed: former name → current name. The former name works for one more release, with a
             `DeprecationWarning`.
     """
     former = renamed or {}

@@ -1,4 +1,4 @@
-"""What a metric is: its name, kind, unit and meaning, and how a gauge is read."""
+"""Descriptions of metrics: name, kind, unit and meaning, and how a gauge is read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Metric:
     One metric.
 
     Attributes:
-        name: as it is emitted.
-        kind: counters and histograms come from an observer, gauges from `observe_store` and its like for other logs.
-        unit: in OpenTelemetry's notation.
-        meaning: one sentence.
-        attributes: what it is told apart by.
-        read: of a gauge, its values and their attributes among the figures of a store, or of topics.
+        name: the name under which it is emitted.
+        kind: counters and histograms come from an observer; gauges from `observe_store` and its counterparts.
+        unit: the unit in OpenTelemetry's notation.
+        meaning: a description in one sentence.
+        attributes: the names of its attributes.
+        read: for a gauge: reads its values and their attributes from the figures of a log.
     """
 
     name: str
@@ -35,15 +35,15 @@ class Metric:
 
 
 def counter(name: str, unit: str, meaning: str, *attributes: str) -> Metric:
-    """Return a counter that an observer is told of."""
+    """Return a counter that an observer counts."""
     return Metric(name, "counter", unit, meaning, attributes)
 
 
 def gauge(name: str, unit: str, meaning: str, read: Callable[[Figures], Reading], *attributes: str) -> Metric:
-    """Return a gauge that *read* finds among figures."""
+    """Return a gauge that *read* reads from figures."""
     return Metric(name, "gauge", unit, meaning, attributes, read)
 
 
 def counted(name: str, unit: str, meaning: str, read: Callable[[Figures], Reading], *attributes: str) -> Metric:
-    """Return a counter that *read* finds among figures."""
+    """Return a counter that *read* reads from figures."""
     return Metric(name, "counter", unit, meaning, attributes, read)

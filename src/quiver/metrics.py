@@ -1,8 +1,7 @@
 """
-Metrics through the OpenTelemetry API: an observer, and the gauges of an open store. `metric_table` has their names.
+Metrics through the OpenTelemetry API: an observer, and the gauges of open logs. `metric_table` has their names.
 
-`import quiver` does not need OpenTelemetry, nor does this module until one of the two is used; the extra `metrics`
-brings it. Counters keep the architecture document's names::
+OpenTelemetry, in the extra `metrics`, is only imported when one of them is used::
 
     meter = opentelemetry.metrics.get_meter("quiver")
     with quiver.open("buffer/", observer=OpenTelemetryObserver(meter)) as store:
@@ -47,10 +46,10 @@ __all__ = [
 _LATENCY_BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
-"""OpenTelemetry's own are made for milliseconds: every fsync would land in the first."""
+"""OpenTelemetry's defaults are for milliseconds: every fsync would be in the first bucket."""
 
 _SNAPSHOT_S = 0.5
-"""The gauges of one collection are read from one look at the store, which is not older than this."""
+"""The gauges of one collection share a snapshot of the store that is at most this old."""
 
 T = TypeVar("T")
 
@@ -58,50 +57,50 @@ _LATER = {metric.name: metric for metric in LOG_METRICS}
 
 
 class ObservedStore(Protocol):
-    """What is asked of a store, be it one or one of several cores."""
+    """The part of a store that is observed, whether it has one core or several."""
 
     @property
     def settings(self) -> Settings:
-        """How it behaves."""
+        """The settings of the store."""
 
     def stats(self) -> dict[str, Any]:
-        """Return figures of this moment."""
+        """Return the current figures."""
 
 
 class ObservedTopics(Protocol):
-    """What is asked of a `TopicStore`."""
+    """The part of a `TopicStore` that is observed."""
 
     def stats(self) -> dict[str, Any]:
-        """Return figures of this moment."""
+        """Return the current figures."""
 
 
 class ObservedLogs(Protocol):
-    """What is asked of an `AofManager`."""
+    """The part of an `AofManager` that is observed."""
 
     def snapshot(self) -> Sequence[Any]:
-        """Return what each open log says of itself, with its `name` and its `figures()`."""
+        """Return a snapshot of each open log, with its `name` and its `figures()`."""
 
 
 class ObservedExporters(Protocol):
-    """What is asked of the exporters of a pipeline."""
+    """The part of a pipeline's exporters that is observed."""
 
     def figures(self) -> dict[str, Any]:
-        """Return each exporter's figures of this moment."""
+        """Return the current figures of each exporter."""
 
 
 class ObservedSender(Protocol):
-    """What is asked of a `quiver.qwp.Sender`."""
+    """The part of a `quiver.qwp.Sender` that is observed."""
 
     def stats(self) -> dict[str, Any]:
-        """Return figures of this moment."""
+        """Return the current figures."""
 
 
 class OpenTelemetryObserver:
     """
-    Counts and latencies to a meter, events to the `quiver` logger.
+    Sends counts and latencies to a meter, and events to the `quiver` logger.
 
     Args:
-        meter: where the instruments are made; one observer for each meter.
+        meter: creates the instruments; use one observer for each meter.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -113,7 +112,7 @@ class OpenTelemetryObserver:
             if metric.kind == "counter":
                 counter = self._counters[metric.name] = meter.create_counter(metric.name, metric.unit, metric.meaning)
                 if not metric.attributes:
-                    # There from the start: a rate over a counter that appears with its first event does not see it.
+                    # Start at 0: a rate misses the first event of a counter that appears with it.
                     counter.add(0)
             elif metric.kind == "histogram":
                 self._histograms[metric.name] = meter.create_histogram(
@@ -136,7 +135,7 @@ class OpenTelemetryObserver:
         counter.add(amount, _present(attributes))
 
     def record(self, name: str, value: float, **attributes: Value) -> None:
-        """Take one value, in seconds, of the distribution *name*."""
+        """Record one value, in seconds, in the histogram *name*."""
         histogram = self._histograms.get(name)
         if histogram is None:
             with self._lock:
@@ -162,63 +161,64 @@ def _present(attributes: dict[str, Value]) -> dict[str, str | int | float | bool
 
 def observe_store(store: ObservedStore, meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """
-    Register every gauge of a store with *meter*, read from `store.stats()` when a collection asks.
+    Register every gauge of a store with *meter*. Each collection reads them from `store.stats()`.
 
-    The meter does not keep the store: when that is gone, the gauges say nothing. One store for each meter.
+    The meter only has a weak reference: after the store is garbage-collected, the gauges have no values. Use one store
+    for each meter.
 
     Raises:
         ModuleNotFoundError: the extra `metrics` is not installed.
     """
-    look = _Look(store, clock, _by_core)
+    snapshot = _Snapshot(store, clock, _by_core)
     for metric in METRICS:
         if metric.read is not None and metric not in EXPORTER_METRICS:
-            meter.create_observable_gauge(metric.name, [_callback(look, metric.read)], metric.unit, metric.meaning)
+            meter.create_observable_gauge(metric.name, [_callback(snapshot, metric.read)], metric.unit, metric.meaning)
 
 
 def observe_exporters(exporters: ObservedExporters, meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """
-    Register every gauge of exporters with *meter*, read from `exporters.figures()` when a collection asks.
+    Register every gauge of exporters with *meter*. Each collection reads them from `exporters.figures()`.
 
-    The meter does not keep the exporters: when they are gone, the gauges say nothing. Once for each meter.
+    The meter only has a weak reference. Call it once for each meter.
 
     Raises:
         ModuleNotFoundError: the extra `metrics` is not installed.
     """
-    _register(_Look(exporters, clock, lambda one: {"exporters": one.figures()}), meter, "quiver.exporter.")
+    _register(_Snapshot(exporters, clock, lambda one: {"exporters": one.figures()}), meter, "quiver.exporter.")
 
 
 def observe_topics(topics: ObservedTopics, meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """
-    Register every gauge of topics with *meter*, read from `topics.stats()` when a collection asks.
+    Register every gauge of topics with *meter*. Each collection reads them from `topics.stats()`.
 
-    The meter does not keep the topics: when they are gone, the gauges say nothing. One `TopicStore` for each meter.
+    The meter only has a weak reference. Use one `TopicStore` for each meter.
 
     Raises:
         ModuleNotFoundError: the extra `metrics` is not installed.
     """
-    look = _Look(topics, clock, lambda one: one.stats())
-    _register(look, meter, "danube_")
+    snapshot = _Snapshot(topics, clock, lambda one: one.stats())
+    _register(snapshot, meter, "danube_")
 
 
 def observe_logs(manager: ObservedLogs, meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """
-    Register every gauge of append-only logs with *meter*, and what they count of appends, read from
-    `manager.snapshot()` when a collection asks.
+    Register every gauge of append-only logs, and their counters of appends, with *meter*.
 
-    The meter does not keep the manager: when it is gone, the gauges say nothing. One `AofManager` for each meter.
+    Each collection reads them from `manager.snapshot()`. The meter only has a weak reference. Use one `AofManager` for
+    each meter.
 
     Raises:
         ModuleNotFoundError: the extra `metrics` is not installed.
     """
-    look = _Look(manager, clock, lambda one: {"logs": {log.name: log.figures() for log in one.snapshot()}})
-    _register(look, meter, "aof_")
+    snapshot = _Snapshot(manager, clock, lambda one: {"logs": {log.name: log.figures() for log in one.snapshot()}})
+    _register(snapshot, meter, "aof_")
 
 
 def observe_senders(senders: Iterable[ObservedSender], meter: Meter, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """
-    Register every gauge of QWP slots with *meter*, read from the `stats()` of *senders* when a collection asks.
+    Register every gauge of QWP slots with *meter*. Each collection reads them from the `stats()` of *senders*.
 
-    The meter does not keep the senders: those that are gone say nothing. Once for each meter, with all of its senders.
+    The meter only has weak references to the senders. Call it once for each meter, with all of its senders.
 
     Raises:
         ModuleNotFoundError: the extra `metrics` is not installed.
@@ -228,24 +228,24 @@ def observe_senders(senders: Iterable[ObservedSender], meter: Meter, *, clock: C
     def figures(known: weakref.WeakSet[ObservedSender]) -> Figures:
         return {"slots": {slot: one for sender in known for slot, one in sender.stats()["slots"].items()}}
 
-    _register(_Look(group, clock, figures, keeps=True), meter, "quiver.qwp.")
+    _register(_Snapshot(group, clock, figures, is_strong=True), meter, "quiver.qwp.")
 
 
-def _register(look: _Look[Any], meter: Meter, prefix: str) -> None:
+def _register(snapshot: _Snapshot[Any], meter: Meter, prefix: str) -> None:
     for metric in (*METRICS, *LOG_METRICS):
         if metric.read is not None and metric.name.startswith(prefix):
             counts = metric.kind == "counter"
             create = meter.create_observable_counter if counts else meter.create_observable_gauge
-            create(metric.name, [_callback(look, metric.read)], metric.unit, metric.meaning)
+            create(metric.name, [_callback(snapshot, metric.read)], metric.unit, metric.meaning)
 
 
 def _callback(
-    look: _Look[Any], read: Callable[[Figures], Reading]
+    snapshot: _Snapshot[Any], read: Callable[[Figures], Reading]
 ) -> Callable[[CallbackOptions], Iterable[Observation]]:
     from opentelemetry.metrics import Observation  # noqa: PLC0415 - an extra
 
     def observe(_: CallbackOptions) -> Iterable[Observation]:
-        figures = look.figures()
+        figures = snapshot.figures()
         if figures is None:
             return []
         return [Observation(value, attributes) for value, attributes in read(figures) if value is not None]
@@ -253,12 +253,12 @@ def _callback(
     return observe
 
 
-class _Look(Generic[T]):
-    """The figures of a store, taken once for all gauges of a collection."""
+class _Snapshot(Generic[T]):
+    """A snapshot of figures that all gauges of a collection share."""
 
-    def __init__(self, store: T, clock: Clock, take: Callable[[T], Figures], *, keeps: bool = False) -> None:
+    def __init__(self, store: T, clock: Clock, take: Callable[[T], Figures], *, is_strong: bool = False) -> None:
         self._store = weakref.ref(store)
-        self._kept = store if keeps else None
+        self._strong_reference = store if is_strong else None
         self._clock = clock
         self._take = take
         self._lock = threading.Lock()
@@ -266,7 +266,7 @@ class _Look(Generic[T]):
         self._figures: Figures | None = None
 
     def figures(self) -> Figures | None:
-        """Return figures that are fresh enough; None when the store is gone."""
+        """Return figures that are recent enough; None after the store was garbage-collected."""
         store = self._store()
         if store is None:
             return None

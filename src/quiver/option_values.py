@@ -1,4 +1,4 @@
-"""What the options of all our formats have in common: words of Spark, which come as text under lower-case names."""
+"""Parsing of options shared by all Spark formats. Spark passes them as text under lower-case names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = [
 
 def refuse_ending(options: Mapping[str, str]) -> None:
     """
-    Refuse an end in the *options* of a stream, which would go on behind it.
+    Refuse an end position in the *options* of a stream, which has no end.
 
     Raises:
         UsageError: there is one.
@@ -39,10 +39,10 @@ def refuse_stream_options(options: Mapping[str, str], names: tuple[str, ...]) ->
 
 def switch_option(given: Mapping[str, str], name: str, *, default: bool) -> bool:
     """
-    Return option *name* of *given*, whose keys are lower-case: ``true`` or ``false``; *default* when it is not there.
+    Return the boolean option *name* of *given*, whose keys are lower-case; *default* if it is not set.
 
     Raises:
-        UsageError: it is neither of the two.
+        UsageError: it is neither ``true`` nor ``false``.
     """
     value = given.get(name.lower())
     if value is None:
@@ -54,10 +54,10 @@ def switch_option(given: Mapping[str, str], name: str, *, default: bool) -> bool
 
 def count_option(given: Mapping[str, str], name: str) -> int | None:
     """
-    Return option *name* of *given*, a whole number of at least 1; None when it is not there.
+    Return the positive integer option *name* of *given*; None if it is not set.
 
     Raises:
-        UsageError: it is no such number.
+        UsageError: it is not a positive integer.
     """
     value = given.get(name.lower())
     if value is None:
@@ -69,10 +69,10 @@ def count_option(given: Mapping[str, str], name: str) -> int | None:
 
 def bytes_option(given: Mapping[str, str], name: str, default: int) -> int:
     """
-    Return option *name* of *given*, a size such as ``64 MiB`` in bytes; *default* when it is not there.
+    Return option *name* of *given*, a size such as ``64 MiB``, in bytes; *default* if it is not set.
 
     Raises:
-        UsageError: it is no size of at least one byte.
+        UsageError: it is not a size of at least one byte.
     """
     value = given.get(name.lower())
     if value is None:
@@ -90,18 +90,20 @@ def transaction_option(
     given: Mapping[str, str], *, reserved: str, is_writer: Callable[[str], bool], version_max: int
 ) -> tuple[str, int] | None:
     """
-    Return who writes and which of his writes it is, of options ``txnAppId`` and ``txnVersion``; None without them.
+    Return writer and version from the options ``txnAppId`` and ``txnVersion``; None if neither is set.
 
     Raises:
-        UsageError: one of the two is missing or is none; a writer's name begins with *reserved*, which jobs' own do.
+        UsageError: one of them is missing or invalid, or the writer starts with *reserved*, the prefix of job names.
     """
     writer, version = given.get("txnappid"), given.get("txnversion")
     if writer is None and version is None:
         return None
     if writer is None or version is None:
-        raise UsageError("txnAppId and txnVersion belong together: who writes, and which of his writes this is")
+        raise UsageError("set both txnAppId and txnVersion: the writer, and the number of its write")
     if not is_writer(writer) or writer.startswith(reserved):
-        raise UsageError(f"txnAppId: {writer!r} is not 1 to 64 of A-Za-z0-9_-, or begins with {reserved}")
+        raise UsageError(
+            f"txnAppId: {writer!r} must be 1 to 64 characters of A-Za-z0-9_- and not start with {reserved}"
+        )
     if not version.isdecimal() or int(version) > version_max:
-        raise UsageError(f"txnVersion: {version!r} is not a whole number from 0 on")
+        raise UsageError(f"txnVersion: {version!r} is not a non-negative integer")
     return writer, int(version)

@@ -185,7 +185,7 @@ def test_halt_stops_the_batch():
     """The error has the reason; the bundle is neither delivered nor dropped."""
     rig = Rig(on_exhausted="halt")
     rig.answers[1] = REFUSED
-    with pytest.raises(DeliveryHaltedError, match=r"out stopped at bundle 0:1: HTTP 400: no"):
+    with pytest.raises(DeliveryHaltedError, match=r"out halted at bundle 0:1: HTTP 400: no"):
         try_batch(rig, 0, 1, 2)
     assert (rig.waiting(), rig.letters(), rig.given_up()) == ({1: 1}, [], {"halt": 1})
     assert [entry.is_halted for entry in load_retry_set(rig.disk, ROOT, "out")] == [True], "for whoever looks"

@@ -102,8 +102,8 @@ def test_from_log_to_log(spark, tmp_path):
         ({"payload": "bigint"}, {}, "bigint where binary or string"),
         ({"value": "string"}, {}, "column value is not a column of a record"),
         ({"ext_id": "bigint", "timestamp": "timestamp"}, {}, "needs a column payload"),
-        ({"payload": "string"}, {"txnAppId": "x"}, "belong together"),
-        ({"payload": "string"}, {"txnAppId": "job-x", "txnVersion": "1"}, "begins with job-"),
+        ({"payload": "string"}, {"txnAppId": "x"}, "txnAppId and txnVersion"),
+        ({"payload": "string"}, {"txnAppId": "job-x", "txnVersion": "1"}, "not start with job-"),
         ({"payload": "string"}, {"maxRecordSize": "2GiB"}, "maxRecordSize"),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_halt_stops_it(store, export, clock):
     policy = RetryPolicy(initial_interval_s=2.0, jitter=0.0, max_attempts=2, on_exhausted="halt")
     held = RetryQueue("out", policy, export=export, clock=clock)
     held.session = SimpleNamespace()
-    with pytest.raises(DeliveryHaltedError, match="out stopped at bundle 0:0"):
+    with pytest.raises(DeliveryHaltedError, match="out halted at bundle 0:0"):
         held.add({(store.root, BundleRef(0, 0)): Permanent("UNDECODABLE", "bad")})
     held.close()
     held = RetryQueue("out", policy, export=export, clock=clock)

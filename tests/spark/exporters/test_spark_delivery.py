@@ -162,7 +162,7 @@ def test_what_cannot_be_decoded_halts_an_exporter_that_is_told_to(spark, store, 
     around = partial(BadBundleFilter, subscriber="lake", policy=RetryPolicy(on_exhausted="halt"))
     checkpoint = str(tmp_path / "checkpoint")
     query = run_exporter(spark, store.root, "lake", str(tmp_path / "lake"), checkpoint, trigger=NOW, around=around)
-    with pytest.raises(Exception, match="DeliveryHaltedError: lake stopped at bundle 0:0"):
+    with pytest.raises(Exception, match="DeliveryHaltedError: lake halted at bundle 0:0"):
         query.awaitTermination(90)
     assert "DeliveryHaltedError" in str(query.exception())
 
@@ -177,7 +177,7 @@ def test_without_spark_a_halt_stops_the_next_batch(store):
     far = FarSide(bad=Permanent("HTTP 400"))
     clock = ManualClock(waits="hold")
     with BundleDelivery(store.root, "out", far.take, policy=RetryPolicy(on_exhausted="halt"), clock=clock) as delivery:
-        with pytest.raises(DeliveryHaltedError, match=r"out stopped at bundle 0:1"):
+        with pytest.raises(DeliveryHaltedError, match=r"out halted at bundle 0:1"):
             delivery.deliver(rows(path, 0, 1))
         clock.wait_for_waiters(1)
         clock.advance(1.0)

@@ -140,7 +140,7 @@ def test_bundles_of_two_cores_stay_two():
     [
         ("overwrite", {"slot": "30"}, "a store only grows"),
         ("append", {"slott": "30"}, "did you mean slot"),
-        ("append", {"slot": "30", "txnAppId": "x"}, "belong together"),
+        ("append", {"slot": "30", "txnAppId": "x"}, "txnAppId and txnVersion"),
     ],
 )
 def test_what_cannot_be_is_refused(spark, tmp_path, mode, options, says):

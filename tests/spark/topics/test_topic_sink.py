@@ -107,8 +107,8 @@ def test_what_is_there_is_not_overwritten(spark, tmp_path):
         ({"payload": "bigint"}, {"topic": ORDERS}, "bigint where binary or string"),
         ({"value": "string"}, {"topic": ORDERS}, "column value is not a column of a message"),
         ({"key": "string"}, {"topic": ORDERS}, "needs a column payload"),
-        ({"payload": "string"}, {"topic": ORDERS, "txnAppId": "x"}, "belong together"),
-        ({"payload": "string"}, {"topic": ORDERS, "txnAppId": "job-x", "txnVersion": "1"}, "begins with job-"),
+        ({"payload": "string"}, {"topic": ORDERS, "txnAppId": "x"}, "txnAppId and txnVersion"),
+        ({"payload": "string"}, {"topic": ORDERS, "txnAppId": "job-x", "txnVersion": "1"}, "not start with job-"),
         ({"payload": "string"}, {"topic": ORDERS, "maxMessageSize": "80MiB"}, "maxMessageSize"),
     ],
 )

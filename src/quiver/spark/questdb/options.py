@@ -76,7 +76,7 @@ def _transaction(given: Mapping[str, str]) -> tuple[str, int] | None:
     if writer is None and version is None:
         return None
     if not writer or version is None:
-        raise UsageError("txnAppId and txnVersion belong together: who writes, and which of his writes this is")
+        raise UsageError("set both txnAppId and txnVersion: the writer, and the number of its write")
     if not version.isdecimal():
-        raise UsageError(f"txnVersion: {version!r} is not a whole number from 0 on")
+        raise UsageError(f"txnVersion: {version!r} is not a non-negative integer")
     return writer, int(version)
