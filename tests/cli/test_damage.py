@@ -81,7 +81,7 @@ def test_an_unreadable_segment_does_not_hide_others(store_dir):
     path.mkdir()
     report = check_store(REAL_FILES, str(store_dir))
     assert [finding.path for finding in report.findings if finding.damaged] == [str(path)]
-    assert "a directory lies where a file belongs" in report.findings[0].reason
+    assert "a directory is in the place of a file" in report.findings[0].reason
     assert (report.files, report.log_entries) == (before.files, before.log_entries)
 
 

@@ -29,7 +29,7 @@ def bounded_pread(file, size, offset):
     return ordinary_pread(file, size, offset)
 
 
-DIRECTORY, PIPE = "a directory lies where a file belongs", "a pipe, a socket or a device lies where a file belongs"
+DIRECTORY, PIPE = "a directory is in the place of a file", "a pipe, a socket or a device is in the place of a file"
 KINDS = {DIRECTORY: (make_directory, shutil.rmtree), PIPE: (os.mkfifo, os.unlink)}
 PIPES = ("wal/quiver.wal", "segments/0000000000000000.qseg", "segments/quiver.cold", "quiver.sub.fast")
 

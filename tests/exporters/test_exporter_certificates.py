@@ -21,14 +21,17 @@ def settings_of(sender, **files):
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"ca_file": "text"}, r"tls\.ca_file: \S+text holds no certificates"),
-        ({"ca_file": "empty"}, r"tls\.ca_file: \S+empty holds no certificates"),
+        ({"ca_file": "text"}, r"tls\.ca_file: \S+text has no certificates"),
+        ({"ca_file": "empty"}, r"tls\.ca_file: \S+empty has no certificates"),
         ({"ca_file": "none"}, r"tls\.ca_file: cannot read \S+none: No such file"),
         ({"ca_file": "."}, r"tls\.ca_file: cannot read \S+: Is a directory"),
         ({"cert_file": "none", "key_file": "text"}, r"tls\.cert_file: cannot read \S+none"),
-        ({"cert_file": "text", "key_file": "text"}, r"tls\.cert_file, tls\.key_file: \S+ and \S+ are no certificate"),
-        ({"cert_file": "client", "key_file": "server_key"}, "are no certificate and its unencrypted key"),
-        ({"cert_file": "client", "key_file": "locked"}, "are no certificate and its unencrypted key"),
+        (
+            {"cert_file": "text", "key_file": "text"},
+            r"tls\.cert_file, tls\.key_file: \S+ and \S+ are not a certificate",
+        ),
+        ({"cert_file": "client", "key_file": "server_key"}, "are not a certificate and its unencrypted key"),
+        ({"cert_file": "client", "key_file": "locked"}, "are not a certificate and its unencrypted key"),
     ],
 )
 @pytest.mark.parametrize("sender", SENDERS.values(), ids=SENDERS)

@@ -275,7 +275,7 @@ def test_certificate_files_are_looked_at_when_it_is_opened(tmp_path):
     """Not with the first request, which may be days later."""
     (tmp_path / "text").write_text("no certificate")
     pytest.importorskip("httpx")
-    for path, says in ((tmp_path / "none", "cannot read"), (tmp_path / "text", "holds no certificates")):
+    for path, says in ((tmp_path / "none", "cannot read"), (tmp_path / "text", "has no certificates")):
         with pytest.raises(SettingsError, match=f"metadata: ca_file: .*{says}|metadata: ca_file: {says}"):
             open_metadata({"endpoint": "etcds://h:1", "ca_file": str(path)})
 

@@ -59,7 +59,7 @@ def test_damage_can_be_ignored_but_a_file_that_is_too_large_cannot(path):
 
 def test_a_directory_is_reported_as_damage(path):
     path.mkdir()
-    with pytest.raises(CorruptionError, match="a directory lies where a file belongs"):
+    with pytest.raises(CorruptionError, match="a directory is in the place of a file"):
         read_checked(REAL_FILES, str(path), decode, 1 << 20)
 
 

@@ -48,5 +48,5 @@ def test_a_pipe_in_the_place_of_a_file_is_named(tmp_path, command, follow, name)
     os.mkfifo(path)
     done = CliRunner().invoke(build_app(), ["topic", command, str(tmp_path / "topics"), "a/b", *follow])
     assert done.exit_code == 2
-    assert f"{path}: a pipe, a socket or a device lies where a file belongs: move it away" in done.stderr
+    assert f"{path}: a pipe, a socket or a device is in the place of a file: move it away" in done.stderr
     assert done.stdout == ""

@@ -1,9 +1,9 @@
 """
-Memory for bytes that live and die together: taken in order, given back at once, used again.
+Memory for bytes with the same lifetime: allocated in sequence, released together, and reused.
 
 Touching a fresh page costs the kernel more than filling it; in a virtual machine, several times more. So a log
-that keeps what it wrote until a segment is sealed takes it from large blocks that were touched before. Blocks
-ask for huge pages where the system has them.
+that keeps its written bytes until a segment is sealed allocates them from large blocks that were touched before.
+Blocks request huge pages if the system has them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BlockPool:
     Blocks that arenas borrow. Thread-safe.
 
     Args:
-        keep_bytes_max: blocks given back beyond this are returned to the system.
+        keep_bytes_max: returned blocks beyond this size are released to the system.
     """
 
     def __init__(self, *, keep_bytes_max: int) -> None:
@@ -49,7 +49,7 @@ class BlockPool:
         return memoryview(_map(nbytes)).cast("b")
 
     def give_back(self, blocks: list[memoryview]) -> None:
-        """Take *blocks* back. Nobody may use them, or views of them, any more."""
+        """Take *blocks* back. They, and views of them, must not be used any more."""
         with self._lock:
             for block in blocks:
                 if len(block) == BLOCK_BYTES and len(self._free) < self._keep_blocks_max:
@@ -57,7 +57,7 @@ class BlockPool:
 
 
 class Arena:
-    """Takes regions one behind the other. Not thread-safe."""
+    """Allocates consecutive regions. Not thread-safe."""
 
     __slots__ = ("_block", "_blocks", "_end", "_pool", "_used")
 
@@ -81,11 +81,11 @@ class Arena:
         return self._block[start:end]
 
     def untake(self, region: memoryview) -> None:
-        """Give back the region taken last."""
+        """Return the region that was allocated last."""
         self._used -= (len(region) + 7) & ~7
 
     def release(self) -> None:
-        """Give all memory back. Regions taken before must not be used any more."""
+        """Return all memory to the pool. Regions allocated before must not be used any more."""
         blocks, self._blocks = self._blocks, []
         self._block = memoryview(b"")
         self._used = self._end = 0

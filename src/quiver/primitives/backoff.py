@@ -1,4 +1,4 @@
-"""How long to wait between tries. Pure: nothing here sleeps, and chance is handed in."""
+"""Delays between retries. Pure: nothing here sleeps, and the random source is a parameter."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Backoff"]
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """
-    Delays that grow by a factor up to a cap, each shortened by chance so that many clients do not return at once.
+    Delays that grow by a factor up to a cap, each randomly shortened so that many clients do not retry simultaneously.
 
     Attributes:
         first_s: the delay after the first failure.
-        cap_s: no delay is longer.
-        factor: each delay is this many times the one before.
-        jitter: 0 takes each delay as it is; 1 takes anything between nothing and the delay.
+        cap_s: the maximum delay.
+        factor: each delay is this many times the previous one.
+        jitter: 0 uses each delay unchanged; 1 uses a random part of it.
 
     Raises:
         SettingsError: out of range.
@@ -41,7 +41,7 @@ class Backoff:
             raise SettingsError(f"backoff: jitter must be 0 to 1, not {self.jitter}")
 
     def delays(self, random: Random) -> Iterator[float]:
-        """Yield the seconds to wait after the first failure, the second, and so on without end."""
+        """Yield the seconds to wait after the first failure, the second, and so on indefinitely."""
         delay = self.first_s
         while True:
             yield delay * (1 - self.jitter * random.random())

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 ONCE_PREFIX = "job-"
-"""The name of a writer that writes a single batch begins with this. Nothing of it has to be kept."""
+"""Prefix of the name of a writer that writes a single batch. Nothing of such a writer has to be kept."""
 
 NOTE_BYTES_MAX = 16 * 1024 * 1024
 """Longer notes are not read."""

@@ -1,4 +1,4 @@
-"""Which boot of the machine this is: on Linux all processes of one boot share the monotonic clock."""
+"""The current boot of the machine: on Linux, all processes of one boot share the monotonic clock."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _BOOT_ID_BYTES_MAX = 256
 
 
 def boot_name(fs: FileSystem) -> str | None:
-    """Return a name of this boot and its monotonic clock; None where the system gives none."""
+    """Return a name of this boot and its monotonic clock; None if the system has none."""
     try:
         boot = fs.read_all(_BOOT_ID, size_max=_BOOT_ID_BYTES_MAX).decode("ascii", "replace").strip()
     except OSError:
         return None
-    with contextlib.suppress(OSError):  # containers may have a monotonic clock of their own
+    with contextlib.suppress(OSError):  # a container may have its own monotonic clock
         boot = f"{boot}:{fs.stat(_TIME_NAMESPACE).inode}"
     return boot or None

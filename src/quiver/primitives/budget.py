@@ -1,9 +1,9 @@
 """
 Bytes that many holders share, under one cap.
 
-Who wants bytes reserves them first and gives them back when done. When there are none left the caller is told who
-has most of them, at once or after waiting; those who wait are served in the order in which they came, so that
-a large request is not starved by small ones.
+A caller reserves bytes before it uses them, and releases them afterwards. If there are none left, the caller learns
+which holder has most of them, immediately or after waiting. Waiting callers are served in the order in which they came,
+so that small requests do not starve a large one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ByteBudget:
 
     Args:
         what: the name of the cap, as errors show it.
-        cap_bytes: the most that may be reserved together.
-        clock: measures the deadlines of those who wait.
+        cap_bytes: the maximum that may be reserved together.
+        clock: measures the timeouts of waiting callers.
     """
 
     def __init__(self, what: str, cap_bytes: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -36,16 +36,16 @@ class ByteBudget:
         self._changed = threading.Condition(threading.Lock())
         self._used = 0  # never more than cap_bytes; always the sum over _held
         self._held: Counter[str] = Counter()  # holder → bytes; no zeros are kept
-        self._queue: deque[object] = deque()  # one ticket a waiting thread; only the first may take
+        self._queue: deque[object] = deque()  # one ticket per waiting thread; only the first may take bytes
 
     @property
     def used_bytes(self) -> int:
-        """Bytes reserved right now."""
+        """Bytes reserved now."""
         return self._used
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that could be reserved right now."""
+        """Bytes that could be reserved now."""
         return self.cap_bytes - self._used
 
     def holders(self) -> dict[str, int]:
@@ -55,10 +55,10 @@ class ByteBudget:
 
     def reserve(self, size: int, *, holder: str = "", timeout_s: float = 0.0) -> None:
         """
-        Take *size* bytes for *holder*, waiting up to *timeout_s* seconds for others to give some back.
+        Reserve *size* bytes for *holder*, waiting up to *timeout_s* seconds for others to release some.
 
         Raises:
-            CapacityError: there was no room in time; nothing was taken. It names the largest holder.
+            CapacityError: there was no space in time; nothing was reserved. The error names the largest holder.
             UsageError: *size* is negative or above the cap, so waiting could never help.
         """
         if not 0 <= size <= self.cap_bytes:
@@ -87,10 +87,10 @@ class ByteBudget:
 
     def release(self, size: int, *, holder: str = "") -> None:
         """
-        Give *size* bytes of *holder* back.
+        Release *size* bytes of *holder*.
 
         Raises:
-            UsageError: *holder* does not have that many; nothing was given back.
+            UsageError: *holder* does not have that many; nothing was released.
         """
         with self._changed:
             held = self._held.get(holder, 0)
@@ -107,10 +107,10 @@ class ByteBudget:
     @contextmanager
     def reserving(self, size: int, *, holder: str = "", timeout_s: float = 0.0) -> Iterator[None]:
         """
-        Reserve for a block that may fail: the bytes stay reserved when it ends well, and return when it raises.
+        Reserve bytes for a block that may fail: they stay reserved if it succeeds, and are released if it raises.
 
         Raises:
-            CapacityError: there was no room in time; nothing was taken.
+            CapacityError: there was no space in time; nothing was reserved.
             UsageError: *size* can never fit.
         """
         self.reserve(size, holder=holder, timeout_s=timeout_s)

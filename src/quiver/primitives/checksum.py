@@ -1,5 +1,5 @@
 """
-Checksums by their exact names; no call site may just say "crc".
+Checksums by their exact names; no caller may just use "crc".
 
 ============== ======================================== ==========================
 name           polynomial                               check of ``b"123456789"``
@@ -78,7 +78,7 @@ crc32, crc32_combine = _crc32_functions()
 
 @functools.cache
 def _aws() -> Any:
-    # At first use, not at import: it takes 55 ms to load, and a plain store never needs it before its first ack.
+    # At first use, not at import: loading takes 55 ms, and a plain store never needs it before its first ack.
     return importlib.import_module("awscrt.checksums")
 
 
@@ -93,7 +93,7 @@ def crc64_nvme(data: Buffer, value: int = 0) -> int:
 
 
 def crc64_nvme_function() -> Callable[..., int]:
-    """Return `crc64_nvme` without the frame around it, for loops in which that frame is most of the time."""
+    """Return `crc64_nvme` without its wrapper, for loops in which the wrapper takes most of the time."""
     return _aws().crc64nvme
 
 

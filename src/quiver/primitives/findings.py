@@ -1,8 +1,8 @@
 """
-What is told to people about files: what one holds, and what is wrong with it. Values only; nothing is read here.
+Human-readable descriptions of files and of their damage. Values only; nothing is read here.
 
-Each log makes them of its own files: `describe` in its `format/` room a `Description` of one file's bytes, its
-`check.py` a `Finding` for each thing worth saying about a directory. The command prints them, of whichever log.
+Each log creates them for its own files: `describe` in its `format/` package a `Description` of one file's bytes, its
+`check.py` a `Finding` for each remarkable thing in a directory. The commands print them in the same way for every log.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = [
 Kind = Literal[
     "damaged", "torn tail", "quarantined", "left over", "other adapter", "not reached", "not read", "in objects"
 ]  # fmt: skip
-"""What a finding is. Only `damaged` is bad; of what was not reached or not read nobody knows whether it is."""
+"""The kinds of findings. Only `damaged` is bad; data that was not reached or not read may be damaged or intact."""
 
 
-A_DIRECTORY = "a directory lies where a file belongs: move it away; what is in it is none of this"
-"""What is said of a name that is a directory's. Nobody but a person knows what that is, so nothing is done about it."""
+A_DIRECTORY = "a directory is in the place of a file: move it away; its contents do not belong to the log"
+"""The finding for a directory under the name of a file. Only an operator knows its purpose, so it stays unchanged."""
 
-_NOT_REGULAR = "a pipe, a socket or a device lies where a file belongs: move it away; it was not read"
+_NOT_REGULAR = "a pipe, a socket or a device is in the place of a file: move it away; it was not read"
 
 NO_FILE_ERRORS = (IsADirectoryError, NotRegularFileError)
-"""How a file system answers when the path of a file names something else."""
+"""The errors of a file system when the path of a file names something else."""
 
 NO_FILE_REASONS = frozenset({A_DIRECTORY, _NOT_REGULAR})
-"""All that `no_file_reason` returns."""
+"""All values that `no_file_reason` returns."""
 
 
 def too_large_reason(size_max: int) -> str:
@@ -56,9 +56,9 @@ def no_file_reason(error: OSError) -> str:
 @dataclass(frozen=True, slots=True)
 class Problem:
     """
-    Something wrong at byte `offset`.
+    A problem at byte `offset`.
 
-    `level` is "damage" when bytes are not what was written, "warning" when a reader goes on regardless.
+    `level` is "damage" if bytes are not what was written, "warning" if a reader continues regardless.
     """
 
     offset: int
@@ -69,15 +69,15 @@ class Problem:
 @dataclass(slots=True)
 class Description:
     """
-    What a file holds. All values are those of JSON.
+    The contents of a file. All values are JSON values.
 
     Attributes:
         name: as given.
-        kind: which file it is; "unknown" when the log that was asked does not keep such a file.
+        kind: the kind of the file; "unknown" if the log has no such files.
         size_bytes: its length.
-        version: of its format; None when it cannot be read.
+        version: of its format; None if it cannot be read.
         fields: name → value, in the order of the file.
-        tables: name → rows; at most as many rows as were asked for.
+        tables: name → rows; at most as many rows as requested.
         problems: in the order of their offsets.
     """
 
@@ -91,7 +91,7 @@ class Description:
 
     @property
     def sound(self) -> bool:
-        """Say whether nothing is damaged; warnings do not count."""
+        """Return whether nothing is damaged; warnings do not count."""
         return all(problem.level == "warning" for problem in self.problems)
 
     def as_dict(self) -> dict[str, Any]:
@@ -111,21 +111,21 @@ class Description:
         }
 
     def accept(self, answer: Answer[Any]) -> Any | None:
-        """Return the value of *answer*, or note the problem and return None."""
+        """Return the value of *answer*, or record the problem and return None."""
         if isinstance(answer, Frame):
             return answer.value
         self.note(as_damage(answer, self.size_bytes))
         return None
 
     def note(self, problem: Damage | None) -> None:
-        """Note the damage, if there is any."""
+        """Record the damage, if there is any."""
         if problem is not None:
             self.problems.append(Problem(problem.offset, problem.reason))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing worth saying about a file: where, what kind, and what was seen. Only `damaged` is bad."""
+    """A remarkable thing about a file: where, what kind, and the details. Only `damaged` is bad."""
 
     path: str
     offset: int
@@ -134,12 +134,12 @@ class Finding:
 
     @property
     def damaged(self) -> bool:
-        """Say whether bytes are not what was written."""
+        """Return whether bytes are not what was written."""
         return self.kind == "damaged"
 
     @property
     def unread(self) -> bool:
-        """Say whether there is data that was not looked at."""
+        """Return whether there is data that was not checked."""
         return self.kind in {"not reached", "not read"}
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """
-What a forked child inherits and must not use.
+Objects that a forked child inherits and must not use.
 
-An open log belongs to the process that opened it. In a child its threads are missing, a lock may be held by one of them
-for ever, and whatever the child appended would land in the middle of what the parent goes on to write. So in a child
-each object that was named here turns into one that refuses, in words, whatever is asked of it. Nothing is looked at on
-each call: the process that did not fork pays nothing.
+An open log belongs to the process that opened it. In a child its threads are missing, one of them may hold a lock
+forever, and everything that the child appended would overwrite what the parent writes next. So in a child, each object
+that was registered here turns into one that refuses every call with a clear error. No call checks for this: the process
+that did not fork has no overhead.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _named: weakref.WeakKeyDictionary[object, tuple[str, tuple[str, ...], int]] = we
 
 def refuse_in_children(thing: object, what: str, *, silent: tuple[str, ...] = ("close",)) -> None:
     """
-    Let *thing* refuse in every process that is forked from this one, until it is collected.
+    Make *thing* refuse in every process that is forked from this one, until it is collected.
 
-    There every attribute of it raises `ForkError`, but for *silent*: methods that end things, which do nothing
-    there. Its class must let its instances be referred to weakly.
+    In a child every attribute of it raises `ForkError`, except for *silent*: methods that end things, which do nothing
+    there. Its class must support weak references.
 
     Args:
-        thing: told by its identity.
-        what: for people: what kind of thing, and where it lies.
-        silent: names of methods that a child calls without meaning to: when a ``with`` ends, or a name goes.
+        thing: the object, compared by identity.
+        what: for the error message: what kind of thing, and where it is.
+        silent: names of methods that a child calls unintentionally: at the end of a ``with``, or by the collector.
     """
     _named[thing] = what, silent, os.getpid()
 
@@ -59,6 +59,6 @@ def _refusing(kind: type, reason: str, silent: tuple[str, ...]) -> type:
     return type(f"{kind.__name__}OfParent", (kind,), space)
 
 
-_do_nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731 - it stands for any method
+_do_nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731 - used for any method
 
 call_at_fork(after_in_child=_turn)

@@ -14,11 +14,11 @@ MASK = "***"
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET_CHARS_MIN = 4
-"""What is shorter is no secret, and taking it out of messages would make them unreadable."""
+"""A shorter text is not treated as a secret: removing it from messages would make them unreadable."""
 
 
 class Secret(str):
-    """A text that came from an environment: an option that is one appears in no error."""
+    """A text from an environment: it appears in no error."""
 
     __slots__ = ()
 
@@ -28,13 +28,13 @@ class Secret(str):
 
 def masked(text: str, secrets: Iterable[str]) -> str:
     """
-    Return *text* without *secrets*, without the queries of URLs, where tokens may stand, and without lists of
+    Return *text* without *secrets*, without the queries of URLs, which may have tokens, and without lists of
     bytes.
     """
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _SECRET_CHARS_MIN:
             text = text.replace(secret, MASK)
-    # A key that cannot be parsed is shown by its parser, byte by byte.
+    # A parser may show a key that it cannot parse, byte by byte.
     text = re.sub(r"\[\d+(?:, ?\d+){3,}(?:, ?)?\]?", f"[{MASK}]", text)
     text = re.sub(r"(https?://)[^/\s@]+@", rf"\1{MASK}@", text)
     return re.sub(r"(https?://[^\s?]+)\?\S+", rf"\1?{MASK}", text)
@@ -42,7 +42,7 @@ def masked(text: str, secrets: Iterable[str]) -> str:
 
 def substitute(what: str, given: object, environment: Mapping[str, str]) -> tuple[object, bool]:
     """
-    Return *given* with each ``${NAME}`` replaced by that variable of *environment*, and whether it is a secret then.
+    Return *given* with each ``${NAME}`` replaced by that variable of *environment*, and whether that makes it a secret.
 
     Raises:
         SettingsError: *what* names a variable that is not set.
@@ -56,6 +56,6 @@ def substitute(what: str, given: object, environment: Mapping[str, str]) -> tupl
 
 
 def hint(key: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence that names the known key nearest to *key*; nothing when none is near."""
+    """Return the end of a sentence that names the known key nearest to *key*; empty if none is near."""
     close = difflib.get_close_matches(key, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""

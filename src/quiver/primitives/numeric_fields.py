@@ -1,4 +1,4 @@
-"""Settings whose numbers are numbers: a size that came as ``"1GB"`` is refused in words, not by a comparison."""
+"""Type checks for the numbers in settings: a size given as ``"1GB"`` raises a clear error, not a `TypeError`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["require_numbers"]
 
 def require_numbers(settings: Any) -> None:
     """
-    Look at every field of a dataclass that is annotated `int` or `float`, or so and None.
+    Check every field of a dataclass that is annotated `int` or `float`, optionally with None.
 
     Raises:
-        SettingsError: one is of another type, or not a number at all (NaN).
+        SettingsError: a value has another type, or is not a number (NaN).
     """
     for field in fields(settings):
         kind, _, other = str(field.type).partition(" | ")

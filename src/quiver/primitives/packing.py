@@ -1,8 +1,8 @@
 """
-Bytes taken one field at a time, never past the end; and the padding between them.
+Read bytes one field at a time, never past the end; and the padding between fields.
 
-`Cursor` is for decoders of whole small records: it checks every step against the end of its view, so a length read
-from disk cannot lead outside. A decoder turns `ShortageError` into its `NeedMore` or `Damage`; it never leaves it.
+`Cursor` is for decoders of small complete records: it checks every step against the end of its view, so a length read
+from disk cannot lead outside. A decoder turns `ShortageError` into `NeedMore` or `Damage`; the error never leaves it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Cursor", "ShortageError", "align_up", "padding"]
 
 
 class ShortageError(QuiverError):
-    """A field would end `missing` bytes behind the end of the view; the cursor has not moved."""
+    """A field would end `missing` bytes after the end of the view; the cursor has not moved."""
 
     def __init__(self, offset: int, missing: int) -> None:
         super().__init__(f"{missing} bytes are missing at offset {offset}")
@@ -31,7 +31,7 @@ class Cursor:
 
     Args:
         data: any contiguous buffer; it is not copied.
-        offset: where to begin; at most the buffer's length.
+        offset: where to start; at most the buffer's length.
     """
 
     __slots__ = ("_end", "_view", "offset")
@@ -60,10 +60,10 @@ class Cursor:
 
     def take(self, layout: Struct) -> tuple[Any, ...]:
         """
-        Return the fields of *layout* and move behind them.
+        Return the fields of *layout* and move past them.
 
         Raises:
-            ShortageError: they would end behind the view.
+            ShortageError: they would end after the view.
         """
         start = self.offset
         self.skip(layout.size)
@@ -71,7 +71,7 @@ class Cursor:
 
     def view(self, size: int) -> memoryview:
         """
-        Return the next *size* bytes as a read-only view, without copying, and move behind them.
+        Return the next *size* bytes as a read-only view, without copying, and move past them.
 
         Raises:
             ShortageError: there are not that many, or *size* is negative.
@@ -82,7 +82,7 @@ class Cursor:
 
     def skip_padding(self, alignment: int) -> bool:
         """
-        Move to the next multiple of *alignment*; say whether every byte passed over was zero.
+        Move to the next multiple of *alignment*; return whether every skipped byte was zero.
 
         Raises:
             ShortageError: the view ends before it.

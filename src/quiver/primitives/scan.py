@@ -1,9 +1,9 @@
 """
-The three answers every decoder gives, whatever the format.
+The three answers of every decoder, for every format.
 
-A decoder takes bytes and says one of: here is a value (`Frame`), the bytes end too early (`NeedMore`), or
-these bytes can never become a value (`Damage`). It raises nothing and reads nothing. What an answer means
-is the caller's business: the same `NeedMore` is a torn tail at the end of the newest log file and damage
+A decoder takes bytes and returns one of: a value (`Frame`), the bytes end too early (`NeedMore`), or
+these bytes can never become a value (`Damage`). It raises nothing and does no I/O. The caller decides what an answer
+means: the same `NeedMore` is a torn tail at the end of the newest log file and damage
 in the middle of an older one.
 """
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Frame(Generic[T]):
-    """A whole, checked value, and the offset of the first byte behind it."""
+    """A complete, checked value, and the offset of the first byte after it."""
 
     value: T
     end: int
@@ -29,21 +29,21 @@ class Frame(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class NeedMore:
-    """Everything so far is lawful, but at least `missing` more bytes are needed (1 when nobody can know)."""
+    """Everything so far is valid, but at least `missing` more bytes are needed (1 if the number is unknown)."""
 
     missing: int
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """No further byte can make this right: `offset` is where the trouble was seen, `reason` what it is."""
+    """No further bytes can make this valid: `offset` is where the problem was found, `reason` what it is."""
 
     offset: int
     reason: str
 
 
 Answer = Frame[T] | NeedMore | Damage
-"""What a decoder of `T` returns: ``Answer[WalHeader]``."""
+"""The result of a decoder of `T`: ``Answer[WalHeader]``."""
 
 
 def as_damage(answer: NeedMore | Damage, size_bytes: int) -> Damage:
@@ -54,7 +54,7 @@ def as_damage(answer: NeedMore | Damage, size_bytes: int) -> Damage:
 
 
 def is_zero(view: memoryview, offset: int = 0) -> bool:
-    """Say whether everything from *offset* on is zero: room that was made ahead of a writer, and nothing else."""
+    """Return whether everything from *offset* on is zero: space that was prepared for a writer, and nothing else."""
     for start in range(offset, len(view), len(_ZEROS)):
         piece = view[start : start + len(_ZEROS)]
         if piece != _ZEROS[: len(piece)]:

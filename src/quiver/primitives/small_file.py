@@ -31,7 +31,7 @@ Decode = Callable[[memoryview], Answer[T]]
 
 def read_checked(fs: FileSystem, path: str, decode: Decode[T], size_max: int) -> T | None:
     """
-    Return the decoded contents of *path*, or None when there is no such file.
+    Return the decoded contents of *path*, or None if the file is missing.
 
     Args:
         fs: the file system.
@@ -54,7 +54,7 @@ def read_checked(fs: FileSystem, path: str, decode: Decode[T], size_max: int) ->
 
 def read_if_valid(fs: FileSystem, path: str, decode: Decode[T], size_max: int) -> T | None:
     """
-    Return the decoded contents of *path*, or None when there is no such file or it is damaged.
+    Return the decoded contents of *path*, or None if the file is missing or damaged.
 
     For files that the caller can do without. Use `read_checked` for all others.
 
@@ -74,7 +74,7 @@ def read_bounded(fs: FileSystem, path: str, size_max: int) -> bytes:
 
     Raises:
         CorruptionError: the file has more than *size_max* bytes.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: it does not exist.
         OSError: the disk could not be read, or *path* is not a regular file.
     """
     try:

@@ -1,8 +1,8 @@
 """
-A background thread: named, woken or on an interval, stopped in order, and never dead in silence.
+A background thread: named, woken or on an interval, stopped in order, and never dead silently.
 
-Every owner says what happens to it when its thread dies by an error that nothing expected. A log refuses all further
-work then: data that is accepted and never synced is worse than an error.
+Every owner defines what happens when its thread dies of an unexpected error. A log then refuses all further
+work: data that is accepted and never synced is worse than an error.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Finished(Enum):
 
 
 FINISHED: Final = Finished.FINISHED
-"""Returned by work that is over: the thread ends."""
+"""Returned by work that is complete: the thread ends."""
 
 
 class WorkerDiedError(Exception):
-    """A background thread ended by an error that nothing expected, which is its cause."""
+    """A background thread was ended by an unexpected error, which is the cause of this one."""
 
 
 Work = Callable[[], float | Finished | None]
@@ -40,20 +40,20 @@ Work = Callable[[], float | Finished | None]
 
 class Worker:
     """
-    Calls *work*, turn after turn, in a daemon thread between `start` and `stop`. Without `start` the owner drives it.
+    Calls *work*, turn after turn, in a daemon thread between `start` and `stop`. Without `start` the owner calls it.
 
-    A daemon, because a program that forgets to close must still be able to end: no work may rely on being finished.
+    A daemon thread, because a program that forgets to close must still be able to end: no work may rely on finishing.
 
     Args:
-        name: of the thread; in events and metrics the part before the first space stands for it.
+        name: of the thread; events and metrics use the part before the first space.
         work: one turn. It handles the errors that it expects; any other error ends the thread.
-        every: seconds between turns, before the first one too. None: only when woken. 0: work waits by itself, in its
-            turn, and ends with `FINISHED`.
-        on_death: called in the thread that ends, with the reason. The owner must fail loudly from then on.
-        clock, observer: time, and where the death is counted and reported.
+        every: seconds between turns, and before the first one. None: only when woken. 0: work waits by itself during
+            its turn, and ends with `FINISHED`.
+        on_death: called in the ending thread, with the reason. The owner must fail loudly from then on.
+        clock, observer: the clock, and the receiver of the count and report of the death.
 
     Attributes:
-        died: why the thread ended; None while it is alive, and after an orderly end.
+        died: why the thread ended; None while it is alive, and after a regular end.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Worker:
     # ── for the owner ────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start the thread. Nothing happens when it was started before, or after `stop`."""
+        """Start the thread. Does nothing if it was started before, or after `stop`."""
         with self._condition:
             if self._thread is not None or self._stopping:
                 return
@@ -91,7 +91,7 @@ class Worker:
 
     def wake(self, after_s: float = 0.0) -> None:
         """
-        Let the next turn begin in *after_s* seconds, unless it is due earlier. A turn that runs now
+        Start the next turn in *after_s* seconds, unless it is due earlier. A turn that is running now
         does not count.
         """
         with self._condition:
@@ -100,9 +100,9 @@ class Worker:
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """
-        Begin no further turn, and wait for the one that runs, at most *timeout_s* seconds; say whether it has ended.
+        Start no further turn, and wait at most *timeout_s* seconds for the running one; return whether it has ended.
 
-        Idempotent. From within a turn it only asks.
+        Idempotent. When called within a turn, it does not wait.
         """
         with self._condition:
             self._stopping = True
@@ -110,7 +110,7 @@ class Worker:
         return self.join(timeout_s)
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the thread has ended, at most *timeout_s* seconds; say whether it has."""
+        """Wait at most *timeout_s* seconds until the thread has ended; return whether it has."""
         thread = self._thread
         if thread is None:
             return True
@@ -129,7 +129,7 @@ class Worker:
         return self._thread is not None and self._thread.is_alive()
 
     def run_once(self) -> float | Finished | None:
-        """Do one turn in the calling thread, which gets its errors: for owners without a thread, and for tests."""
+        """Run one turn in the calling thread, which gets its errors: for owners without a thread, and for tests."""
         return self._work()
 
     # ── for the work ─────────────────────────────────────────────────────────────────────────────────────
@@ -173,7 +173,7 @@ class Worker:
         with self._condition:
             while not self._stopping and (left_s := self._due_s - self._clock.monotonic()) > 0:
                 self._clock.wait(self._condition, None if math.isinf(left_s) else left_s)
-            self._due_s = math.inf  # before the turn begins: a wake-up from now on asks for another one
+            self._due_s = math.inf  # before the turn starts: a wake-up from now on requests another one
             return not self._stopping
 
     def _report(self, died: WorkerDiedError) -> None:

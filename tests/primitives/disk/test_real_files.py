@@ -105,11 +105,11 @@ def test_more_parts_than_the_system_takes(tmp_path):
 
 def test_a_disk_that_takes_nothing_is_an_error(tmp_path):
     """A write of no bytes without an error would be tried for ever."""
-    with pytest.raises(OSError, match="takes no more bytes") as caught:
+    with pytest.raises(OSError, match="accepts no more bytes") as caught:
         write_with(Transcript(take=0), tmp_path, [b"x"])
     assert caught.value.filename == str(tmp_path / "f")
     file = RealFileSystem(Transcript(take=0)).create(str(tmp_path / "g"))
-    with pytest.raises(OSError, match="takes no more bytes"):
+    with pytest.raises(OSError, match="accepts no more bytes"):
         file.pwrite(b"x", 0)
     file.close()
 

@@ -70,7 +70,7 @@ def test_going_back_by_name(rig: Rig) -> None:
         fill(store, 0, 3)
         fill(store, 1, 2)
         assert len(drain(store, "one")) == 5
-        with pytest.raises(UsageError, match="names a place in one core"):
+        with pytest.raises(UsageError, match="is a place in one core"):
             store.rewind("one", BundleRef(0, 0))
         with pytest.raises(UnknownSubscriberError):
             store.rewind("nobody", "earliest")

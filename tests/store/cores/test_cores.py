@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused_in_words(rig: Rig) -> None:
             store.register("one", start=0)
         with pytest.raises(UsageError, match="core=5"):
             store.ingest(numbered(0), core=5)
-    with pytest.raises(UsageError, match="holds 2 cores; open it with cores=2"):
+    with pytest.raises(UsageError, match="has 2 cores; open it with cores=2"):
         quiver.open(ROOT, fs=rig.fs, background=False)
 
 

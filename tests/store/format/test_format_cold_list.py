@@ -102,7 +102,7 @@ def test_a_later_version_may_add_fields():
         (24, b"[", 24, "no JSON object"),
         (24 + 33 + 72, b"\x03", 24 + 33, "unsupported state 3"),
         (24 + 33 + 80, b"\x07", 24 + 33 + 80, "segment 7 comes after 7"),
-        (24 + 33 + 80, b"\xff" * 8, 24 + 33 + 80, "above every number"),
+        (24 + 33 + 80, b"\xff" * 8, 24 + 33 + 80, "above the highest possible"),
     ],
 )
 def test_what_cannot_be_read_says_why_and_where(at, value, offset, said):

@@ -143,9 +143,9 @@ def test_lengths_are_bounded():
         (body_of(block(3), block(3), bitmap=1 << 3 | 1 << 4), "comes twice"),
         (body_of(block(3, b"ab", payload_bytes=3), bitmap=1 << 3), "payload_len 3"),
         (body_of(block(3, b"ab", payload_bytes=2**32 - 1), bitmap=1 << 3), "payload_len"),
-        (body_of(block(3, b"ab", payload_bytes=1), bitmap=1 << 3), "behind the last slot"),
+        (body_of(block(3, b"ab", payload_bytes=1), bitmap=1 << 3), "after the last slot"),
         (body_of(block(3), bitmap=2**64 - 1), "slot block starts"),
-        (body_of(b"junk", bitmap=0), "behind the last slot"),
+        (body_of(b"junk", bitmap=0), "after the last slot"),
     ],
 )
 def test_contradictions_under_a_good_checksum(body, reason):

@@ -315,7 +315,7 @@ def test_columns_are_checked():
     store, _ = filled([[pa.record_batch({"a": [1, 2], "b": ["x", "y"]})], []])
     with pytest.raises(UsageError, match="no column 'c'; there are a, b"):
         store.scan("logs", ["a", "c"])
-    with pytest.raises(UsageError, match="asked for twice"):
+    with pytest.raises(UsageError, match="requested twice"):
         store.scan("logs", ["a", "a"])
     with pytest.raises(UsageError, match=r"write a list, columns=\['ab'\]"):
         store.scan("logs", "ab")

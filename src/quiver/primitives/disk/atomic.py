@@ -1,14 +1,14 @@
 """
-Small files replaced whole, and names that stay gone.
+Atomic replacement of small files, and durable removal.
 
 ::
 
-    replace_file          temp beside the target → write → fdatasync → rename over it → fsync directory
-    replace_advisory_file temp beside the target → write → rename over it
+    replace_file          temp next to the target → write → fdatasync → rename over it → fsync directory
+    replace_advisory_file temp next to the target → write → rename over it
     remove_durably        unlink → fsync directory
 
-A crash between any two steps of the first leaves the old file or the new one, never neither and never a mixture. What
-may be left over is ``<path>.tmp``; the next replacement of the same file takes it over. A write that the disk refuses
+A crash between any two steps of the first leaves the old file or the new one, never neither and never a mixture. It
+may leave ``<path>.tmp``, which the next replacement of the same file reuses. A write that the disk refuses
 leaves nothing: on a full disk those blocks may be the last ones.
 """
 
@@ -35,15 +35,15 @@ TEMPORARY_SUFFIX = ".tmp"
 
 def replace_file(fs: FileSystem, path: str, data: Buffer, *, mode: int = 0o600) -> None:
     """
-    Make *path* hold exactly *data*, durably on return. Readers see the old file or the new one.
+    Write exactly *data* to *path*, durably on return. Readers see the old file or the new one.
 
     One writer per *path* at a time: two would share the temporary file.
 
     Raises:
-        OSError: the old contents are still there, or (from the last step) the new ones, perhaps not durably.
+        OSError: the old contents are still there, or (after the last step) the new ones, perhaps not durable.
     """
     temporary = path + TEMPORARY_SUFFIX
-    # Without a sync the name could become durable before the bytes: after a power cut the file is there, empty.
+    # Without a sync the name could become durable before the bytes: after a power loss the file would be empty.
     _write_temporary(fs, temporary, data, mode=mode, sync=True)
     fs.rename(temporary, path)
     fs.sync_dir(os.path.dirname(path))  # noqa: PTH120
@@ -51,9 +51,9 @@ def replace_file(fs: FileSystem, path: str, data: Buffer, *, mode: int = 0o600) 
 
 def replace_advisory_file(fs: FileSystem, path: str, data: Buffer, *, mode: int = 0o600) -> None:
     """
-    Make *path* hold exactly *data*, without a sync. Readers see the old file or the new one, as long as power lasts.
+    Write exactly *data* to *path*, without a sync. Readers see the old file or the new one, until the power is lost.
 
-    For what nobody relies on: after a loss of power the file may be old, gone, empty or half there.
+    For files that no guarantee depends on: after a power loss the file may be old, missing, empty or incomplete.
 
     Raises:
         OSError: the old contents are still there.
@@ -80,13 +80,13 @@ def _write_temporary(fs: FileSystem, temporary: str, data: Buffer, *, mode: int,
 
 def remove_durably(fs: FileSystem, paths: Iterable[str]) -> None:
     """
-    Remove *paths*, in their order, durably on return; a file that is missing already is fine.
+    Remove *paths*, in their order, durably on return; files that do not exist are ignored.
 
-    Each directory is synced once, also when nothing was found in it: an earlier run may have been killed between
+    Each directory is synced once, even if nothing was found in it: an earlier run may have been killed between
     its unlink and its sync.
 
     Raises:
-        OSError: some may be gone, and none of them durably.
+        OSError: some may be removed, and none of them durably.
     """
     directories: dict[str, None] = {}  # in order, once each
     for path in paths:
@@ -101,12 +101,12 @@ def remove_durably(fs: FileSystem, paths: Iterable[str]) -> None:
 
 def remove_files_below(fs: FileSystem, directory: str) -> None:
     """
-    Remove *directory* and its files; not durably: what a crash leaves is removed again. There are no directories in it.
+    Remove *directory* and its files, not durably: the next run removes what a crash leaves. It has no subdirectories.
 
-    One that is gone is fine, and so is one that somebody writes into meanwhile: it stays.
+    A missing directory is ignored. A directory that another process writes into meanwhile stays.
 
     Raises:
-        OSError: some files may be gone.
+        OSError: some files may be removed.
     """
     with contextlib.suppress(FileNotFoundError):
         for name in fs.list_dir(directory):
@@ -117,7 +117,7 @@ def remove_files_below(fs: FileSystem, directory: str) -> None:
 
 def remove_if_empty(fs: FileSystem, directory: str) -> None:
     """
-    Remove *directory* unless something is in it; one that is gone is fine. Not durably.
+    Remove *directory* if it is empty; a missing one is ignored. Not durable.
 
     Raises:
         OSError: it stays for another reason.

@@ -1,6 +1,6 @@
 """
-Bytes from one place to another: whole files copied with their checksum, or linked where they never change again; and
-damaged bytes kept aside before anything happens to them.
+Copies of complete files with their checksum, hard links for files that never change again, and
+copies of damaged bytes, which are kept before anything is done about the damage.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def copy_file(
     """
     Copy the first *size_max* bytes of *source* (None: all), replacing *target*; return their number and CRC-32.
 
-    The contents are durable on return; the name only after a sync of its directory. A crash in between may leave a
-    part: copy to a temporary name, or into a directory that does not count yet.
+    The contents are durable on return; the name only after a sync of its directory. A crash halfway may leave an
+    incomplete file: copy to a temporary name, or into a directory that does not count yet.
     """
     with contextlib.suppress(FileNotFoundError):
         fs.remove(target)  # a read-only one could not be opened for writing
@@ -64,13 +64,13 @@ def copy_file(
 
 def link_or_copy(fs: FileSystem, source: str, target: str, *, mode: int = 0o600) -> bool:
     """
-    Let *target*, replaced if it is there, have the contents of *source*, which never changes again.
+    Create *target*, or replace it, with the contents of *source*, which never changes again.
 
     Returns:
-        True when it is the same file under a second name, False when it is a copy.
+        True if it is the same file under a second name, False if it is a copy.
 
     Raises:
-        FileNotFoundError: *source* is gone.
+        FileNotFoundError: *source* does not exist.
         OSError: it could be neither linked nor copied.
     """
     with contextlib.suppress(FileNotFoundError):
@@ -88,7 +88,7 @@ def link_or_copy(fs: FileSystem, source: str, target: str, *, mode: int = 0o600)
 
 def damaged_copy(directory: str, name: str, data: Buffer) -> str:
     """
-    Return the path in *directory* under which *data*, found damaged in a file *name*, is kept.
+    Return the path in *directory* of the copy of *data*, which was found damaged in a file *name*.
 
     Other bytes get another name, so that no copy replaces an earlier one.
     """
@@ -97,13 +97,13 @@ def damaged_copy(directory: str, name: str, data: Buffer) -> str:
 
 def keep_damaged(fs: FileSystem, directory: str, name: str, data: Buffer) -> str:
     """
-    Keep *data*, found damaged in a file *name*, in *directory*; return its path. Durable on return.
+    Keep a copy of *data*, found damaged in a file *name*, in *directory*; return its path. Durable on return.
 
-    The copy comes before whatever is done about the damage: after a crash in between the damage is found again, and the
-    same bytes are kept once.
+    The copy is made before anything is done about the damage: after a crash in between, the damage is found again, and
+    the same bytes are kept once.
 
     Raises:
-        OSError: there may be no copy: leave what is damaged as it is.
+        OSError: there may be no copy: leave the damaged file as it is.
     """
     path = damaged_copy(directory, name, data)
     keep_as(fs, path, data)
@@ -112,14 +112,14 @@ def keep_damaged(fs: FileSystem, directory: str, name: str, data: Buffer) -> str
 
 def keep_as(fs: FileSystem, path: str, data: Buffer) -> None:
     """
-    Keep *data* as the file *path*, whose name says what it is; one that is there already stays. Durable on return.
+    Keep *data* as the file *path*, whose name identifies the contents; an existing file stays. Durable on return.
 
     Raises:
         OSError: there may be no such file.
     """
     directory = path.rpartition("/")[0]
     if fs.exists(path):
-        # Seen is not durable: an earlier run may have been killed between its rename and its sync.
+        # A visible name may not be durable: an earlier run may have been killed between its rename and its sync.
         fs.sync_dir(directory)
         return
     fs.make_dirs(directory)

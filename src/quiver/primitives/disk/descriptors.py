@@ -1,9 +1,9 @@
 """
-File descriptors: how many this process may have open, and a few that are kept for logs.
+File descriptors: how many this process may have open, and a few that are reserved for logs.
 
-Sockets that strangers open can use up all descriptors of a process. A log must still be able to seal, rotate and sync a
-directory then, so the process keeps some descriptors open on the null device. An open that fails for want of one closes
-one of these and tries again; a file that is closed puts it back, in one step, before a socket can take its place.
+Sockets opened by clients can use up all descriptors of a process. A log must still be able to seal, rotate and sync a
+directory then, so the process keeps some descriptors open on the null device. An open that fails because none is free
+closes one of these and tries again; closing a file refills the reserve in one step, before a socket can take its place.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["KEPT_WITH_A_LOG", "RESERVE", "DescriptorReserve", "descriptor_limit"
 T = TypeVar("T")
 
 KEPT_WITH_A_LOG = 8
-"""Kept by every process that has a log open: a file and its directory, in each thread that writes."""
+"""Reserved by every process that has a log open: a file and its directory, in each thread that writes."""
 
 _LIMIT_MAX = 1 << 20
-"""No process of ours needs more, and some programs take time for each that they might have."""
+"""Our processes need no more, and some programs take time for each descriptor that they might have."""
 
 
 class DescriptorReserve:
-    """Descriptors that are kept open for opens that must not fail for want of one. Thread-safe."""
+    """Descriptors that are kept open for opens that must not fail because none is free. Thread-safe."""
 
     def __init__(self) -> None:
-        # Taken again by its holder when the garbage collector closes a file meanwhile.
+        # Reentrant: the garbage collector may close a file while the lock is held.
         self.guard = threading.RLock()
         self._wanted = 0
         self._kept: list[int] = []
@@ -43,8 +43,8 @@ class DescriptorReserve:
 
     def keep(self, count: int) -> None:
         """
-        Keep *count* descriptors from now on, or more if that was asked for before: as many as there are now at once,
-        the others when some are free again.
+        Reserve *count* descriptors from now on, or more if an earlier call asked for more: those that are free
+        immediately, the others when they become free.
         """
         with self.guard:
             self._wanted = max(self._wanted, count)
@@ -52,10 +52,10 @@ class DescriptorReserve:
 
     def open(self, opening: Callable[[], T]) -> T:
         """
-        Return what *opening* returns, which opens a descriptor. When none is free, it gets one that is kept.
+        Return the result of *opening*, which opens a descriptor. If none is free, it gets a reserved one.
 
         Raises:
-            OSError: from *opening*; EMFILE and ENFILE only when nothing is kept any more.
+            OSError: from *opening*; EMFILE and ENFILE only if the reserve is empty.
         """
         while True:
             try:
@@ -71,7 +71,7 @@ class DescriptorReserve:
         return opened
 
     def close(self, descriptor: int) -> None:
-        """Close *descriptor*; when some that were kept are lacking, it becomes one of them, at once."""
+        """Close *descriptor*; if the reserve is incomplete, the descriptor refills it in the same step."""
         if len(self._kept) < self._wanted:
             with self.guard:
                 if self._kept and len(self._kept) < self._wanted:
@@ -94,14 +94,14 @@ class DescriptorReserve:
 
 
 RESERVE = DescriptorReserve()
-"""That of this process. Used by opens for writing, and for directories: whoever reads a file can try again."""
+"""The reserve of this process. Used by opens for writing and of directories: a reader of a file can try again."""
 
 call_at_fork(before=RESERVE.guard.acquire, after_in_parent=RESERVE.guard.release, after_in_child=RESERVE.guard.release)
 
 
 def descriptor_limit(*, raised: bool = False) -> int | None:
     """
-    Return how many descriptors this process may have open, or could have once *raised*; None where there is no
+    Return how many descriptors this process may have open, or could have once *raised*; None without a
     limit.
     """
     resource = _resource()

@@ -1,8 +1,9 @@
 """
-The file-system port: everything a log may ask of a disk. `real_files` and `quiver.testing` implement it.
+The file-system port: every operation that a log may request from a disk. `real_files` and `quiver.testing` implement
+it.
 
-What each call promises about power loss is part of its contract; `quiver.testing.crashfs` keeps exactly
-these promises and no more. Paths are plain strings.
+The behavior of each call on power loss is part of its contract; `quiver.testing.crashfs` provides exactly
+these guarantees and no more. Paths are plain strings.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Buffer = bytes | bytearray | memoryview
 
 class NotRegularFileError(OSError):
     """
-    The path names a pipe, a socket or a device where a file is expected. Nothing was read from it
+    The path names a pipe, a socket or a device instead of a file. Nothing was read from it
     or written to it.
     """
 
@@ -41,10 +42,10 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 def directory_name(path: str | os.PathLike[str]) -> str:
     """
-    Return *path* as logs write it in front of a name: a string that no slash ends, but for the root's own.
+    Return *path* as logs use it as a prefix: a string without a trailing slash, except for the root directory.
 
     Raises:
-        UsageError: it is empty, which would be the root of the machine, a URL, or no string.
+        UsageError: it is empty, which would be the root of the machine, a URL, or not a path.
     """
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(name, str):
@@ -61,7 +62,7 @@ def directory_name(path: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """What a directory knows of a file."""
+    """The metadata of a file."""
 
     size_bytes: int
     modified_ns: int
@@ -70,7 +71,7 @@ class FileStat:
 
 
 class File(Protocol):
-    """An open file. Positions are explicit; there is no cursor."""
+    """An open file. Positions are explicit, without a cursor."""
 
     path: str
 
@@ -82,9 +83,9 @@ class File(Protocol):
 
     def pwritev(self, parts: Sequence[Buffer], offset: int, size: int = -1) -> None:
         """
-        Write all *parts* one behind the other at *offset*, in one system call where possible.
+        Write all *parts* consecutively at *offset*, in one system call if possible.
 
-        *size*, the bytes of all parts together, saves counting them when the caller knows it already.
+        *size*, the bytes of all parts together, avoids counting them if the caller knows it already.
         """
 
     def truncate(self, size: int) -> None:
@@ -92,9 +93,9 @@ class File(Protocol):
 
     def reserve(self, start: int, length: int) -> None:
         """
-        Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) where that cannot be done.
+        Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) if that is impossible.
 
-        `quiver.primitives.disk.prealloc` says what to do then.
+        `quiver.primitives.disk.prealloc` handles that case.
         """
 
     def size(self) -> int:
@@ -102,7 +103,7 @@ class File(Protocol):
 
     def map_write(self) -> WriteMapping:
         """
-        Map the whole of a file whose blocks are reserved, for writing. The file stays open as long
+        Map a complete file whose blocks are reserved, for writing. The file stays open as long
         as it is mapped.
         """
 
@@ -113,7 +114,7 @@ class File(Protocol):
         """Make contents and metadata durable (fsync). After an error nothing may be assumed: never retry."""
 
     def set_mode(self, mode: int) -> None:
-        """Set permission bits; where the file system has none, do what comes nearest."""
+        """Set permission bits; on a file system without them, do the nearest equivalent."""
 
     def close(self) -> None:
         """Release the descriptor. Idempotent. Makes nothing durable."""
@@ -126,34 +127,34 @@ class Mapping(Protocol):
         """Return the whole file as a read-only view, without copying."""
 
     def close(self) -> None:
-        """Drop this reference; the pages go when the last view goes."""
+        """Drop this reference; the pages are released with the last view."""
 
 
 class WriteMapping(Protocol):
     """
-    A file written through memory: a store is visible to every reader at once, and durable after `sync`.
+    A file written through memory: every reader sees a store immediately; it is durable after `sync`.
 
-    Its blocks must be reserved and it may not be cut short meanwhile: either would kill the process by a signal.
+    Its blocks must be reserved, and it must not be truncated meanwhile: either would kill the process by a signal.
     """
 
     def view(self) -> memoryview:
         """Return the whole file as a writable view, without copying."""
 
     def store(self, start: int, data: Buffer) -> None:
-        """Store *data* at *start*, as through the view; large pieces in the way that costs least."""
+        """Store *data* at *start*, as through the view; large pieces in the cheapest way."""
 
     def touch(self, start: int, end: int) -> None:
         """
-        Write the bytes from *start* to *end* again as they are, so that the next `sync` takes them to the disk.
+        Write the bytes from *start* to *end* again unchanged, so that the next `sync` writes them to the disk.
 
-        After a sync that failed, the kernel may take pages for clean that never reached the disk.
+        After a failed sync, the kernel may consider pages clean that never reached the disk.
         """
 
     def sync(self) -> None:
-        """Make all that was stored durable. After an error nothing may be assumed: `touch`, then check, then sync."""
+        """Make all stores durable. After an error nothing may be assumed: `touch`, then check, then sync."""
 
     def close(self) -> None:
-        """Drop this reference; the pages go when the last view goes. Makes nothing durable."""
+        """Drop this reference; the pages are released with the last view. Makes nothing durable."""
 
 
 class FileSystem(Protocol):
@@ -172,13 +173,13 @@ class FileSystem(Protocol):
 
     def create(self, path: str, *, mode: int = 0o600) -> File:
         """
-        Create a new file for reading and writing; FileExistsError when there is one.
+        Create a new file for reading and writing; FileExistsError if it exists.
 
         The name is durable only after `sync_dir` of its directory.
         """
 
     def create_or_truncate(self, path: str, *, mode: int = 0o600) -> File:
-        """Open for reading and writing, emptied; created when missing. For temporary files."""
+        """Open for reading and writing, emptied; created if missing. For temporary files."""
 
     def map_read(self, path: str) -> Mapping:
         """Map an existing, immutable file read-only. An empty file maps to an empty view."""
@@ -188,9 +189,9 @@ class FileSystem(Protocol):
 
     def link(self, source: str, target: str) -> None:
         """
-        Give the file *source*, which nobody writes to any more, the further name *target*.
+        Give the file *source*, which is never written to again, the additional name *target*.
 
-        FileExistsError when there is one; another OSError where files cannot have two names. Durable only after
+        FileExistsError if that name exists; another OSError if files cannot have two names. Durable only after
         `sync_dir`.
         """
 
@@ -199,7 +200,7 @@ class FileSystem(Protocol):
 
     def remove_dir(self, path: str) -> None:
         """
-        Remove a directory; an OSError (ENOTEMPTY) when something is in it. Durable only after `sync_dir` of its
+        Remove a directory; an OSError (ENOTEMPTY) if it is not empty. Durable only after `sync_dir` of its
         parent.
         """
 
@@ -207,33 +208,33 @@ class FileSystem(Protocol):
         """Make the names in directory *path* durable."""
 
     def make_dirs(self, path: str, *, mode: int = 0o700) -> None:
-        """Create *path* and its missing parents, each durable on return. Existing ones are left alone."""
+        """Create *path* and its missing parents, each durable on return. Existing ones stay unchanged."""
 
     def list_dir(self, path: str) -> list[str]:
         """Return the names in *path*, sorted."""
 
     def stat(self, path: str) -> FileStat:
-        """Return size, times, inode and mode; FileNotFoundError when missing."""
+        """Return size, times, inode and mode; FileNotFoundError if missing."""
 
     def exists(self, path: str) -> bool:
-        """Say whether *path* names a file or directory."""
+        """Return whether *path* names a file or directory."""
 
     def read_all(self, path: str, *, size_max: int) -> bytes:
-        """Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
+        """Return the contents of a small file; an OSError (EFBIG) if it is larger than *size_max*."""
 
     def try_lock(self, path: str, *, note: str) -> Lock | None:
         """
-        Take the exclusive lock *path* (created when missing) or return None when another holds it.
+        Take the exclusive lock *path* (created if missing) or return None if another holder has it.
 
-        The kernel releases it when the holder dies. *note* (a line for people) is written into it.
+        The kernel releases it when the holder dies. *note* (a human-readable line) is written into it.
         """
 
     def free_bytes(self, path: str) -> int:
-        """Return the bytes an ordinary user may still write below *path*; `sys.maxsize` when nobody can say."""
+        """Return the bytes that an ordinary user may still write below *path*; `sys.maxsize` if unknown."""
 
 
 class Lock(Protocol):
     """A held exclusive lock."""
 
     def release(self) -> None:
-        """Let go. Idempotent."""
+        """Release the lock. Idempotent."""

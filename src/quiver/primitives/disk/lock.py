@@ -1,7 +1,7 @@
 """
 One owner per directory or subscriber, by a lock that the kernel releases when its holder dies.
 
-There are no stale locks to break: what the file says is for people, only the kernel's lock counts.
+Stale locks cannot exist: the text in the file is for the operator, only the kernel's lock counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOTE_BYTES_MAX = 4096
 
 def hold(fs: FileSystem, path: str, *, owner: str) -> Lock:
     """
-    Take the exclusive lock *path*, created when missing. *owner* says in a few words who holds it.
+    Take the exclusive lock *path*, created if missing. *owner* is a short description of the holder.
 
     Raises:
         DirectoryInUseError: another holds it; the message names its pid and owner.
@@ -31,8 +31,8 @@ def hold(fs: FileSystem, path: str, *, owner: str) -> Lock:
 
 
 def holder_of(fs: FileSystem, path: str) -> str | None:
-    """Return what the last holder of the lock *path* wrote about itself, or None. It may have let go since."""
-    # The holder may be between taking the lock and writing its note, or be letting go right now.
+    """Return the note of the last holder of the lock *path*, or None. The lock may have been released since."""
+    # The holder may be between taking the lock and writing its note, or may be releasing it.
     try:
         note = fs.read_all(path, size_max=_NOTE_BYTES_MAX)
     except OSError:
@@ -42,10 +42,10 @@ def holder_of(fs: FileSystem, path: str) -> str | None:
 
 def is_held(fs: FileSystem, path: str) -> bool | None:
     """
-    Say whether somebody holds the lock *path* at this moment, without touching it; None where that is not told.
+    Return whether the lock *path* is held, without touching it; None if the system does not report it.
 
-    Only Linux tells, in a list of all locks. Trying the lock would tell too, but an owner that starts at that very
-    moment would be refused.
+    Only Linux reports it, in a list of all locks. Trying the lock would also work, but an owner that starts at that
+    very moment would be refused.
     """
     try:
         inode = fs.stat(path).inode

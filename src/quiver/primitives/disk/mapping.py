@@ -2,10 +2,10 @@
 Mapped files with an owned lifetime.
 
 `mmap.close()` fails while views of it exist, and a view kept past the unmapping would crash the process.
-Here nobody unmaps: the map is dropped by its last reference, be that the mapping, a view, or an Arrow
+So nothing here unmaps: the map is released with its last reference, which may be the mapping, a view, or an Arrow
 buffer made from a view. The file may be closed and unlinked long before; its pages stay until then.
-Only files that never change may be mapped for reading: a file cut short under its map kills the process by signal.
-One that is mapped for writing must have its blocks, too: a store into a hole of a full disk ends the same way.
+Only files that never change may be mapped for reading: truncating a mapped file kills the process by a signal.
+A file that is mapped for writing must also have its blocks: a store into a hole on a full disk ends the same way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WRITE_BYTES = 16 << 10
 
 
 class ReadMapping:
-    """A read-only mapping of a whole file. Not for files that may still shrink."""
+    """A read-only mapping of a complete file. Not for files that may still shrink."""
 
     __slots__ = ("_pages",)
 
@@ -44,7 +44,7 @@ class ReadMapping:
         return memoryview(self._pages)
 
     def close(self) -> None:
-        """Drop this reference; the pages go when the last view goes. Idempotent."""
+        """Drop this reference; the pages are released with the last view. Idempotent."""
         self._pages = None
 
 
@@ -56,23 +56,23 @@ def map_descriptor(fd: int, size: int) -> ReadMapping:
         OSError: the file cannot be mapped.
     """
     if size == 0:
-        return ReadMapping(b"")  # an empty map is refused by the kernel
+        return ReadMapping(b"")  # the kernel refuses an empty map
     return ReadMapping(mmap.mmap(fd, size, access=mmap.ACCESS_READ))
 
 
 def let_pages_go(view: memoryview) -> None:
-    """Give back the memory of the mapping that *view* is of. It stays valid: what is read again comes from the file."""
+    """Release the memory of the mapping that *view* belongs to. It stays valid and reads from the file again."""
     pages = view.obj
     if sys.platform != "win32" and isinstance(pages, mmap.mmap):
-        with contextlib.suppress(OSError):  # the memory is then taken back when somebody else wants it
+        with contextlib.suppress(OSError):  # then the kernel reclaims the memory when it is needed
             pages.madvise(mmap.MADV_DONTNEED)
 
 
 class MappedForWriting:
     """
-    A writable mapping of a whole file. *sync* makes what was stored durable, given the pages.
+    A writable mapping of a complete file. *sync* makes stores durable, given the pages.
 
-    *write* puts bytes at an offset of the same file where that is seen in the mapping at once; None where it is not.
+    *write* writes bytes at an offset of the same file if the mapping shows them immediately; None if it does not.
     """
 
     __slots__ = ("_pages", "_sync", "_write")
@@ -103,7 +103,7 @@ class MappedForWriting:
 
     def store(self, start: int, data: Buffer) -> None:
         """
-        Store *data* at *start*: as through the view, but many pages at once where that costs less.
+        Store *data* at *start*: as through the view, but many pages in one call if that costs less.
 
         Raises:
             StoreClosedError: after `close`.
@@ -111,14 +111,14 @@ class MappedForWriting:
         pages = self._require()
         if self._write is not None and len(data) >= _WRITE_BYTES:
             # After each sync the first store into a page is a fault, which costs more than the copy.
-            with contextlib.suppress(OSError):  # what was written of it is written again
+            with contextlib.suppress(OSError):  # a part that was written is written again
                 self._write(data, start)
                 return
         pages[start : start + len(data)] = data
 
     def touch(self, start: int, end: int) -> None:
         """
-        Write the bytes from *start* to *end* again as they are, so that the next `sync` takes them to the disk.
+        Write the bytes from *start* to *end* again unchanged, so that the next `sync` writes them to the disk.
 
         Raises:
             StoreClosedError: after `close`.
@@ -130,7 +130,7 @@ class MappedForWriting:
 
     def sync(self) -> None:
         """
-        Make all that was stored durable. After an error nothing may be assumed: `touch`, then check, then sync.
+        Make all stores durable. After an error nothing may be assumed: `touch`, then check, then sync.
 
         Raises:
             OSError: the disk refused.
@@ -139,7 +139,7 @@ class MappedForWriting:
         self._sync(self._require())
 
     def close(self) -> None:
-        """Drop this reference; the pages go when the last view goes. Idempotent. Makes nothing durable."""
+        """Drop this reference; the pages are released with the last view. Idempotent. Makes nothing durable."""
         self._pages = None
 
 

@@ -1,18 +1,18 @@
 """
-What one operating system does differently from another, behind one interface, chosen at import.
+The differences between operating systems, behind one interface, chosen at import.
 
 ================  ============================  =========================  ==============================
-what              Linux                         macOS                      Windows
+operation         Linux                         macOS                      Windows
 ================  ============================  =========================  ==============================
 `sync_data`       fdatasync                     fcntl F_FULLFSYNC          FlushFileBuffers (`os.fsync`)
 `sync_directory`  fsync of the directory        F_FULLFSYNC of it          nothing: NTFS logs its names
 `lock`            flock                         flock                      byte-range lock beyond the end
 `reserve`         posix_fallocate               F_PREALLOCATE, truncate    unsupported
 positioned I/O    pread, pwrite, pwritev        the same                   seek and write under a lock
-rename, remove    as they are                   as they are                read-only attribute off first
+rename, remove    unchanged                     unchanged                  clear the read-only attribute first
 ================  ============================  =========================  ==============================
 
-The system modules (`fcntl`, `msvcrt`) are handed in, so that each class is tested on any machine.
+The system modules (`fcntl`, `msvcrt`) are parameters, so that each class can be tested on any machine.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ __all__ = ["PLATFORM", "LinuxFiles", "MacFiles", "Platform", "WindowsFiles", "ca
 
 
 def _call(name: str) -> Any:
-    # Some names exist on some systems only; where they are missing, nobody asks for them.
+    # Some names exist only on some systems; on the others they are never used.
     return getattr(os, name, None)
 
 
 class Platform(Protocol):
-    """What `RealFileSystem` asks of the operating system. Errors are plain `OSError`."""
+    """The operations that `RealFileSystem` needs from the operating system. Errors are plain `OSError`."""
 
     open_flags: int
-    """Or-ed into every open: not inherited by children, never through a symbolic link, no waiting, no text mode."""
+    """Added to the flags of every open: not inherited, no symbolic links, no waiting, no text mode."""
 
     iov_max: int
-    """The most parts that one gathered write takes."""
+    """The maximum number of parts of one gathered write."""
 
     sync_all: Callable[[], None] | None
-    """Make everything on all disks durable, without a descriptor; None where that cannot be waited for."""
+    """Make everything on all disks durable, without a descriptor; None if the call does not wait."""
 
     maps_apart: bool
-    """Whether what was stored into a mapping reaches the file only by flushing the mapping first."""
+    """Whether stores into a mapping reach the file only after the mapping is flushed."""
 
     def pread(self, fd: int, size: int, offset: int, /) -> bytes:
         """Read up to *size* bytes at *offset*."""
 
     def pwrite(self, fd: int, data: Buffer, offset: int, /) -> int:
-        """Write at *offset*; return how many bytes were taken."""
+        """Write at *offset*; return how many bytes were written."""
 
     def pwritev(self, fd: int, parts: Sequence[Buffer], offset: int, /) -> int:
-        """Write *parts* one behind the other at *offset*; return how many bytes were taken."""
+        """Write *parts* consecutively at *offset*; return how many bytes were written."""
 
     def sync_data(self, fd: int) -> None:
         """Make contents and length durable, through the drive's own cache."""
@@ -73,33 +73,33 @@ class Platform(Protocol):
         """Set the permission bits of an open file."""
 
     def lock(self, fd: int) -> bool:
-        """Take the exclusive lock of an open file; False when another holds it."""
+        """Take the exclusive lock of an open file; False if another holder has it."""
 
     def unlock(self, fd: int) -> None:
-        """Give the lock back."""
+        """Release the lock."""
 
     def reserve(self, fd: int, start: int, length: int) -> None:
-        """Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) where that cannot be done."""
+        """Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) if that is impossible."""
 
     def rename(self, source: str, target: str) -> None:
         """Rename, replacing *target*."""
 
     def remove(self, path: str) -> None:
-        """Unlink, also when the file is read-only."""
+        """Unlink, even if the file is read-only."""
 
 
 class LinuxFiles:
-    """Linux, and whatever else speaks POSIX."""
+    """Linux and other POSIX systems."""
 
     open_flags = (
         getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
     )  # fmt: skip
-    sync_all: Callable[[], None] | None = _call("sync") if sys.platform == "linux" else None  # elsewhere it only begins
-    maps_apart = False  # one page cache: fdatasync finds the pages that a mapping made dirty
+    sync_all: Callable[[], None] | None = _call("sync") if sys.platform == "linux" else None  # elsewhere asynchronous
+    maps_apart = False  # one page cache: fdatasync includes the pages that a mapping has modified
     iov_max = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in getattr(os, "sysconf_names", {}) else 16
 
-    # As they are, without a frame in between: the hottest path of every log ends here.
+    # Without a wrapper: this is the hottest path of every log.
     pread = staticmethod(_call("pread"))
     pwrite = staticmethod(_call("pwrite"))
     pwritev = staticmethod(_call("pwritev"))
@@ -126,11 +126,11 @@ class LinuxFiles:
             close(fd)
 
     def set_mode(self, fd: int, path: str, mode: int) -> None:  # noqa: ARG002
-        """Set the permission bits exactly; the umask has no say."""
+        """Set the permission bits exactly, regardless of the umask."""
         os.fchmod(fd, mode)
 
     def lock(self, fd: int) -> bool:
-        """Take the exclusive flock of an open file; False when another holds it."""
+        """Take the exclusive flock of an open file; False if another holder has it."""
         try:
             self._fcntl.flock(fd, self._fcntl.LOCK_EX | self._fcntl.LOCK_NB)
         except BlockingIOError:
@@ -138,7 +138,7 @@ class LinuxFiles:
         return True
 
     def unlock(self, fd: int) -> None:
-        """Give the flock back."""
+        """Release the flock."""
         self._fcntl.flock(fd, self._fcntl.LOCK_UN)
 
     def reserve(self, fd: int, start: int, length: int) -> None:
@@ -159,11 +159,11 @@ class MacFiles(LinuxFiles):
     """fst_flags, fst_posmode, fst_offset, fst_length, fst_bytesalloc."""
 
     def sync_data(self, fd: int) -> None:
-        """Make contents and metadata durable; macOS makes no difference between the two."""
+        """Make contents and metadata durable; macOS does not distinguish the two."""
         self.sync(fd)
 
     def sync(self, fd: int) -> None:
-        """Make contents and metadata durable: F_FULLFSYNC, and fsync on volumes that do not know it."""
+        """Make contents and metadata durable: F_FULLFSYNC, or fsync on volumes that do not support it."""
         try:
             self._fcntl.fcntl(fd, self.F_FULLFSYNC)
         except OSError as error:
@@ -173,7 +173,7 @@ class MacFiles(LinuxFiles):
             os.fsync(fd)  # noqa: TID251
 
     def reserve(self, fd: int, start: int, length: int) -> None:
-        """Reserve blocks behind the end of the file, then grow it: F_PREALLOCATE and ftruncate."""
+        """Reserve blocks after the end of the file, then grow it: F_PREALLOCATE and ftruncate."""
         size = os.fstat(fd).st_size
         missing = start + length - size
         if missing > 0:
@@ -186,7 +186,7 @@ class WindowsFiles:
     """Windows: no positioned I/O, no directory handles to sync, mandatory byte-range locks."""
 
     LOCK_OFFSET = 1 << 30
-    """Range locks are mandatory: a byte far beyond the end is locked, so that the note stays readable."""
+    """Range locks are mandatory: a byte far after the end is locked, so that the note stays readable."""
 
     sync_all: Callable[[], None] | None = None
     maps_apart = True
@@ -204,13 +204,13 @@ class WindowsFiles:
             return os.read(fd, size)
 
     def pwrite(self, fd: int, data: Buffer, offset: int, /) -> int:
-        """Write at *offset*; return how many bytes were taken."""
+        """Write at *offset*; return how many bytes were written."""
         with self._position:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.write(fd, data)
 
     def pwritev(self, fd: int, parts: Sequence[Buffer], offset: int, /) -> int:
-        """Join *parts* and write them at *offset*: one call, as a reader beside us must never see half of it."""
+        """Join *parts* and write them at *offset* in one call: a concurrent reader must never see half of them."""
         return self.pwrite(fd, b"".join(parts), offset)
 
     def sync_data(self, fd: int) -> None:
@@ -225,11 +225,11 @@ class WindowsFiles:
         """Do nothing: a directory cannot be opened for syncing, and NTFS logs changes of names in order."""
 
     def set_mode(self, fd: int, path: str, mode: int) -> None:  # noqa: ARG002
-        """Set or clear the read-only attribute, which is all there is."""
+        """Set or clear the read-only attribute; there are no other bits."""
         os.chmod(path, mode)  # noqa: PTH101
 
     def lock(self, fd: int) -> bool:
-        """Lock one byte beyond the end; False when another holds it."""
+        """Lock one byte after the end; False if another holder has it."""
         with self._position:
             os.lseek(fd, self.LOCK_OFFSET, os.SEEK_SET)
             try:
@@ -248,7 +248,7 @@ class WindowsFiles:
 
     def reserve(self, fd: int, start: int, length: int) -> None:  # noqa: ARG002
         """
-        Refuse: nothing short of writing keeps the blocks.
+        Refuse: only writing would reserve the blocks.
 
         Raises:
             OSError: ENOTSUP, always.
@@ -261,12 +261,12 @@ class WindowsFiles:
         os.replace(source, target)  # noqa: PTH105, TID251
 
     def remove(self, path: str) -> None:
-        """Unlink, also when the file is read-only."""
+        """Unlink, even if the file is read-only."""
         self._make_writable(path)
         os.remove(path)  # noqa: PTH107
 
     def _make_writable(self, path: str) -> None:
-        # Sealed files carry the read-only attribute; Windows then refuses to replace or delete them.
+        # Sealed files have the read-only attribute; Windows then refuses to replace or delete them.
         try:
             os.chmod(path, 0o600)  # noqa: PTH101
         except FileNotFoundError:
@@ -282,7 +282,7 @@ def choose_platform(name: str) -> Platform:
 
 
 def call_at_fork(**functions: Callable[[], object]) -> None:
-    """Register functions for `os.fork` (``before``, ``after_in_parent``, ``after_in_child``), where there is one."""
+    """Register functions for `os.fork` (``before``, ``after_in_parent``, ``after_in_child``), if it exists."""
     register = _call("register_at_fork")
     if register is not None:
         register(**functions)

@@ -1,8 +1,8 @@
 """
-Blocks before bytes: make room first, so that a full disk is an error here and not a signal later.
+Blocks before bytes: allocate space first, so that a full disk is an error here and not a signal later.
 
-A mapped sparse file kills the process when the disk fills; a log whose blocks already hold zeros syncs in
-half the time of one that grows. Both begin with one of these two calls.
+A mapped sparse file kills the process when the disk fills up; a log whose blocks already contain zeros syncs in
+half the time of one that grows. Both start with one of these two calls.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _UNSUPPORTED = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 def reserve_blocks(file: File, start: int, length: int, *, on_unsupported: Literal["raise", "zeros"]) -> None:
     """
-    Make room for *length* bytes at *start*: on return writing there cannot fail for lack of space.
+    Allocate *length* bytes at *start*: on return, writing there cannot fail for lack of space.
 
-    The file is at least ``start + length`` long; what was in it is unchanged, what is new reads as zeros. Nothing
-    is durable until the file is synced. *on_unsupported* says what happens where the file system cannot
-    reserve: ``raise`` passes its error on, ``zeros`` writes the room instead (one writer only meanwhile).
+    The file is at least ``start + length`` long; existing contents are unchanged, new bytes read as zeros. Nothing
+    is durable until the file is synced. *on_unsupported* is for file systems that cannot reserve blocks:
+    ``raise`` passes the error on, ``zeros`` writes zeros instead (only one writer meanwhile).
 
     Raises:
         OSError: ENOSPC, EFBIG and the like; ENOTSUP with ``raise``.
@@ -45,7 +45,7 @@ def reserve_blocks(file: File, start: int, length: int, *, on_unsupported: Liter
 
 def zero_fill(file: File, start: int, length: int) -> None:
     """
-    Write *length* zeros at *start*, over whatever was there. Not durable until the file is synced.
+    Write *length* zeros at *start*, over any existing bytes. Not durable until the file is synced.
 
     Raises:
         OSError: the disk refused; some of the zeros may be there.
@@ -58,7 +58,7 @@ def zero_fill(file: File, start: int, length: int) -> None:
 
 
 def _rewrite(file: File, start: int, end: int) -> None:
-    # A hole inside the file has no blocks either; writing back what it reads as gives it some.
+    # A hole inside the file has no blocks either; writing back the zeros that it reads as allocates some.
     while start < end:
         piece = file.pread(min(len(_ZEROS), end - start), start)
         file.pwrite(piece, start)

@@ -1,4 +1,4 @@
-"""The real disk: `RealFileSystem` keeps the promises of `files.FileSystem` with system calls."""
+"""The real disk: `RealFileSystem` implements `file_system.FileSystem` with system calls."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["REAL_FILES", "RealFile", "RealFileSystem"]
 _LOCK_ATTEMPTS_MAX = 16
 
 _NO_MODES = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
-"""How disks without permission bits answer a change of them, also by the owner of the file."""
+"""The errors of disks without permission bits when they are changed, even by the owner of the file."""
 
 _CLOSED = 2**31 - 1
-"""Stands for the descriptor after `close`: no descriptor is ever that high, so every call answers EBADF."""
+"""Replaces the descriptor after `close`: no descriptor is ever that high, so every call fails with EBADF."""
 
 
 def _taken(written: int) -> int:
     if not written:
-        raise OSError(errno.EIO, "the disk takes no more bytes and gives no reason")
+        raise OSError(errno.EIO, "the disk accepts no more bytes and gives no reason")
     return written
 
 
@@ -89,9 +89,9 @@ class RealFile:
 
     def pwritev(self, parts: Sequence[Buffer], offset: int, size: int = -1) -> None:
         """
-        Write all *parts* one behind the other at *offset*, in one system call where possible.
+        Write all *parts* consecutively at *offset*, in one system call if possible.
 
-        The `len` of each part is its bytes. *size*, all of them together, saves counting them here when the
+        The `len` of each part must be its size in bytes. *size*, their sum, avoids counting them here if the
         caller knows it exactly.
         """
         try:
@@ -109,8 +109,8 @@ class RealFile:
                 self._write_rest(parts, offset, written)
 
     def _write_rest(self, parts: Sequence[Buffer], offset: int, written: int) -> None:
-        # A short write is what a nearly full disk, a file size limit or 2 GiB in one call look like; the next
-        # call then says why. Empty parts must go: of them alone the disk takes nothing, and that is no error.
+        # A nearly full disk, a file size limit or 2 GiB in one call show up as a short write; the next
+        # call then raises the reason. Remove empty parts: a write of only those returns 0, which is not an error.
         skip = written
         left = []
         for part in parts:
@@ -145,7 +145,7 @@ class RealFile:
             raise
 
     def reserve(self, start: int, length: int) -> None:
-        """Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) where that cannot be done."""
+        """Reserve blocks, growing the file to ``start + length``; an OSError (ENOTSUP) if that is impossible."""
         try:
             self._platform.reserve(self._fd, start, length)
         except OSError as error:
@@ -161,7 +161,7 @@ class RealFile:
             raise
 
     def map(self) -> ReadMapping:
-        """Map the whole file read-only. The mapping outlives this file."""
+        """Map the complete file read-only. The mapping outlives this file."""
         try:
             return map_descriptor(self._fd, os.fstat(self._fd).st_size)
         except OSError as error:
@@ -172,7 +172,7 @@ class RealFile:
 
     def map_write(self) -> MappedForWriting:
         """
-        Map the whole of a file whose blocks are reserved, for writing. The file stays open as long as it is mapped.
+        Map a complete file whose blocks are reserved, for writing. The file stays open as long as it is mapped.
 
         `sync` of the mapping is `sync_data` of this file.
         """
@@ -205,7 +205,7 @@ class RealFile:
             raise
 
     def set_mode(self, mode: int) -> None:
-        """Set permission bits, whatever the umask. A disk that keeps none (SMB, FAT) is left as it is."""
+        """Set permission bits, regardless of the umask. A disk without them (SMB, FAT) stays unchanged."""
         try:
             self._platform.set_mode(self._fd, self.path, mode)
         except OSError as error:
@@ -236,7 +236,7 @@ class RealLock:
         self._platform = platform
 
     def release(self) -> None:
-        """Let go. Idempotent. The file stays: removing it would let two holders lock two files of one name."""
+        """Release the lock. Idempotent. The file stays: otherwise two holders could lock two files of one name."""
         fd, self._fd = self._fd, _CLOSED
         if fd != _CLOSED:
             try:
@@ -261,8 +261,8 @@ _held_guard = threading.Lock()
 
 
 def _forget_inherited_locks() -> None:
-    # A flock belongs to the open file, which a forked child shares: the parent dies, the child lives on,
-    # and the directory would stay locked by a process that never asked for it.
+    # A flock belongs to the open file, which a forked child shares: if the parent dies and the child lives on,
+    # the directory would stay locked by a process that never requested it.
     for lock in list(_held):
         lock.forget()
     _held.clear()
@@ -277,7 +277,7 @@ def _not_regular(path: str) -> NotRegularFileError:
 
 
 def _require_regular(found: os.stat_result, path: str) -> None:
-    # A directory may be opened; reading it is refused by the kernel, and mapping it by `RealFile.map`.
+    # A directory may be opened; the kernel refuses to read it, and `RealFile.map` refuses to map it.
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise _not_regular(path)
 
@@ -298,7 +298,7 @@ class RealFileSystem:
         try:
             fd = os.open(path, flags, mode)
         except BlockingIOError:
-            # A file server holds a lease on the file. It was asked to return it, and an ordinary open waits for that.
+            # A file server has a lease on the file. It was asked to return it; an ordinary open waits for that.
             _require_regular(os.lstat(path), path)
             fd = os.open(path, flags & ~getattr(os, "O_NONBLOCK", 0), mode)
         except OSError as error:
@@ -320,7 +320,7 @@ class RealFileSystem:
         file = RealFile(path, fd, self._platform)
         if flags & os.O_CREAT:
             try:
-                file.set_mode(mode)  # the umask took bits away
+                file.set_mode(mode)  # the umask removed bits
             except OSError:
                 file.close()
                 raise
@@ -336,14 +336,14 @@ class RealFileSystem:
 
     def create(self, path: str, *, mode: int = 0o600) -> RealFile:
         """
-        Create a new file for reading and writing; FileExistsError when there is one.
+        Create a new file for reading and writing; FileExistsError if it exists.
 
         The name is durable only after `sync_dir` of its directory.
         """
         return self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
 
     def create_or_truncate(self, path: str, *, mode: int = 0o600) -> RealFile:
-        """Open for reading and writing, emptied; created when missing. For temporary files."""
+        """Open for reading and writing, emptied; created if missing. For temporary files."""
         return self._open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)
 
     def map_read(self, path: str) -> ReadMapping:
@@ -360,9 +360,9 @@ class RealFileSystem:
 
     def link(self, source: str, target: str) -> None:
         """
-        Give the file *source*, which nobody writes to any more, the further name *target*.
+        Give the file *source*, which is never written to again, the additional name *target*.
 
-        FileExistsError when there is one; another OSError where files cannot have two names.
+        FileExistsError if that name exists; another OSError if files cannot have two names.
         """
         os.link(source, target)
 
@@ -380,26 +380,26 @@ class RealFileSystem:
             RESERVE.open(lambda: self._platform.sync_directory(path or ".", RESERVE.close))
         except OSError as error:
             if is_out_of_descriptors(error) and self._platform.sync_all is not None:
-                # What was renamed cannot be taken back, so this must not fail for want of a descriptor.
+                # A rename cannot be undone, so its sync must not fail for lack of a descriptor.
                 self._platform.sync_all()
                 return
             error.filename = path
             raise
 
     def make_dirs(self, path: str, *, mode: int = 0o700) -> None:
-        """Create *path* and its missing parents, each durable on return. Existing ones are left alone."""
+        """Create *path* and its missing parents, each durable on return. Existing ones stay unchanged."""
         missing = []
         deepest = os.path.abspath(path)  # noqa: PTH100
         while not self.exists(deepest):
             missing.append(deepest)
             deepest = os.path.dirname(deepest)  # noqa: PTH120
-        # 1. An earlier run made a directory and was killed before it synced the parent. 2. We find it there.
-        # 3. The power goes: it vanishes with all that we put into it. So the deepest one found is synced, too.
+        # 1. An earlier run created a directory and was killed before it synced the parent. 2. This run finds it.
+        # 3. A power loss removes it with everything in it. So the deepest existing one is synced, too.
         parent = os.path.dirname(deepest)  # noqa: PTH120
         try:
             self.sync_dir(parent)
         except OSError as error:
-            # A parent that we may not read, or that nobody may change, is not one that we wrote into.
+            # A parent that we may not read, or that cannot be changed, is not one that we wrote into.
             if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
                 raise
         for directory in reversed(missing):
@@ -407,7 +407,7 @@ class RealFileSystem:
                 os.mkdir(directory, mode)  # noqa: PTH102
                 os.chmod(directory, mode)  # noqa: PTH101 - the umask took bits away
             except FileExistsError:
-                pass  # another process made it just now; its name is synced below all the same
+                pass  # another process created it just now; its name is synced below anyway
             except OSError as error:
                 if error.errno not in _NO_MODES or not os.path.isdir(directory):  # noqa: PTH112
                     raise
@@ -420,12 +420,12 @@ class RealFileSystem:
         return sorted(RESERVE.open(lambda: os.listdir(path)))  # noqa: PTH208
 
     def stat(self, path: str) -> FileStat:
-        """Return size, times, inode and mode; FileNotFoundError when missing."""
+        """Return size, times, inode and mode; FileNotFoundError if missing."""
         found = os.stat(path)  # noqa: PTH116
         return FileStat(found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode & 0o7777)
 
     def exists(self, path: str) -> bool:
-        """Say whether *path* names a file or directory."""
+        """Return whether *path* names a file or directory."""
         try:
             os.stat(path)  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
@@ -433,11 +433,11 @@ class RealFileSystem:
         return True
 
     def read_all(self, path: str, *, size_max: int) -> bytes:
-        """Return the whole of a small file; an OSError (EFBIG) when it is larger than *size_max*."""
+        """Return the contents of a small file; an OSError (EFBIG) if it is larger than *size_max*."""
         file = self.open_read(path)
         try:
-            # The size is checked first, or a file that is too large would be read up to the limit. A file of the
-            # kernel has size 0, and any file may grow, so what was read is checked as well.
+            # The size is checked first, or a file that is too large would be read up to the limit. Kernel files
+            # have size 0, and any file may grow, so the bytes read are checked as well.
             size = file.size()
             data = file.pread(size_max + 1, 0) if size <= size_max else b""
         finally:
@@ -448,23 +448,23 @@ class RealFileSystem:
 
     def try_lock(self, path: str, *, note: str) -> RealLock | None:
         """
-        Take the exclusive lock *path* (created when missing) or return None when another holds it.
+        Take the exclusive lock *path* (created if missing) or return None if another holder has it.
 
-        The kernel releases it when the holder dies. The file says ``pid <number> <note>``, for people. A forked
-        child does not hold its parent's locks.
+        The kernel releases it when the holder dies. The file contains ``pid <number> <note>``, for the operator. A
+        forked child does not hold its parent's locks.
         """
         flags = os.O_RDWR | os.O_CREAT
         for _ in range(_LOCK_ATTEMPTS_MAX):
-            # A thread that forks between the open and the registration would leave the child with the lock.
+            # A thread that forks between the open and the registration would leave the lock to the child.
             with _held_guard:
                 fd = self._open_descriptor(path, flags, 0o600)
                 lock = self._try_lock_descriptor(fd, path)
                 if lock is None:
                     return None
                 _held.add(lock)
-            RESERVE.keep(KEPT_WITH_A_LOG)  # whoever takes a lock writes
+            RESERVE.keep(KEPT_WITH_A_LOG)  # every process that takes a lock writes
             if not self._still_named(fd, path):
-                lock.release()  # the file was removed between the open and the lock: that lock binds nobody
+                lock.release()  # the file was removed between the open and the lock: that lock protects nothing
                 continue
             try:
                 os.ftruncate(fd, 0)
@@ -495,9 +495,9 @@ class RealFileSystem:
             return False
 
     def free_bytes(self, path: str) -> int:
-        """Return the bytes an ordinary user may still write below *path*; `sys.maxsize` when nobody can say."""
+        """Return the bytes that an ordinary user may still write below *path*; `sys.maxsize` if unknown."""
         usage = shutil.disk_usage(path)
-        return usage.free if usage.total else sys.maxsize  # some in user space fill in nothing
+        return usage.free if usage.total else sys.maxsize  # some user-space file systems report nothing
 
 
 REAL_FILES = RealFileSystem()

@@ -52,7 +52,7 @@ def read_note(fs: FileSystem, path: str, decode: Callable[[memoryview], Answer[T
 
     Raises:
         CorruptionError: the file is not what was written.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: it does not exist.
     """
     data = read_bounded(fs, path, NOTE_BYTES_MAX)
     return checked_value(decode(memoryview(data)), path, len(data))

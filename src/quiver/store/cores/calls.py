@@ -1,6 +1,6 @@
 """
-What a store of several cores offers about its subscribers: what `Store` offers, over the cores that
-are open here.
+The calls of `Store` about subscribers, for a store of several cores: they cover the cores that are
+open here.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ _Told = TypeVar("_Told")
 
 
 class MultiCoreSubscriberCalls(abc.ABC):
-    """A base of `MultiCoreStore`. Everything counts sealed bundles, of the cores that this process has open."""
+    """A base of `MultiCoreStore`. All counts are of sealed bundles in the cores that this process has open."""
 
     path: str
 
     @abc.abstractmethod
     def open_stores(self) -> dict[int, Store]:
-        """Return the store of each core that this process has open now."""
+        """Return the store of each core that this process has open."""
 
     @abc.abstractmethod
     def _require_open(self) -> None: ...
 
     def subscribers(self) -> list[SubscriberStatus]:
         """
-        Return how every subscriber stands, by name: bundles and bytes are sums, of ages the longest counts.
+        Return the status of every subscriber, by name: bundles and bytes are sums, ages are maxima.
 
-        It is registered, owned or an orphan where it is so in one of the cores. `oldest_incomplete` is the lowest of
-        the cores' numbers; each core counts its own segments.
+        A subscriber is registered, owned or an orphan if it is so in one of the cores. `oldest_incomplete` is the
+        lowest of the cores' numbers; each core counts its own segments.
         """
         return _together(status for store in self._stores() for status in store.subscribers())
 
     def orphans(self) -> list[SubscriberStatus]:
         """
-        Return those that have progress in some core, hold data for it, and were not registered there; as
+        Return the subscribers that have progress in some core, hold data for it, and were not registered there; as
         `subscribers`.
         """
         return _together(status for store in self._stores() for status in store.orphans())
 
     def drop_orphan(self, subscriber_id: str) -> int:
         """
-        Remove an orphan for good from every core, durably; return how many bundles it had not resolved.
+        Remove an orphan permanently from every core, durably; return how many bundles it had not resolved.
 
         Raises:
             UsageError: it is registered, or the registration phase has not ended.
-            UnknownSubscriberError: there is no such subscriber.
-            DirectoryInUseError: another process works for it in a core; those before it are done.
+            UnknownSubscriberError: the subscriber does not exist.
+            DirectoryInUseError: another process works for it in a core; the cores before that one are done.
             StoreClosedError: the store was closed.
         """
         return sum(self._of_each(subscriber_id, lambda store: store.drop_orphan(subscriber_id)).values())
@@ -68,14 +68,14 @@ class MultiCoreSubscriberCalls(abc.ABC):
         Deliver again what a subscriber resolved from *to* on; see `MultiCoreSubscriber.rewind`. Durable on return.
 
         Returns:
-            Per core what came back.
+            By core, what will be delivered again.
 
         Raises:
             UsageError: *to* is neither "earliest" nor an aware datetime.
-            UnknownSubscriberError: there is no such subscriber.
-            DirectoryInUseError: another process works for it in a core; those before it are rewound.
+            UnknownSubscriberError: the subscriber does not exist.
+            DirectoryInUseError: another process works for it in a core; the cores before that one are rewound.
             StoreClosedError: the store was closed.
-            OSError: it could not be written; those before it are rewound.
+            OSError: it could not be written; the cores before that one are rewound.
         """
         require_no_place(to)
         return self._of_each(subscriber_id, lambda store: store.rewind(subscriber_id, to))
@@ -85,7 +85,7 @@ class MultiCoreSubscriberCalls(abc.ABC):
         Return how far a subscriber is behind, over all cores; each core numbers its own segments.
 
         Raises:
-            UnknownSubscriberError: it does not exist.
+            UnknownSubscriberError: the subscriber does not exist.
             StoreClosedError: the store was closed.
         """
         lags = self._of_each(subscriber_id, lambda store: store.lag(subscriber_id)).values()
@@ -98,7 +98,7 @@ class MultiCoreSubscriberCalls(abc.ABC):
 
     def all_subscribers_drained(self) -> bool:
         """
-        Say whether every subscriber, orphans included, has resolved all bundles.
+        Return whether every subscriber, orphans included, has resolved all bundles.
 
         Raises:
             StoreClosedError: the store was closed.
@@ -111,8 +111,8 @@ class MultiCoreSubscriberCalls(abc.ABC):
 
     def _each(self, ask: Callable[[Store], _Told], *, unless: tuple[type[QuiverError], ...] = ()) -> dict[int, _Told]:
         """
-        Return what *ask* says of each open core, but of those where it ends by an error of *unless*. A core that is
-        drained and removed meanwhile has nothing left to be asked for.
+        Return the result of *ask* for each open core, except for those where it raises an error of *unless*. A core
+        that is drained and removed meanwhile is omitted.
         """
         self._require_open()
         found: dict[int, _Told] = {}

@@ -1,14 +1,14 @@
 """
-One size cap over several stores, in one process or in many: each claims what it may use, and reads what others claim.
+One size cap over several stores, in one process or in many: each claims what it may use, and reads the others' claims.
 
-A claim is what its store has on disk and one segment more. It lies in a small file in the store's directory, so
-nobody asks anybody. A store whose claim is used up writes a larger one first and looks at the others afterwards;
-when all together come to more than the cap it takes it back. Of two that reach for the last room at the same time at
-least one sees the other, so together they never claim more than the cap, but for two cases: a claim is never below one
-segment, so that no core is shut out by the others, and what is on disk already is claimed whatever the cap.
+A claim is the store's size on disk plus one segment. It is stored in a small file in the store's directory, so
+processes need no messages. A store whose claim is used up writes a larger one first and reads the others afterwards;
+if all together exceed the cap, it withdraws the larger claim. If two stores claim the last space at the same time, at
+least one sees the other, so together they never claim more than the cap, with two exceptions: a claim is never below
+one segment, so that no core is shut out by the others, and data that is on disk already is claimed in any case.
 
-A claim counts as long as its file goes on being written. When it stopped (the process died, hangs, or is being
-deleted from at this moment) the files beside it are added up instead.
+A claim is valid as long as its file is rewritten regularly. Once that stops (the process has died, hangs, or its
+segments are being deleted right now), the sizes of the files next to it are added up instead.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from quiver.store.limits.tree_bytes import file_bytes
 __all__ = ["EvictElsewhere", "SharedCapacity", "directory_bytes", "find_cores"]
 
 EvictElsewhere = Callable[[int], dict[int, int]]
-"""Frees this many bytes in the directories of other cores, if it can; bytes freed by core."""
+"""Frees this many bytes in the directories of other cores, if it can; returns the bytes freed by core."""
 
 STALE_S = 5.0
-"""A claim that was not written for this long is not believed any more."""
+"""A claim that was not rewritten for this long is no longer trusted."""
 _RENEW_S = STALE_S / 2
-"""Who did not write its own claim for this long claims anew before it uses any of it: nobody may believe it now."""
+"""A store that did not rewrite its claim for this long claims again before it uses any of it: no one may trust it."""
 _LISTED_S = 0.5
-"""Adding up the files of a directory holds this long."""
+"""The added-up sizes of a directory's files are valid for this long."""
 _LOOK_S = 0.002
-"""At the cap the claims of the others are read at most this often."""
+"""At the cap, the claims of the others are read at most this often."""
 _LOCK_RETRY_S = 0.005
 _EVICT_S = 0.05
-"""When nothing could be evicted, it is tried again after this long."""
+"""If nothing could be evicted, the next attempt waits this long."""
 _CLAIM_BYTES_MAX = 4096
 _CAPS_MAX = 2
-"""A claim above this many times the cap is not believed."""
+"""A claim above this many times the cap is not trusted."""
 
 
 def find_cores(fs: FileSystem, root: str) -> list[int]:
@@ -64,7 +64,7 @@ def find_cores(fs: FileSystem, root: str) -> list[int]:
 
 
 def directory_bytes(fs: FileSystem, directory: str) -> int:
-    """Return the bytes of all files in *directory* and the directories right below it. What vanishes meanwhile is 0."""
+    """Return the size of all files in *directory* and its direct subdirectories. Files that disappear count as 0."""
     total = 0
     for name in fs.list_dir(directory):
         path = f"{directory}/{name}"
@@ -82,16 +82,16 @@ def directory_bytes(fs: FileSystem, directory: str) -> int:
 
 @dataclass(slots=True)
 class _Peer:
-    """What was last seen of another core."""
+    """The last known state of another core."""
 
     signature: tuple[int, int, bytes] | None = None
     changed_s: float = -math.inf
     doubts: int = 1
-    """How many times it must still be seen to change before it is believed: once at first, a process may be gone."""
+    """How often it must still change before it is trusted: once at first, since its process may have died."""
     listed_bytes: int = 0
     listed_s: float = -math.inf
     bytes: int = 0
-    """What it counted for when it was last looked at."""
+    """The bytes that it counted for at the last check."""
 
 
 class SharedCapacity:
@@ -100,11 +100,11 @@ class SharedCapacity:
 
     Args:
         fs: the file system.
-        root: the directory that holds the cores.
+        root: the directory of the cores.
         core: whose capacity this is; its directory exists.
         cap: on all cores together.
-        segment_bytes: the size of a claim beyond what is used.
-        clock: where time comes from.
+        segment_bytes: the size of a claim beyond the used bytes.
+        clock: the clock.
         evict: see `EvictElsewhere`.
     """
 
@@ -122,9 +122,9 @@ class SharedCapacity:
         self.core = core
         self._cap = cap
         self.claim_bytes = 0
-        """What this core may use without asking, as the others see it."""
+        """The bytes that this core may use without asking, as the others see it."""
         self.claim_writes = 0
-        """How often it told the others."""
+        """How often it wrote its claim."""
         self._fs = fs
         self._root = root
         self._step_bytes = segment_bytes
@@ -136,7 +136,7 @@ class SharedCapacity:
         self._peers: dict[int, _Peer] = {}
         self._others_bytes = 0
         self._above = _Peer()
-        """What the cores share, in files above them. Nobody claims it."""
+        """The size of the files that the cores share, in the directory above them. No core claims it."""
         self._published_s = -math.inf
         self._look_again_s = -math.inf
         self._evict_again_s = -math.inf
@@ -144,12 +144,12 @@ class SharedCapacity:
 
     @property
     def cap_bytes(self) -> int | None:
-        """The cap on all cores together, at this moment."""
+        """The current cap on all cores together."""
         return self._cap.now_bytes
 
     @property
     def largest_bytes(self) -> int | None:
-        """The largest that it may become."""
+        """The largest value that it may reach."""
         return self._cap.largest_bytes
 
     @property
@@ -159,13 +159,13 @@ class SharedCapacity:
 
     def attach(self, own_bytes: Callable[[], int]) -> None:
         """
-        Begin to claim. Until then the core is not open, and its claim may be somebody else's.
+        Start to claim. Before that the core is not open, and its claim may belong to another process.
 
         Args:
-            own_bytes: what the store has on disk and in its open segment; called under any lock of the store.
+            own_bytes: the store's size on disk and in its open segment; called under any lock of the store.
 
         Raises:
-            OSError: the claim's file cannot be made.
+            OSError: the claim's file cannot be created.
         """
         path = f"{self._root}/{core_directory(self.core)}/{CORE_CLAIM}"
         try:
@@ -175,13 +175,13 @@ class SharedCapacity:
         self._own_bytes = own_bytes
         self.beat()
 
-    # What the store asks.
+    # Called by the store.
 
     def others_bytes(self) -> int:
         """
-        Return what of the cap is not for this core at this moment: all that it did not claim.
+        Return how much of the cap is not available to this core now: everything that it did not claim.
 
-        It claims a segment ahead; a bundle that takes more than that is let in by `make_room`.
+        It claims one segment ahead; `make_room` admits a bundle that needs more than that.
         """
         if self.cap_bytes is None or self._own_bytes is None:
             return 0
@@ -199,7 +199,7 @@ class SharedCapacity:
 
     def make_room(self, bytes_wanted: int) -> int:
         """
-        Claim more, and if there is no more evict in the directories of the others; how many bytes that gained.
+        Claim more; if there is no more, evict in the directories of the others. Return the bytes gained.
 
         Raises:
             OSError: the disk refused.
@@ -213,7 +213,7 @@ class SharedCapacity:
                 self._give_back(own)
             self._own_seen = own
             before = self._shut_out_bytes()
-            # What it may use already did not do.
+            # The space that it may use already was not enough.
             target = max(own, self.claim_bytes) + bytes_wanted
             self._claim(own, max(target, own + self._step_bytes), may_shrink=False)
             missing = target + self._others_bytes - self.cap_bytes
@@ -221,7 +221,8 @@ class SharedCapacity:
             freed = [core for core, size in self._evict(missing).items() if size]
             with self._lock:
                 for core in freed:
-                    # Its owner may publish once more what it had before it takes note; add up its files until it did.
+                    # Its owner may publish its old size once more before it records the eviction; until then, add up
+                    # files.
                     peer = self._peers.setdefault(core, _Peer())
                     peer.doubts = 2
                     peer.listed_s = -math.inf
@@ -236,7 +237,7 @@ class SharedCapacity:
         Take the lock that deleting in this core's directory needs; see `Capacity.keep_others_out`.
 
         Raises:
-            DirectoryInUseError: another core has it, for longer than deleting takes.
+            DirectoryInUseError: another core has held it for longer than deleting takes.
             OSError: the disk refused.
         """
         directory = f"{self._root}/{core_directory(self.core)}"
@@ -252,36 +253,36 @@ class SharedCapacity:
 
     def _give_back(self, own: int) -> None:
         """
-        Claim no more than what there is, because that became less: it is asked for anew.
+        Claim only what is used, because usage has decreased: the next bytes are requested again.
 
-        Another core may have deleted here, and uses the room already. This one then deletes, and counts as freed, what
-        is gone.
+        Another core may have deleted here, and may already use the space. Otherwise this one would delete segments that
+        are already deleted, and count them as freed.
         """
         self.claim_bytes = min(self.claim_bytes, own)
         self._look_again_s = -math.inf
 
     def _shut_out_bytes(self) -> int:
-        """Return how much of the cap is not for this core: all that it did not claim, also what nobody claimed yet."""
+        """Return how much of the cap is not for this core: all that it did not claim, even if no other core did."""
         return max(0, (self.cap_bytes or 0) - self.claim_bytes)
 
     @property
     def seen_bytes(self) -> int:
-        """What the other cores had or claimed when they were last looked at, and what is above all cores."""
+        """Bytes that the other cores had or claimed at the last check, plus the files above all cores."""
         return self._others_bytes
 
     def used_bytes(self) -> int:
-        """Return what this core has on disk and in its open segment; 0 before it is attached."""
+        """Return this core's size on disk and in its open segment; 0 before it is attached."""
         return 0 if self._own_bytes is None else self._own_bytes()
 
     def bytes_of(self, core: int) -> int:
-        """Return what *core*, another one, was last seen to claim or to have."""
+        """Return the last known claim or size of *core*, another core."""
         peer = self._peers.get(core)
         return 0 if peer is None else peer.bytes
 
-    # What a maintenance tick does.
+    # Called by the maintenance tick.
 
     def beat(self) -> None:
-        """Write the claim anew, also when it did not change: that is how the others know that this core is alive."""
+        """Rewrite the claim even if it did not change: that shows the others that this core is alive."""
         with self._lock:
             if self._own_bytes is not None:
                 own = self._own_bytes()
@@ -289,7 +290,7 @@ class SharedCapacity:
                 self._publish(self.claim_bytes)
 
     def close(self) -> None:
-        """Claim no more than what is there, and let go of the file. Idempotent."""
+        """Claim only what is used, and close the file. Idempotent."""
         with self._lock:
             if self._file is not None and self._own_bytes is not None:
                 self._publish(self._own_bytes())
@@ -304,12 +305,12 @@ class SharedCapacity:
             self.claim_bytes = own
             return
         if now - self._published_s > _RENEW_S:
-            # It was stopped, or could not write: the others went by its files, and may have used what it claimed.
+            # It was paused, or could not write: the others relied on its files, and may have used what it claimed.
             self.claim_bytes = 0
         if not may_shrink:
             wanted = max(wanted, self.claim_bytes)
         before = self.claim_bytes
-        # First the claim, then a look at the others: the other way round two could both take the same room.
+        # First the claim, then the check of the others: in the other order, two could both take the same space.
         if wanted > before and not self._publish(wanted):
             return
         self._others_bytes = self._look(now)
@@ -325,7 +326,7 @@ class SharedCapacity:
         try:
             self._file.pwrite(encode_claim(claim_bytes), 0)
         except OSError:
-            # The others will soon add up the files. Until they read more it must not be used.
+            # The others will soon add up the files. Until they read a larger claim, it must not be used.
             return False
         self._published_s = self._clock.monotonic()
         self.claim_writes += 1
@@ -347,7 +348,7 @@ class SharedCapacity:
         claim = self._read_claim(f"{directory}/{CORE_CLAIM}", peer, now_s)
         if claim is not None:
             peer.bytes = claim
-            # Should it not be believed any more: what was added up before is out of date.
+            # In case it stops being trusted: sizes that were added up before are outdated.
             peer.listed_s = -math.inf
             return claim
         peer.bytes = self._listed_bytes(peer, now_s, directory, directory_bytes)
@@ -370,7 +371,7 @@ class SharedCapacity:
             data = self._fs.read_all(path, size_max=_CLAIM_BYTES_MAX)
         except FileNotFoundError:
             return None
-        # The contents, too: file systems count time in steps.
+        # The contents, too: file systems have coarse timestamps.
         signature = (stat.modified_ns, stat.inode, data)
         if signature != peer.signature:
             if peer.signature is not None and peer.doubts:
@@ -381,6 +382,6 @@ class SharedCapacity:
         if peer.doubts or now_s - peer.changed_s > STALE_S:
             return None
         answer = decode_claim(memoryview(data))
-        # Far above the cap is only who had it when the cap became less: the files say that, too.
+        # A claim far above the cap is only valid if it dates from a larger cap: then its files are as large.
         is_lawful = isinstance(answer, Frame) and answer.value <= _CAPS_MAX * (self.largest_bytes or 0)
         return answer.value if isinstance(answer, Frame) and is_lawful else None

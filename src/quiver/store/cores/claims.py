@@ -1,26 +1,26 @@
 """
-Deleting segments of a store that somebody else owns, and how its owner takes note.
+Deleting segments of a store that another process owns, and how its owner records it.
 
-A segment that every subscriber has durably resolved may go, whoever removes it. Whoever lacks room removes such
-segments from all cores' directories, oldest first. For as long as that takes it holds the lock ``quiver.evict.lock``
-of each directory that it touches: nobody waits for it, who finds it taken passes that directory over. The owner of a
-directory needs to do nothing, and may be dead, hang, or be busy. In the order of the steps::
+A segment that every subscriber has durably resolved may be deleted by any process. A core that lacks space removes such
+segments from all cores' directories, oldest first. Meanwhile it holds the lock ``quiver.evict.lock`` of each directory
+that it changes: no process waits for this lock; a process that finds it taken skips the directory. The owner of a
+directory does not take part, and may be dead, hanging, or busy. The steps, in order::
 
-    1  the lock                       two evictors never meet, and the owner does not read a half written record
-    2  sync the directory             what is concluded from a name must not vanish with a power cut
-    3  the record, quiver.evicted     from here on a missing file is a segment that went, not damage
+    1  the lock                       two evictors never meet, and the owner never reads a half-written record
+    2  sync the directory             a name that a decision is based on must not disappear with a power loss
+    3  the record, quiver.evicted     from here on a missing file is a deleted segment, not damage
     4  the files, then the directory
 
-A file that is the tier's verified object, by the cold list beside it, may go whoever still wants it: its owner finds
-the file missing, sees the same list, and goes on reading there.
+A file that is the tier's verified object, according to the cold list next to it, may be deleted even if it is still
+needed: its owner finds the file missing, sees the same list, and continues reading from the tier.
 
-The record is a drop ledger. It lists only segments that `drop_oldest` gave up unresolved; an empty one says: look
-which files are gone. Their owner counts them, once, when it takes note: who evicts cannot know whether the owner gave
-up the same segment at the same moment. A crash before 4 leaves a record of segments that still exist: those in the
-list are then removed by their owner, all others it keeps.
+The record is a drop ledger. It lists only segments that `drop_oldest` dropped unresolved; an empty one means: check
+which files are missing. Their owner counts them, once, when it records them: the evictor cannot know whether the owner
+dropped the same segment at the same moment. A crash before step 4 leaves a record of segments that still exist: the
+owner then removes those in the list and keeps all others.
 
-Who keeps the numbers? The owner alone. The newest segment of a directory is never evicted by somebody else, so its
-highest name stays, and no floor has to be written in another's place.
+Only the owner manages the numbers. The newest segment of a directory is never evicted by another process, so its
+highest name stays, and no floor has to be written for another store.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ _CRC_BYTES = 4
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Victim:
-    """A segment that may go; they sort oldest first."""
+    """A segment that may be deleted; victims sort oldest first."""
 
     sealed_ns: int
     core: int
     seq: int
     size_bytes: int
     bundle_count: int
-    """Bundles it had when somebody still wanted some of them; 0 when all are resolved."""
+    """How many bundles it had if some of them were still needed; 0 if all are resolved."""
 
 
 def take_claim(fs: FileSystem, directory: str, *, who: str) -> Lock | None:
     """
-    Take the lock that deleting in another's *directory* needs; None when somebody else has it, or it is gone. Never
-    waits.
+    Take the lock for deleting in another store's *directory*; None if another process has it, or if the directory does
+    not exist. Never waits.
     """
     try:
         return fs.try_lock(f"{directory}/{EVICT_LOCK}", note=f"evicting, for {who}")
@@ -90,13 +90,13 @@ def take_claim(fs: FileSystem, directory: str, *, who: str) -> Lock | None:
 
 
 def was_evicted(fs: FileSystem, directory: str) -> bool:
-    """Say whether others deleted segments in *directory* that its owner has not taken note of."""
+    """Return whether others deleted segments in *directory* that its owner has not recorded yet."""
     return fs.exists(f"{directory}/{EVICTED}")
 
 
 def read_record(fs: FileSystem, directory: str, observer: Observer) -> tuple[DroppedSegment, ...] | None:
     """
-    Return the segments in the record that were given up unresolved; None without a record. The caller has the lock.
+    Return the segments in the record that were dropped unresolved; None without a record. The caller has the lock.
 
     Raises:
         OSError: it cannot be read.
@@ -109,7 +109,7 @@ def read_record(fs: FileSystem, directory: str, observer: Observer) -> tuple[Dro
     answer = decode_drop_ledger(memoryview(data))
     if isinstance(answer, Frame):
         return answer.value
-    # It was replaced whole, so a bad one was hurt later. What it listed is gone; that nobody counts it is said here.
+    # It was replaced atomically, so a damaged one was damaged later. Its drops are not counted; this is reported here.
     keep_damaged(fs, f"{directory}/{QUARANTINE_DIR}", EVICTED, data)
     observer.event("quiver.core.evicted.load", level=logging.ERROR, path=path, problem="damaged; its drops are unknown")
     observer.count("quiver.recovery.damaged_files_total", kind="evicted")
@@ -117,20 +117,20 @@ def read_record(fs: FileSystem, directory: str, observer: Observer) -> tuple[Dro
 
 
 def forget_record(fs: FileSystem, directory: str) -> None:
-    """Remove the record, durably, after everything it says was taken note of. The caller has the lock."""
+    """Remove the record, durably, after everything in it was recorded. The caller has the lock."""
     remove_durably(fs, [f"{directory}/{EVICTED}"])
 
 
 class Evictor:
     """
-    Frees room in the directories of other cores. Thread-safe: each call holds what it needs by itself.
+    Frees space in the directories of other cores. Thread-safe: each call takes the locks that it needs.
 
     Args:
         fs: the file system.
-        root: the directory that holds the cores.
-        core: on whose behalf; its own directory is left alone.
-        clock: dates what is dropped.
-        observer: takes counts and events.
+        root: the directory of the cores.
+        core: the core that needs space; its own directory stays unchanged.
+        clock: the time of drops.
+        observer: receives counts and events.
     """
 
     def __init__(self, fs: FileSystem, root: str, core: int, *, clock: Clock, observer: Observer) -> None:
@@ -142,16 +142,16 @@ class Evictor:
         self.evicted = 0
         """Segments that it removed."""
         self.dropped = 0
-        """Those of them that somebody had not resolved."""
+        """Those of them that some subscriber had not resolved."""
 
     def evict(self, cores: Sequence[int], bytes_wanted: int, *, drop_from: Sequence[int] = ()) -> dict[int, int]:
         """
         Remove the oldest fully resolved segments of *cores* until *bytes_wanted* are free, durably on return.
 
-        When that is not enough, files go whose segments an object tier has: nobody loses them. After that the oldest
-        segments of the cores in *drop_from* go whether resolved or not, each with a durable record of what was given
-        up. Returns the bytes freed, by core. A core whose directory cannot be read or written is left out, and
-        reported: the others still give room.
+        If that is not enough, it removes files whose segments an object tier has: no subscriber loses them. After that
+        the oldest segments of the cores in *drop_from* are removed even if unresolved, each with a durable record of
+        the drop. Returns the bytes freed, by core. A core whose directory cannot be read or written is skipped and
+        reported: the others still free space.
         """
         claims: dict[int, Lock] = {}
         freed: dict[int, int] = {}
@@ -203,7 +203,7 @@ class Evictor:
         return chosen
 
     def _numbers(self, core: int) -> list[int]:
-        # Without the newest: its name keeps the numbers that its owner gives out.
+        # Without the newest: its name preserves the numbers that its owner has used.
         directory = f"{self._directory(core)}/{SEGMENTS_DIR}"
         names = self._fs.list_dir(directory) if self._fs.exists(directory) else []
         return segment_numbers(names)[:-1]
@@ -220,7 +220,7 @@ class Evictor:
         try:
             listing = read_cold_list(self._fs, f"{self._directory(core)}/{SEGMENTS_DIR}")
         except (CorruptionError, SettingsError):
-            return  # its owner reports it
+            return  # its owner reports the damage
         verified = {} if listing is None else listing.verified
         for seq in self._numbers(core):
             entry = None if (core, seq) in gone else verified.get(seq)
@@ -229,7 +229,7 @@ class Evictor:
                 yield victim
 
     def _is_copy(self, victim: _Victim, entry: ColdSegment) -> bool:
-        """Say whether the file is what the tier has, and nothing that the log would bring back."""
+        """Return whether the file equals the tier's copy, and the log would not bring it back."""
         if self._info(victim) is None or victim.size_bytes != entry.size_bytes:
             return False
         file = self._fs.open_read(self._path(victim.core, victim.seq))
@@ -247,14 +247,14 @@ class Evictor:
                     yield _Victim(victim.sealed_ns, core, seq, victim.size_bytes, info.bundle_count)
 
     def _durable_states(self, core: int) -> list[SubscriberState]:
-        """Return what every subscriber's file says; empty when there is none, or when one of them does not tell."""
+        """Return the contents of every subscriber's progress file; empty if there are none, or if one is unreadable."""
         directory = self._directory(core)
         states = []
         for subscriber in find_subscribers(self._fs, directory):
             try:
                 progress = load_progress(self._fs, directory, subscriber)
             except CorruptionError:
-                return []  # its owner reports it
+                return []  # its owner reports the damage
             if progress is not None:
                 states.append(SubscriberState.from_progress(progress))
         return states
@@ -277,12 +277,12 @@ class Evictor:
         return info is not None and all(state.is_complete(SegmentRef(info.seq, info.bundle_count)) for state in states)
 
     def _info(self, victim: _Victim) -> SegmentInfo | None:
-        """Read what a segment says of itself; None when it is none that may go."""
+        """Read the info of a segment; None if it may not be deleted."""
         try:
             info = read_info(self._fs, self._path(victim.core, victim.seq))
         except (CorruptionError, FileNotFoundError):
-            return None  # its owner puts it aside
-        # The log would bring back what its cursor has not passed.
+            return None  # its owner quarantines it
+        # The log would bring back a segment that its cursor has not passed.
         return info if (info.wal_position_end or 0) <= self._cursor(victim.core) else None
 
     def _cursor(self, core: int) -> int:
@@ -292,9 +292,9 @@ class Evictor:
         if not victims:
             return 0
         directory = self._directory(core)
-        # Its owner may have given up the same: what is gone is in its account already.
+        # Its owner may have dropped the same segments: those that are missing are counted there already.
         victims = [one for one in victims if self._fs.exists(self._path(core, one.seq))]
-        # Names that we see and a power cut would take back: the highest segment, and the cursor behind the victims.
+        # Names that are visible now but that a power loss could revert: the highest segment, and the cursor.
         for inner in (SEGMENTS_DIR, WAL_DIR):
             self._fs.sync_dir(f"{directory}/{inner}")
         known = {entry.seq: entry for entry in read_record(self._fs, directory, self._observer) or ()}
@@ -304,11 +304,11 @@ class Evictor:
             for one in victims
             if one.bundle_count and one.seq not in known
         ]
-        # What does not fit into the record any more is kept.
+        # Segments that do not fit into the record are kept.
         dropped = dropped[: DROP_ENTRIES_MAX - len(known)]
         known |= {entry.seq: entry for entry in dropped}
         victims = [one for one in victims if not one.bundle_count or one.seq in known]
-        # The progress files lie beside the record: this makes their names durable, too.
+        # The progress files are next to the record: this makes their names durable, too.
         replace_file(self._fs, f"{directory}/{EVICTED}", encode_drop_ledger(list(known.values())))
         self.dropped += len(dropped)
         remove_durably(self._fs, [self._path(core, victim.seq) for victim in victims])

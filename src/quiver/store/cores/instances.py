@@ -11,16 +11,16 @@ __all__ = ["instance_roots", "is_store"]
 
 
 def is_store(fs: FileSystem, root: str) -> bool:
-    """Say whether *root* looks like the directory of one store."""
+    """Return whether *root* looks like the directory of one store."""
     return any(fs.exists(f"{root}/{name}") for name in (WAL_DIR, SEGMENTS_DIR, STORE_LOCK))
 
 
 def instance_roots(fs: FileSystem, root: str) -> list[str]:
     """
-    Return the stores of *root*: ``core_<n>`` directories by number, behind *root* itself where it is one, too.
+    Return the stores of *root*: ``core_<n>`` directories by number, after *root* itself if that is one, too.
 
     Raises:
-        UsageError: *root* does not exist or holds nothing of a store.
+        UsageError: *root* does not exist or has no files of a store.
     """
     if not fs.exists(root):
         raise UsageError(f"{root}: there is no such directory")

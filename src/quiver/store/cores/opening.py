@@ -80,30 +80,30 @@ def open_path(
     share: DiskShare | None = None,
 ) -> Store | MultiCoreStore:
     """
-    Create or recover what is in directory *path*: one store, or with *cores* one for each core.
+    Create or recover the store in directory *path*: one store, or with *cores* one for each core.
 
     On return everything that was durable is back: sealed segments, logged bundles, every subscriber's progress.
 
     Args:
-        path: the directory; created with its parents when missing.
-        settings: how the store behaves. `retention.size_cap` is over all cores together; every other limit is each
-            core's own.
-        cores: how many stores share the directory, each with its own log; None is a single one. Another number than
-            last time is fine: the bundles of cores that there are no more of are delivered, too.
-        core: open only this one, 0 to *cores* - 1; other processes have the others.
-        share_cap: a core may use what others do not. False divides the cap evenly.
+        path: the directory; created with its parents if missing.
+        settings: the settings of the store. `retention.size_cap` covers all cores together; every other limit applies
+            to each core.
+        cores: how many stores share the directory, each with its own log; None for a single store. The number may
+            differ from last time: the bundles of removed cores are delivered, too.
+        core: open only this one, 0 to *cores* - 1; other processes open the others.
+        share_cap: let a core use what the others do not use. False divides the cap evenly.
         fs: the file system.
-        clock: where time comes from.
-        observer: where counts and events go; in memory and to the `quiver` logger when None.
+        clock: the clock.
+        observer: receives counts and events; None keeps them in memory and logs events to the `quiver` logger.
         adapter: the slot table.
-        background: run the flush and maintenance threads; without them the caller drives `maintain()`.
-        share: of a budget over several directories, under which this one is, too.
+        background: run the flush and maintenance threads; without them the caller calls `maintain()`.
+        share: the share in a budget over several directories that includes this one.
 
     Raises:
         DirectoryInUseError: another process, or this one, has it open.
         UnsupportedFormatError: it was written by a newer version or under another adapter.
         SettingsError: the size cap is too small for so many cores.
-        UsageError: *cores* or *core* is out of range, or only one of directory and call has cores.
+        UsageError: *cores* or *core* is out of range, or the directory has cores and the call does not, or vice versa.
     """
     root = directory_name(path)
     settings = _checked(settings)
@@ -111,13 +111,13 @@ def open_path(
     found = find_cores(fs, root) if fs.exists(root) else []
     if cores is None:
         if core is not None:
-            raise UsageError(f"core={core} needs cores, too: how many cores share the directory")
+            raise UsageError(f"core={core} also needs cores: how many cores share the directory")
         if found:
-            raise UsageError(f"{root} holds {len(found)} cores; open it with cores={max(found) + 1}, or another number")
+            raise UsageError(f"{root} has {len(found)} cores; open it with cores={max(found) + 1}, or another number")
         return _Place(root, settings, 1, True, fs, clock, observer, adapter, background, share).open_single()
     _check_cores(fs, root, cores, core)
     one = _settings_of_one(settings, cores, len({*found, *range(cores)}), share_cap=share_cap)
-    # make_dirs makes each missing level durable, so no core's directory is lost behind its segments.
+    # make_dirs makes each missing level durable, so no core's directory can be lost after its segments were written.
     fs.make_dirs(root)
     place = _Place(root, one, cores, core is None, fs, clock, observer, adapter, background, share)
     store = MultiCoreStore(
@@ -147,7 +147,7 @@ def _checked(settings: Settings | None) -> Settings:
 @dataclass(frozen=True, slots=True)
 class _Place:
     """
-    A directory of cores, and how the store of each is opened. *settings* are those of one core, *has_all* says that
+    A directory of cores, and how the store of each is opened. *settings* are those of one core; *has_all* means that
     this process has all of them.
     """
 
@@ -180,11 +180,11 @@ class _Place:
         return store
 
     def open_alone(self, core: int) -> OpenCore:
-        """Open a core that has its even part of the cap, and neither asks nor tells anybody."""
+        """Open a core that has an even share of the cap, without coordination."""
         return OpenCore(core, self._open_store(core, None))
 
     def open_shared(self, core: int) -> OpenCore:
-        """Open a core under the cap of all."""
+        """Open a core under the shared cap."""
         evictor = Evictor(self.fs, self.root, core, clock=self.clock, observer=self.observer)
         capacity = self._capacity(core, evictor)
         store = self._open_store(core, capacity)
@@ -201,7 +201,7 @@ class _Place:
 
     def _open_store(self, core: int, capacity: SharedCapacity | None) -> Store:
         directory = f"{self.root}/{core_directory(core)}"
-        # A process for each core may have subscribers that no other has: they are not waited for in every core.
+        # With a process per core, each may have subscribers that no other has: no core waits for those of another.
         if self.has_all and not self.fs.exists(f"{directory}/{WAL_DIR}"):
             self._await_known(directory)
         return open_store(
@@ -217,10 +217,10 @@ class _Place:
 
     def _await_known(self, directory: str) -> None:
         """
-        Give every subscriber of the other cores its progress in a new one, at its beginning. Durable on return.
+        Create progress for every subscriber of the other cores in a new core, at its start. Durable on return.
 
-        One whose program comes back late would find gone what the others had finished of it. This goes before the log
-        is there: a crash leaves a core that is new still.
+        Otherwise a subscriber whose program returns late would miss what the others had finished by then. This comes
+        before the log is created: a crash leaves a core that is still new.
         """
         others = (f"{self.root}/{core_directory(other)}" for other in find_cores(self.fs, self.root))
         known = sorted({name for other in others for name in find_subscribers(self.fs, other)})
@@ -239,8 +239,8 @@ class _Place:
 
         def evict(bytes_wanted: int) -> dict[int, int]:
             """
-            Free what is finished; under `drop_oldest` also what is not, from cores that have more than an even
-            part.
+            Free finished segments; under `drop_oldest` also unfinished ones, from cores that have more than an even
+            share.
             """
             others = [other for other in find_cores(self.fs, self.root) if other != core]
             greedy: list[int] = []
@@ -255,7 +255,7 @@ class _Place:
             self.root,
             core,
             cap=OwnCap(cap, self.share, self.root),
-            # A core that only waits to be drained takes no bundles, and claims nothing beyond what it has.
+            # A core that only waits to be drained accepts no bundles, and claims nothing beyond its size.
             segment_bytes=settings.segment_bytes_max if core < self.cores else 0,
             clock=self.clock,
             evict=evict,
@@ -271,13 +271,13 @@ def _check_cores(fs: FileSystem, root: str, cores: int, core: int | None) -> Non
     refuse_snapshot(fs, root)
     if fs.exists(f"{root}/{WAL_DIR}") or fs.exists(f"{root}/{SEGMENTS_DIR}"):
         raise UsageError(
-            f"{root} holds a single store. To go on with cores, close it and move all that is in it into "
-            f"{root}/{core_directory(0)}/; what it holds is then core 0's"
+            f"{root} has a single store. To continue with cores, close it and move everything in it into "
+            f"{root}/{core_directory(0)}/; its data then belongs to core 0"
         )
 
 
 def _settings_of_one(settings: Settings, cores: int, directories: int, *, share_cap: bool) -> Settings:
-    """Return the settings of one core, the cap divided evenly unless they share it. Each could live on its part."""
+    """Return the settings of one core, with an even part of the cap unless it is shared. Each part must be usable."""
     cap = settings.size_cap_bytes
     if cap is None:
         return settings

@@ -1,7 +1,7 @@
 """
-Removing the directory of a core that there is no more of, once nothing is left in it.
+Removing the directory of a drained core that no longer exists in the settings.
 
-Everything in it is delivered and deleted by then, so a crash at any step leaves a directory with less in it: the next
+Everything in it is delivered and deleted by then, so a crash at any step leaves a directory with fewer files: the next
 start opens it, finds nothing to deliver, and removes the rest.
 """
 
@@ -32,14 +32,14 @@ __all__ = ["remove_drained"]
 
 def remove_drained(fs: FileSystem, directory: str) -> bool:
     """
-    Remove a closed store's *directory*, durably; False when it stays.
+    Remove a closed store's *directory*, durably; return False if it stays.
 
-    It stays while somebody has it open, while it holds a segment after all or its list names objects of a tier, while
-    an exporter's dead letters are in it, and for ever when a sink has staged there, or damaged bytes were put into its
-    quarantine: those only a person may throw away.
+    It stays while another process has it open, while it still has a segment or its list names objects of a tier, and
+    while an exporter's dead letters are in it. It stays permanently if a sink has staged data there, or if there are
+    damaged bytes in its quarantine: only an operator may discard those.
 
     Raises:
-        OSError: the disk refused; what is left can be opened and removed later.
+        OSError: the disk refused; the rest can be opened and removed later.
     """
     boxes = _letter_boxes(fs, directory)
     with contextlib.ExitStack() as held:
@@ -54,10 +54,10 @@ def remove_drained(fs: FileSystem, directory: str) -> bool:
             _empty(fs, box)
             remove_durably(fs, [f"{box}/{STORE_LOCK}"])
             fs.remove_dir(box)
-        # The lock's own file last: until it goes nobody else can open what is being removed.
+        # The lock's own file last: until then no other process can open the directory that is being removed.
         _empty(fs, directory)
         remove_durably(fs, [f"{directory}/{STORE_LOCK}"])
-    # Whoever made a file in it meanwhile keeps it.
+    # A process that created a file in it meanwhile keeps it.
     with contextlib.suppress(OSError):
         fs.remove_dir(directory)
         fs.sync_dir(directory.rpartition("/")[0] or "/")
@@ -70,8 +70,8 @@ def _letter_boxes(fs: FileSystem, directory: str) -> list[str]:
 
 
 def _empty(fs: FileSystem, directory: str) -> None:
-    """Remove what is in a store's directory, but for its lock, durably."""
-    # The log first: without its cursor, or without progress files, what is in it would be delivered once more.
+    """Remove everything in a store's directory except its lock, durably."""
+    # The log first: without its cursor, or without progress files, its contents would be delivered again.
     log = [name for name in _names(fs, f"{directory}/{WAL_DIR}") if name != CURSOR_NAME]
     remove_durably(fs, [f"{directory}/{WAL_DIR}/{name}" for name in log])
     for name in fs.list_dir(directory):
@@ -98,11 +98,11 @@ def _must_stay(fs: FileSystem, directory: str) -> bool:
 
 
 def _has_logged(fs: FileSystem, directory: str) -> bool:
-    """Say whether something may be in the log of a store that is in no segment."""
+    """Return whether the log of a store may have bundles that are in no segment."""
     try:
         return sealed_and_logged(fs, directory)[1] > 0
     except QuiverError:
-        return True  # damaged, and a person's to look at
+        return True  # damaged: an operator has to decide
 
 
 def _names(fs: FileSystem, directory: str) -> list[str]:

@@ -1,9 +1,9 @@
 """
 Several cores as one store: a directory ``core_<n>`` for each, a `Store` in each, one size cap over all.
 
-A bundle goes to one core; a subscriber is one in every core. Which cores this object has open is settled when it is
-made: all of them, or one (then other processes have the others). Directories of cores that there are no more of, after
-a restart with fewer, are opened beside: their bundles are delivered, and when nothing is left they are removed.
+A bundle is stored in one core; a subscriber exists in every core. The set of open cores is fixed at construction: all
+of them, or one (then other processes have the others). After a restart with fewer cores, the directories of removed
+cores are opened as well: their bundles are delivered, and the empty directories are removed.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _ROOM_S = 0.05
 _SUMMED = ("segments", "segment_bytes", "staged_bytes", "wal_bytes", "wal_files", "open_bundles", "open_bytes")
 _SUMMED_COLD = ("segments", "segment_bytes", "only_there", "waiting", "leaving")
 _ADOPT_S = 5.0
-"""A directory of a removed core that another process has open is tried again this often."""
+"""How often to retry the directory of a removed core that another process has open."""
 _ADOPT_S_MAX = 300.0
-"""One that must stay is opened again after a pause that doubles up to this: somebody may have cleared it up."""
+"""The maximum pause before a directory that had to stay is opened again; pauses double up to this."""
 
 
 class CoreReceipt(NamedTuple):
-    """Proof of ingest: the core, and there the bundle's sequence number and the log position behind it."""
+    """Proof of ingest: the core, the bundle's sequence number in it, and the log position after the bundle."""
 
     core: int
     sequence: int
@@ -72,7 +72,7 @@ class CoreReceipt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenCore:
-    """One core's store, open, and what it shares the cap by; neither when the cap is divided evenly."""
+    """One core's open store, and how it shares the cap; without the latter if the cap is divided evenly."""
 
     core: int
     store: Store
@@ -80,7 +80,7 @@ class OpenCore:
     evictor: Evictor | None = None
 
     def figures(self) -> dict[str, int]:
-        """Return how this core stands towards the others; empty when it shares nothing."""
+        """Return how this core shares the cap with the others; empty if it shares nothing."""
         if self.capacity is None or self.evictor is None:
             return {}
         return {
@@ -94,7 +94,7 @@ class OpenCore:
 
 @dataclass(slots=True)
 class _Registered:
-    """A subscriber, and how it is registered in a core that is opened later."""
+    """A subscriber, and how it is registered in cores that are opened later."""
 
     subscriber: MultiCoreSubscriber
     start: Start = "latest"
@@ -103,22 +103,22 @@ class _Registered:
 
 class MultiCoreStore(MultiCoreSubscriberCalls):
     """
-    The cores of one directory that this process has open. Thread-safe. Made by `quiver.open` with ``cores``.
+    The cores of one directory that this process has open. Thread-safe. Created by `quiver.open` with ``cores``.
 
     Args:
-        root: the directory that holds the cores.
-        settings: of all cores together: `size_cap_bytes` is over all of them.
+        root: the directory of the cores.
+        settings: of all cores together: `size_cap_bytes` covers all of them.
         cores: how many cores there are.
-        core: the one core to open; all when None.
+        core: the only core to open; None for all.
         open_core: opens the store of one core.
         fs: the file system.
-        clock: where time comes from.
-        observer: takes counts and events.
+        clock: the clock.
+        observer: receives counts and events.
         adapter: the slot table.
-        background: run a thread for what the cores share.
+        background: run a thread for the tasks that the cores share.
 
     Raises:
-        DirectoryInUseError: a core that is to be opened is open elsewhere.
+        DirectoryInUseError: another process, or this one, has one of the cores open.
         UnsupportedFormatError: a core was written by a newer version or under another adapter.
     """
 
@@ -154,10 +154,10 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         self._turn = itertools.count()
         self._adopt_again_s = -math.inf
         self._stayed: dict[int, tuple[float, float]] = {}
-        """Removed cores whose directory stayed → the pause, and when it ends."""
+        """Removed cores whose directory stayed → the pause, and its end."""
         self._background: Background | None = None
         self.cores = tuple(range(cores)) if core is None else (core,)
-        """The cores of this process that take bundles."""
+        """The cores of this process that accept bundles."""
         try:
             for number in self.cores:
                 self._open(number)
@@ -173,32 +173,32 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
                 maintain=self._tick,
                 on_death=self._fail,
                 flush_interval_s=settings.wal_flush_interval_s,
-                # Often enough that the others believe the claims, however seldom the stores are maintained.
+                # Often enough that the others trust the claims, however rarely the stores are maintained.
                 maintain_interval_s=min(settings.maintain_interval_s, STALE_S / 10),
                 clock=clock,
                 observer=observer,
             )
             self._background.start()
 
-    # ── taking in ────────────────────────────────────────────────────────────────────────────────────
+    # ── ingest ───────────────────────────────────────────────────────────────────────────────────────
 
     def ingest(
         self, bundle: Bundle, *, core: int | None = None, durable: bool = False, timeout: float | None = None
     ) -> CoreReceipt:
         """
-        Take responsibility for *bundle*, in one of the cores; see `Store.ingest`.
+        Store *bundle* in one of the cores; see `Store.ingest`.
 
         Args:
-            bundle: what to keep. Its buffers are not needed after return.
-            core: where it goes; the cores take turns when None, and a full one is passed over. Order is kept within
-                a core only.
+            bundle: the bundle. Its buffers are not needed after return.
+            core: the core to store it in; if None, the cores take turns, and a full one is skipped. Order is kept
+                only within a core.
             durable: wait until the log is synced.
-            timeout: seconds to wait for room when full; None and 0 raise at once.
+            timeout: seconds to wait for space; None and 0 raise immediately.
 
         Raises:
-            CapacityError: no core has room, also after *timeout*; nothing was kept.
-            UsageError: this process has no such core open to take bundles.
-            InvalidBundleError: it cannot be stored as it is; nothing was kept.
+            CapacityError: no core has space, even after *timeout*; nothing was stored.
+            UsageError: this process has no such core open for ingest.
+            InvalidBundleError: it cannot be stored as it is; nothing was stored.
             StoreFailedError: a write or sync failed in that core, now or earlier; reopen to recover.
             StoreClosedError: the store was closed.
         """
@@ -222,7 +222,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
 
     def core(self, core: int) -> Store:
         """
-        Return the store of one core that takes bundles.
+        Return the store of one core that accepts bundles.
 
         Raises:
             UsageError: this process has no such core open.
@@ -233,7 +233,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         return self._opened[core].store
 
     def open_stores(self) -> dict[int, Store]:
-        """Return the store of each core that this process has open now, those included that are only drained."""
+        """Return the store of each core that this process has open, including those that are only drained."""
         return {opened.core: opened.store for opened in self._all_open()}
 
     # ── subscribers ──────────────────────────────────────────────────────────────────────────────────
@@ -244,11 +244,11 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
 
         Args:
             subscriber_id: 1 to 64 of ``A-Za-z0-9_-``.
-            start: "latest", "earliest", or an aware datetime. A segment number would be another place in each core.
-            order: that within each core: "oldest" or "newest" first, or "round_robin".
+            start: "latest", "earliest", or an aware datetime. A segment number would mean another place in each core.
+            order: the order within each core: "oldest" or "newest" first, or "round_robin".
 
         Raises:
-            UsageError: the id, the start or the order is not lawful.
+            UsageError: the id, the start or the order is not valid.
             StoreClosedError: the store was closed.
         """
         if isinstance(start, int):
@@ -264,7 +264,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
 
     def unregister(self, subscriber_id: str) -> int:
         """
-        Remove a subscriber for good from every core of this process, durably; return how many bundles it had not
+        Remove a subscriber permanently from every core of this process, durably; return how many bundles it had not
         resolved. They count as dropped for it.
 
         Raises:
@@ -290,7 +290,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         """
         self._each(Store.activate)
 
-    # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────
+    # ── maintenance ──────────────────────────────────────────────────────────────────────────────────
 
     def sync(self) -> None:
         """
@@ -307,7 +307,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         Seal the open segment of every core.
 
         Raises:
-            CapacityError: the disk has no room for a segment; it is kept and tried again.
+            CapacityError: the disk has no space for a segment; its bundles are kept, and it is tried again.
             StoreFailedError: the disk failed; reopen to recover.
             StoreClosedError: the store was closed.
         """
@@ -320,7 +320,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
 
     def maintain(self) -> MaintenanceReport:
         """
-        One maintenance pass of every core, and of what they share. Returns the sums. Never waits.
+        Run one maintenance pass of every core and of what they share. Return the sums. Never waits.
 
         Raises:
             StoreFailedError: the disk failed under a core; the others were maintained. Reopen to recover.
@@ -362,31 +362,32 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
 
     def _fail(self, died: WorkerDiedError) -> None:
         """
-        Let every core of this process refuse: the others no longer see what these claim, nor take over what they
+        Make every core of this process refuse: the others no longer see what these claim, nor import what these
         leave.
         """
         for store in self.open_stores().values():
             store.internals.poison(died)
 
     def _report(self, core: int | None, error: Exception) -> None:
-        # The others go on. What failed is tried again at the next tick.
+        # The others continue. A failed step is tried again at the next tick.
         which = "removed" if core is None else str(core)
         self._observer.event("quiver.core.tick", level=logging.ERROR, core_id=which, problem=str(error))
 
     def _open(self, number: int) -> OpenCore:
         opened = self._opened[number] = self._open_core(number)
-        # Before anybody registers: what was given up while the core was closed counts as lost, not as delivered.
+        # Before any subscriber is registered: drops that happened while the core was closed count as lost, not
+        # delivered.
         self._take_note(opened)
         return opened
 
     def _take_note(self, opened: OpenCore) -> None:
-        """Forget what other cores deleted in this core's directory."""
+        """Record what other cores deleted in this core's directory."""
         directory = opened.store.path
         if not was_evicted(self._fs, directory):
             return
         claim = take_claim(self._fs, directory, who="its owner")
         if claim is None:
-            return  # somebody is deleting right now
+            return  # another process is deleting right now
         try:
             drops = read_record(self._fs, directory, self._observer)
             if drops is not None and opened.store.internals.note_evicted(drops):
@@ -394,7 +395,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         finally:
             claim.release()
 
-    # ── cores that there are no more of ──────────────────────────────────────────────────────────────
+    # ── removed cores ────────────────────────────────────────────────────────────────────────────────
 
     def _adopt(self) -> None:
         self._adopt_again_s = self._clock.monotonic() + _ADOPT_S
@@ -407,8 +408,8 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
             try:
                 opened = self._open(number)
             except DirectoryInUseError:
-                continue  # a process that still counts it among its cores
-            # What is only in its log can be delivered once it is sealed; nothing else will come to fill the segment.
+                continue  # another process still counts it among its cores
+            # Bundles in its log can be delivered only after sealing; no other bundle will fill the open segment.
             with contextlib.suppress(CapacityError):  # the next ticks try again
                 opened.store.seal()
             for known in self._registered.values():
@@ -422,7 +423,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
             opened.store.seal()
             return
         if figures["segments"] or figures.get("cold", {}).get("leaving"):
-            return  # what lies in the tier goes with the next passes
+            return  # the next passes delete what is in the tier
         for known in self._registered.values():
             known.subscriber.leave(opened.core)
         del self._opened[opened.core]
@@ -435,7 +436,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
             self._stayed[opened.core] = (pause_s, self._clock.monotonic() + pause_s)
         self._observer.event("quiver.core.drained", core_id=opened.core, removed=removed)
 
-    # ── looking ──────────────────────────────────────────────────────────────────────────────────────
+    # ── figures and queries ──────────────────────────────────────────────────────────────────────────
 
     @property
     def disk_bytes(self) -> int:
@@ -444,9 +445,9 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
 
     def core_usage(self) -> dict[int, tuple[int, float | None]]:
         """
-        Return for each open core its bytes on disk, and which part of the size cap that is (None without a cap).
+        Return for each open core its bytes on disk, and their fraction of the size cap (None without a cap).
 
-        The documents call the two `quiver.core.bytes` and `quiver.core.cap_fraction`.
+        The metrics are `quiver.core.bytes` and `quiver.core.cap_fraction`.
         """
         cap = self.settings.size_cap_bytes
         sizes = {opened.core: opened.store.disk_bytes for opened in self._all_open()}
@@ -468,7 +469,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
 
     def stats(self) -> dict[str, Any]:
         """
-        Return figures of this moment: sums over the open cores, each subscriber's lag, and each
+        Return the current figures: sums over the open cores, each subscriber's lag, and each
         core's own figures.
         """
         by_core = {opened.core: (opened, opened.store.stats()) for opened in self._all_open()}
@@ -483,7 +484,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
             for name, standing in one["subscribers"].items():
                 total = figures["subscribers"].setdefault(name, {})
                 for key, value in standing.items():
-                    # Bundles and bytes add up; of ages, and of what is true of one core, the worst counts.
+                    # Bundles and bytes add up; for ages, and for properties of one core, the worst value counts.
                     adds = isinstance(value, int) and not isinstance(value, bool) and key != "oldest_incomplete"
                     if key != "oldest_incomplete":
                         total[key] = total.get(key, 0) + value if adds else max(total.get(key, value), value)
@@ -505,11 +506,11 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
 
     def close(self) -> None:
         """
-        Close every core; see `Store.close`. Idempotent. A core that cannot be closed cleanly does not stop the others.
+        Close every core; see `Store.close`. Idempotent. An error of one core does not keep the others from closing.
 
         Raises:
             CapacityError: a `segment_only` core could not seal its open segment, which is lost.
-            StoreFailedError: the disk failed, now or earlier; what was synced is safe.
+            StoreFailedError: the disk failed, now or earlier; synced data is safe.
         """
         with self._lock:
             if self._closed:

@@ -1,4 +1,4 @@
-"""A subscriber of several cores: one `Subscriber` in each store, and handles that say from which core they come."""
+"""A subscriber of several cores: one `Subscriber` per store, and handles that know the core of their bundle."""
 
 from __future__ import annotations
 
@@ -33,44 +33,44 @@ _WAIT_S = 0.02
 
 
 class CoreHandle:
-    """One bundle of one core, claimed for one subscriber; see `BundleHandle`, which it stands for."""
+    """One bundle of one core, claimed for one subscriber. It wraps a `BundleHandle`."""
 
     __slots__ = ("core", "handle")
 
     def __init__(self, core: int, handle: BundleHandle) -> None:
         self.core = core
-        """The core whose store holds the bundle. Together with `ref` it says where."""
+        """The core whose store has the bundle. Together with `ref` it identifies the bundle."""
         self.handle = handle
         """The core's own handle."""
 
     @property
     def ref(self) -> BundleRef:
-        """Where the bundle lies within its core's store."""
+        """The place of the bundle within its core's store."""
         return self.handle.ref
 
     @property
     def outcome(self) -> str | None:
-        """How the claim ended; None while it lasts."""
+        """How the claim ended; None while it is active."""
         return self.handle.outcome
 
     @property
     def bundle(self) -> Bundle:
         """
-        The bundle, read when first asked for; see `BundleHandle.bundle`.
+        The bundle, read on first access; see `BundleHandle.bundle`.
 
         Raises:
             CorruptionError: the bytes on disk are not what was written.
-            BundleUnavailableError: the segment is not on disk any more.
+            BundleUnavailableError: the segment is no longer on disk.
             OSError: the disk could not be read.
         """
         return self.handle.bundle
 
     def ack(self) -> None:
         """
-        Say that the bundle was processed; see `BundleHandle.ack`.
+        Confirm that the bundle was processed; see `BundleHandle.ack`.
 
         Raises:
-            BundleUnavailableError: the handle was rejected, deferred or given back before.
+            BundleUnavailableError: the handle was rejected, deferred or returned before.
             StoreClosedError: the store is closed; the bundle will be delivered again.
         """
         self.handle.ack()
@@ -80,7 +80,7 @@ class CoreHandle:
         Reject the bundle because it can never be processed; see `BundleHandle.reject`.
 
         Raises:
-            BundleUnavailableError: the handle was acknowledged, deferred or given back before.
+            BundleUnavailableError: the handle was acknowledged, deferred or returned before.
             UsageError: *reason* is not a string; nothing was decided.
             StoreClosedError: the store is closed; the bundle will be delivered again.
         """
@@ -91,10 +91,10 @@ class CoreHandle:
 
     def defer(self, seconds: float = 0.0) -> None:
         """
-        Give the bundle back, to be delivered again after *seconds*.
+        Return the bundle, to be delivered again after *seconds*.
 
         Raises:
-            BundleUnavailableError: the handle was acknowledged, rejected, deferred or given back before.
+            BundleUnavailableError: the handle was acknowledged, rejected, deferred or returned before.
             UsageError: *seconds* is negative or not a number.
         """
         self.handle.defer(seconds)
@@ -116,12 +116,12 @@ class MultiCoreSubscriber:
     """
     One consumer of all cores that this process has open. Several threads may share it.
 
-    Cores take turns; within a core the oldest bundle comes first. Across cores there is no order.
+    Cores take turns; within a core the oldest bundle comes first. Bundles of different cores have no order.
     """
 
     def __init__(self, subscriber_id: str, clock: Clock) -> None:
         self.id = subscriber_id
-        """The name it was registered under."""
+        """The name under which it was registered."""
         self._clock = clock
         self._parts: dict[int, Subscriber] = {}
         self._turn = itertools.count()
@@ -131,38 +131,38 @@ class MultiCoreSubscriber:
         self._parts = {**self._parts, core: part}
 
     def leave(self, core: int) -> None:
-        """Deliver from *core* no more."""
+        """Stop delivering from *core*."""
         self._parts = {other: part for other, part in self._parts.items() if other != core}
 
     def next_bundle(self, timeout: float | None = None) -> CoreHandle | None:
         """
         Claim the oldest pending bundle of the next core that has one; wait up to *timeout* seconds for one.
 
-        None waits without end, 0 not at all.
+        None waits indefinitely, 0 does not wait.
 
         Returns:
-            The handle, or None when the time has passed.
+            The handle, or None after the timeout.
 
         Raises:
             DirectoryInUseError: another process works for this subscriber in one of the cores.
             UnknownSubscriberError: it was unregistered.
-            StoreClosedError: the store was closed, also while waiting.
+            StoreClosedError: the store was closed, even while waiting.
         """
         handles = self._next(1, timeout)
         return handles[0] if handles else None
 
     def next_bundles(self, count: int, timeout: float | None = None) -> list[CoreHandle]:
         """
-        Claim up to *count* bundles at once, all of the next core that has one; see `Subscriber.next_bundles`.
+        Claim up to *count* bundles at a time, all of the next core that has one; see `Subscriber.next_bundles`.
 
         Returns:
-            The handles; empty when the time has passed.
+            The handles; empty after the timeout.
 
         Raises:
             UsageError: *count* is below 1.
             DirectoryInUseError: another process works for this subscriber in one of the cores.
             UnknownSubscriberError: it was unregistered.
-            StoreClosedError: the store was closed, also while waiting.
+            StoreClosedError: the store was closed, even while waiting.
         """
         return self._next(count, timeout)
 
@@ -193,7 +193,7 @@ class MultiCoreSubscriber:
 
     @contextlib.contextmanager
     def _unless_gone(self, core: int, part: Subscriber) -> Iterator[None]:
-        """Pass over a core that was drained and is gone: the others go on."""
+        """Skip a core that was drained and removed: the others continue."""
         try:
             yield
         except StoreClosedError:
@@ -202,10 +202,10 @@ class MultiCoreSubscriber:
 
     def ack_all(self, handles: Iterable[CoreHandle]) -> None:
         """
-        Say of all *handles*, which this subscriber gave out, what `CoreHandle.ack` says of one.
+        Acknowledge all *handles*, which this subscriber has delivered; see `CoreHandle.ack`.
 
         Raises:
-            BundleUnavailableError: one of them was rejected, deferred or given back before; all others are
+            BundleUnavailableError: one of them was rejected, deferred or returned before; all others are
             acknowledged. UnknownSubscriberError: it was unregistered. StoreClosedError: the store is closed; the
             bundles will be delivered again.
         """
@@ -223,10 +223,10 @@ class MultiCoreSubscriber:
 
     def claim(self, ref: BundleRef, *, core: int) -> CoreHandle:
         """
-        Claim one bundle of *core* by name, whatever its turn.
+        Claim one particular bundle of *core*, regardless of order.
 
         Raises:
-            BundleUnavailableError: there is no such bundle, or it is resolved or claimed.
+            BundleUnavailableError: the bundle does not exist, or it is resolved or claimed.
             DirectoryInUseError: another process works for this subscriber.
             UnknownSubscriberError: it was unregistered, or this process has no such core open.
             StoreClosedError: the store was closed.
@@ -235,12 +235,12 @@ class MultiCoreSubscriber:
 
     def on_bundle(self, callback: Callable[[], object]) -> Callable[[], None]:
         """
-        Have *callback* called when bundles become available in any core that is open now; see `Subscriber.on_bundle`.
+        Call *callback* when bundles become available in any core that is open now; see `Subscriber.on_bundle`.
 
-        It is never called twice at once: cores take turns.
+        Calls never overlap: cores take turns.
 
         Returns:
-            A function that ends it. A call that runs at that moment is not waited for.
+            A function that unsubscribes. It does not wait for a running call.
 
         Raises:
             DirectoryInUseError: another process works for this subscriber in one of the cores; nothing is called.
@@ -261,18 +261,18 @@ class MultiCoreSubscriber:
 
     def rewind(self, to: Literal["earliest"] | datetime) -> dict[int, Rewound]:
         """
-        Deliver again, in every core that is open, what was resolved: *to* and all behind it; see `Subscriber.rewind`.
+        Deliver again, in every open core, what was resolved from *to* on; see `Subscriber.rewind`.
 
         A segment number or a `BundleRef` names a place in one core: rewind that `part`.
 
         Returns:
-            Per core what came back.
+            By core, what will be delivered again.
 
         Raises:
             UsageError: *to* is neither "earliest" nor an aware datetime.
-            DirectoryInUseError: another process works for this subscriber in one of the cores; those before it are
+            DirectoryInUseError: another process works for this subscriber in one of the cores; the cores before it are
             rewound. UnknownSubscriberError: it was unregistered. StoreClosedError: the store was closed. OSError: as
-            for `Subscriber.rewind`; those before it are rewound.
+            for `Subscriber.rewind`; the cores before it are rewound.
         """
         require_no_place(to)
         done: dict[int, Rewound] = {}
@@ -283,7 +283,7 @@ class MultiCoreSubscriber:
 
     def part(self, core: int) -> Subscriber:
         """
-        Return the subscriber of one core, which can do more: rewind to a bundle, look at segments.
+        Return the subscriber of one core, which can do more: rewind to a bundle, inspect segments.
 
         Raises:
             UnknownSubscriberError: this process has no such core open.
@@ -312,7 +312,7 @@ class MultiCoreSubscriber:
         Write the progress in every core and let another process work for this subscriber. Claims end.
 
         Raises:
-            OSError: the progress could not be written; ownership is kept where it was not.
+            OSError: the progress could not be written; ownership is kept in those cores.
         """
         for part in self._parts.values():
             part.release()
@@ -323,10 +323,10 @@ class MultiCoreSubscriber:
 
 def require_no_place(to: object) -> None:
     """
-    Return when *to* means something in every core: "earliest" or a time.
+    Check that *to* has a meaning in every core: "earliest" or a time.
 
     Raises:
         UsageError: it does not.
     """
     if to != "earliest" and not isinstance(to, datetime):
-        raise UsageError(f'{to!r} names a place in one core; part(core).rewind does that. Here: "earliest" or a time')
+        raise UsageError(f'{to!r} is a place in one core: use part(core).rewind; or give "earliest" or a time here')

@@ -1,35 +1,33 @@
 """
-The bytes of every file a store keeps. Pure: bytes in, values out; no file is opened here.
+The bytes of every file that a store keeps. Pure: bytes in, values out; nothing here opens a file.
 
-A decoder has three answers, those of `quiver.primitives.scan`: the value and where it ends, *need more*, or
-*damaged here because …*. No bytes whatever make one raise. In the order in which a bundle passes:
+A decoder has three answers, those of `quiver.primitives.scan`: the value and its end, *need more*, or
+*damaged here because …*. No input makes a decoder raise. In the order in which a bundle reaches them:
 
-====================  ================================================================================================
+====================  ===========================================================================================
 module                purpose
-====================  ================================================================================================
-`segment/`            The bytes of a segment file. Pure
-`names.py`            what each file is called, and which names are ours
-`wal_file.py`         the head of a write-ahead log file
-`wal_entry.py`        one bundle as it was ingested, framed and checksummed
-`cursor.py`           the earliest WAL byte that recovery still needs
-`floor.py`            segment numbers below this were given out already
-`progress.py`         what one subscriber has finished with
-`retry_set.py`        what an exporter tries again
-`exporter_report.py`  when an exporter last delivered, and its last failure
-`drop_ledger.py`      what policy gave up and not everybody has noted
-`cold_list.py`        which segments the object tier has
-`cores.py`            what stores under one cap say to each other
-`sink_commit.py`      what a Spark sink committed
-`audit.py`            what became of each bundle
-`identity.py`         which store this is
-`snapshot_list.py`    what belongs to a snapshot
-`describe.py`         the same bytes, told to a person
-`describe_side.py`    the same
-`sidecar.py`          holds what the cursor and the floor have in common; `ipc_table` and `event_times` are parts of a
-                      segment. One
-`room.py`             What the owner of a store and those who stage segments for it say to each other about room
-====================  ================================================================================================
+====================  ===========================================================================================
+`segment/`            the bytes of a segment file (pure)
+`names.py`            the file names of a store (pure)
+`wal_file.py`         the header of a write-ahead log file (pure)
+`wal_entry.py`        one ingested bundle, framed and checksummed (pure)
+`cursor.py`           the earliest WAL byte that recovery still needs (pure)
+`floor.py`            the lowest free segment number (pure)
+`progress.py`         the progress of one subscriber (pure)
+`retry_set.py`        the bundles that an exporter will try again (pure)
+`exporter_report.py`  the last success and the last failure of an exporter (pure)
+`drop_ledger.py`      segments that a policy dropped, until every subscriber has recorded it (pure)
+`cold_list.py`        the segments that have a copy in the object tier (pure)
+`cores.py`            how stores share one size cap: directory names and claims (pure)
+`sink_commit.py`      the commit of a Spark sink (pure)
+`audit.py`            the outcome of each bundle (pure)
+`identity.py`         the identity of a store (pure)
+`snapshot_list.py`    the files of a snapshot (pure)
+`room.py`             how sinks and the owner of a store agree on disk space (pure)
+`describe.py`         any of these files as a human-readable description (pure)
+`describe_side.py`    the same for the small files next to log and segments (pure)
+`sidecar.py`          the layout that cursor, floor and claims share (pure)
+====================  ===========================================================================================
 
-`sidecar` holds what the cursor and the floor have in common; `ipc_table` and `event_times` are parts of a segment. One
-page a file kind, with offsets and example bytes, is in ``docs/formats``.
+``docs/formats`` has one page per file kind, with offsets and example bytes.
 """

@@ -1,12 +1,12 @@
 """
-The trail of outcomes: one JSON object a line. Bytes only.
+The audit trail: the outcome of bundles, one JSON object per line. Bytes only.
 
 ::
 
     {"at":"2026-01-31T12:00:00.000000000Z","subscriber":"a","segment":5,"bundles":[[0,3],[7,7]],"outcome":"acked"}
 
-The first and the last bundle of each range belong to it. ``why`` is there when something was said. A line that is cut
-short, or is no such object, says nothing and harms nothing: readers pass over it, a writer begins a line of its own.
+Ranges of bundles include both ends. ``why`` is present only if a reason was given. A line that is incomplete or not
+such an object does no harm: readers skip it, and a writer starts a new line after it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = [
 Outcome = Literal["acked", "rejected", "dropped"]
 
 AUDIT_WHY_LENGTH_MAX = 100
-"""Characters of the reason that are kept."""
+"""The maximum length of a reason, in characters; the rest is cut."""
 
 AUDIT_RANGES_MAX = 32
-"""Ranges of bundles in one line; with more of them come more lines, so that no line is longer than 2 KiB."""
+"""Ranges of bundles in one line. More ranges continue on another line, so that no line is longer than 2 KiB."""
 
 _NS = 1_000_000_000
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{9})Z")
@@ -44,15 +44,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
     """
-    What became of some bundles of one segment for one subscriber.
+    The outcome of some bundles of one segment for one subscriber.
 
     Attributes:
-        at_ns: when, on the wall clock.
-        subscriber: for whom.
+        at_ns: wall-clock time of the outcome.
+        subscriber: the id of the subscriber.
         segment: the segment's number.
         bundles: ranges of bundles, first and last included, ascending.
-        outcome: what became of them.
-        why: what was said about it; empty when nothing was.
+        outcome: how the bundles were resolved.
+        why: the reason that was given; empty if there was none.
     """
 
     at_ns: int
@@ -78,7 +78,7 @@ def ranges_of(bits: int) -> tuple[tuple[int, int], ...]:
 
 
 def encode_audit_record(record: AuditRecord) -> bytes:
-    """Return the line, its end included."""
+    """Return the line, including its line end."""
     seconds, ns = divmod(record.at_ns, _NS)
     moment = datetime.fromtimestamp(seconds, UTC)
     fields: dict[str, Any] = {
@@ -94,7 +94,7 @@ def encode_audit_record(record: AuditRecord) -> bytes:
 
 
 def decode_audit(data: bytes) -> Iterator[AuditRecord]:
-    """Iterate over the records in *data*; lines that are none are passed over."""
+    """Iterate over the records in *data*; lines that are not records are skipped."""
     for line in data.split(b"\n"):
         record = _decode_line(line)
         if record is not None:

@@ -1,5 +1,5 @@
 r"""
-The cold list: which sealed segments have a copy in the object tier, and where that is. Bytes only.
+The cold list: which sealed segments have a copy in the object tier, and where the objects are. Bytes only.
 
 ::
 
@@ -15,7 +15,7 @@ The cold list: which sealed segments have a copy in the object tier, and where t
     for every entry, ascending by number:
         u64 seg_seq
         u64 size_bytes
-        u64 wal_start      log positions of its first bundle and behind its last
+        u64 wal_start      log position of its first bundle, and the position after its last
         u64 wal_end
         u64 sequence_first
         u64 sequence_last
@@ -24,13 +24,13 @@ The cold list: which sealed segments have a copy in the object tier, and where t
         u32 bundle_count
         u32 crc32          the checksum in the file's own last four bytes
         u8  state          0 sent, 1 verified, 2 damaged
-        u8  known          bits: 1 log positions, 2 sequences, 4 times of ingestion; what is not known is 0
+        u8  known          bits: 1 log positions, 2 sequences, 4 times of ingestion; unknown fields are 0
         6   reserved       zeros
     the last four bytes of the file:
         u32 crc32          IEEE, over all bytes before it
 
-An entry is durable before its object is made, and leaves the list when there is none any more. Only a verified one
-may be relied on. The file is an addition of ours: engines that do not know it see the segments that lie here.
+An entry is durable before its object is created, and is removed after its object is deleted. Only a verified entry
+may be relied on. The file is a Quiver extension: engines that do not know it see only the segments on the local disk.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ COLD_ENTRY = struct.Struct("<QQQQQQqqIIBB6x")
 COLD_ENTRIES_MAX = 1_000_000
 COLD_LOCATION_BYTES_MAX = 16_384
 COLD_LIST_BYTES_MAX = 256 * 1024 * 1024
-"""Far above what a lawful list takes, also with fields added: a larger file is not read."""
+"""Well above the size of a valid list, even with added fields: a larger file is not read."""
 
 _PREFIX = struct.Struct("<8sHH")
 _CRC = struct.Struct("<I")
@@ -90,13 +90,13 @@ class ColdSegment:
     Attributes:
         seq: its number.
         size_bytes: length of the file, and of the object.
-        crc32: the checksum that the file ends with.
-        bundle_count: bundles it has.
-        wal: log positions of its first bundle and behind its last; None where they are not known.
-        sequences: of its first and its last bundle.
-        ingested_ns: earliest and latest time of ingestion.
-        state: `sent` may or may not be there, whole, and nobody relies on it; `verified` was read back and is the
-            segment, byte for byte; `damaged` was it once.
+        crc32: the checksum in the last bytes of the file.
+        bundle_count: how many bundles it has.
+        wal: log position of its first bundle, and the position after its last; None if unknown.
+        sequences: of its first and its last bundle; None if unknown.
+        ingested_ns: earliest and latest time of ingestion; None if unknown.
+        state: `sent`: the object may be missing or incomplete, and nothing relies on it. `verified`: the object was
+            read back and equals the segment byte for byte. `damaged`: it was verified once, but no longer is.
     """
 
     seq: int
@@ -112,7 +112,7 @@ class ColdSegment:
 @dataclass(frozen=True, slots=True)
 class ColdList:
     """
-    The whole list. *location* is what `quiver.objects` needs to find the objects, without secrets;
+    The complete list. *location* is what `quiver.objects` needs to find the objects, without secrets;
     entries ascend.
     """
 
@@ -122,14 +122,14 @@ class ColdList:
 
 def object_name(seq: int, checksum: int) -> str:
     """
-    Return the last part of the key of a segment's object: number and checksum, so that no two contents share a
+    Return the last part of the key of a segment's object: number and checksum, so that different contents never share a
     name.
     """
     return f"{segment_name(seq).removesuffix('.qseg')}-{checksum:08x}.qseg"
 
 
 def parse_object_name(name: str) -> tuple[int, int] | None:
-    """Return number and checksum of the segment whose object is called *name*; None when it is none."""
+    """Return number and checksum of the segment whose object is called *name*, or None if it is not such a name."""
     number, dash, checksum = name.removesuffix(".qseg").rpartition("-")
     seq = parse_segment_name(f"{number}.qseg")
     if seq is None or not dash or re.fullmatch("[0-9a-f]{8}", checksum) is None or not name.endswith(".qseg"):
@@ -139,11 +139,11 @@ def parse_object_name(name: str) -> tuple[int, int] | None:
 
 def encode_cold_list(found: ColdList) -> bytes:
     """
-    Return the whole file.
+    Return the complete file.
 
     Raises:
-        UsageError: more than 1,000,000 entries, one segment twice, or a location that takes more than 16 KiB. Such a
-            file could not be read again.
+        UsageError: there are more than 1,000,000 entries, a segment appears twice, or the location takes more than
+            16 KiB. Such a file could not be read again.
     """
     ordered = sorted(found.entries, key=lambda entry: entry.seq)
     if len(ordered) > COLD_ENTRIES_MAX or len({entry.seq for entry in ordered}) < len(ordered):
@@ -166,7 +166,7 @@ def _encode_entry(entry: ColdSegment) -> bytes:
 
 
 def decode_cold_list(view: memoryview) -> Answer[ColdList]:
-    """Decode a cold list. What follows the file is left alone."""
+    """Decode a cold list. Bytes after the file are ignored."""
     if not COLD_MAGIC.startswith(bytes(view[: len(COLD_MAGIC)])):
         return Damage(0, "not a cold list: the magic does not match")
     if len(view) < _PREFIX.size:
@@ -193,7 +193,7 @@ def decode_cold_list(view: memoryview) -> Answer[ColdList]:
         return Damage(end, "checksum mismatch in the cold list")
     location = _decode_location(bytes(view[header_size:start]))
     if location is None:
-        return Damage(header_size, "the location is no JSON object")
+        return Damage(header_size, "the location is not a JSON object")
     entries = _decode_entries(view[:end], start, entry_size)
     return entries if isinstance(entries, Damage) else Frame(ColdList(location, entries), end + _CRC.size)
 
@@ -215,7 +215,7 @@ def _decode_entries(view: memoryview, start: int, entry_size: int) -> tuple[Cold
         if entries and seq <= entries[-1].seq:
             return Damage(at, f"segment {seq} comes after {entries[-1].seq}")
         if seq > U64_MAX - 1:
-            return Damage(at, f"segment {seq} is above every number that a store gives")
+            return Damage(at, f"segment {seq} is above the highest possible segment number")
         entries.append(
             ColdSegment(
                 seq,

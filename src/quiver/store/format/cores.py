@@ -1,9 +1,9 @@
 r"""
-What stores under one cap say to each other: how a core's directory is called, and how much of the cap it claims.
+How stores share one size cap: the name of a core's directory, and how much of the cap the core claims.
 
-The claim is one number, in the layout of `sidecar` with the magic b"QUIVER\0U". It is written in place and never
-synced: after a crash, or when its owner stopped, the files beside it say how much is used. The file is an addition
-of ours: engines that do not know it ignore it.
+A claim is one number, in the layout of `sidecar` with the magic b"QUIVER\0U". It is written in place and never
+synced: after a crash, or when its owner has stopped, the sizes of the files next to it show how much is used. The file
+is a Quiver extension: engines that do not know it ignore it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CORE_MAX = 1023
 """The highest core number."""
 
 CORE_CLAIM = "quiver.core"
-"""What a store claims of the cap; lies in its root, as do the following two."""
+"""The claim of a store on the cap. It is in the store's root, as are the following two."""
 EVICT_LOCK = "quiver.evict.lock"
-"""Held by whoever deletes segments of a store that is not his, for as long as that takes."""
+"""Locked by a process while it deletes segments of a store that it does not own."""
 EVICTED = "quiver.evicted"
-"""The segments that others deleted, until the owner has taken note: a drop ledger."""
+"""The segments that other processes deleted, until the owner has recorded them: a drop ledger."""
 
 _CORE = re.compile(r"core_(0|[1-9][0-9]{0,3})")
 

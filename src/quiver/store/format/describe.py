@@ -1,8 +1,8 @@
 """
-The bytes of any file of a store, told to a person: what `quiver inspect` shows. Bytes only.
+Describe the bytes of any file of a store in human-readable form, as `quiver inspect` prints it. Bytes only.
 
-The file kind is recognised by its magic, and by its name when the magic is gone. Damage is part of the answer,
-with its offset, and what can still be read is read.
+The magic gives the file kind, or the name if the magic is damaged. Damage is part of the description, with its offset,
+and everything that can still be read is included.
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ _ARROW_MAGIC = b"ARROW1"
 _BACKUP_SUFFIX = ".bak"
 _HEAD_BYTES = 64
 _FRAME_BYTES = 8
-"""The length before an entry and the checksum behind it."""
+"""The length before an entry and the checksum after it."""
 
 
 def describe(name: str, data: memoryview, *, rows_max: int = ROWS_MAX) -> Description:
     """
-    Say what the file *name* with the contents *data* is and holds. Never raises, whatever the bytes are.
+    Describe the file *name* with the contents *data*. Never raises on any bytes.
 
-    *rows_max* bounds the rows of each table; counts in `fields` always cover the whole file.
+    *rows_max* bounds the rows of each table; counts in `fields` always cover the complete file.
     """
     view = data.cast("B")
     kind = kind_of(name, view)
     description = Description(name, kind, len(view))
     if kind == "unknown":
-        description.problems.append(Problem(0, "neither the magic nor the name is that of a file of a store"))
+        description.problems.append(Problem(0, "neither the magic nor the name belongs to a file of a store"))
     else:
         _DESCRIBERS[kind](description, view, rows_max)
         description.problems.sort(key=lambda problem: problem.offset)
         if any("magic" in problem.reason for problem in description.problems):
-            description.version = None  # where it would stand is anything
+            description.version = None  # the bytes at its place may be anything
     return description
 
 
 def kind_of(name: str, view: memoryview) -> str:
-    """Return the kind of the file *name*, or "unknown". Only the first and the last bytes of *view* are looked at."""
+    """Return the kind of the file *name*, or "unknown". Reads only the first and the last bytes of *view*."""
     head = bytes(view[: len(WAL_MAGIC)])
     if head == WAL_MAGIC:
         return "wal"
@@ -139,8 +139,8 @@ def _describe_wal(to: Description, view: memoryview, rows_max: int) -> None:
 
 
 def _next_entry(view: memoryview, damaged: int, sequence_min: int) -> int | None:
-    # The damaged entry's own length first: when only its payload is hurt, nothing inside that payload may be
-    # taken for an entry.
+    # Try the damaged entry's own length first: if only its payload is damaged, nothing inside that payload may be
+    # mistaken for an entry.
     claimed = damaged + _FRAME_BYTES + int.from_bytes(view[damaged : damaged + 4], "little")
     if claimed < len(view) and isinstance(decode_entry(view, claimed), Frame):
         return claimed
@@ -153,7 +153,7 @@ def _entry_problem(answer: NeedMore | Damage, offset: int, found: int | None) ->
     else:
         at, reason = offset, f"the entry is cut short: {answer.missing} bytes are missing"
     if found is None:
-        # Nothing readable follows: a write that a crash cut, which recovery truncates.
+        # Nothing readable follows: a crash interrupted the write, and recovery truncates it.
         return Problem(at, f"torn tail: {reason}", "warning")
     return Problem(at, f"{reason}; {found - offset} bytes are lost, the next entry is at {found}")
 
@@ -198,7 +198,7 @@ def _describe_sidecar(to: Description, view: memoryview, name: str, answer: Answ
     if isinstance(answer, Frame):
         to.fields = {"size": answer.end, name: value}
         if answer.end < len(view):
-            to.problems.append(Problem(answer.end, "bytes behind the end are ignored", "warning"))
+            to.problems.append(Problem(answer.end, "bytes after the end are ignored", "warning"))
 
 
 def _describe_progress(to: Description, view: memoryview, rows_max: int) -> None:

@@ -1,7 +1,7 @@
 """
-The bytes of what lies beside log and segments, told to a person: ledgers, claims, lists, trails, locks, kept copies.
+Describe the small files next to log and segments: ledgers, claims, lists, audit trails, locks, quarantined copies.
 
-Asked by `describe`, and like it bytes only.
+Called by `describe`, and bytes only, too.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _SQLITE_HEAD_BYTES = 100
 
 
 def side_kind_by_head(head: bytes) -> str | None:
-    """Return the kind that the first bytes of a file speak of; None when they do not."""
+    """Return the kind that the first bytes of a file identify; None if they do not."""
     by_magic = {
         DROP_MAGIC: "drop ledger",
         CLAIM_MAGIC: "claim",
@@ -83,7 +83,7 @@ def side_kind_by_head(head: bytes) -> str | None:
 
 
 def side_kind_by_name(base: str) -> str | None:
-    """Return the kind that a file's name, without its directory, speaks of; None when it does not."""
+    """Return the kind that a file's name, without its directory, identifies; None if it does not."""
     if base in _NAMES:
         return _NAMES[base]
     if base.startswith("quiver.") and base.endswith(".lock"):
@@ -206,7 +206,7 @@ def _describe_audit(to: Description, view: memoryview, rows_max: int) -> None:
         records += len(found)
         lines += bool(line)
         if line and not found:
-            to.problems.append(Problem(offset, "the line is no outcome, or is cut short: it is passed over", "warning"))
+            to.problems.append(Problem(offset, "incomplete line, or not an outcome: it is skipped", "warning"))
         offset += len(line) + 1
         last = [*last, *found][-rows_max:] if rows_max else []
     to.fields = {"lines": lines, "records": records}
@@ -244,27 +244,27 @@ def _describe_identity(to: Description, view: memoryview, _rows_max: int) -> Non
 
 
 def _describe_lock(to: Description, view: memoryview, _rows_max: int) -> None:
-    # What is in it is for people; whether it is held only the kernel knows.
+    # The contents are for human readers; only the kernel knows whether the lock is held.
     to.fields = {"last_holder": bytes(view[:_NOTE_BYTES_MAX]).decode("utf-8", "replace").strip()}
 
 
 def _describe_room(to: Description, _view: memoryview, _rows_max: int) -> None:
-    to.fields = {"meaning": "room on the disk, nothing else: given back when the disk is full"}
+    to.fields = {"meaning": "reserved disk space, freed when the disk is full"}
 
 
 def _describe_mark(to: Description, _view: memoryview, _rows_max: int) -> None:
-    to.fields = {"meaning": f"there is a {SEGMENTS_DIR}/{COLD_LIST}; where that is missing, it was lost"}
+    to.fields = {"meaning": f"{SEGMENTS_DIR}/{COLD_LIST} exists; if it is missing, it was lost"}
 
 
 def _describe_kept(to: Description, _view: memoryview, _rows_max: int) -> None:
     if to.name.endswith(".arrows"):
-        to.fields = {"meaning": "what could be read of a damaged segment, unproven: an Arrow stream"}
+        to.fields = {"meaning": "rows recovered from a damaged segment, not verified: an Arrow stream"}
     else:
         to.fields = {"meaning": "a copy of damaged bytes"}
 
 
 def _describe_database(to: Description, view: memoryview, _rows_max: int) -> None:
-    """What receivers remember of requests and clients. SQLite reads it; its head says this much without it."""
+    """Describe the receivers' database of requests and clients. SQLite reads it; its header shows this much without."""
     if len(view) < _SQLITE_HEAD_BYTES:
         to.problems.append(
             Problem(len(view), f"cut short: at least {_SQLITE_HEAD_BYTES - len(view)} bytes are missing")

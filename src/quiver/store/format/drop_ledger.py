@@ -1,6 +1,6 @@
 r"""
-The drop ledger: segments that a policy gave up before every subscriber had resolved them. Bytes only. That of one
-subscriber names those that an operator skipped for it.
+The drop ledger: segments that a policy dropped before every subscriber had resolved them. Bytes only. The ledger of a
+single subscriber lists the segments that an operator skipped for it.
 
 ::
 
@@ -13,17 +13,17 @@ subscriber names those that an operator skipped for it.
     20  4   reserved       zeros
     for every entry, ascending by number, from header_size on:
         u64 seg_seq
-        u64 size_bytes     what its file took; 0 when it never had one
+        u64 size_bytes     size of its file; 0 if it never had one
         u64 dropped_at     nanoseconds since the epoch
         u32 bundle_count
         u8  reason         1 size, 2 age, 16 skipped
         3   reserved       zeros
-        u64 wal_position   0; of one that never had a file: it takes effect when the cursor has passed this
+        u64 wal_position   0; without a file: the drop takes effect when the cursor has passed this position
     the last four bytes of the file:
         u32 crc32          IEEE, over all bytes before it
 
-An entry is durable before anything of the segment goes, and stays until every subscriber's progress file has the
-segment resolved. The file is an addition of ours: engines that do not know it ignore it.
+An entry is durable before any file of the segment is deleted, and stays until every subscriber's progress file has
+recorded the segment as resolved. The file is a Quiver extension: engines that do not know it ignore it.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ DROP_HEADER = struct.Struct("<8sHHH2xI4x")
 DROP_ENTRY = struct.Struct("<QQQIB3xQ")
 DROP_ENTRIES_MAX = 65_536
 DROP_LEDGER_BYTES_MAX = 64 * 1024 * 1024
-"""Far above what a lawful ledger takes, also with fields added: a larger file is not read."""
+"""Well above the size of a valid ledger, even with added fields: a larger file is not read."""
 
 _PREFIX = struct.Struct("<8sHH")
 _CRC = struct.Struct("<I")
 _SIZES_AT = 10
 _REASONS: dict[int, DropReason] = {1: "size", 2: "age", 16: "skipped"}
-"""From 16 on people decide, not policies."""
+"""Reasons from 16 on are decisions of an operator, not of a policy."""
 _CODES = {reason: code for code, reason in _REASONS.items()}
 _ENTRY_SIZE_MAX = 512
 
@@ -72,16 +72,16 @@ _ENTRY_SIZE_MAX = 512
 @dataclass(frozen=True, slots=True)
 class DroppedSegment:
     """
-    One segment that a policy gave up.
+    One segment that a policy dropped.
 
     Attributes:
         seq: its number.
-        bundle_count: bundles it had; of a skipped one, those that the subscriber had not resolved.
-        size_bytes: what its file took; 0 when it was dropped before it was written.
+        bundle_count: how many bundles it had; for a skipped segment, those that the subscriber had not resolved.
+        size_bytes: the size of its file; 0 if it was dropped before it was written.
         reason: `size` for the cap or a full disk, `age` for expiry, `skipped` for one subscriber.
-        dropped_at_ns: when, on the wall clock.
-        wal_position_end: of one that was never written, the log position behind it. As long as the log's cursor has
-            not passed it the log brings the bundles back, under another number, and nothing was dropped. Else 0.
+        dropped_at_ns: wall-clock time of the drop.
+        wal_position_end: for a segment that was never written, the log position after it; otherwise 0. Until the log's
+            cursor has passed it, recovery brings the bundles back under another number, and nothing was dropped.
     """
 
     seq: int
@@ -94,10 +94,10 @@ class DroppedSegment:
 
 def encode_drop_ledger(entries: Sequence[DroppedSegment]) -> bytes:
     """
-    Return the whole file.
+    Return the complete file.
 
     Raises:
-        UsageError: more than 65,536 entries, or one segment twice. Such a file could not be read again.
+        UsageError: there are more than 65,536 entries, or a segment appears twice. Such a file could not be read again.
     """
     ordered = sorted(entries, key=lambda entry: entry.seq)
     if len(ordered) > DROP_ENTRIES_MAX or len({entry.seq for entry in ordered}) < len(ordered):
@@ -117,7 +117,7 @@ def encode_drop_ledger(entries: Sequence[DroppedSegment]) -> bytes:
 
 
 def decode_drop_ledger(view: memoryview) -> Answer[tuple[DroppedSegment, ...]]:
-    """Decode a drop ledger, ascending by segment number. What follows the file is left alone."""
+    """Decode a drop ledger, ascending by segment number. Bytes after the file are ignored."""
     if not DROP_MAGIC.startswith(bytes(view[: len(DROP_MAGIC)])):
         return Damage(0, "not a drop ledger: the magic does not match")
     if len(view) < _PREFIX.size:

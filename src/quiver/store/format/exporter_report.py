@@ -1,12 +1,12 @@
 """
-The report of one exporter: when it last delivered, and what its last failure was. JSON text, values in and out.
+The report of one exporter: the time of its last delivery, and its last failure. JSON text; values in and out.
 
 ::
 
     {"kind":"exporter report","version":1,"last_success_at_ns":…,
      "last_failure":{"type":"storage","message":"…","at_ns":…}}
 
-It is for people and for metrics. Nothing is decided by it: it may be old, damaged or gone.
+It is for human readers and metrics. No decision depends on it: it may be outdated, damaged or missing.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Failure:
 
     Attributes:
         type: one of `FAILURE_TYPES`.
-        message: for people, in a line of at most `MESSAGE_CHARS_MAX` characters.
-        at_ns: when, in nanoseconds since 1970.
+        message: human-readable, one line of at most `MESSAGE_CHARS_MAX` characters.
+        at_ns: the time of the failure, in nanoseconds since the epoch.
     """
 
     type: FailureType
@@ -60,11 +60,11 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class ExporterReport:
     """
-    How the last attempts of an exporter ended.
+    The outcome of an exporter's last attempts.
 
     Attributes:
-        last_success_at_ns: when it last delivered something, in nanoseconds since 1970; None: never.
-        last_failure: of all its attempts; None: none has failed.
+        last_success_at_ns: time of the last delivery, in nanoseconds since the epoch; None if there was none.
+        last_failure: the most recent failure; None if no attempt has failed.
     """
 
     last_success_at_ns: int | None = None
@@ -72,13 +72,13 @@ class ExporterReport:
 
     @property
     def is_failing(self) -> bool:
-        """Whether nothing was delivered since the last failure."""
+        """Whether the exporter has delivered nothing since its last failure."""
         failure, success_ns = self.last_failure, self.last_success_at_ns
         return failure is not None and (success_ns is None or success_ns < failure.at_ns)
 
 
 def cut_message(message: str) -> str:
-    """Return *message* as a report has it: in a line, printable, cut."""
+    """Return *message* as it is stored in a report: one line, printable, cut to the maximum length."""
     line = " ".join(message.split())
     line = "".join(one if one.isprintable() else "?" for one in line[: MESSAGE_CHARS_MAX + 1])
     return line if len(line) <= MESSAGE_CHARS_MAX else f"{line[: MESSAGE_CHARS_MAX - 1]}…"
@@ -91,24 +91,24 @@ def encode_report(report: ExporterReport) -> bytes:
 
 
 def decode_report(view: memoryview) -> Answer[ExporterReport]:
-    """Decode a whole report. Members that are not known are passed over."""
+    """Decode a complete report. Unknown members are skipped."""
     if len(view) > REPORT_BYTES_MAX:
         return Damage(0, f"not an exporter's report: it has more than {REPORT_BYTES_MAX} bytes")
     try:
         found = json.loads(bytes(view))
     except (ValueError, RecursionError):
-        return Damage(0, "not an exporter's report: it is no JSON text")
+        return Damage(0, "not an exporter's report: it is not JSON text")
     if not isinstance(found, dict) or found.get("kind") != _KIND:
-        return Damage(0, "not an exporter's report: it does not say that it is one")
+        return Damage(0, "not an exporter's report: `kind` is missing or different")
     if found.get("version") != REPORT_VERSION:
         return Damage(0, f"unsupported version {str(found.get('version'))[:20]!r}")
     success_ns, failure = found.get("last_success_at_ns"), found.get("last_failure")
     if success_ns is not None and not _is_time(success_ns):
-        return Damage(0, "not an exporter's report: its last success is no time")
+        return Damage(0, "not an exporter's report: last_success_at_ns is not a time")
     if failure is None:
         return Frame(ExporterReport(success_ns), len(view))
     if not isinstance(failure, dict) or not _is_failure(failure):
-        return Damage(0, "not an exporter's report: its last failure is none")
+        return Damage(0, "not an exporter's report: last_failure is not valid")
     last = Failure(failure["type"], failure["message"], failure["at_ns"])
     return Frame(ExporterReport(success_ns, last), len(view))
 

@@ -1,19 +1,19 @@
 r"""
-The segment floor: every segment number below it was given out once and is never given out again. Bytes only.
+The segment floor: every segment number below it has been used and is never used again. Bytes only.
 
-A store whose segments are all delivered and deleted has no file name left that says how far it had counted;
-the floor does. The layout is that of `sidecar`, with the magic b"QUIVER\0F". A store that was restored from a copy goes
-on above all numbers that the original can have used; its floor has two fields more, and version 2::
+A store whose segments are all delivered and deleted has no file name left that shows how far it has counted; the floor
+records it. The layout is that of `sidecar`, with the magic b"QUIVER\0F". A store that was restored from a copy
+continues above all numbers that the original can have used; its floor has two more fields, and version 2::
 
     0   8   magic
     8   u16 version        2
-    10  u16 size           40: all bytes, the checksum too
+    10  u16 size           40: all bytes, including the checksum
     12  u64 value
     20  u64 skipped_first  the first number that was skipped
     28  u64 skipped_end    the number after the last one
     36  u32 crc32          IEEE, over all bytes before it
 
-The file is an addition of ours: engines that do not know it ignore it.
+The file is a Quiver extension: engines that do not know it ignore it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _CRC = struct.Struct("<I")
 @dataclass(frozen=True, slots=True)
 class Floor:
     """
-    What a floor file says.
+    The contents of a floor file.
 
     Attributes:
-        value: the next segment number is this or above.
-        skipped: numbers that no segment of this store ever had, because it was restored; None: none are known.
+        value: the lowest free segment number.
+        skipped: numbers that no segment of this store ever had, because it was restored; None if none are known.
     """
 
     value: int
@@ -49,7 +49,7 @@ class Floor:
 
 
 def encode_floor(floor: int, *, skipped: range | None = None) -> bytes:
-    """Return the bytes of a floor file: the next segment number is *floor* or above. 24, or 40 with *skipped*."""
+    """Return a floor file: the next segment number is *floor* or higher. 24 bytes, or 40 with *skipped*."""
     if skipped is None:
         return encode_sidecar(FLOOR_MAGIC, floor)
     fields = _FIELDS.pack(FLOOR_MAGIC, _SKIPPED_VERSION, FLOOR_SKIPPED.size, floor, skipped.start, skipped.stop)
@@ -63,7 +63,7 @@ def decode_floor(view: memoryview) -> Answer[int]:
 
 
 def decode_floor_file(view: memoryview) -> Answer[Floor]:
-    """Decode a whole floor file."""
+    """Decode a complete floor file."""
     answer = decode_sidecar(view, FLOOR_MAGIC, "segment floor")
     if not isinstance(answer, Frame):
         return answer

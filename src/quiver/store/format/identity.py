@@ -1,4 +1,4 @@
-"""The identity of a store: one line with a UUID, made with the directory. Bytes only."""
+"""The identity of a store: one line with a UUID, created with the directory. Bytes only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _IDENTITY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def decode_identity(view: memoryview) -> Answer[str]:
-    """Decode the one line that a store is known by."""
+    """Decode the line that identifies a store."""
     text = bytes(view).decode("ascii", "replace").strip()
     if _IDENTITY.fullmatch(text) is None:
         return Damage(0, "the store's identity is not a UUID")

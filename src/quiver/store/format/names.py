@@ -1,8 +1,8 @@
 """
-What the files of a store are called, and which names are ours.
+The names of a store's files, built and parsed.
 
-Parsing accepts exactly what the matching function writes: a name with a sign, a missing or a surplus zero is
-somebody else's file and stays untouched.
+Parsing accepts exactly what the matching function builds: a name with a sign, or with a missing or extra zero, belongs
+to another program and stays untouched.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ __all__ = [
 WAL_DIR = "wal"
 WAL_ACTIVE = "quiver.wal"
 WAL_NEXT = "quiver.wal.next"
-"""The next active file while it is being made; a leftover is removed at open."""
+"""The next active file while it is being prepared; a leftover is removed at open."""
 CURSOR_NAME = "quiver.wal.cursor"
 SEGMENTS_DIR = "segments"
 SEGMENT_FLOOR = "quiver.segment.floor"
-"""Lies in `SEGMENTS_DIR`."""
+"""In `SEGMENTS_DIR`."""
 COLD_LIST = "quiver.cold"
-"""Lies in `SEGMENTS_DIR`: which segments the object tier has."""
+"""In `SEGMENTS_DIR`: which segments the object tier has."""
 COLD_MARK = "quiver.tier"
-"""In the root, as long as there is a `COLD_LIST`: where it is and the list is not, that was lost."""
+"""In the root as long as there is a `COLD_LIST`: if this file exists and the list does not, the list was lost."""
 QUARANTINE_DIR = "quarantine"
 DEAD_LETTER_DIR = "dead-letter"
 STORE_LOCK = "quiver.lock"
 STORE_ID = "quiver.id"
-"""One line: a UUID made with the directory, by which a Spark offset knows its store."""
+"""One line: a UUID created with the directory, by which a Spark offset recognizes its store."""
 
 DROP_LEDGER = "quiver.drops"
-"""What policy gave up and not every subscriber has taken note of yet."""
+"""Segments that a policy dropped and not every subscriber has recorded yet."""
 RESERVE = "quiver.reserve"
-"""Room on the disk, nothing else: given back when the disk is full, so that progress can still be written."""
+"""Reserved disk space, freed when the disk is full, so that progress can still be written."""
 
 AUDIT_TRAIL = "quiver.audit.jsonl"
 AUDIT_PREVIOUS = "quiver.audit.1.jsonl"
-"""What became of each bundle: the trail that is written to, and the one before it."""
+"""The audit trail that is being written, and the one before it."""
 
 SUBSCRIBER_ID_LENGTH_MAX = 64
 U64_MAX = 2**64 - 1
@@ -101,7 +101,7 @@ def parse_wal_rotated_name(name: str) -> int | None:
 
 
 def segment_name(seq: int) -> str:
-    """Return the name of segment *seq*: sixteen digits at least, so that names sort as numbers do."""
+    """Return the name of segment *seq*: at least sixteen digits, so that names sort like numbers."""
     return f"{seq:016d}.qseg"
 
 
@@ -129,7 +129,7 @@ def progress_name(subscriber: str) -> str:
 def parse_progress_name(name: str) -> str | None:
     """Return the subscriber id in *name*, or None: temporary and lock files are not progress files."""
     subscriber = name.removeprefix(_PROGRESS_PREFIX)
-    # An id has no dot, so ".tmp" and ".lock" behind it never match.
+    # An id has no dot, so a name that ends in ".tmp" or ".lock" never matches.
     if subscriber == name or not _is_subscriber_id(subscriber):
         return None
     return subscriber
@@ -137,7 +137,7 @@ def parse_progress_name(name: str) -> str | None:
 
 def progress_backup_name(subscriber: str) -> str:
     """
-    Return the name of the previous generation of *subscriber*'s progress file, where one is kept.
+    Return the name of the previous generation of *subscriber*'s progress file, if one is kept.
 
     Raises:
         UsageError: *subscriber* is not a valid id.
@@ -147,7 +147,7 @@ def progress_backup_name(subscriber: str) -> str:
 
 def subscriber_lock_name(subscriber: str) -> str:
     """
-    Return the name of the lock file that the one live owner of *subscriber* holds.
+    Return the name of the lock file that the only live owner of *subscriber* holds.
 
     Raises:
         UsageError: *subscriber* is not a valid id.
@@ -157,7 +157,7 @@ def subscriber_lock_name(subscriber: str) -> str:
 
 def retry_set_name(subscriber: str) -> str:
     """
-    Return the name of the file with what *subscriber* could not deliver yet, in the root of the store.
+    Return the name of the file with the bundles that *subscriber* could not deliver yet, in the root of the store.
 
     Raises:
         UsageError: *subscriber* is not a valid id.
@@ -174,7 +174,7 @@ def parse_retry_set_name(name: str) -> str | None:
 
 def report_name(exporter: str) -> str:
     """
-    Return the name of the file with how the last attempts of *exporter* ended, in the root of the store.
+    Return the name of the report on *exporter*'s last attempts, in the root of the store.
 
     Raises:
         UsageError: *exporter* is not a valid id.
@@ -184,14 +184,14 @@ def report_name(exporter: str) -> str:
 
 
 def parse_report_name(name: str) -> str | None:
-    """Return the exporter in *name*, or None when it is not a report."""
+    """Return the exporter in *name*, or None if it is not a report."""
     exporter = name.removeprefix(_REPORT_PREFIX)
     return exporter if exporter != name and _is_subscriber_id(exporter) else None
 
 
 def skip_ledger_name(subscriber: str) -> str:
     """
-    Return the name of the file with what was skipped for *subscriber*, in the root of the store.
+    Return the name of the file with the segments that were skipped for *subscriber*, in the root of the store.
 
     Raises:
         UsageError: *subscriber* is not a valid id.
@@ -208,7 +208,7 @@ def parse_skip_ledger_name(name: str) -> str | None:
 
 def retry_lock_name(subscriber: str) -> str:
     """
-    Return the name of the lock file that whoever changes *subscriber*'s retry set holds.
+    Return the name of the lock file that a process holds while it changes *subscriber*'s retry set.
 
     Raises:
         UsageError: *subscriber* is not a valid id.
@@ -218,7 +218,7 @@ def retry_lock_name(subscriber: str) -> str:
 
 def check_subscriber_id(subscriber: str) -> None:
     """
-    Return when *subscriber* can be part of a file name on every platform.
+    Check that *subscriber* can be part of a file name on every platform.
 
     Raises:
         UsageError: it is empty, too long, has other characters than ``A-Za-z0-9_-``, or is a device name.

@@ -1,5 +1,5 @@
 r"""
-The progress file: what one subscriber has finished with. Bytes only.
+The progress file: what one subscriber has resolved. Bytes only.
 
 ::
 
@@ -14,11 +14,11 @@ The progress file: what one subscriber has finished with. Bytes only.
         u64 seg_seq
         u32 bundle_count
         u16 bitmap_words           bundle_count / 64, rounded up
-        u64 × bitmap_words         lowest bit of the first word: bundle 0; 1: finished with
+        u64 × bitmap_words         lowest bit of the first word: bundle 0; 1: resolved
     the last four bytes of the file:
         u32 crc32c or crc32        over all bytes before it
 
-The architecture document says CRC-32C, the released Rust engine writes CRC-32 (IEEE). The `spec` profile writes
+The architecture document specifies CRC-32C, the released Rust engine writes CRC-32 (IEEE). The `spec` profile writes
 the first, the `otap` profile the second, and both are read.
 """
 
@@ -52,7 +52,7 @@ PROGRESS_HEADER = struct.Struct("<8sHHHQI6x")
 PROGRESS_ENTRY = struct.Struct("<QIH")
 PROGRESS_ENTRIES_MAX = 1_000_000
 BITMAP_WORDS_MAX = 1024
-"""So a segment that progress can be kept of has at most 65,536 bundles."""
+"""Therefore a segment can have at most 65,536 bundles."""
 
 _PREFIX = struct.Struct("<8sHH")
 _CRC = struct.Struct("<I")
@@ -62,7 +62,7 @@ _WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class SegmentProgress:
-    """Progress within one segment: bit i of `bitmap` says that bundle i is finished with."""
+    """Progress within one segment: bit i of `bitmap` means that bundle i is resolved."""
 
     bundle_count: int
     bitmap: int
@@ -74,9 +74,9 @@ class Progress:
     Progress of one subscriber.
 
     Attributes:
-        oldest_incomplete: number of the oldest segment that is not finished with.
+        oldest_incomplete: number of the oldest segment that is not fully resolved.
         entries: segment number → progress within it, ascending.
-        flags: 0 in version 1; a reader reports other values and goes on. Never written.
+        flags: 0 in version 1; a reader reports other values and continues. Never written.
     """
 
     oldest_incomplete: int
@@ -86,7 +86,7 @@ class Progress:
 
 def encode_progress(progress: Progress, *, profile: Literal["spec", "otap"]) -> bytes:
     """
-    Return the whole file; *profile* chooses the checksum.
+    Return the complete file; *profile* chooses the checksum.
 
     Raises:
         UsageError: a segment has more than 65,536 bundles or bits beyond its last bundle, or there are more
@@ -115,12 +115,12 @@ def encode_progress(progress: Progress, *, profile: Literal["spec", "otap"]) -> 
 
 
 def progress_checksum(view: memoryview) -> Literal["crc32c", "crc32"] | None:
-    """Return which checksum the last four bytes of *view* are, or None when they are neither."""
+    """Return which checksum the last four bytes of *view* are, or None if they are neither."""
     if len(view) < _CRC.size:
         return None
     body = view[: -_CRC.size]
     (stored,) = _CRC.unpack_from(view, len(body))
-    # IEEE first: it costs no import, and one of the two profiles never needs the other.
+    # CRC-32 first: it needs no import, and one of the two profiles never needs the other checksum.
     if stored == crc32(body):
         return "crc32"
     return "crc32c" if stored == crc32c(body) else None
@@ -128,9 +128,9 @@ def progress_checksum(view: memoryview) -> Literal["crc32c", "crc32"] | None:
 
 def decode_progress(view: memoryview) -> Answer[Progress]:
     """
-    Decode a whole progress file. Bytes between the last entry and the checksum are ignored.
+    Decode a complete progress file. Bytes between the last entry and the checksum are ignored.
 
-    Bits beyond a segment's last bundle mean nothing and are dropped.
+    Bits beyond a segment's last bundle have no meaning and are dropped.
     """
     if not PROGRESS_MAGIC.startswith(bytes(view[: len(PROGRESS_MAGIC)])):
         return Damage(0, "not a progress file: the magic does not match")
@@ -147,7 +147,7 @@ def decode_progress(view: memoryview) -> Answer[Progress]:
     sound = progress_checksum(view) is not None
     entries = _decode_entries(view[: -_CRC.size], header_size, entry_count)
     if not sound and not isinstance(entries, NeedMore):
-        # A wrong count or length is only a consequence: the checksum is the cause.
+        # A wrong count or length would only be a consequence of the wrong checksum.
         return Damage(len(view) - _CRC.size, "checksum mismatch: neither CRC-32C nor CRC-32")
     if isinstance(entries, NeedMore):
         return Damage(header_size, "the entries do not fit in the file") if sound else entries
@@ -167,7 +167,7 @@ def _decode_entries(body: memoryview, at: int, entry_count: int) -> dict[int, Se
         if words > BITMAP_WORDS_MAX or words != _words(bundle_count):
             return Damage(at, f"segment {seq}: {words} bitmap words for {bundle_count} bundles")
         if seq in entries:
-            return Damage(at, f"segment {seq} comes twice")
+            return Damage(at, f"segment {seq} appears twice")
         at += PROGRESS_ENTRY.size
         end = at + words * _WORD_BYTES
         if end > len(body):

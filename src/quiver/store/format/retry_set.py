@@ -1,5 +1,5 @@
 r"""
-The retry set of a subscriber: bundles that its far side could not take yet. Bytes only.
+The retry set of a subscriber: bundles that its destination could not take yet. Bytes only.
 
 ::
 
@@ -13,19 +13,19 @@ The retry set of a subscriber: bundles that its far side could not take yet. Byt
     for every entry, ascending by place, from header_size on:
         u64 seg_seq
         u32 bundle_index       below 65,536
-        u32 attempts           that failed, 1 upwards
+        u32 attempts           failed attempts, 1 upwards
         u64 first_failed_at    nanoseconds since the epoch
-        u64 next_try_at        nanoseconds since the epoch; not before this
+        u64 next_try_at        nanoseconds since the epoch; not tried before
         u16 reason_size        at most 512
-        u8  flags              bit 0: the exporter halted at it; others are zero, and ignored
+        u8  flags              bit 0: the exporter halted at it; other bits are written as zero and ignored
         5   reserved           zeros
         ... reason             UTF-8, why the last attempt failed
     the last four bytes of the file:
         u32 crc32              IEEE, over all bytes before it
 
-A bundle that stands here is not resolved, whatever position a reader in order has reached: its segment stays. It is
-taken out when it is delivered or given up, never before. The file is an addition of ours: engines that do not know it
-ignore it.
+A bundle in the set is not resolved, regardless of the position that an in-order reader has reached: its segment stays.
+It leaves the set only after it is delivered or has become a dead letter. The file is a Quiver extension: engines that
+do not know it ignore it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ RETRY_ENTRIES_MAX = 65_536
 BUNDLE_INDEX_MAX = 65_535
 REASON_BYTES_MAX = 512
 RETRY_SET_BYTES_MAX = 64 * 1024 * 1024
-"""Far above what a lawful set takes, also with fields added: a larger file is not read."""
+"""Well above the size of a valid set, even with added fields: a larger file is not read."""
 
 _PREFIX = struct.Struct("<8sHH")
 _CRC = struct.Struct("<I")
@@ -75,15 +75,15 @@ _U32_MAX = 2**32 - 1
 @dataclass(frozen=True, slots=True)
 class RetryEntry:
     """
-    One bundle that waits.
+    One bundle in the retry set.
 
     Attributes:
-        ref: where it lies.
-        attempts: how many failed.
-        first_failed_at_ns: when the first of them did, on the wall clock.
-        next_try_at_ns: not before this, on the wall clock.
-        reason: why the last attempt failed, for people.
-        is_halted: its exporter stopped at it, and tries nothing before it is started again.
+        ref: the bundle.
+        attempts: how many attempts failed.
+        first_failed_at_ns: wall-clock time of the first failure.
+        next_try_at_ns: wall-clock time before which it is not tried again.
+        reason: why the last attempt failed, human-readable.
+        is_halted: the exporter stopped at this bundle and tries nothing until it is restarted.
     """
 
     ref: BundleRef
@@ -96,10 +96,10 @@ class RetryEntry:
 
 def encode_retry_set(entries: Iterable[RetryEntry]) -> bytes:
     """
-    Return the whole file. Numbers that are too large become the largest, and long reasons are cut.
+    Return the complete file. Numbers that are too large become the maximum, and long reasons are cut.
 
     Raises:
-        UsageError: more than 65,536 entries, or one bundle twice. Such a file could not be read again.
+        UsageError: there are more than 65,536 entries, or a bundle appears twice. Such a file could not be read again.
     """
     ordered = sorted(entries, key=lambda entry: entry.ref)
     if len(ordered) > RETRY_ENTRIES_MAX or len({entry.ref for entry in ordered}) < len(ordered):
@@ -121,12 +121,12 @@ def encode_retry_set(entries: Iterable[RetryEntry]) -> bytes:
 
 
 def _cut(reason: str) -> bytes:
-    # Not in the middle of a character: what is read back has to be text.
+    # Never cut inside a character: a reader must get valid text.
     return reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore").encode()
 
 
 def decode_retry_set(view: memoryview) -> Answer[tuple[RetryEntry, ...]]:
-    """Decode a retry set, ascending by place. What follows the file is left alone."""
+    """Decode a retry set, ascending by `ref`. Bytes after the file are ignored."""
     if not RETRY_MAGIC.startswith(bytes(view[: len(RETRY_MAGIC)])):
         return Damage(0, "not a retry set: the magic does not match")
     if len(view) < _PREFIX.size:

@@ -1,16 +1,16 @@
 """
-What the cursor and the floor have in common: one number, durable, in 24 bytes. Bytes only.
+The layout that the cursor, the floor and other small files share: one number in 24 bytes. Bytes only.
 
 ::
 
     0   8   magic
     8   u16 version   1
-    10  u16 size      24: all bytes, the checksum too
+    10  u16 size      24: all bytes, including the checksum
     12  u64 value
     20  u32 crc32     IEEE, over all bytes before it
 
-Any later version may only add fields, so its value is read too, as long as a checksum vouches for it. Where
-the added fields stand the document leaves open: the checksum may lie at the end, or stay where it is.
+A later version may only add fields, so its value is readable, too, as long as a checksum confirms it. The specification
+leaves open where fields are added: the checksum may be at the end or stay in its place.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CRC = struct.Struct("<I")
 
 
 def encode_sidecar(magic: bytes, value: int) -> bytes:
-    """Return the 24 bytes that hold *value*, 0 to 2^64 - 1; *magic* has 8 bytes."""
+    """Return the 24 bytes that store *value*, 0 to 2^64 - 1; *magic* has 8 bytes."""
     fields = _FIELDS.pack(magic, SIDECAR_VERSION, SIDECAR_BYTES, value)
     return fields + _CRC.pack(crc32(fields))
 
 
 def decode_sidecar(view: memoryview, magic: bytes, what: str) -> Answer[int]:
-    """Decode the value from the file that *view* starts with; *what* names the file kind in a damage report."""
+    """Decode the value from the file at the start of *view*; *what* names the file kind in a damage report."""
     if not magic.startswith(bytes(view[: len(magic)])):
         return Damage(0, f"not a {what}: the magic does not match")
     if len(view) < _PREFIX.size:

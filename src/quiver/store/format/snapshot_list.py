@@ -1,16 +1,16 @@
 r"""
-The list of a snapshot: which files belong to it and what they are. Written last, so a directory with it is whole.
+The list of a snapshot: its files and their checksums. Written last, so a directory that has it is complete.
 
 ::
 
     one line of JSON, UTF-8: {"quiver_snapshot": 1, "taken_at_ns": …, "store": "…", "files": [
         {"path": "segments/0000000000000000.qseg", "size_bytes": …, "crc32": null}, …]}
     \n
-    eight hexadecimal digits: CRC-32 (IEEE) of that line, without its end
+    eight hexadecimal digits: CRC-32 (IEEE) of that line, without its line end
     \n
 
-`path` is relative to the snapshot, with ``/``. `crc32` is null for segments, which have a checksum of their own.
-Other keys are ignored, so that a later version may add some.
+`path` is relative to the snapshot, with ``/``. `crc32` is null for files that contain their own checksum, such as
+segments. Other keys are ignored, so that a later version may add some.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 SNAPSHOT_LIST = "quiver.snapshot"
 SNAPSHOT_LIST_BYTES_MAX = 256 * 1024 * 1024
-"""Two million files; a larger list is not read."""
+"""Enough for two million files; a larger list is not read."""
 
 SNAPSHOT_PREFIX = b'{"quiver_snapshot": '
 _VERSION = 1
@@ -46,7 +46,7 @@ _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """One file of a snapshot. `crc32` is None where the file has a checksum of its own."""
+    """One file of a snapshot. `crc32` is None if the file contains its own checksum."""
 
     path: str
     size_bytes: int
@@ -56,12 +56,12 @@ class SnapshotFile:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """
-    What a snapshot holds.
+    The contents of a snapshot.
 
     Attributes:
-        taken_at_ns: when it was begun, nanoseconds since the epoch: what was accepted before is in it.
-        store: identity of the store that it was taken of; empty when that had none.
-        files: all of them but the list itself, by path.
+        taken_at_ns: when it was started, in nanoseconds since the epoch: it has everything that was accepted before.
+        store: identity of the store that it was taken of; empty if that had none.
+        files: all of its files except the list itself, by path.
     """
 
     taken_at_ns: int
@@ -70,12 +70,12 @@ class Snapshot:
 
 
 def is_listable(path: str) -> bool:
-    """Say whether the list may name *path*: it is relative and leads to a place below the snapshot."""
+    """Whether the list may name *path*: it is relative and stays below the snapshot."""
     return all(_PART.fullmatch(part) for part in path.split("/"))
 
 
 def encode_snapshot_list(snapshot: Snapshot) -> bytes:
-    """Return the whole file."""
+    """Return the complete file."""
     files = [asdict(file) for file in sorted(snapshot.files, key=lambda file: file.path)]
     head = {"quiver_snapshot": _VERSION, "taken_at_ns": snapshot.taken_at_ns, "store": snapshot.store}
     line = json.dumps(head | {"files": files}).encode()
@@ -83,7 +83,7 @@ def encode_snapshot_list(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot_list(view: memoryview) -> Answer[Snapshot]:
-    """Decode the list of a snapshot. Every path in the answer is relative and leads nowhere but below the snapshot."""
+    """Decode the list of a snapshot. Every path in the answer is relative and stays below the snapshot."""
     data = bytes(view)
     if not SNAPSHOT_PREFIX.startswith(data[: len(SNAPSHOT_PREFIX)]):
         return Damage(0, "not the list of a snapshot")
@@ -95,7 +95,7 @@ def decode_snapshot_list(view: memoryview) -> Answer[Snapshot]:
     try:
         found = json.loads(data[:end])
     except (ValueError, RecursionError) as error:
-        return Damage(0, f"the list of a snapshot is no JSON: {error}")
+        return Damage(0, f"the list of a snapshot is not JSON: {error}")
     if not isinstance(found, dict) or found.get("quiver_snapshot") != _VERSION:
         return Damage(len(SNAPSHOT_PREFIX), f"unsupported version of a snapshot; this reads {_VERSION}")
     return _checked(found, len(data))
@@ -109,7 +109,7 @@ def _checked(found: dict[str, Any], end: int) -> Answer[Snapshot]:
     for one in listed:
         file = _file(one)
         if file is None or file.path in files:
-            return Damage(0, f"the list of a snapshot names a file that cannot be: {str(one)[:200]}")
+            return Damage(0, f"the list of a snapshot has an invalid file: {str(one)[:200]}")
         files[file.path] = file
     return Frame(Snapshot(int(taken_at_ns or 0), store, tuple(files.values())), end)
 
@@ -122,7 +122,7 @@ def _file(one: object) -> SnapshotFile | None:
         return None
     if crc is not None and not (isinstance(crc, int) and _is_count(crc)):
         return None
-    # It comes from a file that may have been anywhere: nothing may be written outside the target.
+    # The list may come from anywhere: nothing may be written outside the target.
     if not is_listable(path):
         return None
     return SnapshotFile(path, size, crc)

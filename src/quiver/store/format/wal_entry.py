@@ -4,11 +4,11 @@ One entry of the write-ahead log: a bundle as it was ingested. Bytes only.
 ::
 
     u32 entry_len             bytes from entry_type to the last payload byte
-    --- the checksum covers from here …
+    --- the checksum covers the bytes from here …
     u8  entry_type            0: a bundle; any other is skipped by its length
     i64 ingestion_ts_nanos    since the epoch, UTC
     u64 per_core_sequence     one more with every entry
-    u64 slot_bitmap           bit n: slot n is there
+    u64 slot_bitmap           bit n: slot n is present
     for every slot, ascending:
         u16  payload_type_id      the slot id
         [32] schema_fingerprint
@@ -18,7 +18,7 @@ One entry of the write-ahead log: a bundle as it was ingested. Bytes only.
     --- … to here
     u32 crc32                 IEEE
 
-A zero length means that nothing was written here yet: files are zeroed ahead of the writer.
+A length of zero means that nothing was written here yet: the writer zeroes the file ahead.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ __all__ = [
 ]
 
 ENTRY_HEAD = struct.Struct("<IBqQQ")
-"""The length and the 25 bytes that every bundle entry starts with."""
+"""The length, and the 25 bytes at the start of every bundle entry."""
 
 SLOT_HEAD = struct.Struct("<H32sII")
 _SLOT_ENDS = struct.Struct("<H36xI")
-"""Of a slot's head the id and the length of the payload."""
+"""Of a slot's header, the id and the length of the payload."""
 
 CRC = struct.Struct("<I")
 ENTRY_BYTES_MAX = 256 * 1024 * 1024
-"""The largest `entry_len` written or believed."""
+"""The largest `entry_len` that is written or accepted."""
 
 ENTRY_TYPE_BUNDLE = 0
 SLOTS_MAX = 64
@@ -71,8 +71,8 @@ FINGERPRINT_BYTES = 32
 
 _LENGTH = struct.Struct("<I")
 _BODY_BYTES_MIN = ENTRY_HEAD.size - _LENGTH.size
-# An entry without slots, or one whose first slot block starts with a slot id. Both: entry_type 0, a time after the
-# epoch, a sequence below 2^48. Zeros, and nearly all payload bytes, are refused at the speed of the regex engine.
+# An entry without slots, or one whose first slot block starts with a slot id. Both have entry_type 0, a time after the
+# epoch and a sequence below 2^48. The regex engine rejects zeros and nearly all payload bytes at full speed.
 _HEAD_PATTERN = rb"\x00.{7}[\x00-\x7f].{6}\x00\x00"
 _CANDIDATE = re.compile(
     rb"(?s)(?=\x19\x00\x00\x00" + _HEAD_PATTERN + rb"\x00{8}"
@@ -81,7 +81,7 @@ _CANDIDATE = re.compile(
 
 
 class WalSlot(NamedTuple):
-    """One slot of an entry. `payload` is one Arrow IPC stream, a view into what was decoded."""
+    """One slot of an entry. `payload` is one Arrow IPC stream, a view into the decoded bytes."""
 
     slot: int
     fingerprint: bytes
@@ -90,7 +90,7 @@ class WalSlot(NamedTuple):
 
 
 class WalEntry(NamedTuple):
-    """One entry. Of an unknown `entry_type` nothing but its length is understood: the rest is zero and empty."""
+    """One entry. For an unknown `entry_type` only its length is known: the rest is zero and empty."""
 
     entry_type: int
     ingested_at_ns: int
@@ -99,23 +99,23 @@ class WalEntry(NamedTuple):
 
 
 class EntryHead(NamedTuple):
-    """What an entry is, and its sequence number; 0 for an unknown type."""
+    """The type of an entry and its sequence number, which is 0 for an unknown type."""
 
     entry_type: int
     sequence: int
 
 
-# A third of the price of the classes' own constructors: made for every entry of a log.
+# A third of the cost of the classes' own constructors: these run for every entry of a log.
 _wal_slot: Callable[[tuple[int, bytes, int, memoryview]], WalSlot] = partial(tuple.__new__, WalSlot)
 _wal_entry: Callable[[tuple[int, int, int, tuple[WalSlot, ...]]], WalEntry] = partial(tuple.__new__, WalEntry)
 
 
 def encode_entry(entry: WalEntry) -> bytes:
     """
-    Return the whole entry, length to checksum, its slots in ascending order.
+    Return the complete entry, from length to checksum, its slots in ascending order.
 
     Raises:
-        InvalidBundleError: a slot is out of range or given twice, a fingerprint has not 32 bytes, or the entry
+        InvalidBundleError: a slot is out of range or given twice, a fingerprint does not have 32 bytes, or the entry
             is larger than `ENTRY_BYTES_MAX`.
     """
     slots = sorted(entry.slots, key=lambda slot: slot.slot)
@@ -144,8 +144,8 @@ def decode_entry(view: memoryview, offset: int) -> Answer[WalEntry]:
     """
     Decode the entry at *offset* of *view*.
 
-    *Need more* means that the entry goes on behind the view, or that nothing was written here. Payloads are
-    views, not copies. Damage is reported at the offset of *view* where it was seen.
+    *Need more* means that the entry continues after the view, or that nothing was written here. Payloads are
+    views, not copies. Damage is reported at the offset of *view* where it was found.
     """
     answer = check_entry(view, offset)
     return Frame(read_entry(view, offset), answer.end) if isinstance(answer, Frame) else answer
@@ -153,9 +153,9 @@ def decode_entry(view: memoryview, offset: int) -> Answer[WalEntry]:
 
 def check_entry(view: memoryview, offset: int) -> Answer[EntryHead]:
     """
-    Check the entry at *offset* of *view* as `decode_entry` does, and decode its head alone.
+    Check the entry at *offset* of *view* as `decode_entry` does, but decode only its header.
 
-    Most entries of a log are never needed: segments hold them.
+    Most entries of a log are never needed, because segments have them.
     """
     have = len(view) - offset
     if have < _LENGTH.size:
@@ -186,10 +186,10 @@ def check_entry(view: memoryview, offset: int) -> Answer[EntryHead]:
 
 def sound_bundles(view: memoryview, offset: int, starts: array[int], ends: array[int], sequences: array[int]) -> int:
     """
-    Walk over the bundle entries from *offset* on as far as `check_entry` would find one behind the other.
+    Walk over consecutive valid bundle entries from *offset* on.
 
-    Puts into the three arrays where each begins and ends, and its sequence number; returns where the walk ended: what
-    stands there, `check_entry` says. Logs have hundreds of thousands of small ones.
+    Appends the start, the end and the sequence number of each entry to the three arrays, and returns where the walk
+    ended; call `check_entry` there to learn why. This is fast: logs have hundreds of thousands of small entries.
     """
     unpack, crc_of, last = ENTRY_HEAD.unpack_from, CRC.unpack_from, len(view) - CRC.size
     add_start, add_end, add_sequence = starts.append, ends.append, sequences.append
@@ -211,24 +211,24 @@ def sound_bundles(view: memoryview, offset: int, starts: array[int], ends: array
 
 
 def _check_slots(view: memoryview, at: int, end: int, bitmap: int) -> Damage | None:
-    # Other writers list the slots in an order of their own, so the id in the block counts, not its place.
+    # Other writers may list the slots in another order, so the id in the block counts, not its place.
     seen = 0
     for _ in range(bitmap.bit_count()):
         if end - at < SLOT_HEAD.size:
             return Damage(at, f"a slot block starts {end - at} bytes before the end of its entry")
         slot, payload_bytes = _SLOT_ENDS.unpack_from(view, at)
         if slot >= SLOTS_MAX or not bitmap >> slot & 1 or seen >> slot & 1:
-            return Damage(at, f"slot {slot} is not in the bitmap {bitmap:#x}, or comes twice")
+            return Damage(at, f"slot {slot} is not in the bitmap {bitmap:#x}, or appears twice")
         seen |= 1 << slot
         at += SLOT_HEAD.size
         if payload_bytes > end - at:
             return Damage(at, f"slot {slot}: payload_len {payload_bytes}, but {end - at} bytes are left")
         at += payload_bytes
-    return None if at == end else Damage(at, f"{end - at} bytes behind the last slot of the entry")
+    return None if at == end else Damage(at, f"{end - at} bytes after the last slot of the entry")
 
 
 def read_entry(view: memoryview, offset: int) -> WalEntry:
-    """Return the entry at *offset* of *view*, where `check_entry` found one; nothing is checked again."""
+    """Return the entry at *offset* of *view*, where `check_entry` found one, without checking it again."""
     entry_type = view[offset + _LENGTH.size]
     if entry_type != ENTRY_TYPE_BUNDLE:
         return WalEntry(entry_type, 0, 0, ())
@@ -245,10 +245,10 @@ def read_entry(view: memoryview, offset: int) -> WalEntry:
 
 def looks_like_entry(view: memoryview, offset: int, sequence_min: int) -> bool:
     """
-    Say whether a whole bundle entry may start at *offset*: its lengths add up exactly. No checksum is computed.
+    Return whether a complete bundle entry may start at *offset*: its lengths add up exactly. No checksum is computed.
 
-    *sequence_min* is the smallest sequence number that makes sense here. For finding the next good entry
-    behind damage; only `decode_entry` proves that it is one.
+    *sequence_min* is the smallest plausible sequence number. This is for finding the next valid entry
+    after damage; only `decode_entry` proves that it is one.
     """
     if len(view) - offset < ENTRY_HEAD.size + CRC.size:
         return False
@@ -273,9 +273,9 @@ def looks_like_entry(view: memoryview, offset: int, sequence_min: int) -> bool:
 
 def find_entry(view: memoryview, offset: int, sequence_min: int) -> int | None:
     """
-    Return the first offset from *offset* on where `decode_entry` gives a whole bundle entry, or None.
+    Return the first offset from *offset* on where `decode_entry` decodes a complete bundle entry, or None.
 
-    Costs one pass over the bytes; entries whose sequence number is 2^48 or more are not found.
+    Takes one pass over the bytes; entries with a sequence number of 2^48 or more are not found.
     """
     for match in _CANDIDATE.finditer(view, offset):
         start = match.start()

@@ -1,5 +1,5 @@
 r"""
-The head of a write-ahead log file. Bytes only.
+The header of a write-ahead log file. Bytes only.
 
 ::
 
@@ -9,8 +9,8 @@ The head of a write-ahead log file. Bytes only.
     14  16  config_hash          digest of the adapter's slot table
     30  u64 wal_position_start   stream position of the first entry byte of this file
 
-Entries follow at `header_size`. The head has no checksum: what it says is confirmed by the first entry's.
-Positions count entry bytes only, so a byte of the file at *offset* has the position
+Entries follow at `header_size`. The header has no checksum: the first entry's checksum confirms it.
+Positions count entry bytes only, so the byte at *offset* of the file has the position
 ``wal_position_start + offset - header_size``.
 """
 
@@ -41,12 +41,12 @@ _PREFIX = struct.Struct("<10sHH")
 @dataclass(frozen=True, slots=True)
 class WalHeader:
     """
-    What stands at the start of a WAL file.
+    The start of a WAL file.
 
     Attributes:
         version: 1.
-        header_size: bytes of the head in this very file; entries start there.
-        config_hash: 16 bytes; another adapter's log has another hash.
+        header_size: bytes of the header in this file; entries start there.
+        config_hash: 16 bytes; the log of another adapter has another hash.
         position_start: stream position of the first entry byte.
     """
 
@@ -66,7 +66,7 @@ def encode_wal_header(config_hash: bytes, position_start: int) -> bytes:
 
 
 def decode_wal_header(view: memoryview) -> Answer[WalHeader]:
-    """Decode the head of the file that *view* starts with. The frame ends where the first entry starts."""
+    """Decode the header of the file that *view* starts with. The frame ends where the first entry starts."""
     seen = bytes(view[: len(WAL_MAGIC)])
     if not WAL_MAGIC.startswith(seen):
         return Damage(0, "not a WAL file: the magic does not match")

@@ -1,21 +1,21 @@
 """
-Whether a bundle may come in, and what is done when it may not: room is made, or waited for, or the caller refused.
+Decide whether a bundle is accepted; if it does not fit, free space, wait for it, or refuse the bundle.
 
-What can be full, and what makes room, in this order:
+The limits, and the ways to free space below them, in this order:
 
 =====================  ==========================================================================================
-the segment before     it is being written: a pause, not a refusal
-`wal.max_size`,        the open segment is sealed early, and the log forgets it
+the previous segment   it is being written: a pause, not a refusal
+`wal.max_size`,        the open segment is sealed early, and the log releases it
 `max_rotated_files`
-`retention.size_cap`   the oldest finished segments go; with `drop_oldest` the oldest at all; when none is left, or
-                       nothing may be dropped, the open segment is sealed early: then the log forgets it, and
-                       subscribers can finish it
+`retention.size_cap`   the oldest finished segments are deleted; with `drop_oldest`, the oldest segments in any
+                       state. If none is left, or nothing may be dropped, the open segment is sealed early:
+                       then the log releases it, and subscribers can finish it
 `max_segments`         as for the cap, one segment
-the disk               as for the cap; with `drop_oldest` and no segment left, what could not be written goes, too
+the disk               as for the cap; with `drop_oldest` and no segment left, also bundles that could not be written
 =====================  ==========================================================================================
 
-What the disk has left is looked at as a second cap, before it is full: room for what is in memory stays, or it could
-not be sealed, nobody could finish it, and nothing would ever be freed.
+Free disk space is treated as a second cap, before the disk is full: the space for everything in memory stays free.
+Otherwise it could not be sealed, no subscriber could finish it, and nothing would ever be freed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DISK = "the disk of "
 
 
 class Full(NamedTuple):
-    """What is full, in words, and which kind of room is missing."""
+    """Which limit is reached, human-readable, and the kind of space that is missing."""
 
     what: str
     cause: Literal["sealing", "log", "cap", "segments", "disk", "descriptors"]
@@ -49,11 +49,11 @@ class Full(NamedTuple):
 
 class Admission:
     """
-    Asked by ingest, under the store's lock, before each bundle that does not plainly fit.
+    Called by ingest, under the store's lock, before each bundle that does not certainly fit.
 
     Args:
         parts: the store.
-        cleanup: deletes.
+        cleanup: deletes segments.
         capacity: the size cap.
         sealer: writes segments.
     """
@@ -69,31 +69,31 @@ class Admission:
         self._drops = parts.settings.size_cap_policy == "drop_oldest"
         self._notes = RoomNotes(parts.fs, parts.path)
         self.wake: Callable[[], None] | None = None
-        """Asks the background thread for a pass; None when there is none, and then the caller does the work."""
+        """Requests a pass of the background thread; None if there is none, and then the caller does the work."""
         self.is_closed = False
 
-    # ── what there is ────────────────────────────────────────────────────────────────────────────────
+    # ── usage ────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk: log, segments, and everything beside them."""
+        """Bytes on disk: log, segments, and all other files of the store."""
         parts = self._parts
         return parts.catalog.bytes + parts.wal.disk_bytes + self._cleanup.side.nbytes
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes on disk that Spark sinks staged and that are no segment yet."""
+        """Bytes on disk that Spark sinks staged and that are not yet segments."""
         return self._cleanup.side.incoming_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that count for the cap: those on disk, and those in memory that will be a segment."""
+        """Bytes that count for the cap: those on disk, and those in memory that will become a segment."""
         return self.disk_bytes + self._parts.sealing.nbytes
 
     def spare_bytes(self, nbytes: int = 0) -> int | None:
         """
-        Return what is left below the cap and on the disk when *nbytes* are wanted, what is in memory and will be a
-        segment taken off; None when neither is known.
+        Return the bytes left below the cap and on the disk for *nbytes* more, after deducting the bytes in memory that
+        will become a segment; None if neither is known.
         """
         cap, disk = self._below_cap(), self._disk.spare_bytes(self._parts.sealing.file_bytes, nbytes)
         return min((spare for spare in (cap, disk) if spare is not None), default=None)
@@ -103,7 +103,7 @@ class Admission:
         return None if cap is None else cap - self.used_bytes - self._capacity.others_bytes()
 
     def why_full(self, nbytes: int) -> Full | None:
-        """Return what is in the way of a bundle of *nbytes*, or None. Called under the lock."""
+        """Return the limit that a bundle of *nbytes* would exceed, or None. Called under the lock."""
         parts = self._parts
         if parts.sealing.full:
             return Full("the open segment: the one before it is still being written", "sealing")
@@ -135,11 +135,11 @@ class Admission:
         return None if self._drops and full.cause in {"cap", "segments"} else full
 
     def _segments_ahead(self) -> int:
-        # The open one will be a file, too.
+        # The open segment will become a file, too.
         return self._parts.catalog.local_count + (self._parts.sealing.pending is not None) + 1
 
     def _wanted(self, nbytes: int) -> int:
-        # In the log now, and in a segment later; for a moment in both.
+        # It is in the log now and in a segment later; for a moment in both.
         return nbytes + (self._parts.wal.growth(nbytes) if self._logging else 0)
 
     def _describe_cap(self, wanted: int) -> str:
@@ -168,9 +168,9 @@ class Admission:
 
     def may_adopt(self) -> bool:
         """
-        Say whether one more segment of a sink may be taken over: not at the cap, unless room could be made. Called with
-        the maintenance lock held. The cap may be passed by that segment: one that is larger than what is left must come
-        some time, too.
+        Return whether one more segment of a sink may be imported: not at the cap, unless space could be freed. Called
+        with the maintenance lock held. That segment may exceed the cap: a segment that is larger than the rest of the
+        cap must be imported some time, too.
         """
         for is_last in (False, True):
             with self._parts.lock:
@@ -178,7 +178,7 @@ class Admission:
                 is_many = segments_max is not None and self._segments_ahead() > segments_max
                 below = self._below_cap()
                 if below is not None:
-                    # It is on the disk already: as a segment it can be finished, and deleted.
+                    # It is on the disk already: as a segment it can be finished and deleted.
                     below += self._cleanup.side.incoming_bytes
             if not is_many and (below is None or below > 0):
                 return True
@@ -188,7 +188,7 @@ class Admission:
 
     def serve_sinks(self) -> None:
         """
-        Say to those who stage segments how much room there is, and make some when they wait for it. Called with the
+        Publish the available space to processes that stage segments, and free some if they wait for it. Called with the
         maintenance lock held.
         """
         if self._capacity.cap_bytes is None:
@@ -205,11 +205,11 @@ class Admission:
                 self._cleanup.write_progress()
                 self._remove(wanted - below, "cap")
 
-    # ── making room ──────────────────────────────────────────────────────────────────────────────────
+    # ── freeing space ────────────────────────────────────────────────────────────────────────────────
 
     def make_room(self, nbytes: int, deadline: float) -> None:
         """
-        Return when a bundle of *nbytes* fits, with the lock held; it is let go while waiting.
+        Return when a bundle of *nbytes* fits. The lock is held on return, but released while waiting.
 
         Raises:
             CapacityError: it does not fit at *deadline*, in monotonic seconds.
@@ -227,14 +227,14 @@ class Admission:
             if full is None:
                 self._grant(nbytes)
                 return
-            # A segment that is being written makes room by itself: that is a pause, not a refusal.
+            # A segment that is being written frees space by itself: that is a pause, not a refusal.
             pause = self._is_being_written()
             changed = self._without_lock(full, nbytes)
             tried = set() if changed else {*tried, full.cause}
             after = self.why_full(nbytes)
             if changed or after is None or after.cause not in tried:
-                # Also when there is room: the store may have been closed while the lock was let go. And what is full
-                # now may be another thing than a moment ago, with other ways to make room for it.
+                # Check even if there is space: the store may have been closed while the lock was released. And another
+                # limit may be reached now than a moment ago, with other ways to free space for it.
                 continue
             if not pause and not is_counted:
                 is_counted = True
@@ -246,8 +246,8 @@ class Admission:
 
     def _grant(self, nbytes: int) -> None:
         """
-        Spare the next bundles the look at the cap, as far as it is not near: what they take, in the log and in a
-        segment, is a quarter of what is left, and of a segment, at most.
+        Let the next bundles skip the check of the cap if it is not near: together, in the log and in a segment, they
+        take at most a quarter of the space left, and at most a quarter of a segment.
         """
         spare = self.spare_bytes()
         if spare is not None and self._logging:
@@ -255,10 +255,10 @@ class Admission:
 
     def wait_for_disk(self, refused: CapacityError, nbytes: int, deadline: float) -> None:
         """
-        Return when an append that found the disk full may be tried again, with the lock held.
+        Wait until an append that found the disk full may be tried again. The lock is held on return.
 
         Raises:
-            CapacityError: nothing was freed until *deadline*.
+            CapacityError: no space was freed until *deadline*.
             StoreFailedError: the disk failed.
             StoreClosedError: the store was closed.
         """
@@ -275,7 +275,7 @@ class Admission:
     def _require_open(self) -> None:
         if self.is_closed:
             raise StoreClosedError(f"{self._parts.path} is closed")
-        # What failed makes no room any more: waiting for it would have no end.
+        # A failed seal frees no space, so waiting for it would never end.
         self._parts.wal.require_sound()
 
     def _refuse_what_never_fits(self, nbytes: int) -> None:
@@ -295,7 +295,7 @@ class Admission:
         return self._parts.sealing.pending is not None and self._parts.sealing.failure is None
 
     def _without_lock(self, full: Full, nbytes: int) -> bool:
-        """Make room with the store's lock let go for so long; True when anything changed."""
+        """Free space with the store's lock released; return True if anything changed."""
         if self.wake is not None and self._is_being_written():
             self.wake()
             return False
@@ -311,11 +311,11 @@ class Admission:
     def _make_room(self, full: Full, nbytes: int) -> bool:
         if self._sealer.seal_pending():
             return True
-        with contextlib.suppress(OSError):  # maintenance tries again, and says so; here it is one refusal more
+        with contextlib.suppress(OSError):  # maintenance tries again and reports it; here it is only one more refusal
             self._cleanup.write_progress()
         failure = self._parts.sealing.failure
         if full.cause == "descriptors" or (full.cause != "cap" and is_out_of_descriptors(failure)):
-            return False  # nothing that is given up makes a descriptor free
+            return False  # dropping data frees no descriptor
         if full.cause in {"sealing", "log"} and failure is None:
             return self._seal_early()
         if self._remove(self._missing(full, nbytes), full.cause):
@@ -325,7 +325,7 @@ class Admission:
         return self._drop_unwritten(full)
 
     def _missing(self, full: Full, nbytes: int) -> int:
-        """Return how many bytes of segments must go."""
+        """Return how many bytes of segments must be deleted."""
         wanted = self._wanted(nbytes)
         spare = self.spare_bytes(wanted)
         if full.cause == "cap" and spare is not None:
@@ -345,21 +345,21 @@ class Admission:
                 bytes_wanted -= elsewhere
             if self._drops and bytes_wanted > 0:
                 removed += self._cleanup.drop_oldest(bytes_wanted).segments
-        # That it is held again is no room made: whoever needed it would spend it again, and so on without end.
+        # Refilling the reserve does not count as freed space: the caller would spend it again, without end.
         self._cleanup.reserve.keep(now=True)
         return removed > 0
 
     def _is_worth_sealing(self) -> bool:
         """
-        Say whether sealing early frees much of the log, or gives subscribers something to finish: else, at the cap,
-        every few bundles would become a segment.
+        Return whether sealing early frees much of the log, or gives subscribers something to finish. Without this
+        check, a store at the cap would turn every few bundles into a segment.
         """
         parts = self._parts
         held = max(parts.sealing.open.nbytes, parts.wal.disk_bytes)
         return not parts.catalog.local_count or held >= parts.settings.segment_bytes_max // 2
 
     def _seal_early(self) -> bool:
-        """Seal the open segment, so that log and memory can let go of it; True when that changed anything."""
+        """Seal the open segment, so that log and memory can release it; return True if that changed anything."""
         parts = self._parts
         with parts.lock:
             before = parts.wal.disk_bytes
@@ -370,7 +370,7 @@ class Admission:
         return sealed > 0 or parts.wal.disk_bytes < before
 
     def _drop_unwritten(self, full: Full) -> bool:
-        """With `drop_oldest`, a full disk and no segment left to give up: give up what could not be written."""
+        """With `drop_oldest`, a full disk and no segment left to drop: drop bundles that could not be written."""
         parts = self._parts
         is_disk_full = full.cause == "disk" or is_full_disk(parts.sealing.failure)
         if not (self._drops and is_disk_full) or parts.catalog.local_count:
@@ -395,14 +395,14 @@ class Admission:
         return dropped
 
     def _retire_log(self) -> None:
-        """Let the active log file go, too, when nothing in it is needed any more."""
+        """Retire the active log file, too, if nothing in it is needed any more."""
         parts = self._parts
         with parts.lock:
             if not (parts.sealing.pending is None and parts.sealing.open.is_empty):
                 return
             try:
                 parts.wal.retire_covered()
-            except CapacityError:  # the next file needs a little room first
+            except CapacityError:  # the next file needs a little space first
                 if self._cleanup.reserve.spend():
                     with contextlib.suppress(CapacityError):
                         parts.wal.retire_covered()

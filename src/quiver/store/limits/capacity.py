@@ -1,4 +1,4 @@
-"""What a size cap is held against: what this store has on disk, and what others under the same cap have."""
+"""The usage that a size cap is compared with: this store's own, and that of other stores under the same cap."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ SAMPLE_SHARE = 8
 
 class Capacity(Protocol):
     """
-    The cap that a store lives under. Thread-safe. What it tells is asked often, under locks of the store: it must not
+    The cap of a store. Thread-safe. The store calls it often and under its locks, so it must not
     wait.
     """
 
     @property
     def cap_bytes(self) -> int | None:
-        """The cap on everything together, at this moment; None is no cap."""
+        """The current cap on everything together; None without a cap."""
 
     @property
     def largest_bytes(self) -> int | None:
-        """The largest that the cap may become; None is no cap."""
+        """The largest value that the cap may reach; None without a cap."""
 
     @property
     def cap_name(self) -> str:
-        """The setting that the cap comes from, at this moment."""
+        """The setting that the current cap comes from."""
 
     def others_bytes(self) -> int:
-        """Return what other stores under the same cap have on disk at this moment, as far as known."""
+        """Return what other stores under the same cap have on disk now, as far as known."""
 
     def make_room(self, bytes_wanted: int) -> int:
         """
-        Free what may go in the directories of others, before this store gives up anything of its own; bytes freed.
+        Free what may be deleted in the directories of other stores, before this store drops its own data; return the
+        bytes freed.
 
         Called without the lock that ingest holds. May take a moment.
 
@@ -50,35 +51,35 @@ class Capacity(Protocol):
 
     def keep_others_out(self) -> Lock | None:
         """
-        Keep others from deleting in this store's directory until the lock is released; None when nobody would.
+        Keep other processes from deleting in this store's directory until the lock is released; None if no other would.
 
         Called without the locks of the store. May wait a moment.
 
         Raises:
-            DirectoryInUseError: somebody deletes there for longer than that should take.
+            DirectoryInUseError: another process has been deleting there for longer than that should take.
             OSError: the disk refused.
         """
 
 
 class Share(Protocol):
-    """What a store may have of a cap over several stores that have caps of their own."""
+    """The share of a store in a cap over several stores that also have their own caps."""
 
     @property
     def largest_bytes(self) -> int:
-        """The most that it may ever have."""
+        """The largest value that it may ever reach."""
 
     def left_bytes(self, root: str) -> int:
-        """Return what the store at *root* may have now."""
+        """Return the current share of the store at *root*."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnCap:
     """
-    The cap of a store: its own, or what a budget leaves it.
+    The cap of a store: its own, or its share of a budget.
 
     Attributes:
-        size_cap_bytes: its own; None is no cap.
-        share: of the budget; None is no budget.
+        size_cap_bytes: its own cap, or None.
+        share: its share of the budget; None without a budget.
         root: the store's directory.
     """
 
@@ -88,7 +89,7 @@ class OwnCap:
 
     @property
     def now_bytes(self) -> int | None:
-        """The cap at this moment."""
+        """The current cap."""
         if self.share is None:
             return self.size_cap_bytes
         left = max(self.share.left_bytes(self.root), 0)
@@ -96,7 +97,7 @@ class OwnCap:
 
     @property
     def largest_bytes(self) -> int | None:
-        """The largest that it may become."""
+        """The largest value that it may reach."""
         if self.share is None:
             return self.size_cap_bytes
         largest = self.share.largest_bytes
@@ -104,7 +105,7 @@ class OwnCap:
 
     @property
     def name(self) -> str:
-        """The setting that it comes from, at this moment."""
+        """The setting that the current cap comes from."""
         return RETENTION_CAP if self.now_bytes == self.size_cap_bytes else BUDGET_CAP
 
 
@@ -116,17 +117,17 @@ class AloneCapacity:
 
     @property
     def cap_bytes(self) -> int | None:
-        """The cap at this moment."""
+        """The current cap."""
         return self._cap.now_bytes
 
     @property
     def largest_bytes(self) -> int | None:
-        """The largest that it may become."""
+        """The largest value that it may reach."""
         return self._cap.largest_bytes
 
     @property
     def cap_name(self) -> str:
-        """The setting that it comes from."""
+        """The setting that the cap comes from."""
         return self._cap.name
 
     def others_bytes(self) -> int:
@@ -134,25 +135,25 @@ class AloneCapacity:
         return 0
 
     def make_room(self, bytes_wanted: int) -> int:  # noqa: ARG002
-        """Return 0: nobody else has anything."""
+        """Return 0: no other store shares the cap."""
         return 0
 
     def keep_others_out(self) -> Lock | None:
-        """Return None: nobody else deletes here."""
+        """Return None: no other process deletes here."""
         return None
 
 
 class DiskRoom:
     """
-    What the disk has left for bundles to come, once everything that is in memory has become a segment.
+    The disk space left for new bundles, after everything in memory has become a segment.
 
-    A log that took this room would have nothing to be sealed in: nothing would ever be finished, and nothing freed.
+    If the log used this space, the bundles in memory could not be sealed, never finished, and nothing would be freed.
 
     Args:
-        files: asked each time, or, where nothing is *logged* and so nothing taken in between two segments, for each
-            eighth of a segment that came in.
-        path: where the segments are.
-        segment_bytes_max: of it, a 32nd is left for what a segment has beside its bundles.
+        fs: asked on each call; if the store is not *logged* and so writes nothing between two segments, once for each
+            eighth of a segment that was ingested.
+        path: the directory of the segments.
+        segment_bytes_max: a 32nd of it is reserved for the parts of a segment besides its bundles.
     """
 
     def __init__(self, fs: FileSystem, path: str, *, segment_bytes_max: int, logged: bool) -> None:
@@ -162,10 +163,10 @@ class DiskRoom:
         self._step_bytes = 0 if logged else segment_bytes_max // SAMPLE_SHARE
         self._step: int | None = None
         self.free_bytes = 0
-        """As of the last look."""
+        """As of the last check."""
 
     def spare_bytes(self, unsealed_bytes: int, nbytes: int) -> int | None:
-        """Return what is left beside *unsealed_bytes* when *nbytes* are wanted; None when the disk does not say."""
+        """Return the space left after *unsealed_bytes* for *nbytes* more; None if the disk does not report it."""
         kept_bytes = unsealed_bytes + self._margin_bytes
         step = unsealed_bytes // self._step_bytes if self._step_bytes else None
         if step is None or step != self._step or self.free_bytes - kept_bytes < nbytes:
@@ -179,12 +180,12 @@ class DiskRoom:
 
 class DeletionPause:
     """
-    While it is held nothing is deleted from a store, by itself or by others: what a subscriber is promised now cannot
-    go for what its progress said before. Not to be held twice by one thread.
+    While it is held, nothing is deleted from the store, neither by itself nor by others, so that a new promise to a
+    subscriber cannot be broken by a deletion that its earlier progress allowed. Not reentrant.
 
     Args:
-        capacity: knows the others.
-        maintenance: held by the store from its decision to the end of a deletion.
+        capacity: knows the other stores.
+        maintenance: the lock that the store holds from its decision to the end of a deletion.
     """
 
     def __init__(self, capacity: Capacity, maintenance: threading.RLock) -> None:
@@ -193,7 +194,7 @@ class DeletionPause:
         self._others: Lock | None = None
 
     def __enter__(self) -> None:
-        # In the order in which a core takes note of what others deleted: first their lock, then its own.
+        # In the order in which a core records what others deleted: first their lock, then its own.
         others = self._capacity.keep_others_out()
         self._maintenance.acquire()
         self._others = others

@@ -1,10 +1,10 @@
 """
-One cap over everything that several stores have on one disk: their logs and segments, what Spark sinks staged for them,
-and their dead letters.
+One cap over everything that several stores have on one disk: their logs and segments, segments that Spark sinks staged
+for them, and their dead letters.
 
-Each store is under a cap that changes: what of the budget the others leave. A store that is open in this process says
-exactly what it uses; for the others the files are added up, now and then. For each buffer some room is reserved, so
-that one that is full because the next one is slow does not keep the next one from taking in anything at all.
+Each store has a cap that changes: the part of the budget that the others leave. A store that is open in this process
+reports its exact usage; for the others, the sizes of the files are added up from time to time. Some space is reserved
+for each buffer, so that a full buffer that waits for the next one does not keep the next one from accepting data.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from quiver.store.limits.tree_bytes import file_bytes, tree_bytes
 __all__ = ["Attached", "DiskBudget", "DiskShare", "working_bytes"]
 
 LISTED_S = 0.5
-"""Files that others write are added up this often at most."""
+"""The files of other processes are added up at most this often."""
 
 
 class _Claiming(Protocol):
     def claimed_bytes(self) -> int:
-        """Return the bytes on disk, and those in memory that will be a segment."""
+        """Return the bytes on disk, and those in memory that will become a segment."""
 
 
 class Attached(Protocol):
@@ -49,11 +49,11 @@ class Attached(Protocol):
 
     @property
     def internals(self) -> _Claiming:
-        """What counts for its share."""
+        """The part of the store that knows its usage."""
 
 
 def working_bytes(settings: Settings, stores: int = 1) -> int:
-    """Return the room that so many *stores* with these *settings* need to work at all."""
+    """Return the minimum space that *stores* stores with these *settings* need to work."""
     log = settings.wal_rotate_bytes if settings.durability == "wal" else 0
     return stores * (log + 2 * settings.segment_bytes_max)
 
@@ -69,12 +69,12 @@ class _Place:
     listed_bytes: dict[str, int] = field(default_factory=dict)
 
     def open_stores(self) -> list[Attached]:
-        """Return the stores of it that are open in this process."""
+        """Return its stores that are open in this process."""
         found = [store for one in self.attached.values() if (store := one()) is not None]
         return [store for store in found if not store.is_closed]
 
     def used_bytes(self, without: str = "") -> int:
-        """Return what it has on the disk, but for the store *without*."""
+        """Return its size on disk, without the store *without*."""
         exact = {_absolute(store.path): store.internals.claimed_bytes() for store in self.open_stores()}
         used = self.listed_bytes | exact
         return sum(size for path, size in used.items() if path != without)
@@ -86,7 +86,7 @@ class _Place:
         skip = () if self.are_letters else (DEAD_LETTER_DIR,)
         listed = {root: tree_bytes(fs, root, skip=skip) for root in roots}
         if not self.are_letters and self.path not in known:
-            listed.setdefault(self.path, file_bytes(fs, self.path))  # above cores is what they share
+            listed.setdefault(self.path, file_bytes(fs, self.path))  # the level above cores has what they share
         self.listed_bytes = listed
 
 
@@ -97,8 +97,8 @@ class DiskBudget:
     Args:
         fs: the file system.
         cap_bytes: the budget.
-        buffers: directory of each buffer → what is reserved for it; see `working_bytes`.
-        clock: spaces the looks at files.
+        buffers: directory of each buffer → its reserved bytes; see `working_bytes`.
+        clock: limits how often files are added up.
     """
 
     def __init__(self, fs: FileSystem, cap_bytes: int, buffers: Mapping[str, int], *, clock: Clock) -> None:
@@ -112,7 +112,7 @@ class DiskBudget:
         self._letters = {path: _Place(path, 0, are_letters=True) for path in places}
 
     def buffer(self, path: str) -> DiskShare:
-        """Return the share of the buffer at *path*, one of those that were given."""
+        """Return the share of the buffer at *path*, which must be one of *buffers*."""
         return DiskShare(self, self._buffers[_absolute(path)])
 
     def letters(self, path: str) -> DiskShare:
@@ -120,15 +120,15 @@ class DiskBudget:
         return DiskShare(self, self._letters[_absolute(path)])
 
     def used_bytes(self) -> int:
-        """Return what everything under the budget has on the disk."""
+        """Return the size on disk of everything under the budget."""
         with self._lock:
             self._list_sometimes()
             return sum(place.used_bytes() for place in self._places())
 
     def left_bytes(self, place: _Place, root: str) -> int:
         """
-        Return what of the budget is for *place*: for a buffer all that the others leave, for a store of letters at
-        *root* all that buffers and other letters leave.
+        Return the part of the budget for *place*: for a buffer, everything that the others leave; for a store of dead
+        letters at *root*, everything that buffers and other dead letters leave.
         """
         with self._lock:
             self._list_sometimes()
@@ -141,11 +141,11 @@ class DiskBudget:
             return left
 
     def largest_bytes(self, place: _Place) -> int:
-        """Return the most that *place* may ever have."""
+        """Return the maximum that *place* may ever have."""
         return self.cap_bytes - sum(other.reserved_bytes for other in self._places() if other is not place)
 
     def attach(self, place: _Place, store: Attached) -> None:
-        """Ask *store*, as long as it is open, instead of adding up its files."""
+        """Ask *store* for its usage while it is open, instead of adding up its files."""
         with self._lock:
             path = _absolute(store.path)
             place.attached[path] = weakref.ref(store)
@@ -163,32 +163,32 @@ class DiskBudget:
             try:
                 place.list(self._fs)
             except OSError:
-                continue  # what was seen last counts
+                continue  # the last known size counts
 
 
 @dataclass(frozen=True, slots=True)
 class DiskShare:
-    """What one buffer, or its dead letters, may have of a budget."""
+    """The share of one buffer, or of its dead letters, in a budget."""
 
     budget: DiskBudget
     place: _Place
 
     @property
     def largest_bytes(self) -> int:
-        """The most that it may ever have."""
+        """The maximum that it may ever have."""
         return self.budget.largest_bytes(self.place)
 
     def left_bytes(self, root: str) -> int:
-        """Return what it may have now; of dead letters, what the store at *root* may have."""
+        """Return the current share; for dead letters, that of the store at *root*."""
         return self.budget.left_bytes(self.place, root)
 
     def attach(self, store: Attached) -> None:
-        """Count a store that this process opened by what it says."""
+        """Use the reported usage of a store that this process opened."""
         self.budget.attach(self.place, store)
 
 
 def _absolute(path: str) -> str:
-    # One process names a directory as its settings do, another one by its whole path.
+    # One process may use the path from its settings, another one the absolute path.
     return os.path.abspath(path)  # noqa: PTH100 - kept as text
 
 

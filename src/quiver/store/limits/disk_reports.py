@@ -1,11 +1,11 @@
 """
-Room for what is staged beside an open store: Spark sinks learn its cap, and say what they wait for.
+Disk space for staged segments: Spark sinks learn the cap of an open store, and report what they wait for.
 
 ::
 
-    owner   quiver.cap     what all files in the directory may take     written when it changed by a 64th
-    sink    adds up the files before it writes another one; too many: quiver.wanted, and it waits
-    owner   frees what is finished, removes quiver.wanted               with its next maintenance
+    owner   quiver.cap     the maximum size of all files     written if it changed by a 64th
+    sink    adds up the files before it writes another one; if there are too many: writes quiver.wanted and waits
+    owner   frees finished segments, removes quiver.wanted   at its next maintenance
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from quiver.store.limits.tree_bytes import tree_bytes
 __all__ = ["RoomFound", "RoomNotes", "ask_for_room", "find_room"]
 
 STEPS = 64
-"""The note is written again when the cap changed by this part of it."""
+"""The note is written again if the cap changed by this fraction of it."""
 
 
 class RoomFound(NamedTuple):
-    """The cap on all files of a store's directory, and what they take."""
+    """The cap on all files of a store's directory, and their size."""
 
     cap_bytes: int
     used_bytes: int
@@ -44,7 +44,7 @@ class RoomFound(NamedTuple):
 
 class RoomNotes:
     """
-    The owner's end.
+    The owner's side.
 
     Args:
         fs: the file system.
@@ -58,7 +58,7 @@ class RoomNotes:
 
     def publish(self, cap_bytes: int | None) -> None:
         """
-        Say what all files in the directory may take; None takes back what was said.
+        Publish the maximum size of all files in the directory; None withdraws it.
 
         Raises:
             OSError: the disk refused; the next call tries again.
@@ -78,7 +78,7 @@ class RoomNotes:
 
     def wanted_bytes(self) -> int:
         """
-        Return how many bytes somebody waits to stage, and take note of it; 0 when nobody does.
+        Return how many bytes a process waits to stage, and record the request; 0 if there is none.
 
         Raises:
             OSError: the disk refused.
@@ -94,7 +94,7 @@ class RoomNotes:
 
 def find_room(fs: FileSystem, root: str) -> RoomFound | None:
     """
-    Return the cap of the store at *root* and what its files take; None when it has no cap. Dead letters have their own.
+    Return the cap of the store at *root* and the size of its files; None if it has no cap. Dead letters have their own.
 
     Raises:
         OSError: the directory cannot be read.
@@ -105,7 +105,7 @@ def find_room(fs: FileSystem, root: str) -> RoomFound | None:
 
 def ask_for_room(fs: FileSystem, root: str, wanted_bytes: int) -> None:
     """
-    Tell the owner of the store at *root* that somebody waits to stage so many bytes.
+    Notify the owner of the store at *root* that a process waits to stage *wanted_bytes*.
 
     Raises:
         OSError: the disk refused.
@@ -122,5 +122,5 @@ def _write(fs: FileSystem, path: str, data: bytes) -> None:
 
 
 def _read(fs: FileSystem, path: str, decode: Callable[[memoryview], Answer[int]]) -> int | None:
-    """Return the number in a note; None when there is none, or when it is being written at this moment."""
+    """Return the number in a note; None if there is none, or if it is being written now."""
     return read_if_valid(fs, path, decode, ROOM_NOTE_BYTES_MAX)

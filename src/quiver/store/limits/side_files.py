@@ -1,4 +1,4 @@
-"""What lies in a store's directory beside log and segments: how much it takes, and a reserve for hard times."""
+"""The size of a store's files other than log and segments, and a reserve for a full disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from quiver.store.limits.tree_bytes import tree_bytes
 __all__ = ["Reserve", "SideFiles"]
 
 MEASURE_S = 1.0
-"""Files that others write are measured this often at most."""
+"""Files that other processes write are measured at most this often."""
 
 RETRY_S = 1.0
 
@@ -37,13 +37,13 @@ _OURS = "quiver."
 
 class SideFiles:
     """
-    Bytes of everything that is neither log nor segment: progress, audit trails, quarantine, ledger, reserve, and what
-    Spark sinks staged. Dead letters are not among them: they have a cap of their own.
+    The size of all files that are neither log nor segment: progress, audit trails, quarantine, ledger, reserve, and
+    segments that Spark sinks staged. Dead letters are not included: they have their own cap.
 
     Attributes:
-        incoming_bytes: the part that sinks staged, which will be segments.
-        quarantine_bytes: the part that waits for a person.
-        progress_bytes_max: the largest progress file.
+        incoming_bytes: the staged part, which will become segments.
+        quarantine_bytes: the part that only an operator removes.
+        progress_bytes_max: the size of the largest progress file.
     """
 
     def __init__(self, fs: FileSystem, root: str, clock: Clock) -> None:
@@ -58,17 +58,17 @@ class SideFiles:
 
     @property
     def nbytes(self) -> int:
-        """All of it, when last measured."""
+        """The total size, as last measured."""
         return self._other_bytes + self.incoming_bytes
 
     def measure_incoming(self) -> None:
-        """Measure what sinks staged. A directory that cannot be read changes nothing."""
+        """Measure the staged segments. A directory that cannot be read changes nothing."""
         with contextlib.suppress(OSError):
             self.incoming_bytes = tree_bytes(self._fs, f"{self._root}/{INCOMING_DIR}")
 
     def measure(self, *, now: bool = False) -> None:
         """
-        Measure again, if the last time was a moment ago or with *now*; what sinks staged each time. A directory that
+        Measure again if the last measurement is old enough or with *now*; staged segments each time. A directory that
         cannot be read changes nothing.
         """
         self.measure_incoming()
@@ -100,16 +100,17 @@ class SideFiles:
 
 class Reserve:
     """
-    Blocks held in a file of no content. When the disk is full they are given back, so that an acknowledgement can
-    still be written and what it frees be deleted; as long as they are not held again nothing is ingested.
+    Disk blocks reserved by a file without content. When the disk is full they are released, so that an acknowledgement
+    can still be written and the segments that it frees can be deleted. Nothing is ingested until the reserve is
+    refilled.
 
     Args:
         fs: the file system.
         root: the store's directory.
-        size_bytes: how much it should be at this moment. It grows when that does.
-        clock: spaces the attempts to get it back.
-        observer: takes events.
-        on_change: told True when the reserve is lacking, False when it is held again.
+        size_bytes: the current target size. The reserve grows with it.
+        clock: limits how often refilling is attempted.
+        observer: receives events.
+        on_change: called with True when the reserve is missing, with False when it is complete again.
     """
 
     def __init__(
@@ -131,10 +132,10 @@ class Reserve:
         self._retry_at = 0.0
         self._held_bytes = 0
         self.is_lacking = False
-        """There was no room for it. Not so when the file system cannot make room ahead: then there is no reserve."""
+        """There was no space for it. False on a file system that cannot preallocate: it gets no reserve."""
 
     def keep(self, *, now: bool = False) -> bool:
-        """Hold the reserve if it is not held; after a failure once in a while, or *now*. True when ingest may go on."""
+        """Refill the reserve if needed; after a failure only once in a while, or *now*. True if ingest may continue."""
         wanted = self._size_bytes()
         if self._held_bytes >= wanted:
             self._say(is_lacking=False)
@@ -163,7 +164,7 @@ class Reserve:
         self._on_change(is_lacking)
 
     def _hold(self, size_bytes: int) -> None:
-        # What is held already is not let go of: on a full disk it would not come back.
+        # Blocks that are reserved already are kept: on a full disk they could not be reserved again.
         open_file = self._fs.open_write if self._held_bytes else self._fs.create_or_truncate
         file = open_file(self._path)
         try:
@@ -172,7 +173,7 @@ class Reserve:
             file.close()
 
     def spend(self) -> bool:
-        """Give the reserve back to the disk; False when there is none to give."""
+        """Release the reserve; return False if there is none."""
         if not self._held_bytes:
             return False
         self._held_bytes = 0

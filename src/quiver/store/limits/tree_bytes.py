@@ -1,4 +1,4 @@
-"""How many bytes a directory of ours takes, with all that is below it."""
+"""The size of one of our directories, with everything below it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from quiver.primitives.disk.file_system import FileSystem
 __all__ = ["file_bytes", "tree_bytes"]
 
 DEPTH_MAX = 6
-"""Nothing of ours lies deeper: core, dead letters, an exporter, segments."""
+"""No file of ours is deeper: core, dead letters, an exporter, segments."""
 
 
 def tree_bytes(fs: FileSystem, directory: str, *, skip: Collection[str] = (), depth: int = DEPTH_MAX) -> int:
     """
-    Return the bytes of all files below *directory*. What vanishes meanwhile is 0.
+    Return the bytes of all files below *directory*. A file that disappears meanwhile counts as 0.
 
     Args:
         fs: the file system.
         directory: need not exist.
-        skip: names in it that are passed over.
-        depth: how many levels of directories are looked at.
+        skip: names in it to skip.
+        depth: how many levels of directories to read.
     """
     try:
         names = fs.list_dir(directory)
@@ -32,7 +32,7 @@ def tree_bytes(fs: FileSystem, directory: str, *, skip: Collection[str] = (), de
         path = f"{directory}/{name}"
         if name in skip:
             continue
-        # Our files have a full stop in their names, and our directories have none: a look saved for each segment.
+        # Our files have a dot in their names, and our directories have none: this saves a system call per segment.
         if "." in name:
             with contextlib.suppress(FileNotFoundError):
                 total += fs.stat(path).size_bytes
@@ -43,7 +43,7 @@ def tree_bytes(fs: FileSystem, directory: str, *, skip: Collection[str] = (), de
 
 def file_bytes(fs: FileSystem, directory: str) -> int:
     """
-    Return the bytes of the files in *directory*, without those of the directories in it. What vanishes meanwhile is
-    0.
+    Return the bytes of the files in *directory*, without those in its directories. A file that disappears meanwhile
+    counts as 0.
     """
     return tree_bytes(fs, directory, depth=0)

@@ -1,8 +1,8 @@
 """
 Bundles → streams, in memory.
 
-An open segment only collects: per slot and schema the messages that the log already wrote, and per bundle where its
-slots went. Whatever takes time waits for `SealedSegment.streams`, which the writer calls off the ingest path.
+An open segment only collects: per slot and schema, the messages that the log has already written, and per bundle, the
+places of its slots. Expensive work is left to `SealedSegment.streams`, which the writer calls off the ingest path.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ __all__ = [
 _SLOTS = 64
 _STREAM_BYTES = 1024
 _REF_BYTES = 64
-"""What a stream, and a reference to one of its chunks, take in a file at most, beside schemas and messages."""
+"""Upper bounds for the file bytes of a stream and of a reference to one of its chunks, besides schemas and messages."""
 _CHUNK_MASK = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StreamSchema:
     """
-    A schema as streams need it. Make one per schema and pass the same object again: it is told by identity.
+    A schema as streams need it. Create one per schema and pass the same object again: it is compared by identity.
 
     Attributes:
-        schema: what `check_schema` let pass.
-        fingerprint: 32 bytes that stand for it in log and directory.
+        schema: a schema that passed `check_schema`.
+        fingerprint: 32 bytes that identify it in log and directory.
         schema_message: ``schema.serialize()``.
-        has_dictionaries: what `check_schema` returned.
+        has_dictionaries: the result of `check_schema`.
     """
 
     schema: pa.Schema
@@ -61,9 +61,9 @@ class StreamSchema:
     schema_message: pa.Buffer
     has_dictionaries: bool
     schema_bytes: bytes = field(init=False, repr=False)
-    """What stands of the schema in front of a message in the log: nothing where each message brings its own."""
+    """The part of the schema before a message in the log: empty if each message brings its own."""
     head: struct.Struct = field(init=False, repr=False)
-    """`SLOT_HEAD` with `schema_bytes` behind it."""
+    """`SLOT_HEAD`, then `schema_bytes`."""
 
     def __post_init__(self) -> None:
         spoken = b"" if self.has_dictionaries else bytes(self.schema_message)
@@ -74,12 +74,12 @@ class StreamSchema:
 @dataclass(slots=True)
 class EncodedSlot:
     """
-    One slot of a bundle, serialised once.
+    One slot of a bundle, serialized once.
 
     Attributes:
         row_count: rows of the batch.
-        message: what ``batch.serialize()`` returned; where the schema has dictionaries, one whole Arrow stream, since
-            a message alone would lack them. It must stay as it is until the segment is on disk. Large ones are a
+        message: the result of ``batch.serialize()``; for a schema with dictionaries, a complete Arrow stream, since a
+            message alone would lack them. It must not change until the segment is on disk. Large ones are a
             `LoggedMessage`.
     """
 
@@ -88,11 +88,11 @@ class EncodedSlot:
     row_count: int
     message: Any
     payload_bytes: int = 0
-    """Length of the slot's whole Arrow stream in the log's entry."""
+    """Length of the slot's complete Arrow stream in the log's entry."""
 
 
 def self_contained(batch: pa.RecordBatch) -> pa.Buffer:
-    """Return *batch* as one Arrow stream, its dictionaries in front of it."""
+    """Return *batch* as one Arrow stream that starts with its dictionaries."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -102,10 +102,10 @@ def self_contained(batch: pa.RecordBatch) -> pa.Buffer:
 @dataclass(frozen=True, slots=True)
 class SealedStream:
     """
-    One stream as it goes into the file: its place in the directory, and its Arrow IPC file.
+    One stream as it is written to the file: its row of the directory, and its Arrow IPC file.
 
-    `event_column` is the index of its column of event times, and `event_ranges` the earliest and the latest of them in
-    each chunk; None and empty where it has no such column.
+    `event_column` is the index of its column of event times, and `event_ranges` the earliest and the latest time of
+    each chunk; None and empty if it has no such column.
     """
 
     slot: int
@@ -118,7 +118,7 @@ class SealedStream:
 
 
 class _Stream:
-    """The chunks of one slot and schema: messages, or whole Arrow streams where dictionaries must be unified first."""
+    """The chunks of one slot and schema: messages, or complete Arrow streams if dictionaries must be unified first."""
 
     __slots__ = ("chunks", "index", "row_counts", "slot", "stream_schema")
 
@@ -135,8 +135,8 @@ class OpenSegment:
     The segment that bundles are added to. Not thread-safe: the store's ingest lock guards it.
 
     Args:
-        streams_max: `is_full` once there are so many streams,
-        bytes_max: or so many bytes.
+        streams_max: `is_full` becomes true at this number of streams,
+        bytes_max: or at this number of bytes.
     """
 
     __slots__ = (
@@ -148,12 +148,12 @@ class OpenSegment:
         self.streams_max = streams_max
         self.bytes_max = bytes_max
         self.nbytes = 0
-        """Bytes of the bundles so far, as their producer of `append` counts them."""
+        """Bytes of the bundles so far, as the callers of `append` count them."""
         self.stream_bytes = 0
-        """What its streams will take in a file beside their messages: each has its schema at both ends."""
+        """File bytes of its streams besides their messages: each has its schema at both ends."""
         self._streams: list[_Stream] = []
         self._by_schema: list[dict[StreamSchema, _Stream]] = [{} for _ in range(_SLOTS)]
-        # Per reference of every bundle, in order: stream index in the high half, chunk index in the low half.
+        # One item per reference of every bundle, in order: stream index in the high half, chunk index in the low half.
         self._refs = array("Q")
         self._refs_end = array("I")
         self._ingested_at_ns = array("q")
@@ -169,7 +169,7 @@ class OpenSegment:
 
     @property
     def file_bytes(self) -> int:
-        """What its file will take at most, uncompressed."""
+        """Upper bound for the size of its file, uncompressed."""
         return self.nbytes + self.stream_bytes + _REF_BYTES * len(self._refs)
 
     @property
@@ -179,17 +179,17 @@ class OpenSegment:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no bundle yet."""
+        """Whether it has no bundle yet."""
         return not self._ingested_at_ns
 
     @property
     def ingested_first_ns(self) -> int | None:
-        """When its first bundle was ingested, in nanoseconds since 1970; None when it is empty."""
+        """Time of ingestion of its first bundle, in nanoseconds since the epoch; None if it is empty."""
         return self._ingested_at_ns[0] if self._ingested_at_ns else None
 
     @property
     def is_full(self) -> bool:
-        """Whether the cap of bytes or streams, or the number of bundles that a progress file can track, is reached."""
+        """Whether it has reached a cap of bytes or streams, or the most bundles that a progress file can track."""
         return (
             self.nbytes >= self.bytes_max
             or len(self._streams) >= self.streams_max
@@ -206,7 +206,7 @@ class OpenSegment:
         nbytes: int,
     ) -> bool:
         """
-        Add a bundle; it is kept until `seal`, and its messages are not copied. Returns `is_full`.
+        Add a bundle and return `is_full`. The bundle is kept until `seal`; its messages are not copied.
 
         *sequence* and the WAL positions are those of its log entry; *encoded* is ascending by slot.
         """
@@ -245,7 +245,7 @@ class OpenSegment:
         return found
 
     def seal(self) -> SealedSegment:
-        """Return what was collected, ready to be written. Cheap; nothing may be appended afterwards."""
+        """Return everything collected, ready to be written. Cheap; nothing may be appended afterwards."""
         return SealedSegment(
             streams=self._streams,
             refs=self._refs,
@@ -259,17 +259,17 @@ class OpenSegment:
 
 class SealedSegment:
     """
-    A full segment on its way to the disk. It can be written again after a failure, to the same bytes.
+    A full segment that is about to be written. After a failure it can be written again, to the same bytes.
 
     Used by one thread at a time.
 
     Attributes:
         bundle_count: number of bundles.
-        nbytes: what `OpenSegment.nbytes` said.
-        file_bytes: what `OpenSegment.file_bytes` said.
-        metadata: what part of the log it covers.
-        ingested_min_ns: the earliest time of ingestion; None when empty.
-        ingested_max_ns: the latest; None when empty.
+        nbytes: `OpenSegment.nbytes` at the seal.
+        file_bytes: `OpenSegment.file_bytes` at the seal.
+        metadata: the part of the log that it covers.
+        ingested_min_ns: the earliest time of ingestion; None if it is empty.
+        ingested_max_ns: the latest; None if it is empty.
     """
 
     def __init__(
@@ -297,22 +297,22 @@ class SealedSegment:
 
     @property
     def wal_position_start(self) -> int | None:
-        """Position of the first bundle's log entry; None when empty."""
+        """Position of the first bundle's log entry; None if it is empty."""
         return self.metadata.wal_position_start
 
     @property
     def wal_position_end(self) -> int | None:
-        """Position behind the last bundle's log entry; None when empty."""
+        """Position after the last bundle's log entry; None if it is empty."""
         return self.metadata.wal_position_end
 
     @property
     def sequence_first(self) -> int | None:
-        """Sequence of the first bundle; None when empty."""
+        """Sequence of the first bundle; None if it is empty."""
         return self.metadata.sequence_first
 
     @property
     def sequence_last(self) -> int | None:
-        """Sequence of the last bundle; None when empty."""
+        """Sequence of the last bundle; None if it is empty."""
         return self.metadata.sequence_last
 
     def streams(self) -> list[SealedStream]:
@@ -327,7 +327,7 @@ class SealedSegment:
         """
         Return which chunks of which streams make up each bundle.
 
-        With *item_count*, how many items each bundle has, too: it is given rows by slot.
+        With *item_count*, also how many items each bundle has: it receives the number of rows by slot.
         """
         self._encode()
         refs = self._refs if not self._is_split else self._moved_refs()
@@ -342,7 +342,7 @@ class SealedSegment:
         append = builder.append
         for end, ingested_at_ns in zip(self._refs_end, self._ingested_at_ns, strict=True):
             items = None if item_count is None else self._items(start, end, item_count)
-            if end - start == 1:  # the usual case, and there may be tens of thousands
+            if end - start == 1:  # the common case, and there may be tens of thousands
                 ref = refs[start]
                 append((slots[self._refs[start] >> 32],), (ref >> 32,), (ref & _CHUNK_MASK,), ingested_at_ns, items)
             else:
@@ -367,13 +367,13 @@ class SealedSegment:
         return any(len(runs) > 1 for runs in self._runs)
 
     def _encode(self) -> None:
-        # Stream by stream, and each lets go of its batches: never more than one stream is in memory twice.
+        # Each stream releases its batches as soon as it is encoded: never more than one stream is in memory twice.
         for stream in self._open_streams[len(self._runs) :]:
             self._runs.append(_runs(stream))
             stream.chunks = []
 
     def _run_starts(self) -> dict[int, SealedStream]:
-        """Return each run under the reference to its first chunk, as `append` made it."""
+        """Return each run by the reference to its first chunk, as `append` created it."""
         starts: dict[int, SealedStream] = {}
         for stream, runs in zip(self._open_streams, self._runs, strict=True):
             chunk = 0
@@ -383,10 +383,10 @@ class SealedSegment:
         return starts
 
     def _moved_refs(self) -> Sequence[int]:
-        """Return the references with the numbers that streams and chunks have after runs became streams."""
+        """Return the references with the stream and chunk numbers after runs have become streams."""
         starts = self._run_starts()
         moved = array("Q")
-        # A stream's chunks come in order, so the latest run of each stream is the one that a reference is in.
+        # A stream's chunks come in order, so a reference belongs to the latest run of its stream.
         latest: dict[int, tuple[int, int]] = {}
         numbers = count()
         for ref in self._refs:
@@ -398,12 +398,12 @@ class SealedSegment:
 
 
 def _are_same(one: StreamSchema, other: StreamSchema) -> bool:
-    # The same schema in another object. A foreign fingerprint may stand for two schemas: those are two streams.
+    # The same schema in another object. A foreign fingerprint may be used for two schemas: those become two streams.
     return one.fingerprint == other.fingerprint and one.schema.equals(other.schema, check_metadata=True)
 
 
 def _runs(stream: _Stream) -> list[SealedStream]:
-    """Return the stream as the file's streams: one, or several where its dictionaries cannot be one."""
+    """Return the stream as streams of the file: one, or several if its dictionaries cannot be unified."""
     known = stream.stream_schema
     chunks = [_only_batch(chunk) for chunk in stream.chunks] if known.has_dictionaries else stream.chunks
     runs = encode_runs(known.schema, chunks) if known.has_dictionaries else [DictionaryRun((), chunks)]
@@ -432,7 +432,7 @@ def _ranges(schema: pa.Schema, column: int, chunks: Sequence[Any]) -> Sequence[i
     if not any(isinstance(chunk, LoggedMessage) for chunk in chunks):
         return chunk_ranges(schema, column, chunks)
     ranges = array("q")
-    for chunk in chunks:  # large ones, one in memory at a time
+    for chunk in chunks:  # large, so only one of them is in memory at a time
         found = chunk_ranges(schema, column, [loaded(chunk)])
         if found is None:
             return None

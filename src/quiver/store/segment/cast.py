@@ -1,8 +1,8 @@
 """
-A batch as it was stored → the same rows under another schema: order, types, missing columns. Pure.
+A stored batch → the same rows under another schema: order, types, missing columns. Pure.
 
-What has the right type already is taken over without copying. The rest is taken apart level by level, since Arrow's
-own casts do not undo every encoding, and get some wrong.
+Columns that have the right type already are used without copying. The others are converted level by level, since
+Arrow's own casts do not undo every encoding, and get some wrong.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from quiver.store.segment.type_promotion import is_any_list
 __all__ = ["coalesce", "conform"]
 
 _COALESCE_ROWS = 8192
-"""Smaller batches are put together: each one that is handed to another engine costs a fixed amount."""
+"""Smaller batches are combined: each batch that is passed to another engine has a fixed cost."""
 
 _COALESCE_BYTES = 16 * 1024 * 1024
-"""Large enough on its own, however few rows: a row may be a request of megabytes."""
+"""Large enough on its own, even with few rows: a row may be a request of megabytes."""
 
 
 def conform(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     """
     Return *batch* with exactly the schema *target*: order, types, nullability.
 
-    Columns that *batch* has not are null, columns that *target* has not are left out. Times may lose digits and an
-    integer may become the nearest float; nothing else that does not fit is ever changed to something that does.
+    Columns missing in *batch* are null, columns missing in *target* are omitted. Times may lose precision and an
+    integer may become the nearest float; no other value that does not fit is ever changed to one that does.
 
     Raises:
         UsageError: a value does not fit the declared type.
@@ -46,7 +46,7 @@ def conform(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
             raise UsageError(f"column {field.name} is declared not null, but {column.null_count} values are missing")
         columns.append(column)
     if not columns:
-        # Arrow would forget how many rows there are.
+        # Arrow would lose the number of rows.
         return batch.select([])
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
@@ -82,7 +82,7 @@ def _array(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _decoded_runs(array: pa.Array) -> pa.Array:
-    # Arrow decodes runs of few types; the run that each row is in it can always tell.
+    # Arrow decodes runs of few types, but it can always compute the run of each row.
     runs = pa.array(range(len(array.run_ends)), pa.int64())
     rows = pa.RunEndEncodedArray.from_arrays(array.run_ends, runs).slice(array.offset, len(array))
     return array.values.take(pc.run_end_decode(rows))
@@ -99,7 +99,7 @@ def _struct(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _list(array: pa.Array, target: pa.DataType) -> pa.Array:
-    # Only what the rows show: a slice has more below it, a null may have something, and a view any order.
+    # Only what the rows reference: a slice has more values, a null may have some, and a view may have any order.
     lengths = pc.fill_null(pc.list_value_length(array), 0)
     large = pa.types.is_large_list(target)
     values = _array(array.flatten(), target.value_type)
@@ -123,9 +123,9 @@ def _offsets(lengths: Any, large: bool) -> pa.Array:  # noqa: FBT001
 
 def coalesce(batches: Iterable[tuple[object, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
     """
-    Put neighbouring small batches together; larger ones pass as they are. The order of rows stays.
+    Combine adjacent small batches; larger ones pass unchanged. The order of rows stays.
 
-    Each batch comes with a group: only batches of one group are put together.
+    Each batch comes with a group: only batches of the same group are combined.
     """
     waiting: list[pa.RecordBatch] = []
     of: object = None
@@ -155,4 +155,4 @@ def _together(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     try:
         return [pa.concat_batches(batches)]
     except pa.ArrowNotImplementedError:
-        return batches  # of the types that Arrow cannot put together, as run ends
+        return batches  # types that Arrow cannot concatenate, such as run ends

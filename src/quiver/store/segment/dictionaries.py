@@ -2,10 +2,10 @@
 Dictionary batches → messages that share one dictionary, exactly.
 
 An Arrow IPC file has one dictionary per column for all its batches, but every batch came with its own. So the
-dictionaries are unified under the original key type, and the keys inside the already serialised batch messages
-are rewritten to the unified positions. Rows keep their values to the last bit, nulls stay where they were,
-types never change. Where a unified dictionary would overflow its key type, or a type cannot be unified, the next
-batches form another run, and each run becomes a stream of its own.
+dictionaries are unified under the original key type, and the keys inside the serialized batch messages
+are rewritten to the unified positions. Rows keep their values to the last bit, nulls stay nulls, and
+types never change. If a unified dictionary would overflow its key type, or a type cannot be unified, the next
+batches form another run, and each run becomes a separate stream.
 
 ::
 
@@ -28,7 +28,7 @@ from quiver.store.segment.schemas import Leaf, dictionary_leaves, has_dictionari
 __all__ = ["DictionaryRun", "encode_runs"]
 
 _GROUP_VALUES = 4096
-"""About so many values are unified in one go; fewer for short keys, more once the dictionary is larger."""
+"""About this many values are unified in one step; fewer for short keys, more once the dictionary is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class DictionaryRun:
 
 
 def encode_runs(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> list[DictionaryRun]:
-    """Return *batches*, in order, as runs; read back, each row has the value and each column the type it had."""
+    """Return *batches*, in order, as runs. Every row keeps its value and every column its type."""
     leaves = dictionary_leaves(schema)
     if not any(has_dictionaries(pa.schema([("values", leaf.value_type)])) for leaf in leaves):
         try:
             return _unified_runs(schema, leaves, batches)
         except (pa.ArrowException, _NotInMessageError):
-            # For example keys that point nowhere, below a null parent: kept as they are, next to their dictionary.
+            # For example keys that point nowhere, below a null parent: unchanged, with their own dictionary.
             pass
     return [_own_run(batch) for batch in batches]
 
@@ -99,7 +99,7 @@ def _dictionaries(leaves: Sequence[Leaf], batch: pa.RecordBatch) -> list[pa.Arra
 def _rewritten(
     batch: pa.RecordBatch, physical: pa.Schema, leaves: Sequence[Leaf], positions: Sequence[pa.Array | None]
 ) -> Any:
-    """Return the batch's message with the keys of each leaf moved to their new positions (None: they stay)."""
+    """Return the batch's message with the keys of each leaf moved to their new positions (None: unchanged)."""
     message = batch.serialize()
     if not any(moves is not None for moves in positions):
         return message
@@ -118,7 +118,7 @@ def _rewritten(
         end = start + len(keys) * width
         if start < 0 or end > message.size:
             raise _NotInMessageError
-        # A null key may hold any number; take leaves it alone, and the validity bits in the message stay.
+        # A null key may be any number; take ignores it, and the validity bits in the message stay.
         moved = pc.take(moves, keys)
         first = moved.offset * width
         patched[start:end] = memoryview(moved.buffers()[1])[first : first + end - start]
@@ -138,10 +138,10 @@ def _dictionary_messages(values: Sequence[pa.Array]) -> list[Any]:
 
 
 def _grow(unifiers: Sequence[_Unifier], dictionaries: Sequence[Sequence[pa.Array]], start: int) -> int:
-    """Unify the dictionaries of as many batches from *start* on as fit, and return how many: at least one."""
+    """Unify the dictionaries of as many batches from *start* on as fit, and return their number: at least one."""
     count = 0
-    # A group is about as large as what it is added to, so the whole costs little more than one pass; it is small
-    # where the keys are small, so little is done in vain when a run ends.
+    # A group is about as large as the run that it is added to, so the total costs little more than one pass. It is
+    # small if the keys are small, so little work is wasted when a run ends.
     least = min(_GROUP_VALUES, *(4 * unifier.capacity for unifier in unifiers))
     while start + count < len(dictionaries):
         room = max(least, sum(unifier.size for unifier in unifiers))
@@ -165,9 +165,9 @@ def _grow(unifiers: Sequence[_Unifier], dictionaries: Sequence[Sequence[pa.Array
 
 class _Unifier:
     """
-    One leaf's unified dictionary in one run, and where each batch's own values went in it.
+    The unified dictionary of one leaf in one run, and the new places of each batch's own values.
 
-    Batches are offered in groups: `offer` some, `unify` says how many of them fit, `accept` takes that many.
+    Batches are offered in groups: `offer` some, `unify` returns how many of them fit, `accept` takes that many.
     """
 
     __slots__ = (
@@ -181,12 +181,12 @@ class _Unifier:
         self.capacity = 1 << (bits if pa.types.is_unsigned_integer(leaf.index_type) else bits - 1)
         self.token = None if leaf.ordered else _token_type(leaf.value_type)
         self.values: pa.Array | None = None
-        # The run: a key per batch, and per key where that dictionary's values went. A key may be made of addresses,
-        # so a dictionary in the run is kept, lest another one comes to lie where it was.
+        # The run: a key per batch, and per key the new places of that dictionary's values. A key may consist of
+        # addresses, so the run keeps its dictionaries alive: otherwise another one might get the same address.
         self._run: list[Any] = []
         self._moves: dict[Any, pa.Array | None] = {}
         self._kept: list[pa.Array] = []
-        # The group: a key per batch, the dictionaries that the run does not know, and what `unify` made of them.
+        # The group: a key per batch, the dictionaries that are new to the run, and the result of `unify`.
         self._group: list[Any] = []
         self._new: dict[Any, pa.Array] = {}
         self._joined: pa.Array = None
@@ -198,7 +198,7 @@ class _Unifier:
         return 0 if self.values is None else len(self.values)
 
     def offer(self, dictionary: pa.Array) -> int:
-        """Add the next batch's dictionary to the group; return how many values there are to look at."""
+        """Add the next batch's dictionary to the group; return how many values it adds."""
         key = self._key(dictionary)
         self._group.append(key)
         if key in self._moves or key in self._new:
@@ -207,7 +207,7 @@ class _Unifier:
         return len(dictionary)
 
     def unify(self) -> int:
-        """Return how many batches of the group fit under the key type together with the run so far."""
+        """Return how many batches of the group fit the key type together with the run so far."""
         arrays = [] if self.values is None else [self.values]
         arrays.extend(self._as_token(dictionary) for dictionary in self._new.values())
         joined = pa.concat_arrays(arrays)
@@ -217,7 +217,7 @@ class _Unifier:
             encoded = pc.dictionary_encode(joined, null_encoding="encode")
             self._joined, self._places = encoded.dictionary, encoded.indices
         if self.leaf.ordered and len(self._moves) + len(self._new) > 1:
-            # The order of the values has a meaning, and two dictionaries have two orders.
+            # The order of the values is significant, and two dictionaries have two orders.
             return self._group_until(lambda known, _needed: known <= 1)
         if len(self._joined) <= self.capacity:
             return len(self._group)
@@ -225,9 +225,9 @@ class _Unifier:
 
     def _group_until(self, fits: Callable[[int, int], bool]) -> int:
         """
-        Return how many batches of the group there are before the first whose dictionary does not fit.
+        Return how many batches of the group come before the first one whose dictionary does not fit.
 
-        *fits* is told how many dictionaries there are then, and how many unified values they need.
+        *fits* receives the number of dictionaries and the number of unified values that they need.
         """
         offset = needed = self.size
         known = len(self._moves)
@@ -236,7 +236,7 @@ class _Unifier:
             if key in self._new and key not in seen:
                 seen.add(key)
                 length = len(self._new[key])
-                # Values are numbered as they first appear, so what the first dictionaries need is a prefix.
+                # Values are numbered by first appearance, so the values of the first dictionaries are a prefix.
                 needed = max(needed, _highest(self._places.slice(offset, length)) + 1)
                 offset += length
                 known += 1
@@ -245,16 +245,16 @@ class _Unifier:
         return len(self._group)
 
     def accept(self, count: int) -> None:
-        """Take the first *count* batches of the group into the run."""
+        """Move the first *count* batches of the group into the run."""
         accepted = self._group[:count]
         self._run.extend(accepted)
-        # What does not fit is cut to nonsense here, and is not accepted.
+        # Values that do not fit are truncated to wrong numbers here, but those are not accepted.
         places = pc.cast(self._places, self.leaf.index_type, safe=False)
         offset = self.size
         used = set(accepted)
         ramp = pc.cast(_count_up(max(map(len, self._new.values()), default=0)), self.leaf.index_type, safe=False)
         for key, dictionary in self._new.items():
-            # Accepted ones come first, for the group's batches are taken in their order.
+            # The accepted ones come first, because the group's batches are taken in order.
             if key not in used:
                 break
             own = places.slice(offset, len(dictionary))
@@ -268,9 +268,9 @@ class _Unifier:
 
     def keep_first(self) -> None:
         """
-        Make a run of the first batch alone, with its dictionary as it is.
+        Form a run of the first batch alone, with its dictionary unchanged.
 
-        For a dictionary that, even alone, has more values than its keys can reach.
+        For a dictionary that has more values than its keys can reach, even alone.
         """
         key = self._group[0]
         self.values = self._new[key]
@@ -278,7 +278,7 @@ class _Unifier:
         self._moves = {key: None}
 
     def moves(self, at: int) -> pa.Array | None:
-        """Return where the values of the run's batch *at* went, in the key type; None when they stayed."""
+        """Return the new places of the values of the run's batch *at*, in the key type; None if they did not move."""
         return self._moves[self._run[at]]
 
     def _key(self, dictionary: pa.Array) -> Any:
@@ -302,9 +302,10 @@ def _highest(places: pa.Array) -> int:
 
 def _token_type(kind: pa.DataType) -> pa.DataType | None:
     """
-    Return the type under which values of *kind* are the same exactly when their bits are; None when there is none.
+    Return the type under which values of *kind* are equal exactly if their bits are; None if there is none.
 
-    It has the same buffers as *kind*. Floats go by their bits, so that -0.0 stays -0.0 and a NaN keeps its payload.
+    It has the same buffers as *kind*. Floats are compared by their bits, so that -0.0 stays -0.0 and a NaN keeps its
+    payload.
     """
     types = pa.types
     if (

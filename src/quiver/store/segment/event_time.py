@@ -1,9 +1,9 @@
 """
-Which column of a schema tells when something happened, and between which times each chunk of a stream lies.
+The column of event times of a schema, and the time range of each chunk of a stream. Pure.
 
-The column is the first of these that there is: ``time_unix_nano``, ``start_time_unix_nano``, ``event_time``,
+The column is the first of these that exists: ``time_unix_nano``, ``start_time_unix_nano``, ``event_time``,
 ``timestamp``, ``@timestamp``, ``time``, ``ts``; otherwise the first timestamp of the schema. It must be a timestamp of
-any unit, or, where its name ends in ``_unix_nano``, a 64-bit integer. A timestamp without a zone is taken for UTC.
+any unit, or, if its name ends in ``_unix_nano``, a 64-bit integer. A timestamp without a zone is read as UTC.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMES = ("time_unix_nano", "start_time_unix_nano", "event_time", "timestamp", "
 _UNIT_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 _INT64 = (-(2**63), 2**63 - 1)
 _SMALL_MESSAGE_BYTES = 16 * 1024
-"""Messages below this, on average, are read together by Arrow; above, one by one and without a copy."""
+"""Messages whose average size is below this are read together by Arrow; larger ones one by one and without a copy."""
 
 
 def is_event_type(name: str, kind: pa.DataType) -> bool:
@@ -33,14 +33,14 @@ def is_event_type(name: str, kind: pa.DataType) -> bool:
 
 
 def event_column(schema: pa.Schema) -> int | None:
-    """Return the index of the column of event times; None when there is none."""
+    """Return the index of the column of event times; None if there is none."""
     name = event_field(schema)
     return None if name is None else schema.names.index(name)
 
 
 def event_field(schema: pa.Schema) -> str | None:
-    """Return the name of the column of event times; None when there is none."""
-    # The first of two columns that share a name counts, here and wherever the name is looked up.
+    """Return the name of the column of event times; None if there is none."""
+    # The first of two columns with the same name counts, here and in every lookup by name.
     kinds = {field.name: field.type for field in reversed(list(schema))}
     for name in (*_NAMES, *schema.names):
         if name in kinds and is_event_type(name, kinds[name]):
@@ -49,20 +49,20 @@ def event_field(schema: pa.Schema) -> str | None:
 
 
 def unit_ns(kind: pa.DataType) -> int:
-    """Return how many nanoseconds one step of this type of times is."""
+    """Return the length of one step of this time type in nanoseconds."""
     return _UNIT_NS[kind.unit] if pa.types.is_timestamp(kind) else 1
 
 
 def chunk_ranges(schema: pa.Schema, column: int, chunks: Sequence[Any]) -> array[int] | None:
     """
-    Return the earliest and the latest time of each chunk, one after the other, nanoseconds since the epoch.
+    Return the earliest and the latest time of each chunk, one after the other, in nanoseconds since the epoch.
 
-    None when a time is too far away to be counted in nanoseconds.
+    None if a time is too far away to be expressed in nanoseconds.
 
     Args:
         schema: of the stream.
         column: index of the column of event times.
-        chunks: record batches; or, of a schema without dictionaries, their messages.
+        chunks: record batches; or, for a schema without dictionaries, their messages.
     """
     times = _times(schema, column, chunks)
     step = unit_ns(schema.field(column).type)
@@ -74,7 +74,7 @@ def chunk_ranges(schema: pa.Schema, column: int, chunks: Sequence[Any]) -> array
     numbers = fixed_width(array("i", [number for number, chunk in enumerate(times) if len(chunk)]), pa.int32())
     chunk_of_row = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(pc.unique(ends), numbers))
     values = pa.concat_arrays(times).cast(pa.int64())
-    # One pass over all chunks: a call for each would cost more than the times of a small one.
+    # One pass over all chunks: for small chunks, a call for each would cost more than the computation.
     grouped = pa.table({"chunk": chunk_of_row, "time": values}).group_by("chunk", use_threads=False)
     found = grouped.aggregate([("time", "min"), ("time", "max")])
     columns = [found.column(name).to_pylist() for name in ("chunk", "time_min", "time_max")]
@@ -110,11 +110,11 @@ def _times(schema: pa.Schema, column: int, chunks: Sequence[Any]) -> list[pa.Arr
 
 
 def rows_between(times: pa.Array, start_ns: int | None, end_ns: int | None) -> pa.Array:
-    """Return for each row whether its time is at or after *start_ns* and before *end_ns*; false where it has none."""
+    """Return for each row whether its time is at or after *start_ns* and before *end_ns*; false for null times."""
     step = unit_ns(times.type)
     values = times.cast(pa.int64())
     keep = values.is_valid()
-    # Bounds are rounded up, since a step that begins before one lies before it. Beyond int64 no time lies.
+    # Bounds are rounded up, since a step that starts before a bound is before it. No time is beyond int64.
     if start_ns is not None:
         low = max(-(-start_ns // step), _INT64[0])
         keep = pc.and_kleene(keep, low <= _INT64[1] and pc.greater_equal(values, pa.scalar(low, pa.int64())))

@@ -1,6 +1,6 @@
 """
-A stream's chunks one behind the other. An Arrow file is its messages in order, with a table of where they are behind
-them: going on from message to message costs less than looking each up, and gives the same.
+A stream's chunks in sequence. An Arrow file consists of messages in order, followed by a table of their places: reading
+message after message costs less than looking each one up, and has the same result.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ __all__ = ["InOrder"]
 _ALIGNMENT = 8
 _CONTINUATION = b"\xff\xff\xff\xff"
 _HEAD_BYTES_MAX = 128
-"""Within so many bytes the first message of an Arrow file begins: behind 8 by the format, behind 64 in ours."""
+"""The first message of an Arrow file starts within this many bytes: after 8 by the format, after 64 in ours."""
 
 
 class InOrder:
     """
-    Where each of some streams is read on. Not thread-safe. Only for bytes whose checksum is right.
+    The read position in each of some streams. Not thread-safe. Only for bytes whose checksum is verified.
 
-    What it cannot do it leaves to the file's own table: it never raises, and answers None.
+    It never raises: if it cannot read a chunk, it returns None, and the caller uses the file's own table.
     """
 
     __slots__ = ("_places",)
 
     def __init__(self) -> None:
-        # By stream: the next chunk, and what reads it.
+        # By stream: the number of the next chunk, and its reader.
         self._places: dict[int, list[Any]] = {}
 
     def next(self, stream_id: int, chunk_index: int) -> pa.RecordBatch | None:
         """
-        Return chunk *chunk_index* of a stream, when it is the one behind the last that was asked for; None
+        Return chunk *chunk_index* of a stream if it follows the last one that was requested; None
         otherwise.
         """
         place = self._places.get(stream_id)
@@ -47,7 +47,7 @@ class InOrder:
         return batch
 
     def begin(self, stream_id: int, data: memoryview, first: pa.RecordBatch) -> None:
-        """Go on behind *first*, chunk 0 of the stream whose Arrow file is *data*."""
+        """Continue after *first*, chunk 0 of the stream whose Arrow file is *data*."""
         head = bytes(data[:_HEAD_BYTES_MAX])
         at = next((at for at in range(_ALIGNMENT, len(head), _ALIGNMENT) if head.startswith(_CONTINUATION, at)), None)
         if at is None:
@@ -61,5 +61,5 @@ class InOrder:
             self._places[stream_id] = [1, messages.read_next_batch]
 
     def clear(self) -> None:
-        """Let go of all streams."""
+        """Release all streams."""
         self._places.clear()

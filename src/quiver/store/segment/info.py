@@ -1,4 +1,4 @@
-"""What is known of a sealed segment without reading its streams."""
+"""The metadata of a sealed segment that is known without reading its streams."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class SegmentInfo:
     One sealed segment.
 
     Attributes:
-        seq: segment number; -1 when the file's name is not a segment's.
-        path: where it lies.
+        seq: segment number; -1 if the file's name is not a segment's.
+        path: of its file.
         bundle_count: number of bundles.
         size_bytes: length of the file.
-        wal_position_start: log position of its first bundle; None when another engine wrote it, or when empty.
-        wal_position_end: log position behind its last bundle; replay goes on there.
+        wal_position_start: log position of its first bundle; None if another engine wrote it, or if it is empty.
+        wal_position_end: log position after its last bundle; replay continues there.
         sequence_first: sequence of its first bundle.
         sequence_last: sequence of its last bundle.
-        ingested_min_ns: earliest time of ingestion, nanoseconds since the epoch; None when not recorded.
+        ingested_min_ns: earliest time of ingestion, nanoseconds since the epoch; None if it was not recorded.
         ingested_max_ns: latest time of ingestion.
     """
 
@@ -46,15 +46,15 @@ class StreamStatistics:
 
     Attributes:
         stream_id: its number in the segment.
-        slot: whose batches it holds.
+        slot: the slot of its batches.
         row_count: rows of all its batches.
         chunk_count: number of its batches.
         size_bytes: length of its Arrow file.
         columns: names, in the order of its schema.
-        omitted: names that other streams of the slot in this segment have, and this one has not.
-        event_column: the column of event times; None where none was recorded.
-        event_min_ns: earliest of them, nanoseconds since the epoch; None where there is none.
-        event_max_ns: latest of them.
+        omitted: names that other streams of the slot in this segment have, and this one does not.
+        event_column: the column of event times; None if none was recorded.
+        event_min_ns: earliest event time, nanoseconds since the epoch; None if there is none.
+        event_max_ns: latest event time.
     """
 
     stream_id: int
@@ -72,12 +72,12 @@ class StreamStatistics:
 @dataclass(frozen=True, slots=True)
 class SegmentStatistics:
     """
-    What is known of one sealed segment, stream by stream.
+    The statistics of one sealed segment, stream by stream.
 
     Attributes:
-        info: numbers, positions and times of the whole.
+        info: numbers, positions and times of the whole segment.
         streams: by stream id.
-        item_count: as written by an engine that counts them; None when it is not in the file.
+        item_count: as recorded by an engine that counts items; None if it is not in the file.
     """
 
     info: SegmentInfo
@@ -94,7 +94,7 @@ class SegmentStatistics:
 
     @property
     def event_range_ns(self) -> tuple[int, int] | None:
-        """The earliest and the latest event time of all streams; None where none was recorded."""
+        """The earliest and the latest event time of all streams; None if none was recorded."""
         lows = [stream.event_min_ns for stream in self.streams if stream.event_min_ns is not None]
         highs = [stream.event_max_ns for stream in self.streams if stream.event_max_ns is not None]
         return (min(lows), max(highs)) if lows and highs else None
@@ -105,8 +105,8 @@ class SegmentStatistics:
 
     def items(self, adapter: Adapter = OTAP) -> int | None:
         """
-        How many items (log records, spans, data points) there are; None when that is not known.
+        How many items (log records, spans, data points) it has; None if that is unknown.
 
-        Known when it was written, and when all data lies in slots where a row is an item or belongs to one.
+        It is known if it was recorded, and if all data is in slots where a row is an item or belongs to one.
         """
         return adapter.item_count(self.row_counts) if self.item_count is None else self.item_count

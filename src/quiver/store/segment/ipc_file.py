@@ -1,16 +1,16 @@
 """
-An Arrow IPC file around messages that exist already: head, messages, tail. Nothing is serialised twice.
+An Arrow IPC file around existing messages: head, messages, tail. Nothing is serialized twice.
 
 ::
 
     head   "ARROW1", zeros up to 64 │ schema message
-           dictionary messages, batch messages, as they are
+           dictionary messages, batch messages, unchanged
     tail   end of stream │ footer │ its length │ "ARROW1"
 
 A message is what `RecordBatch.serialize` returns: continuation marker, metadata length, metadata, body, each
 padded so that the next one starts at a multiple of 8. The footer is a flatbuffer (`Footer` in Arrow's File.fbs)
-and is laid out by hand, since its only variable parts are two vectors of fixed-size blocks; the schema in it is the
-schema message's own, taken over byte for byte.
+and is encoded manually, since its only variable parts are two vectors of fixed-size blocks; its schema is copied from
+the schema message byte for byte.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 HEAD_ALIGNMENT = 64
-"""Arrow asks for 8; 64 keeps the first message on a cache line once the stream itself starts on one."""
+"""Arrow asks for 8; with 64, the first message starts on a cache line if the stream does."""
 
 _METADATA_V5 = 4
 _MESSAGE_PREFIX = struct.Struct("<Ii")
@@ -37,13 +37,13 @@ _METADATA_LENGTH = struct.Struct("<4xi")
 _CONTINUATION = 0xFFFFFFFF
 _RECORD_BATCH = 3
 
-# Of the flatbuffer `Message`: where in its vtable the places of `header_type` and `bodyLength` stand.
+# In the flatbuffer `Message`: where the vtable has the places of `header_type` and `bodyLength`.
 _KIND_AND_BODY = struct.Struct("<6xH2xH")
 _U32, _I32, _I64 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<q")
 
-# The footer's root table with its vtable in front, then the count of the first vector.
+# The footer's root table after its vtable, then the count of the first vector.
 #   0  u32 position of the root table
-#   4  vtable: its size, the table's size, where the fields version, schema, dictionaries and recordBatches lie
+#   4  vtable: its size, the table's size, the places of the fields version, schema, dictionaries and recordBatches
 #  16  root table: distance back to the vtable, version, padding, three forward offsets (from their own position)
 #  36  u32 number of dictionary blocks; the blocks, 24 bytes each, follow at 40
 _FOOTER_ROOT = struct.Struct("<I HHHHHH iH2xIII I")
@@ -60,7 +60,7 @@ class IpcFile:
     One Arrow IPC file in pieces: the bytes of *head*, each of *messages*, *tail*, in this order.
 
     Attributes:
-        nbytes: length of the whole file.
+        nbytes: length of the complete file.
     """
 
     head: bytes
@@ -77,10 +77,10 @@ class IpcFile:
 
 def assemble(schema_message: bytes, dictionaries: Sequence[Any], batches: Sequence[Any]) -> IpcFile:
     """
-    Return the IPC file that holds these messages.
+    Return the IPC file with these messages.
 
-    *dictionaries* must cover every dictionary of the schema, once each. All messages are encapsulated ones whose
-    length is a multiple of 8, which every Arrow writer guarantees.
+    *dictionaries* must have every dictionary of the schema, once each. All messages are encapsulated and have a
+    length that is a multiple of 8, which every Arrow writer guarantees.
     """
     head = MAGIC + bytes(HEAD_ALIGNMENT - len(MAGIC)) + schema_message
     messages = [*dictionaries, *batches]
@@ -96,7 +96,7 @@ def assemble(schema_message: bytes, dictionaries: Sequence[Any], batches: Sequen
 
 
 def is_one_batch_message(message: memoryview) -> bool:
-    """Say whether *message* is exactly one encapsulated message of a record batch, as far as its lengths tell."""
+    """Whether *message* is exactly one encapsulated message of a record batch, as far as its lengths show."""
     try:
         marker, metadata_bytes = _MESSAGE_PREFIX.unpack_from(message)
         (table,) = _U32.unpack_from(message, 8)
@@ -116,7 +116,7 @@ def is_one_batch_message(message: memoryview) -> bool:
 
 def _blocks(offsets: Sequence[int], metadata: Sequence[int], sizes: Sequence[int]) -> bytes:
     """Return the flatbuffer structs `Block`: i64 offset, i32 metadata length, 4 bytes of padding, i64 body length."""
-    # The metadata length is positive and little-endian, so as an i64 it brings its own padding.
+    # The metadata length is positive and little-endian, so as an i64 it includes its padding.
     flat = [0] * (3 * len(sizes))
     flat[0::3] = offsets
     flat[1::3] = metadata
@@ -125,7 +125,7 @@ def _blocks(offsets: Sequence[int], metadata: Sequence[int], sizes: Sequence[int
 
 
 def _footer(schema_message: bytes, dictionary_blocks: memoryview, batch_blocks: memoryview) -> bytes:
-    # A vector of 8-aligned structs has its u32 count 4 bytes in front of a multiple of 8.
+    # The u32 count of a vector of 8-aligned structs is 4 bytes before a multiple of 8.
     batch_count = _DICTIONARY_COUNT + 4 + len(dictionary_blocks) + 4
     schema_start = batch_count + 4 + len(batch_blocks)
     schema_table = schema_start + _schema_table(schema_message)
@@ -151,7 +151,7 @@ def _footer(schema_message: bytes, dictionary_blocks: memoryview, batch_blocks: 
 
 
 def _schema_table(schema_message: bytes) -> int:
-    """Return where the `Schema` table lies in the message's metadata: field 2 (`header`) of the root `Message`."""
+    """Return the place of the `Schema` table in the message's metadata: field 2 (`header`) of the root `Message`."""
     metadata = memoryview(schema_message)[_MESSAGE_PREFIX.size :]
     (table,) = struct.unpack_from("<I", metadata)
     (back,) = struct.unpack_from("<i", metadata, table)

@@ -1,4 +1,4 @@
-"""Which segments a directory has, seen beside a live writer."""
+"""The segments of a directory, listed next to a live writer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["list_segments"]
 
 def list_segments(fs: FileSystem, directory: str) -> list[int]:
     """
-    Return the numbers of the segments in *directory*, ascending; below the last of them none is missing that is there.
+    Return the numbers of the segments in *directory*, ascending, without gaps for segments that exist.
 
-    Segments get their names in the order of their numbers. One listing may all the same show the second of two that
-    were named while it was made, and not the first: whoever went on behind the second would never read the first. So
-    nothing counts that was not named before a listing began.
+    Segments are named in the order of their numbers. Still, one listing may show the second of two that were named
+    during the listing, and not the first; a reader that continued after the second would never read the first.
+    Therefore only segments that were named before a listing began count.
 
     Raises:
-        FileNotFoundError: there is no such directory.
+        FileNotFoundError: the directory does not exist.
     """
     before = segment_numbers(fs.list_dir(directory))
     if not before:

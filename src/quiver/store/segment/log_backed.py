@@ -1,8 +1,8 @@
 """
 Messages that stay in the log until their segment is written.
 
-A copy of a large message costs a good part of its write, and memory until the segment is sealed. The log holds the
-same bytes, and the page cache most likely still has them: so a large message is read back when its segment is written.
+A copy of a large message costs a good part of its write, and memory until the segment is sealed. The log has the
+same bytes, most likely still in the page cache, so a large message is read back when its segment is written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["LoggedMessage", "Reread", "loaded", "prefix_of"]
 
 
 class Reread(Protocol):
-    """Reads entries of the log again."""
+    """Reads log entries again."""
 
     def entry(self, position: int, nbytes: int) -> memoryview:
         """Return the entry at stream *position*, which has *nbytes*, its checksum verified."""
@@ -24,7 +24,7 @@ class Reread(Protocol):
 @dataclass(slots=True, eq=False)
 class LoggedMessage:
     """
-    Where a message lies.
+    The place of a message in the log.
 
     Attributes:
         log: reads its entry.

@@ -1,12 +1,12 @@
 """
-A segment file → bundles, without copying, never without its checksum.
+A segment file → bundles, without copying, never before its checksum is verified.
 
-Opening reads the end of the file only: trailer, footer, directory, manifest. The first batch that is asked for,
+Opening reads only the end of the file: trailer, footer, directory, manifest. The first request for a batch,
 or `SegmentReader.verify`, reads the whole file once for its checksum; no batch reaches Arrow's decoder before
-that, since Arrow trusts the offsets it finds. Batches point into the mapped file and keep it mapped, also after
-the reader is closed and the file is unlinked; those of a compressed stream have memory of their own.
+that, since Arrow trusts the offsets it reads. Batches point into the mapped file and keep it mapped, even after
+the reader is closed and the file is unlinked; batches of a compressed stream have their own memory.
 
-What a stream looks like can be told without reading its data: the manifest has the directory's checksum, the
+The schema of a stream can be returned without reading its data: the manifest has the directory's checksum, the
 directory has the digest of each schema.
 """
 
@@ -46,7 +46,7 @@ _ARROW_ERRORS = (pa.ArrowException, OSError, ValueError)
 
 _CRC_BYTES = 4
 _FILES_MAX = 1024
-"""Readers of Arrow's that are kept, one for each stream and choice of columns."""
+"""The number of Arrow readers that are kept, one for each stream and choice of columns."""
 
 
 class SegmentReader:
@@ -54,10 +54,10 @@ class SegmentReader:
     One sealed segment, mapped. Thread-safe. Make one with `SegmentReader.open`.
 
     Attributes:
-        path: where it lies.
-        info: counts, sizes, log positions and times. Until `verify` has passed, a flipped bit may be in them.
-        manifest: which chunks of which streams make up each bundle; the same holds.
-        streams: the directory, by stream id; the same holds.
+        path: of the file.
+        info: counts, sizes, log positions and times. Until `verify` has passed, it may have a flipped bit.
+        manifest: which chunks of which streams make up each bundle; the same applies.
+        streams: the directory, by stream id; the same applies.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SegmentReader:
         self._known_sound = verified
         self._verified = verified is not None and verified.has(path, len(view), bytes(view[-_CRC_BYTES:]))
         self._directory_sound = False
-        # One for each stream, and more for choices of columns.
+        # One per stream, and more for choices of columns.
         self._whole_files: dict[int, Any] = {}
         self._compressed: dict[int, bool] = {}
         self._files: dict[tuple[int, tuple[int, ...]], Any] = {}
@@ -92,12 +92,13 @@ class SegmentReader:
         """
         Map the segment at *path* and read its directory and manifest.
 
-        With *verified*, a file that is known there is not read for its checksum again, and one that is, is noted there.
+        With *verified*, the checksum of a file that is listed there is not computed again, and a file is added to it
+        once it is verified.
 
         Raises:
-            CorruptionError: it is not a whole segment; says where and why.
-            UnsupportedFormatError: a sound segment of a newer version.
-            OSError: it cannot be read; FileNotFoundError when it is gone.
+            CorruptionError: it is not a complete segment; the error has the place and the reason.
+            UnsupportedFormatError: a valid segment of a newer version.
+            OSError: it cannot be read; FileNotFoundError if it does not exist.
         """
         mapping = fs.map_read(path)
         view = mapping.view()
@@ -129,7 +130,7 @@ class SegmentReader:
 
     def verify(self) -> None:
         """
-        Return when every byte is as it was written and the tables agree. The first success is remembered.
+        Check that every byte is as it was written and that the tables agree. The first success is remembered.
 
         Raises:
             CorruptionError: the checksum does not match, or directory and manifest contradict each other.
@@ -149,9 +150,9 @@ class SegmentReader:
 
     def verify_directory(self) -> None:
         """
-        Return when the directory, and with it which streams there are, is as it was written.
+        Check that the directory, and with it the list of streams, is as it was written.
 
-        Reads the whole file only where the manifest does not have the directory's checksum, or another one.
+        Reads the whole file only if the manifest does not have the directory's checksum, or has another one.
 
         Raises:
             CorruptionError: as `verify`.
@@ -167,7 +168,7 @@ class SegmentReader:
 
     def schema(self, stream_id: int) -> pa.Schema:
         """
-        Return the schema of one stream. Its data is read only where nothing else proves the schema.
+        Return the schema of one stream. Its data is read only if nothing else proves the schema.
 
         Raises:
             CorruptionError: the file is not what was written, or has no such stream.
@@ -191,7 +192,7 @@ class SegmentReader:
         Return bundle *index* as slot → batch, ascending; only *slots*, and only *columns* of each, when given.
 
         Raises:
-            BundleUnavailableError: there is no such bundle.
+            BundleUnavailableError: the bundle does not exist.
             CorruptionError: the file is not what was written.
             StoreClosedError: the reader was closed.
         """
@@ -199,10 +200,10 @@ class SegmentReader:
             self.verify()
         manifest = self.manifest
         if not 0 <= index < manifest.bundle_count:
-            manifest.refs(index)  # says why not
+            manifest.refs(index)  # raises the reason
         ends, slot_ids, stream_ids, chunks = self._places
         start, end = ends[index], ends[index + 1]
-        if end - start == 1 and slots is None and columns is None:  # the usual case, on every delivery
+        if end - start == 1 and slots is None and columns is None:  # the common case, on every delivery
             return {slot_ids[start]: self._whole(stream_ids[start], chunks[start])}
         places = [at for at in range(start, end) if slots is None or slot_ids[at] in slots]
         places.sort(key=slot_ids.__getitem__)  # ours are ascending; other engines write them in any order
@@ -210,9 +211,9 @@ class SegmentReader:
 
     def batch(self, stream_id: int, chunk_index: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """
-        Return one batch of one stream. Its buffers point into the file and stay valid while they are held.
+        Return one batch of one stream. Its buffers point into the file and stay valid as long as they are referenced.
 
-        With *columns*, those of them that the stream has, in the stream's order; the buffers of others are not touched.
+        With *columns*, only those that the stream has, in the stream's order; the buffers of others are not read.
 
         Raises:
             CorruptionError: the file is not what was written, or has no such stream or chunk.
@@ -227,15 +228,15 @@ class SegmentReader:
             names = self._file(stream_id).schema.names
             fields = tuple(place for place, name in enumerate(names) if name in wanted)
             if len(fields) == len(names) or not self._is_compressed(stream_id):
-                # Nothing but addresses: Arrow's own choice of fields would copy the buffers out of the mapping.
+                # Only addresses: Arrow's own selection of fields would copy the buffers out of the mapping.
                 batch = self._chunk(stream_id, chunk_index)
                 return batch if len(fields) == len(names) else batch.select(list(fields))
-            # Arrow takes "no field" for "all": then the cheapest there is, for the number of rows.
+            # Arrow reads "no field" as "all": read the cheapest one, for the number of rows.
             batch = self._chunk(stream_id, chunk_index, fields or (0,))
         return batch if fields else batch.select([])
 
     def _whole(self, stream_id: int, chunk_index: int) -> pa.RecordBatch:
-        # A file reader of Arrow's loads its dictionaries on first use and is not safe to share without this.
+        # An Arrow file reader loads its dictionaries on first use and must not be shared before that.
         with self._lock:
             batch = self._next_in_order(stream_id, chunk_index)
             if batch is None:
@@ -256,7 +257,7 @@ class SegmentReader:
             raise self._unreadable(stream_id, error) from error
 
     def _is_compressed(self, stream_id: int) -> bool:
-        """Return whether a buffer of the stream's first chunk has memory of its own, outside of the mapping."""
+        """Return whether a buffer of the stream's first chunk has its own memory, outside of the mapping."""
         known = self._compressed.get(stream_id)
         if known is None:
             start = pa.py_buffer(self._open_view()).address
@@ -269,7 +270,7 @@ class SegmentReader:
 
     def stream_batches(self, stream_id: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """
-        Yield all batches of one stream in the order of their bundles, with *columns* only when given.
+        Yield all batches of one stream in the order of their bundles, only with *columns* if given.
 
         Raises:
             CorruptionError: the file is not what was written, or has no such stream.
@@ -297,7 +298,7 @@ class SegmentReader:
 
     def slot_batches(self, slot: int, columns: Sequence[str] | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """
-        Yield (bundle index, batch) of each bundle that has *slot*, with *columns* only when given.
+        Yield (bundle index, batch) of each bundle that has *slot*, only with *columns* if given.
 
         Raises:
             CorruptionError: the file is not what was written.
@@ -308,9 +309,10 @@ class SegmentReader:
 
     def event_times(self) -> Mapping[int, Sequence[int]]:
         """
-        Return, by stream id, the earliest and the latest event time of each chunk, nanoseconds since the epoch.
+        Return, by stream id, the earliest and the latest event time of each chunk, in nanoseconds since the epoch.
 
-        Streams for which none were recorded are left out; a chunk without any has a latest before its earliest.
+        Streams for which none were recorded are omitted; in a chunk without any, the latest time is before the
+        earliest.
 
         Raises:
             CorruptionError: they do not fit the directory.
@@ -322,7 +324,7 @@ class SegmentReader:
 
     def statistics(self) -> SegmentStatistics:
         """
-        Return what is known of the segment beyond `info`, stream by stream. The data is not read.
+        Return the statistics of the segment, stream by stream, without reading its data.
 
         Raises:
             CorruptionError: the file is not what was written.
@@ -357,16 +359,16 @@ class SegmentReader:
 
     def ingested_at_ns(self, index: int) -> int | None:
         """
-        Return when bundle *index* was ingested, nanoseconds since the epoch; None when that was not recorded.
+        Return the time of ingestion of bundle *index* in nanoseconds since the epoch; None if it was not recorded.
 
         Raises:
-            BundleUnavailableError: there is no such bundle.
+            BundleUnavailableError: the bundle does not exist.
         """
         return self.manifest.ingested_at_ns(index)
 
     def let_pages_go(self) -> None:
         """
-        Give back the memory that reading took. The reader and its batches stay valid, and read from
+        Release the memory that reading took. The reader and its batches stay valid, and read from
         the file again.
         """
         view = self._view
@@ -374,7 +376,7 @@ class SegmentReader:
             let_pages_go(view)
 
     def close(self) -> None:
-        """Let go of the file. Batches that were handed out stay valid. Idempotent."""
+        """Close the file. Batches that were returned stay valid. Idempotent."""
         with self._lock:
             self._view = None
             self._whole_files.clear()
@@ -388,7 +390,7 @@ class SegmentReader:
         return view
 
     def _file(self, stream_id: int, fields: tuple[int, ...] = ()) -> Any:
-        """Return Arrow's reader of one stream; of *fields* only, by index, when there are some."""
+        """Return the Arrow reader of one stream; only for *fields*, given by index, if there are any."""
         file = self._files.get((stream_id, fields)) if fields else self._whole_files.get(stream_id)
         if file is not None:
             return file
@@ -426,7 +428,7 @@ def _region(view: memoryview, offset: int, length: int) -> memoryview:
 
 
 def _footer_damage(path: str, view: memoryview, damage: Damage) -> CorruptionError:
-    # A newer version says so in a file whose checksum is right; a flipped bit says so in one whose is not.
+    # The version is newer only if the checksum is right; otherwise it is a flipped bit.
     if damage.reason.startswith("unsupported version") and check_segment_checksum(view) is None:
         return UnsupportedFormatError(path, damage.offset, damage.reason)
     return CorruptionError(path, damage.offset, damage.reason)

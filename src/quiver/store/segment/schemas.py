@@ -1,9 +1,9 @@
 """
-What of a schema Arrow IPC can carry, where its dictionaries sit, and how a batch looks without them.
+Whether Arrow IPC can carry a schema, where its dictionaries are, and the layout of a batch without them.
 
-A dictionary column travels as two things: its values, in a message of their own, and its keys, in the batch
-message, laid out exactly as a plain column of the key type. So every schema has a *physical* twin in which each
-dictionary type is replaced by its key type, and a batch message can be read, and its keys found, through it.
+A dictionary column consists of two parts: its values, in a separate message, and its keys, in the batch
+message, with exactly the layout of a plain column of the key type. So every schema has a *physical* twin in which each
+dictionary type is replaced by its key type; with it, a batch message can be read and its keys can be found.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Leaf:
     Attributes:
         column: index of the top-level column it is in.
         steps: from that column's array down to the dictionary array.
-        physical_steps: the same in the physical twin, where extension types are gone.
+        physical_steps: the same in the physical twin, which has no extension types.
         index_type: type of the keys.
         value_type: type of the values.
-        ordered: the order of the values has a meaning.
+        ordered: whether the order of the values is significant.
     """
 
     column: int
@@ -43,19 +43,19 @@ class Leaf:
 
 
 def is_of_table(schema: pa.Schema, table: str) -> bool:
-    """Say whether *schema* is of rows that came over QWP for *table*, whose case does not count."""
+    """Return whether *schema* belongs to rows that came over QWP for *table*, ignoring case."""
     name = (schema.metadata or {}).get(QWP_TABLE_KEY, b"")
     return bool(name.decode("utf-8", "replace").casefold() == table.casefold())
 
 
 def check_schema(schema: pa.Schema) -> bool:
     """
-    Return whether *schema* has a dictionary at any depth, after making sure that Arrow IPC can carry it.
+    Return whether *schema* has a dictionary at any depth, after checking that Arrow IPC can carry it.
 
-    Whatever passes can be sealed. Costs a trial serialisation: call it once for a schema, not for a batch.
+    A schema that passes can be sealed. Costs a trial serialization: call it once per schema, not per batch.
 
     Raises:
-        InvalidBundleError: a type that comes out of Arrow IPC as another one, or not at all.
+        InvalidBundleError: Arrow IPC changes one of its types, or cannot carry it at all.
     """
     for field in schema:
         _check_type(field.name, field.type)
@@ -67,7 +67,7 @@ def check_schema(schema: pa.Schema) -> bool:
     except (pa.ArrowException, OSError) as error:
         raise InvalidBundleError(f"Arrow IPC cannot carry this schema: {error}") from error
     for before, after in zip(schema, carried, strict=True):
-        # An extension type that is not registered comes back as its storage; its name is kept in the file.
+        # An unregistered extension type is read back as its storage type; its name is kept in the file.
         if before.type != after.type and _storage(before.type) != after.type:
             raise InvalidBundleError(f"column {before.name!r}: {before.type} comes out of Arrow IPC as {after.type}")
     return has_dictionaries(schema)
@@ -95,7 +95,7 @@ def _contains_dictionary(kind: pa.DataType) -> bool:
 
 
 def _children(kind: pa.DataType) -> Iterator[tuple[Callable[[Any], Any], pa.DataType]]:
-    """Yield how to get from an array of this type to each of its children, and the child's type."""
+    """Yield a function from an array of this type to each of its children, and the child's type."""
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         yield _storage_array, kind.storage_type
@@ -205,7 +205,7 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 def _check_type(name: str, kind: pa.DataType) -> None:
     if pa.types.is_dictionary(kind):
         values = kind.value_type
-        # Both are written without complaint; the first cannot be read, the second comes back turned inside out.
+        # Both can be written without an error; the first cannot be read, the second is read back with another nesting.
         if pa.types.is_dictionary(values) or isinstance(values, pa.BaseExtensionType):
             raise InvalidBundleError(f"column {name!r}: Arrow IPC cannot carry {kind}; encode the plain values instead")
         _check_type(name, values)

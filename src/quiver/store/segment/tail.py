@@ -1,9 +1,9 @@
 """
-The end of a segment file → what the store keeps in mind of it: one read, no mapping, no table of its bundles.
+The end of a segment file → what the store keeps in memory of it: one read, no mapping, no table of its bundles.
 
-A store with a hundred thousand segments looks at each when it opens, and a query at each that it may touch. They need
-counts, log positions, times and streams; which chunk lies where is for whoever reads the segment, and so is the
-damage that only shows there.
+A store with a hundred thousand segments reads the end of each when it opens, and a query that of each segment that it
+may touch. They need counts, log positions, times and streams. The places of chunks are read by the reader of the
+segment, which also finds damage there.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from quiver.store.segment.reader import SegmentReader
 __all__ = ["SegmentTail", "read_info", "read_tail"]
 
 _TAIL_BYTES = 16 * 1024
-"""Directory, manifest and footer of most segments take less."""
+"""Directory, manifest and footer of most segments are smaller."""
 
 
 @dataclass(frozen=True)
 class SegmentTail:
-    """What the end of a segment says of it. Until its checksum is verified, a flipped bit may be in `info`."""
+    """The contents of the end of a segment. Until its checksum is verified, `info` may have a flipped bit."""
 
     info: SegmentInfo
     _footer: SegmentFooter
@@ -47,8 +47,8 @@ class SegmentTail:
     @cached_property
     def streams(self) -> tuple[StreamEntry, ...] | None:
         """
-        The streams as they were written; None where only the whole file can prove that, or where
-        they are far away.
+        The streams as they were written; None if only the complete file can prove that, or if
+        they are too far from the end.
         """
         region = self._directory
         if region is None or crc32(region) != self._summary.metadata.directory_crc32:
@@ -58,32 +58,32 @@ class SegmentTail:
 
     @cached_property
     def event_columns(self) -> tuple[EventColumn, ...] | None:
-        """Which streams have event times, and between which they lie; None when that is damaged."""
+        """The streams with event times, and the range of each; None if that is damaged."""
         found = self._summary.event_columns(at=self._footer.manifest_offset)
         return None if isinstance(found, Damage) else found
 
 
 def read_info(fs: FileSystem, path: str) -> SegmentInfo:
     """
-    Return what the end of the segment at *path* says of it. Until its checksum is verified, a flipped bit may be in it.
+    Return the info at the end of the segment at *path*. Until its checksum is verified, it may have a flipped bit.
 
     Raises:
-        CorruptionError: it is not a whole segment; says where and why.
-        UnsupportedFormatError: a sound segment of a newer version.
-        OSError: it cannot be read; FileNotFoundError when it is gone.
+        CorruptionError: it is not a complete segment; the error has the place and the reason.
+        UnsupportedFormatError: a valid segment of a newer version.
+        OSError: it cannot be read; FileNotFoundError if it does not exist.
     """
     tail = read_tail(fs, path)
-    # Something is odd: a longer footer, a newer version, damage. The reader says what.
+    # Something is unusual: a longer footer, a newer version, damage. The reader finds out.
     return SegmentReader.open(fs, path).info if tail is None else tail.info
 
 
 def read_tail(fs: FileSystem, path: str) -> SegmentTail | None:
     """
-    Return the end of the segment at *path*; None where it is odd, and only `SegmentReader` can say how.
+    Return the end of the segment at *path*; None if it is unusual, and only `SegmentReader` can find out why.
 
     Raises:
-        CorruptionError: its manifest is; says where and why.
-        OSError: it cannot be read; FileNotFoundError when it is gone.
+        CorruptionError: its manifest is damaged; the error has the place and the reason.
+        OSError: it cannot be read; FileNotFoundError if it does not exist.
     """
     file = fs.open_read(path)
     try:

@@ -1,32 +1,32 @@
 """
-Schemas that drift → one schema that holds them all: every column, each under the widest of its types. Pure.
+Schemas that drift → one schema that fits all of them: every column, each under the widest of its types. Pure.
 
-Nothing is lost on the way to a wider type, except that an integer beside a float becomes the nearest double. A decimal
-that has no place among 76 digits is refused when it is read: types that speak of 76 seldom hold so many.
+Promotion to a wider type loses nothing, except that an integer next to a float becomes the nearest double. A decimal
+that does not fit 76 digits is rejected when it is read: types that declare 76 digits seldom use so many.
 
 ==============================================  =======================================================
-in some bundles, and in others                  together
+types in the bundles                            common type
 ==============================================  =======================================================
 null, T                                         T
 dictionary<…, T>, T; dictionaries that differ   T (equal dictionary types stay as they are)
 run_end_encoded<…, T>, T                        T
 signed integers; unsigned integers              the wider one
 signed and unsigned integers                    the signed one that holds both; with uint64 decimal(20, 0)
-integers or decimals, and floats                double
+integers or decimals, with floats               double
 floats                                          the wider one
 decimals, integers                              the decimal that has the digits of both; where these are more than
                                                 76, 76 with the larger scale
 strings; binaries                               large if one is large or a view
 strings, binaries, fixed-size binaries          binary
-timestamps (all with a zone, or all without)    the finest unit; UTC where zones differ
+timestamps (all with a zone, or all without)    the finest unit; UTC if zones differ
 durations; times; dates                         the finest unit; date64
-lists of any kind                               list, large_list where one is large; items widened
+lists of any kind                               list, large_list if one is large; items widened
 maps                                            keys and values widened
 structs                                         all fields, each widened
 ==============================================  =======================================================
 
-Anything else that differs is a conflict, and said: text beside numbers, numbers beside booleans, times with a zone
-beside times without.
+Any other difference is a conflict and is reported: text next to numbers, numbers next to booleans, times with a zone
+next to times without.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def representative(schemas: Iterable[pa.Schema], columns: Sequence[str] | None =
     """
     Return the columns of all *schemas*, in order of first appearance, each wide enough for all of them.
 
-    A column is nullable when it is anywhere, or missing anywhere. Metadata of a column stays where all agree on it.
+    A column is nullable if it is nullable or missing in any schema. Metadata of a column stays if all agree on it.
 
     Args:
-        schemas: what the bundles have; the order in which they come decides nothing but the order of the columns.
-        columns: these only, in this order; a conflict in another column does not matter then.
+        schemas: those of the bundles; their order only affects the order of the columns.
+        columns: only these, in this order; a conflict in another column does not matter then.
 
     Raises:
-        UsageError: a column has types that nothing holds together, two columns of a schema share a name, or none of
+        UsageError: a column has types without a common type, two columns of a schema have the same name, or none of
             the schemas has a column of *columns*.
     """
     known = list(schemas)
@@ -77,7 +77,7 @@ def _chosen(schemas: list[pa.Schema], columns: Sequence[str]) -> list[pa.Field]:
         if name not in present and present:
             raise UsageError(f"there is no column {name!r}; there are {', '.join(sorted(present))}")
         if columns.count(name) > 1:
-            raise UsageError(f"column {name!r} is asked for twice")
+            raise UsageError(f"column {name!r} is requested twice")
     return [_field(name, schemas) for name in columns]
 
 
@@ -86,7 +86,7 @@ def _field(name: str, schemas: list[pa.Schema]) -> pa.Field:
     for schema in schemas:
         places = schema.get_all_field_indices(name)
         if len(places) > 1:
-            raise UsageError(f"two columns are named {name}, which no table can tell apart; read whole bundles")
+            raise UsageError(f"two columns are named {name}, so a table cannot tell them apart; read complete bundles")
         if places:
             found.append(schema.field(places[0]))
     if not found:
@@ -104,12 +104,12 @@ def _joined(fields: Sequence[pa.Field], where: str) -> pa.Field:
 
 def widest(kinds: Iterable[pa.DataType], where: str) -> pa.DataType:
     """
-    Return the narrowest type that holds the values of all *kinds*, by the table above, whatever their order.
+    Return the narrowest type that can represent the values of all *kinds*, by the table above, in any order.
 
     *where* is the column's name, for the error.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such type.
     """
     different = _different(kinds)
     while len(different) > 1:
@@ -126,14 +126,14 @@ def widest(kinds: Iterable[pa.DataType], where: str) -> pa.DataType:
     found = _wider_nested(different, where)
     if found is None:
         raise UsageError(
-            f"column {where} is {different[0]} in some bundles and {different[1]} in others, and no type holds both; "
-            "leave it out by naming the columns you need, or read whole bundles"
+            f"column {where} is {different[0]} in some bundles and {different[1]} in others, and no type fits both; "
+            "leave it out by naming the columns you need, or read complete bundles"
         )
     return found
 
 
 def _different(kinds: Iterable[pa.DataType]) -> list[pa.DataType]:
-    """Return each type once, in order of first appearance, without null, which any type holds."""
+    """Return each type once, in order of first appearance, without null, which fits any type."""
     found: list[pa.DataType] = []
     for kind in kinds:
         if not pa.types.is_null(kind) and not any(kind.equals(known) for known in found):
@@ -142,7 +142,7 @@ def _different(kinds: Iterable[pa.DataType]) -> list[pa.DataType]:
 
 
 def _unwrapped(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values below an encoding, *kind* itself when it is none."""
+    """Return the type of the values below an encoding, or *kind* itself if it is not an encoding."""
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return kind.value_type
     if isinstance(kind, pa.BaseExtensionType):
@@ -189,7 +189,7 @@ def _bit_width(kind: pa.DataType) -> int:
 
 
 def _digits(kind: pa.DataType) -> tuple[int, int]:
-    """Return how many digits there are before and behind the point."""
+    """Return how many digits there are before and after the decimal point."""
     if pa.types.is_decimal(kind):
         return kind.precision - kind.scale, kind.scale
     return (20 if kind == pa.uint64() else _INTEGER_DIGITS[kind.bit_width]), 0
@@ -243,7 +243,7 @@ def _finest(kinds: list[pa.DataType]) -> str:
     return max((kind.unit for kind in kinds), key=_UNITS.index)
 
 
-# What has fields.
+# Nested types.
 
 
 def is_any_list(kind: pa.DataType) -> bool:
@@ -278,7 +278,7 @@ def _struct_fields(structs: Sequence[list[pa.Field]], where: str) -> list[pa.Fie
     for fields in structs:
         names = {field.name for field in fields}
         if len(names) != len(fields):
-            raise UsageError(f"column {where} is a struct with two fields of one name; read whole bundles")
+            raise UsageError(f"column {where} is a struct with two fields of the same name; read complete bundles")
         for field in fields:
             by_name.setdefault(field.name, []).append(field)
     joined = [_joined(found, f"{where}.{name}") for name, found in by_name.items()]

@@ -1,4 +1,4 @@
-"""Which segment files this process has found sound, so that none is read for its checksum twice."""
+"""The segment files that this process has verified, so that no checksum is computed twice."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["VerifiedSegments"]
 
 class VerifiedSegments:
     """
-    Paths of sealed segments, each with what its file said of itself when it was verified. Thread-safe.
+    Paths of sealed segments, each with length and checksum of the file at its verification. Thread-safe.
 
-    A sealed segment never changes. A file that has another length or another checksum under the same name (one that
-    was repaired, or restored) is another one, and is verified again.
+    A sealed segment never changes. A file with another length or another checksum under the same name (one that
+    was repaired or restored) is another file, and is verified again.
     """
 
     def __init__(self) -> None:
@@ -20,15 +20,15 @@ class VerifiedSegments:
         self._known: dict[str, tuple[int, bytes]] = {}
 
     def has(self, path: str, size_bytes: int, stored_crc32: bytes) -> bool:
-        """Return whether the file of this length and stored checksum was found sound."""
+        """Return whether the file with this length and stored checksum was verified."""
         return self._known.get(path) == (size_bytes, stored_crc32)
 
     def add(self, path: str, size_bytes: int, stored_crc32: bytes) -> None:
-        """Take note that it was."""
+        """Record that the file was verified."""
         with self._lock:
             self._known[path] = size_bytes, stored_crc32
 
     def forget(self, path: str) -> None:
-        """Know nothing of *path* any more."""
+        """Forget *path*."""
         with self._lock:
             self._known.pop(path, None)

@@ -1,13 +1,13 @@
 """
-A sealed segment → a durable, read-only file that is there whole or not at all.
+A sealed segment → a durable, read-only file that exists completely or not at all.
 
 ::
 
     <number>.qseg.tmp: streams │ directory │ manifest │ footer │ trailer → mode 0440 → fsync → rename → fsync directory
 
-The checksum runs along while bytes are gathered for the disk, a few MiB at a time; the file is never in memory as
-a whole, and never read back. After a crash between any two steps there is no segment of that number, or the whole
-one, and perhaps a temporary file, which nobody reads and the next attempt replaces.
+The checksum is computed while bytes are gathered for the disk, a few MiB at a time; the file is never in memory as
+a whole, and never read back. After a crash between any two steps there is either no segment of that number or the
+complete one, and perhaps a temporary file, which is never read and which the next attempt replaces.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["SegmentInfo", "write_segment"]
 
 _GATHER_BYTES = 4 * 1024 * 1024
 _JOIN_BYTES_MAX = 2 * 1024
-"""Pieces below this, on average, are copied together; above, one gathered write of them is cheaper."""
+"""Pieces whose average size is below this are copied together; for larger ones, one gathered write is cheaper."""
 
 
 def write_segment(
@@ -54,16 +54,16 @@ def write_segment(
     """
     Write segment *seq* into *segments_dir*, durably on return: contents, mode and name.
 
-    An older file of the same number is replaced. A stream that *compression* would not make smaller stays as it is.
-    With an *adapter*, the `otap` profile says how many items each bundle has, where that can be told of all of them.
+    An older file of the same number is replaced. A stream that *compression* would not make smaller stays uncompressed.
+    With an *adapter*, the `otap` profile records how many items each bundle has, if that is known for all of them.
 
     Raises:
-        OSError: there may be no such file, an older one, or (from the last step) the new one, perhaps not durably.
+        OSError: there may be no such file, an older one, or (after the last step) the new one, perhaps not durable.
             *sealed* stays usable: call again.
     """
     path = f"{segments_dir}/{segment_name(seq)}"
     temporary = path + TEMPORARY_SUFFIX
-    # 1. A crash left the temporary file read-only. 2. Opening that one for writing would be refused.
+    # A crash left the temporary file read-only, so opening it for writing would fail.
     with contextlib.suppress(FileNotFoundError):
         fs.remove(temporary)
     try:
@@ -71,7 +71,7 @@ def write_segment(
         try:
             size = _write(file, sealed, profile, compression, adapter)
             file.set_mode(0o440)
-            # Contents before the name: otherwise a power cut could leave a segment of this name without them.
+            # Contents before the name: otherwise a power loss could leave a segment of this name without contents.
             file.sync()
         finally:
             file.close()
@@ -96,7 +96,7 @@ def write_segment(
 
 
 class _Gather:
-    """Bytes on their way to a file, with their checksum and how many there are."""
+    """Bytes on their way to a file, with their checksum and count."""
 
     __slots__ = ("_file", "_parts", "_waiting", "crc", "offset")
 
@@ -138,7 +138,7 @@ class _Gather:
 def _write(
     file: File, sealed: SealedSegment, profile: Profile, compression: Compression, adapter: Adapter | None
 ) -> int:
-    """Write all bytes of the segment and return how many there are. Nothing is durable yet."""
+    """Write all bytes of the segment and return their number. Nothing is durable yet."""
     gather = _Gather(file)
     entries = []
     for stream_id, stream in enumerate(sealed.streams()):

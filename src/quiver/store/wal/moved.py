@@ -1,4 +1,4 @@
-"""The error of a store whose directory is not where it was opened."""
+"""The error of a store whose directory was moved while it was open."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
-What a WAL directory holds: files found, ordered by their own position, scanned one at a time.
+The WAL files of a directory: found, ordered by their own position, scanned one at a time.
 
-A file is read into memory, never mapped: the active one is cut and overwritten while its entries live on.
+A file is read into memory, never mapped: the active one is truncated and overwritten while its entries are in use.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from quiver.store.wal.scan import WalFileScan, scan_wal_file
 __all__ = ["WalFileFound", "decode_slots", "find_wal_files", "logged_entries", "read_file", "scan_file"]
 
 FILE_BYTES_MAX = 4 * ENTRY_BYTES_MAX
-"""A WAL file is retired at its rotation target plus one entry; nothing larger was written by a log."""
+"""A WAL file is retired at its rotation target plus one entry; no log writes a larger one."""
 
 _MESSAGE_HEAD = struct.Struct("<II")
-"""What every Arrow message starts with: the continuation marker, and the length of its metadata."""
+"""The start of every Arrow message: the continuation marker, and the length of its metadata."""
 
 _CONTINUATION = 0xFFFFFFFF
 _END_OF_STREAM = _MESSAGE_HEAD.pack(_CONTINUATION, 0)
@@ -39,7 +39,7 @@ _ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError,
 
 @dataclass(frozen=True, slots=True)
 class WalFileFound:
-    """A WAL file by name. `number` is None for the active one, `position_start` None when the header is unreadable."""
+    """A WAL file by name. `number` is None for the active one, `position_start` is None if the header is unreadable."""
 
     path: str
     number: int | None
@@ -51,7 +51,7 @@ def find_wal_files(fs: FileSystem, directory: str) -> list[WalFileFound]:
     """
     Return the WAL files of *directory*: rotated ones by number, the active one last.
 
-    Each position comes from the file's own header, never from adding up what survives.
+    Each position comes from the file's own header and is never computed from the files that survive.
     """
     found: list[WalFileFound] = []
     for name in fs.list_dir(directory):
@@ -62,7 +62,7 @@ def find_wal_files(fs: FileSystem, directory: str) -> list[WalFileFound]:
         try:
             file = fs.open_read(path)
         except FileNotFoundError:
-            continue  # beside a live writer: renamed or purged since the directory was listed
+            continue  # next to a live writer: renamed or purged since the directory was listed
         try:
             answer = decode_wal_header(memoryview(file.pread(64 * 1024, 0)))
         finally:
@@ -84,7 +84,7 @@ def scan_file(fs: FileSystem, path: str) -> WalFileScan:
     Read and scan one WAL file.
 
     Raises:
-        OSError: it cannot be read, or is larger than any log writes (EFBIG).
+        OSError: it cannot be read, or is larger than any log file (EFBIG).
     """
     return scan_wal_file(memoryview(read_file(fs, path)), path)
 
@@ -94,13 +94,13 @@ def read_file(fs: FileSystem, path: str) -> bytes:
     Return the bytes of one WAL file.
 
     Raises:
-        OSError: it cannot be read, or is larger than any log writes (EFBIG).
+        OSError: it cannot be read, or is larger than any log file (EFBIG).
     """
     return fs.read_all(path, size_max=FILE_BYTES_MAX)
 
 
 def logged_entries(fs: FileSystem, directory: str) -> Iterator[WalEntry]:
-    """Yield the entries of all WAL files of *directory*, oldest first. A file purged meanwhile is passed over."""
+    """Yield the entries of all WAL files of *directory*, oldest first. A file that is purged meanwhile is skipped."""
     for found in find_wal_files(fs, directory):
         try:
             scan = scan_file(fs, found.path)
@@ -112,7 +112,7 @@ def logged_entries(fs: FileSystem, directory: str) -> Iterator[WalEntry]:
 
 def decode_slots(entry: WalEntry, *, path: str, position: int) -> dict[int, pa.RecordBatch]:
     """
-    Return slot → RecordBatch for an entry whose checksum was right.
+    Return slot → RecordBatch for an entry whose checksum is verified.
 
     Raises:
         CorruptionError: a payload is not one Arrow stream with one batch.
@@ -133,15 +133,15 @@ def _decode_payload(payload: memoryview, slot: int, path: str, position: int) ->
     except _ARROW_ERRORS as error:
         raise CorruptionError(path, position, f"slot {slot} is not an Arrow stream: {error}") from error
     if len(found) != 1:
-        raise CorruptionError(path, position, f"slot {slot} holds {len(found)} batches where one belongs")
+        raise CorruptionError(path, position, f"slot {slot} has {len(found)} batches instead of one")
     return found[0]
 
 
 def _decode_usual(payload: memoryview) -> pa.RecordBatch | None:
     """
-    Decode a stream of a schema that was met before, one batch and the end of the stream; None for any other.
+    Decode a stream of a known schema with one batch and the end of the stream; return None for any other.
 
-    A schema costs more to decode than a small batch, and to compare with one that is equal but another object.
+    Decoding a schema costs more than decoding a small batch, and so does comparing it with an equal schema object.
     """
     if len(payload) < _MESSAGE_HEAD.size:
         return None
@@ -163,8 +163,8 @@ def _decode_usual(payload: memoryview) -> pa.RecordBatch | None:
 @lru_cache(maxsize=_SCHEMAS_KEPT)
 def _plain_schema(message: bytes) -> pa.Schema | None:
     """
-    Return the schema in *message*; None when it is none, or has dictionaries, which travel in messages of their
-    own.
+    Return the schema in *message*; None if there is none, or if it has dictionaries, which are separate
+    messages.
     """
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(message))

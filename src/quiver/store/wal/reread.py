@@ -1,4 +1,4 @@
-"""Entries of the log, read once more when the segment that they belong to is written."""
+"""Log entries, read again when the segment that they belong to is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LENGTH_BYTES = 4
 
 
 class LogSpan(NamedTuple):
-    """A file of the log: entries from stream position *start* to *end* lie at ``position - shift``."""
+    """A file of the log: entries from stream position *start* to *end* are at file offset ``position - shift``."""
 
     path: str
     start: int
@@ -33,22 +33,22 @@ class LogReader:
         self._fs = fs
         self._open: list[tuple[LogSpan, File]] = []
         self.start = 0
-        """Stream position of the first entry that will be asked for,"""
+        """Stream position of the first entry that will be read,"""
         self.end = 0
-        """and behind the last one: 0 when there is none."""
+        """and the position after the last one; 0 if there is none."""
 
     def note(self, start: int, end: int) -> None:
-        """The entry from *start* to *end* will be asked for; it lies behind those noted before."""
+        """Announce that the entry from *start* to *end* will be read; it comes after those announced before."""
         if not self.end:
             self.start = start
         self.end = end
 
     def open(self, spans: Sequence[LogSpan]) -> None:
         """
-        Open the files of the log that have the segment's entries; call it where none of them can be renamed meanwhile.
+        Open the log files that have the segment's entries. Call it only while none of them can be renamed.
 
         Raises:
-            OSError: one cannot be opened; none is open then.
+            OSError: one cannot be opened; then none is open.
         """
         self.close()
         try:
@@ -59,7 +59,7 @@ class LogReader:
             raise
 
     def close(self) -> None:
-        """Close them. `open` may be called again."""
+        """Close the files. `open` may be called again."""
         files, self._open = self._open, []
         for _, file in files:
             file.close()
@@ -69,7 +69,7 @@ class LogReader:
         Return the entry at stream *position*, which has *nbytes*, its checksum verified.
 
         Raises:
-            OSError: it cannot be read, or (EIO) is not what was written. Opening the store again says what is left.
+            OSError: it cannot be read, or (EIO) is not what was written. Opening the store again reports what is left.
         """
         for span, file in self._open:
             if span.start <= position < span.end:

@@ -1,8 +1,8 @@
 """
-Read one WAL file from its bytes: entries in order, damage, and where the tail is. No I/O.
+Read one WAL file from its bytes: entries in order, damage, and the tail. No I/O.
 
-A zero length ends the log: the writer keeps zeros ahead of itself. What follows a good entry and is neither an
-entry nor zeros is a torn tail when nothing readable comes after it, and damage when something does.
+A length of zero ends the log: the writer keeps zeros ahead of itself. Bytes after a valid entry that are neither an
+entry nor zeros are a torn tail if nothing readable follows them, and damage if something does.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Tail = Literal["clean", "zeros", "torn"]
 
 
 class ScannedEntry:
-    """One entry with its place in the stream: positions count data bytes since the log began."""
+    """One entry and its place in the stream: positions count data bytes since the start of the log."""
 
     __slots__ = ("_offset", "_view", "end", "entry_type", "sequence", "start")
 
-    def __init__(  # one is made for every entry of a log
+    def __init__(  # one is created for every entry of a log
         self, start: int, end: int, entry_type: int, sequence: int, view: memoryview, offset: int
     ) -> None:
         self.start = start
@@ -47,22 +47,22 @@ class ScannedEntry:
 
     @property
     def entry(self) -> WalEntry:
-        """The entry itself, decoded anew each time it is asked for; payloads are views into the scanned bytes."""
+        """The entry itself, decoded on each access; payloads are views into the scanned bytes."""
         return read_entry(self._view, self._offset)
 
     def moved(self, by: int) -> ScannedEntry:
-        """Return the same entry *by* bytes further on in the stream."""
+        """Return the same entry *by* bytes further in the stream."""
         return ScannedEntry(self.start + by, self.end + by, self.entry_type, self.sequence, self._view, self._offset)
 
 
 class ScannedEntries(Sequence[ScannedEntry]):
-    """The entries of one file in its order, 25 bytes each: no object is kept for an entry that nobody asks for."""
+    """The entries of one file in order, 25 bytes each: an object is created only for an entry that is requested."""
 
     __slots__ = ("_ends", "_sequences", "_shift", "_starts", "_types", "view")
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
-        """The bytes that were scanned: the whole file."""
+        """The scanned bytes: the complete file."""
         self._shift = 0
         self._starts = array("Q")
         self._ends = array("Q")
@@ -70,35 +70,35 @@ class ScannedEntries(Sequence[ScannedEntry]):
         self._types = array("B")
 
     def place(self, shift: int) -> None:
-        """Say how much further on an entry lies in the stream than in the file."""
+        """Set how much further an entry is in the stream than in the file."""
         self._shift = shift
 
     def append(self, start: int, end: int, head: EntryHead) -> None:
-        """Add an entry that lies from *start* to *end* in the file."""
+        """Add the entry from *start* to *end* in the file."""
         self._starts.append(start)
         self._ends.append(end)
         self._sequences.append(head.sequence)
         self._types.append(head.entry_type)
 
     def extend(self, offset: int) -> int:
-        """Add the sound bundles from *offset* of the file on; return where that ends."""
+        """Add the valid bundles from *offset* of the file on; return where they end."""
         end = sound_bundles(self.view, offset, self._starts, self._ends, self._sequences)
         self._types.frombytes(bytes(len(self._starts) - len(self._types)))  # ENTRY_TYPE_BUNDLE is 0
         return end
 
     @property
     def sequence_next(self) -> int:
-        """The number above that of the last bundle; 0 when there is none."""
+        """One more than the number of the last bundle; 0 if there is none."""
         known = zip(reversed(self._types), reversed(self._sequences), strict=True)
         return next((sequence + 1 for kind, sequence in known if kind == ENTRY_TYPE_BUNDLE), 0)
 
     def places(self) -> Iterator[tuple[int, int, int]]:
-        """Iterate over type, sequence number, and stream position behind each entry."""
+        """Iterate over type, sequence number, and stream position after each entry."""
         shift = self._shift
         return zip(self._types, self._sequences, (end + shift for end in self._ends), strict=True)
 
     def within(self, view: memoryview) -> ScannedEntries:
-        """Return the same entries as parts of *view*, which holds the very bytes that were scanned."""
+        """Return the same entries as parts of *view*, which has the same bytes as the scanned ones."""
         same = ScannedEntries(view)
         same._shift = self._shift
         same._starts, same._ends = self._starts, self._ends
@@ -107,12 +107,12 @@ class ScannedEntries(Sequence[ScannedEntry]):
 
     @property
     def sequence_end(self) -> int:
-        """The number above every sequence number."""
+        """One more than the highest sequence number."""
         known = zip(self._types, self._sequences, strict=True)
         return max((sequence for kind, sequence in known if kind == ENTRY_TYPE_BUNDLE), default=-1) + 1
 
     def ends_by_sequence(self) -> dict[int, int]:
-        """Return sequence number → position behind that entry."""
+        """Return sequence number → position after that entry."""
         shift = self._shift
         return {sequence: end + shift for sequence, end in zip(self._sequences, self._ends, strict=True)}
 
@@ -142,16 +142,16 @@ class ScannedEntries(Sequence[ScannedEntry]):
 @dataclass(slots=True)
 class WalFileScan:
     """
-    What one WAL file holds.
+    The contents of one WAL file.
 
     Attributes:
-        header: None when the file is too short for one or all zero. A damaged header is replaced by what
-            version 1 prescribes, at position 0, and `header_sound` is False.
-        entries: in file order. They keep the scanned bytes.
-        damage: byte ranges that are not entries though something readable follows, with the reason.
+        header: None if the file is too short for one, or all zero. A damaged header is replaced by a header of
+            version 1 at position 0, and `header_sound` is False.
+        entries: in file order. They keep the scanned bytes alive.
+        damage: byte ranges that are not entries although something readable follows, with the reason.
         damage_spans: the same ranges as (file offset, length).
-        tail_offset: file offset behind the last good entry; the next append goes here.
-        tail: what lies there: nothing, zeros, or the torn rest of a write.
+        tail_offset: file offset after the last valid entry; the next append is written here.
+        tail: the bytes there: none, zeros, or the torn rest of a write.
         position_end: stream position of `tail_offset`.
     """
 
@@ -167,7 +167,7 @@ class WalFileScan:
 
     @property
     def position_end(self) -> int:
-        """The stream position of `tail_offset`, by the file's own header."""
+        """The stream position of `tail_offset`, according to the file's own header."""
         if self.header is None:
             return 0
         return self.header.position_start + self.tail_offset - self.header.header_size
@@ -197,10 +197,10 @@ def scan_wal_file(view: memoryview, path: str) -> WalFileScan:
 
 def _fits(view: memoryview, header: WalHeader) -> bool:
     """
-    Say whether the header's size can be believed: the header has no checksum of its own.
+    Return whether the header's size is plausible: the header has no checksum of its own.
 
-    Another size than version 1's is lawful; but when an entry starts where version 1 puts it and none where the
-    header says, a bit has flipped.
+    A size other than version 1's is valid. But if an entry starts where version 1 puts it, and none where the
+    header points, then a bit has flipped.
     """
     if header.header_size == WAL_HEADER_BYTES:
         return True
@@ -209,7 +209,7 @@ def _fits(view: memoryview, header: WalHeader) -> bool:
 
 def _scan_entries(scan: WalFileScan, view: memoryview) -> None:
     header = scan.header
-    if header is None:  # the caller checked; this tells the type checker
+    if header is None:  # the caller checked; this is for the type checker
         return
     entries = scan.entries = ScannedEntries(view)
     entries.place(header.position_start - header.header_size)
@@ -217,7 +217,7 @@ def _scan_entries(scan: WalFileScan, view: memoryview) -> None:
     while True:
         offset = entries.extend(offset)
         answer = check_entry(view, offset)
-        if isinstance(answer, Frame):  # of a later version's type
+        if isinstance(answer, Frame):  # a type of a later version
             entries.append(offset, answer.end, answer.value)
             offset = answer.end
             continue
@@ -242,9 +242,9 @@ def _kind_of_tail(view: memoryview, offset: int) -> Tail:
 
 def _next_entry(view: memoryview, damaged: int, sequence_min: int) -> int | None:
     """
-    Find where reading can go on behind damage at offset *damaged*.
+    Find the next entry after damage at offset *damaged*.
 
-    The damaged entry's own length is tried first: a flipped payload byte leaves it true, and then nothing
+    The damaged entry's own length is tried first: a flipped payload byte leaves the length intact, and then nothing
     inside the payload can be mistaken for an entry.
     """
     claimed_end = _claimed_end(view, damaged)

@@ -1,4 +1,4 @@
-"""How long the disk takes to make the log durable, told to whoever listens."""
+"""How long the disk takes to make the log durable, as a metric."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["timed_sync"]
 
 
 def timed_sync(clock: Clock, observer: Observer) -> Callable[[File], None]:
-    """Return what syncs a file's data and records the seconds that took. A sync that failed is not recorded."""
+    """Return a function that syncs a file's data and records the duration. A failed sync is not recorded."""
 
     def sync(file: File) -> None:
         started = clock.monotonic()

@@ -1,11 +1,12 @@
 """
 Append to the log: one gathered write per entry, shared syncs, zeros ahead, rotation, caps, purge.
 
-Three locks. The store's own lock orders appends and rotations (one writer). `_sync` says who syncs: the first
-caller that needs a sync runs it, those who come meanwhile wait for it or for the next one. `_growth` is held by
-whoever changes the length of the active file: an append past its end, the thread that writes zeros ahead, rotation.
+There are three locks. The store's own lock orders appends and rotations (one writer). `_sync` decides who syncs: the
+first caller that needs a sync runs it, and callers that arrive meanwhile wait for it or for the next one. `_growth` is
+held by any code that changes the length of the active file: an append past its end, the thread that writes zeros ahead,
+rotation.
 
-A sync that fails poisons the writer: what the disk holds is unknown until the directory is recovered.
+A failed sync poisons the writer: the state of the disk is unknown until the directory is recovered.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ __all__ = ["RotatedFile", "WalLimits", "WalWriter"]
 
 ZERO_AHEAD_BYTES = 8 * 1024 * 1024
 ZERO_AHEAD_ENTRY_BYTES_MAX = 128 * 1024
-"""Zeros cost a second write of every byte: worth it for synced entries up to this size."""
+"""Zeros ahead cost a second write of every byte: worth it for synced entries up to this size."""
 
 _ZERO_STEP_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class WalLimits:
-    """Caps of the log, all counted on disk: zeros ahead of the tail count too."""
+    """Caps of the log, all counted on disk: zeros ahead of the tail count, too."""
 
     bytes_max: int
     rotate_bytes: int
@@ -49,7 +50,7 @@ class WalLimits:
 
 @dataclass(frozen=True, slots=True)
 class RotatedFile:
-    """A retired file: it goes when the cursor reaches `position_end`."""
+    """A retired file: it is deleted when the cursor reaches `position_end`."""
 
     path: str
     number: int
@@ -65,10 +66,10 @@ class WalWriter:
     Args:
         fs: the file system.
         directory: the `wal` directory.
-        config_hash: goes into the header of each new file.
+        config_hash: written to the header of each new file.
         limits: caps.
-        rotated: files already retired, oldest first.
-        cursor: position that is durable in the sidecar.
+        rotated: files that are already retired, oldest first.
+        cursor: position that is durable in the cursor file.
         sync_data: makes a file's data durable.
     """
 
@@ -86,7 +87,7 @@ class WalWriter:
         self._fs = fs
         self._directory = directory
         self._config_hash = config_hash
-        # A file is read whole when the store opens: one that grows without end could not be opened again.
+        # The store reads a complete file when it opens: a file without a size limit could not be opened again.
         self._limits = replace(limits, rotate_bytes=min(limits.rotate_bytes, ENTRY_BYTES_MAX))
         self._rotated = list(rotated)
         self._rotated_bytes = sum(file.size_bytes for file in rotated)
@@ -98,7 +99,7 @@ class WalWriter:
         self._shift = 0
         self._sync_data = sync_data
         self.before_rotation: Callable[[], None] = lambda: None
-        """Raises where the directory is not the one that was opened."""
+        """Raises if the directory is not the one that was opened."""
         self._sync = threading.Condition()
         self._syncing = False
         self._failure: Exception | None = None
@@ -106,7 +107,7 @@ class WalWriter:
         self._easy_end = 0
         self._granted_end: int | None = None
         self.zeros_wanted = False
-        """Set by `append`: `fill_ahead` would make the next syncs cheaper."""
+        """Set by `append` if `fill_ahead` would make the next syncs cheaper."""
         self.cursor = cursor
         self._cursor_wanted = cursor
         self.written = cursor
@@ -137,13 +138,13 @@ class WalWriter:
 
     def has_room(self, nbytes: int) -> bool:
         """
-        Say whether an entry of *nbytes* plainly fits: no rotation, no cap, and what was granted. When not, ask
-        `room_for`.
+        Return whether an entry of *nbytes* certainly fits: without rotation, below the caps, and within the grant. If
+        not, call `room_for`.
         """
         return self._offset + nbytes <= self._easy_end
 
     def grant(self, nbytes: int) -> None:
-        """Let `has_room` say yes for *nbytes* more at most: a cap that the log knows nothing of was asked for them."""
+        """Let `has_room` return True for at most *nbytes* more: the caller has checked a cap unknown to the log."""
         self._granted_end = self.written + nbytes
         self._find_easy_end()
 
@@ -155,17 +156,17 @@ class WalWriter:
             self._easy_end = min(self._easy_end, self._granted_end - self._shift)
 
     def growth(self, nbytes: int) -> int:
-        """Return by how much an entry of *nbytes* makes the log larger: zeros ahead make place for it."""
+        """Return by how much an entry of *nbytes* makes the log larger: it replaces zeros ahead."""
         return max(0, self._offset + nbytes - self._file_bytes)
 
     def room_for(self, nbytes: int) -> str | None:
-        """Return None when an entry of *nbytes* fits under the caps, else which cap is full."""
+        """Return None if an entry of *nbytes* fits under the caps, else the cap that is full."""
         if self._offset - self._header_bytes >= self._limits.rotate_bytes:
             total = self.disk_bytes + self._header_bytes + nbytes
             if len(self._rotated) + 2 > self._limits.files_max:
                 return f"wal.max_rotated_files ({self._limits.files_max})"
         else:
-            # The zeros ahead are counted already: the entry takes their place.
+            # The zeros ahead are counted already: the entry replaces them.
             total = self._rotated_bytes + max(self._file_bytes, self._offset + nbytes)
         if total > self._limits.bytes_max:
             return f"wal.max_size ({self._limits.bytes_max} bytes)"
@@ -173,9 +174,9 @@ class WalWriter:
 
     def append(self, entry: Sequence[Buffer], nbytes: int, *, zero_ahead: bool) -> int:
         """
-        Write *entry*, whose pieces have *nbytes* together, and return the stream position behind it.
+        Write *entry*, whose pieces have *nbytes* together, and return the stream position after it.
 
-        Visible to readers on return, durable after `sync_through`. Rotates first when the file is due.
+        Readers see it on return; it is durable after `sync_through`. Rotates first if the file is due.
 
         Raises:
             CapacityError: the disk is full; nothing was kept.
@@ -194,7 +195,7 @@ class WalWriter:
             if end <= self._file_bytes:
                 file.pwritev(entry, offset, nbytes)
             else:
-                with self._growth:  # zeros that are being written must not land on the entry
+                with self._growth:  # zeros that are being written must not overwrite the entry
                     file.pwritev(entry, offset, nbytes)
                     self._file_bytes = max(self._file_bytes, end)
         except OSError as error:
@@ -205,8 +206,8 @@ class WalWriter:
         return position
 
     def _undo(self, file: File, offset: int, error: OSError) -> None:
-        # Part of the entry may be on disk. If it stayed and the next entry were shorter, bytes behind the tail
-        # could parse as an entry after a crash: cut them off before anything else is written.
+        # Part of the entry may be on disk. If it stayed and the next entry were shorter, the bytes after the tail
+        # could parse as an entry after a crash: truncate them before anything else is written.
         if not is_full_disk(error):
             self.poison(error)
             raise StoreFailedError(f"{file.path}: append failed: {error}; reopen to recover") from error
@@ -220,14 +221,14 @@ class WalWriter:
 
     def fill_ahead(self, bytes_max: int = ZERO_AHEAD_BYTES) -> None:
         """
-        Write zeros ahead of the tail if an append asked for them, as far as caps and rotation allow.
+        Write zeros ahead of the tail if an append requested them, as far as caps and rotation allow.
 
-        Any thread may call it at any time. *bytes_max* is by how much the log may grow.
-        Syncs of entries that land on zeros do not have to write the file's new length. A full disk ends the filling
-        and is no failure: the entry itself may still fit.
+        Any thread may call it at any time. *bytes_max* is the maximum growth of the log.
+        Syncs of entries that overwrite zeros do not have to write the file's new length. A full disk ends the filling,
+        but is not a failure: the entry itself may still fit.
 
         Raises:
-            StoreFailedError: the disk failed otherwise, now or earlier.
+            StoreFailedError: the disk failed in another way, now or earlier.
         """
         if not self.zeros_wanted:
             return
@@ -251,7 +252,7 @@ class WalWriter:
             try:
                 zero_fill(file, start, end - start)
             except OSError as error:
-                # The tail may have moved on, but never past `start`.
+                # The tail may have advanced, but never past `start`.
                 self._undo(file, start, error)
                 return False
             self._file_bytes = end
@@ -261,7 +262,7 @@ class WalWriter:
 
     def sync_through(self, position: int) -> None:
         """
-        Return when everything before *position* is durable; callers that overlap share one sync.
+        Wait until everything before *position* is durable; callers that overlap share one sync.
 
         Raises:
             StoreFailedError: the sync failed, now or earlier.
@@ -306,7 +307,7 @@ class WalWriter:
 
     def require_sound(self) -> None:
         """
-        Return when nothing has failed so far.
+        Check that nothing has failed so far.
 
         Raises:
             StoreFailedError: a write or sync failed earlier.
@@ -336,7 +337,7 @@ class WalWriter:
         return self._rotated_bytes + self._file_bytes
 
     def stats(self) -> dict[str, int]:
-        """Return figures of this moment, as `Store.stats` names them."""
+        """Return the current figures, as `Store.stats` names them."""
         return {
             "wal_bytes": self.disk_bytes,
             "wal_files": len(self._rotated) + 1,
@@ -347,11 +348,11 @@ class WalWriter:
 
     def rotate(self) -> None:
         """
-        Retire the active file under the next number and start a fresh one behind it.
+        Retire the active file under the next number and start a new one after it.
 
         Raises:
-            CapacityError: no room or no descriptor for the new file; the old one stays active.
-            StoreFailedError: the disk failed in between, or the directory was moved; reopening sorts it out.
+            CapacityError: no space or no descriptor for the new file; the old one stays active.
+            StoreFailedError: the disk failed halfway, or the directory was moved; reopening the store resolves it.
         """
         self.before_rotation()
         self._lead()
@@ -363,13 +364,13 @@ class WalWriter:
 
     def retire_covered(self) -> None:
         """
-        Rotate before it is due, when nothing in the active file is needed any more: its room can then be freed.
+        Rotate early if nothing in the active file is needed any more, so that its space can be freed.
 
-        Without this a bundle larger than what the active file leaves of the caps would be refused for ever.
+        Without this, a bundle larger than the rest of the caps next to the active file would be refused forever.
 
         Raises:
-            CapacityError: no room for the new file.
-            StoreFailedError: the disk failed in between.
+            CapacityError: no space for the new file.
+            StoreFailedError: the disk failed halfway.
         """
         if self._offset > self._header_bytes and self.written <= self.cursor:
             self.rotate()
@@ -404,9 +405,9 @@ class WalWriter:
             # 1. The old file ends with its data and is durable under its own name …
             self._cut_zeros(old)
             old.sync_data()
-            # 2. … then it takes its number. Crash here: no active file; open continues behind the numbered one.
+            # 2. … then it gets its number. Crash here: no active file; open continues after the numbered one.
             self._fs.rename(self._path(WAL_ACTIVE), retired)
-            # 3. That name must be durable before `quiver.wal` means another file, or the old one could be lost.
+            # 3. That name must be durable before `quiver.wal` refers to another file, or the old one could be lost.
             self._fs.sync_dir(self._directory)
             self._fs.rename(self._path(WAL_NEXT), self._path(WAL_ACTIVE))
             self._fs.sync_dir(self._directory)
@@ -445,11 +446,11 @@ class WalWriter:
 
     def advance_cursor(self, position: int = 0, *, or_never: bool = False) -> None:
         """
-        Record durably that nothing before *position*, or before what an earlier call asked for, is needed any more.
+        Record durably that nothing before *position*, or before the position of an earlier call, is needed any more.
 
         Raises:
-            OSError: the sidecar could not be replaced; the old value stands, and the next call tries again. Not so with
-                *or_never*: when this call fails what lies before *position* is needed still.
+            OSError: the cursor file could not be replaced; the old value remains, and the next call tries again. With
+                *or_never*, it does not: if this call fails, everything before *position* is still needed.
         """
         invariant(position <= self.written, f"the cursor must not pass the end of the log ({position}, {self.written})")
         wanted = max(self._cursor_wanted, position)
@@ -460,13 +461,13 @@ class WalWriter:
             self.cursor = wanted
 
     def purgeable(self) -> list[RotatedFile]:
-        """Return the rotated files that lie wholly before the cursor."""
+        """Return the rotated files that are completely before the cursor."""
         return [file for file in self._rotated if file.position_end <= self.cursor]
 
     def spans(self, start: int, end: int) -> list[LogSpan]:
         """
-        Return which files have the entries from stream position *start* to *end*; the next rotation renames the
-        last.
+        Return the files with the entries from stream position *start* to *end*; the next rotation renames the
+        last one.
         """
         found = []
         begin = 0
@@ -484,7 +485,7 @@ class WalWriter:
 
     def close(self) -> None:
         """
-        Cut the zeros, make everything durable and release the file. Idempotent.
+        Truncate the zeros, make everything durable and release the file. Idempotent.
 
         Raises:
             StoreFailedError: the last sync failed, now or earlier.
@@ -493,12 +494,12 @@ class WalWriter:
         if file is None:
             return
         with contextlib.suppress(StoreFailedError):
-            self._lead()  # a sync that still runs must not meet a closed descriptor
+            self._lead()  # a running sync must not meet a closed descriptor
         try:
             if self._failure is None:
                 with self._growth:
                     self._cut_zeros(file)
-                    self._file = None  # nobody fills it again
+                    self._file = None  # so that it is never filled again
                 file.sync()
                 self.synced = self.written
         except OSError as error:
@@ -510,7 +511,7 @@ class WalWriter:
             self._follow()
 
     def abandon(self) -> None:
-        """Release the file as it is: the opening of the store failed, and the next one reads it again."""
+        """Release the file as it is: opening the store failed, and the next attempt reads it again."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

@@ -1,13 +1,12 @@
 """
-The bytes of a segment file. Pure.
+The bytes of a segment file.
 
-================  ====================================================================================================
+================  ===================================================================
 module            purpose
-================  ====================================================================================================
-`file.py`         footer, trailer and stream directory of a segment
-`manifest.py`     which chunks of which streams make up each bundle
-`event_times.py`  When things happened, beside when they were ingested: a sparse index in the manifest's metadata.
-                  Bytes only
-`ipc_table.py`    A table of ours inside a segment: one Arrow IPC file with exactly one record batch. Bytes only
-================  ====================================================================================================
+================  ===================================================================
+`file.py`         footer, trailer and stream directory of a segment (pure)
+`manifest.py`     which chunks of which streams make up each bundle (pure)
+`event_times.py`  a sparse index of event times in the manifest's metadata (pure)
+`ipc_table.py`    tables inside a segment: Arrow IPC files with one record batch (pure)
+================  ===================================================================
 """

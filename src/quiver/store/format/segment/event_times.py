@@ -1,15 +1,15 @@
 """
-When things happened, beside when they were ingested: a sparse index in the manifest's metadata. Bytes only.
+A sparse index of event times, as opposed to times of ingestion, in the manifest's metadata. Bytes only.
 
 =========================  =======================================================================
 ``quiver.event_columns``   four numbers for each stream that has a column of event times:
                            stream id, index of the column, earliest and latest time of the stream
-``quiver.event_times``     for the same streams in turn: earliest and latest time of each chunk
+``quiver.event_times``     for the same streams, in order: earliest and latest time of each chunk
 =========================  =======================================================================
 
-Times are nanoseconds since the epoch. A chunk or stream without any has an earliest time above its latest one. Both
-values are base64 of zlib of little-endian int64, the second as differences that wrap around: first the first number,
-then what is added to it. zlib's own checksum covers them, so they can be believed before the segment's is computed.
+Times are nanoseconds since the epoch. In a chunk or stream without any, the earliest time is above the latest. Both
+values are base64 of zlib of little-endian int64. The second is stored as wrapping differences: the first number, then
+what is added to it. zlib's own checksum covers them, so they can be trusted before the segment's checksum is computed.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _WORD = 2**64
 _SIGN = 2**63
 _FIELDS = 4
 _TIMES_MAX = 2 * SLOTS_MAX * BUNDLES_WRITTEN_MAX
-"""Two for each chunk; a bundle has one chunk in each of its slots."""
+"""Two per chunk; a bundle has one chunk in each of its slots."""
 
 
 class EventColumn(NamedTuple):
-    """The column of event times of one stream, by its index in the stream's schema, and what range it covers."""
+    """The column of event times of one stream, as an index into the stream's schema, and its range."""
 
     stream_id: int
     column: int
@@ -63,8 +63,8 @@ class EventColumn(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class EventStream:
     """
-    What is to be recorded of one stream: its column, and earliest and latest time of each chunk, one after the
-    other.
+    The event times of one stream: its column, then earliest and latest time of each chunk, one after
+    the other.
     """
 
     stream_id: int
@@ -78,7 +78,7 @@ class EventStream:
 
 
 def encode_event_streams(streams: Sequence[EventStream]) -> dict[bytes, bytes]:
-    """Return the two entries of the metadata; none where no stream has event times."""
+    """Return the two metadata entries; empty if no stream has event times."""
     if not streams:
         return {}
     head = array("q")
@@ -94,7 +94,7 @@ def decode_event_columns(raw: Mapping[bytes, bytes], at: int) -> tuple[EventColu
     """
     Return which streams have event times, and their ranges. *at* is the manifest's offset, for a damage report.
 
-    `decode_event_times` has the times of the chunks; whether there are such streams the caller compares.
+    `decode_event_times` returns the times of the chunks; the caller checks that the streams exist.
     """
     text = raw.get(EVENT_COLUMNS_KEY)
     if text is None:
@@ -119,7 +119,7 @@ def decode_event_times(
     counts: dict[int, int] = {}
     for column in columns:
         if column.stream_id not in chunk_counts:
-            return Damage(at, f"{EVENT_COLUMNS_KEY.decode()} names stream {column.stream_id}, which is not there")
+            return Damage(at, f"{EVENT_COLUMNS_KEY.decode()} names stream {column.stream_id}, which does not exist")
         counts[column.stream_id] = 2 * chunk_counts[column.stream_id]
     total = sum(counts.values())
     if not counts:
@@ -148,10 +148,10 @@ def _pack(values: array[int]) -> bytes:
 
 
 def _unpack(text: bytes, code: str, count_max: int) -> array[int] | None:
-    """Return the numbers in *text*, None when it is not such a text or has more than *count_max*."""
+    """Return the numbers in *text*, or None if it is not valid or has more than *count_max*."""
     inflater = zlib.decompressobj()
     try:
-        # One byte more than there may be, so that a bomb is seen without being unpacked.
+        # One byte more than allowed, so that a decompression bomb is detected without unpacking it.
         data = inflater.decompress(base64.b64decode(text, validate=True), count_max * 8 + 1)
     except (ValueError, zlib.error):
         return None

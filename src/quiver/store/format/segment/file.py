@@ -3,7 +3,7 @@ The frame of a segment file: footer, trailer and stream directory. Bytes only.
 
 ::
 
-    stream 0 … stream n-1     Arrow IPC files, each starting at a multiple of 64, zeros between
+    stream 0 … stream n-1     Arrow IPC files, each starting at a multiple of 64, with zeros between them
     stream directory          Arrow IPC file, one row per stream; not aligned
     batch manifest            Arrow IPC file, one row per bundle; not aligned
     footer                    34 bytes in version 1
@@ -16,11 +16,11 @@ The frame of a segment file: footer, trailer and stream directory. Bytes only.
              18  u32 directory_length
              22  u64 manifest_offset
              30  u32 manifest_length
-    trailer  0   u32 footer_size        without the trailer; more than 34: the rest is skipped
+    trailer  0   u32 footer_size        without the trailer; if above 34, the rest is skipped
              4   8   magic              b"QUIVER\0S"
              12  u32 crc32              IEEE, over everything before it, from the start of the file
 
-The checksum is written last: a file that was cut or never finished does not have it.
+The checksum is written last: a file that was truncated or never finished does not have it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SEGMENT_TRAILER = struct.Struct("<I8sI")
 STREAM_ALIGNMENT = 64
 STREAMS_MAX = 100_000
 BUNDLES_WRITTEN_MAX = 65_536
-"""More could not be tracked by a progress file, which has at most 1024 bitmap words per segment."""
+"""A progress file, which has at most 1024 bitmap words per segment, cannot track more."""
 
 BUNDLES_READ_MAX = 10_000_000
 CHUNKS_MAX = 10_000_000
@@ -91,7 +91,7 @@ DIRECTORY_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class SegmentFooter:
-    """Where the two tables of a segment lie. Offsets count from the start of the file."""
+    """The places of the two tables of a segment. Offsets count from the start of the file."""
 
     stream_count: int
     bundle_count: int
@@ -129,21 +129,21 @@ def encode_segment_footer(footer: SegmentFooter) -> bytes:
 
 
 def encode_segment_trailer(crc32_so_far: int, *, footer_size: int = SEGMENT_FOOTER.size) -> bytes:
-    """Return the 16 bytes that end a segment; *crc32_so_far* covers all bytes up to and with the footer."""
+    """Return the last 16 bytes of a segment; *crc32_so_far* covers all bytes up to and including the footer."""
     fields = _TRAILER_FIELDS.pack(footer_size, SEGMENT_MAGIC)
     return fields + _CRC.pack(crc32(fields, crc32_so_far))
 
 
 def decode_segment_footer(view: memoryview, *, size_bytes: int | None = None) -> Answer[SegmentFooter]:
     """
-    Decode the footer of the segment that *view* holds whole, or the end of. The checksum is not looked at.
+    Decode the footer of the segment whose bytes, or last bytes, are *view*. The checksum is not verified.
 
-    The answer's regions lie inside the file, before the footer, and its counts are within the limits. Offsets count
-    from the start of the file, in damage reports too.
+    The regions in the answer are inside the file, before the footer, and its counts are within the limits. Offsets
+    count from the start of the file, in damage reports, too.
 
     Args:
-        view: the file, or its end; *need more* says how many bytes are missing in front of it.
-        size_bytes: length of the whole file, when *view* is its end.
+        view: the file, or its end; *need more* gives how many bytes are missing before it.
+        size_bytes: length of the complete file, if *view* is only its end.
     """
     size = len(view) if size_bytes is None else size_bytes
     before = size - len(view)
@@ -152,12 +152,12 @@ def decode_segment_footer(view: memoryview, *, size_bytes: int | None = None) ->
         return NeedMore(before - trailer_at)
     footer_size, magic, _ = SEGMENT_TRAILER.unpack_from(view, trailer_at - before)
     if magic != SEGMENT_MAGIC:
-        return Damage(trailer_at + 4, "not a whole segment: the trailer's magic does not match")
+        return Damage(trailer_at + 4, "not a complete segment: the trailer's magic does not match")
     footer_at = trailer_at - footer_size
     if footer_at < 0:
         return Damage(trailer_at, f"footer_size {footer_size}, but {trailer_at} bytes are before the trailer")
     if footer_size < _VERSION.size:
-        return Damage(trailer_at, f"footer_size {footer_size} has no room for a version")
+        return Damage(trailer_at, f"footer_size {footer_size} has no space for a version")
     if footer_at < before:
         return NeedMore(before - footer_at)
     (version,) = _VERSION.unpack_from(view, footer_at - before)
@@ -186,7 +186,7 @@ def _check_footer(footer: SegmentFooter, footer_at: int) -> Damage | None:
 
 
 def check_segment_checksum(view: memoryview) -> Damage | None:
-    """Return the damage when the checksum of a whole segment does not match, else None. Reads every byte."""
+    """Return the damage if the checksum of a complete segment does not match, else None. Reads every byte."""
     if len(view) < SEGMENT_TRAILER.size:
         return Damage(0, f"{len(view)} bytes are too short for a segment")
     end = len(view) - _CRC.size
@@ -233,7 +233,7 @@ def check_directory(directory: Sequence[StreamEntry], footer: SegmentFooter) -> 
     """
     Return the first contradiction between *directory* and *footer*, or None.
 
-    Afterwards stream ids are unique, and every stream lies before the directory.
+    After this check, stream ids are unique, and every stream is before the directory.
     """
     at = footer.directory_offset
     if len(directory) != footer.stream_count:
@@ -241,7 +241,7 @@ def check_directory(directory: Sequence[StreamEntry], footer: SegmentFooter) -> 
     seen: set[int] = set()
     for stream in directory:
         if stream.stream_id in seen:
-            return Damage(at, f"stream {stream.stream_id} comes twice in the directory")
+            return Damage(at, f"stream {stream.stream_id} appears twice in the directory")
         seen.add(stream.stream_id)
         if stream.slot >= SLOTS_MAX:
             return Damage(at, f"stream {stream.stream_id}: slot {stream.slot} is out of range")

@@ -1,9 +1,9 @@
 """
-A table of ours inside a segment: one Arrow IPC file with exactly one record batch. Bytes only.
+A table inside a segment: one Arrow IPC file with exactly one record batch. Bytes only.
 
-Columns are found by name and must have exactly the expected type; other columns and unknown schema metadata are
-ignored, so that a later writer may add some. What is decoded is validated fully: pyarrow trusts the offsets that
-it reads, and a checksum is not always known to be good when a table is looked at.
+Columns are found by name and must have exactly the expected type. Other columns and unknown schema metadata are
+ignored, so that a later writer may add some. Decoded data is validated fully: pyarrow trusts the offsets that
+it reads, and a table may be read before its checksum is verified.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from quiver.primitives.scan import Damage
 __all__ = ["column_of", "decode_table", "decode_table_head", "encode_table", "fixed_width", "view_of"]
 
 _ARROW_ERRORS = (pa.ArrowException, OSError, MemoryError, ValueError, OverflowError)
-"""All that pyarrow raises on bytes that are not what they say; ValueError covers names that are not UTF-8."""
+"""Everything that pyarrow raises on invalid bytes; ValueError covers names that are not UTF-8."""
 
 
 def encode_table(batch: pa.RecordBatch) -> bytes:
-    """Return *batch* as a whole IPC file, uncompressed, metadata version 5."""
+    """Return *batch* as a complete IPC file, uncompressed, metadata version 5."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -32,7 +32,7 @@ def encode_table(batch: pa.RecordBatch) -> bytes:
 
 def decode_table(buffer: Buffer | pa.Buffer, *, what: str, at: int) -> pa.RecordBatch | Damage:
     """
-    Return the first record batch of the IPC file in *buffer*, without copying where Arrow can.
+    Return the first record batch of the IPC file in *buffer*, without copying where Arrow allows it.
 
     *what* names the table and *at* is its file offset, both for a damage report.
     """
@@ -43,23 +43,23 @@ def decode_table(buffer: Buffer | pa.Buffer, *, what: str, at: int) -> pa.Record
         batch = reader.get_batch(0)
         batch.validate(full=True)
     except _ARROW_ERRORS as error:
-        return Damage(at, f"the {what} is not a sound Arrow IPC file: {_first_line(error)}")
+        return Damage(at, f"the {what} is not a valid Arrow IPC file: {_first_line(error)}")
     return batch
 
 
 def decode_table_head(buffer: Buffer | pa.Buffer, *, what: str, at: int) -> tuple[dict[bytes, bytes], int] | Damage:
-    """Return the schema's metadata and the number of rows, without looking at a value."""
+    """Return the schema's metadata and the number of rows, without reading any value."""
     try:
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(buffer)))
         if reader.num_record_batches < 1:
             return Damage(at, f"the {what} has no record batch")
         return reader.schema.metadata or {}, reader.get_batch(0).num_rows
     except _ARROW_ERRORS as error:
-        return Damage(at, f"the {what} is not a sound Arrow IPC file: {_first_line(error)}")
+        return Damage(at, f"the {what} is not a valid Arrow IPC file: {_first_line(error)}")
 
 
 def column_of(batch: pa.RecordBatch, name: str, kind: pa.DataType, *, what: str, at: int) -> pa.Array | Damage:
-    """Return column *name* of *batch* when it is there once, has exactly the type *kind* and no nulls."""
+    """Return column *name* of *batch* if it exists once, has exactly the type *kind* and no nulls."""
     index = batch.schema.get_field_index(name)
     if index < 0:
         return Damage(at, f"the {what} has no column {name}")
@@ -75,13 +75,13 @@ def fixed_width(values: array[int], kind: pa.DataType) -> pa.Array:
     """
     Return *values* as a column of *kind*, which has their width. Nothing is copied.
 
-    `pa.array` would load pandas where that is installed: most of a second for a process that has no use for it.
+    `pa.array` would import pandas if it is installed, which takes most of a second that the process does not need.
     """
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def view_of(column: pa.Array, code: Literal["H", "i", "I", "Q"]) -> memoryview:
-    """Return the values of a fixed-width *column* as a view of items of struct type *code*. Nothing is copied."""
+    """Return the values of a fixed-width *column* as a view of items of struct type *code*, without copying."""
     values: Any = column.buffers()[1]
     if values is None or not len(column):
         return memoryview(b"").cast(code)

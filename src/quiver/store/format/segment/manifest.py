@@ -2,22 +2,22 @@
 The batch manifest of a segment: which chunks of which streams make up each bundle. Bytes only.
 
 One Arrow IPC file with one row per bundle, in the order of arrival: `bundle_index`, `slot_refs` (a list of
-slot, stream and chunk) and, in the `otap` profile, `item_count`. What else we must know travels in the schema's
-metadata, where other readers ignore it:
+slot, stream and chunk) and, in the `otap` profile, `item_count`. Everything else that Quiver needs is in the schema's
+metadata, which other readers ignore:
 
 =============================  ====================================================================
-``quiver.wal_position_start``  decimal: where the first of the bundles starts in the log
-``quiver.wal_position_end``    decimal: where the last of them ends; replay goes on there
+``quiver.wal_position_start``  decimal: where the first bundle starts in the log
+``quiver.wal_position_end``    decimal: where the last bundle ends; replay continues there
 ``quiver.sequence_first``      decimal: sequence number of the first bundle
-``quiver.sequence_last``       decimal: of the last
+``quiver.sequence_last``       decimal: sequence number of the last bundle
 ``quiver.directory_crc32``     decimal: CRC-32 of the stream directory
 ``quiver.ingested_at_ns``      base64 of zlib of little-endian int64: the first time, then differences
-``quiver.event_columns``       which streams have event times: `store/format/segment/event_times.py`
-``quiver.event_times``         the earliest and the latest of each chunk
+``quiver.event_columns``       the streams with event times: `store/format/segment/event_times.py`
+``quiver.event_times``         earliest and latest event time of each chunk
 =============================  ====================================================================
 
-The checksum of the directory lets a reader trust it before it has read the whole file for the segment's own.
-All of it stays in columns: no object is made for a bundle that nobody asks for.
+With the checksum of the directory, a reader can trust the directory before it has read the whole file for the
+segment's own checksum. All data stays in columns: no object is created for a bundle until it is requested.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _SLOT_REFS = pa.field("slot_refs", _REFS, nullable=False)
 
 
 class SlotRef(NamedTuple):
-    """Where one slot of a bundle lies: record batch `chunk_index` of stream `stream_id`."""
+    """The place of one slot of a bundle: record batch `chunk_index` of stream `stream_id`."""
 
     slot: int
     stream_id: int
@@ -102,9 +102,9 @@ class SlotRef(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ManifestMetadata:
     """
-    What part of the log a segment covers, None where it was never logged; and the checksum of its directory.
+    The part of the log that a segment covers, None if it was never logged; and the checksum of its directory.
 
-    Positions run from the first byte of the first entry to the byte behind the last. Sequences are inclusive.
+    Positions run from the first byte of the first entry to the byte after the last entry. Sequences are inclusive.
     """
 
     wal_position_start: int | None = None
@@ -115,7 +115,7 @@ class ManifestMetadata:
 
 
 class ManifestBuilder:
-    """Collects the manifest of the open segment. Not thread-safe: the store's lock is held around it."""
+    """Collects the manifest of the open segment. Not thread-safe: the caller holds the store's lock."""
 
     __slots__ = ("_chunks", "_ends", "_ingested", "_items", "_slots", "_streams", "events")
 
@@ -127,11 +127,11 @@ class ManifestBuilder:
         self._ingested = array("q")
         self._items = array("Q")
         self.events: Sequence[EventStream] = ()
-        """Of the streams that have a column of event times: when their chunks begin and end."""
+        """For each stream with a column of event times, the time ranges of its chunks."""
 
     @property
     def bundle_count(self) -> int:
-        """Bundles appended so far."""
+        """Number of bundles appended so far."""
         return len(self._ingested)
 
     def append(
@@ -142,9 +142,9 @@ class ManifestBuilder:
         ingested_at_ns: int,
         item_count: int | None = None,
     ) -> None:
-        """Add a bundle: its slots ascending, and for each the stream and the chunk within it."""
+        """Add a bundle: its slots, ascending, and for each the stream and the chunk within it."""
         into = self._slots
-        # One slot is the common case, and append is half the price of extend.
+        # One slot is the common case, and append costs half as much as extend.
         if len(slots) == 1:
             into.append(slots[0])
             self._streams.append(streams[0])
@@ -160,7 +160,7 @@ class ManifestBuilder:
 
     def encode(self, metadata: ManifestMetadata, profile: Literal["spec", "otap"]) -> bytes:
         """
-        Return the manifest. The `otap` profile adds `item_count` when it is known for every bundle.
+        Return the manifest. The `otap` profile adds `item_count` if it is known for every bundle.
 
         Raises:
             UsageError: there are more bundles than a progress file can track.
@@ -201,19 +201,19 @@ class ManifestBuilder:
 
 class Manifest:
     """
-    A decoded manifest. Answers about one bundle cost the same wherever it lies.
+    A decoded manifest. A lookup costs the same for every bundle.
 
     Attributes:
-        bundle_count: rows.
-        metadata: what part of the log is covered.
-        item_counts: items of every bundle, or None when they were not written.
+        bundle_count: number of rows.
+        metadata: the part of the log that the segment covers.
+        item_counts: items of every bundle, or None if they were not written.
         slot_ids: the slot of every reference, bundle after bundle.
         stream_ids: the stream of every reference.
         chunk_indexes: the chunk of every reference.
-        ends: `bundle_count` + 1 places: references of bundle i are those from ``ends[i]`` to ``ends[i + 1]``.
-        bundle_indexes: the column of that name; 0 upwards in a sound file.
-        ingested_times_ns: when each bundle was ingested, or None when another engine wrote the file.
-        event_columns: which streams have event times, and between which they lie.
+        ends: `bundle_count` + 1 places: the references of bundle i are those from ``ends[i]`` to ``ends[i + 1]``.
+        bundle_indexes: the column of that name; 0 upwards in a valid file.
+        ingested_times_ns: time of ingestion of each bundle, or None if another engine wrote the file.
+        event_columns: the streams with event times, and the range of each.
     """
 
     __slots__ = (
@@ -254,12 +254,12 @@ class Manifest:
 
     @property
     def wal_position_start(self) -> int | None:
-        """Where the first bundle starts in the log."""
+        """Log position where the first bundle starts."""
         return self.metadata.wal_position_start
 
     @property
     def wal_position_end(self) -> int | None:
-        """Where the last bundle ends in the log."""
+        """Log position where the last bundle ends."""
         return self.metadata.wal_position_end
 
     @property
@@ -274,10 +274,10 @@ class Manifest:
 
     def refs(self, index: int) -> tuple[SlotRef, ...]:
         """
-        Return where the slots of bundle *index* lie, in the order of the file.
+        Return the places of the slots of bundle *index*, in the order of the file.
 
         Raises:
-            BundleUnavailableError: there is no such bundle.
+            BundleUnavailableError: the bundle does not exist.
         """
         self._require(index)
         start, end = self.ends[index], self.ends[index + 1]
@@ -286,10 +286,10 @@ class Manifest:
 
     def ingested_at_ns(self, index: int) -> int | None:
         """
-        Return when bundle *index* was ingested, nanoseconds since the epoch, or None when that is not known.
+        Return the time of ingestion of bundle *index* in nanoseconds since the epoch, or None if it is unknown.
 
         Raises:
-            BundleUnavailableError: there is no such bundle.
+            BundleUnavailableError: the bundle does not exist.
         """
         self._require(index)
         return None if self.ingested_times_ns is None else self.ingested_times_ns[index]
@@ -298,7 +298,8 @@ class Manifest:
         """
         Return, by stream id, the earliest and the latest event time of each chunk, nanoseconds since the epoch.
 
-        Streams without a column of event times are left out; a chunk without any has a latest before its earliest.
+        Streams without a column of event times are omitted; in a chunk without any, the latest time is before the
+        earliest.
         """
         chunk_counts = {stream.stream_id: stream.chunk_count for stream in directory}
         return decode_event_times(self._event_times, self.event_columns, chunk_counts, at)
@@ -310,7 +311,7 @@ class Manifest:
 
 def decode_manifest(buffer: Buffer | pa.Buffer, bundle_count: int, *, at: int = 0) -> Manifest | Damage:
     """
-    Decode the manifest in *buffer*, of *bundle_count* bundles by the footer; *at* is its file offset.
+    Decode the manifest in *buffer* for *bundle_count* bundles, as the footer gives it; *at* is its file offset.
 
     The manifest holds views into *buffer*. `check_manifest` compares it with the directory.
     """
@@ -342,7 +343,7 @@ def decode_manifest(buffer: Buffer | pa.Buffer, bundle_count: int, *, at: int = 
         bundle_indexes=view_of(indexes, "I"),
         ends=ends,
         refs=(slot_ids, stream_ids, chunk_indexes),
-        # Optional, and of no weight for delivery: an odd type only means that the counts are not known.
+        # Optional, and irrelevant for delivery: with an unexpected type the counts are just unknown.
         item_counts=None if isinstance(items, Damage) else view_of(items, "Q"),
         ingested_times_ns=times,
         metadata=metadata,
@@ -352,22 +353,23 @@ def decode_manifest(buffer: Buffer | pa.Buffer, bundle_count: int, *, at: int = 
 
 
 class ManifestSummary(NamedTuple):
-    """What a manifest says of all bundles together, and when each was ingested (None when another engine wrote it)."""
+    """A manifest's data about all bundles, and their times of ingestion (None if another engine wrote it)."""
 
     metadata: ManifestMetadata
     ingested_times_ns: array[int] | None
     raw: dict[bytes, bytes]
 
     def event_columns(self, *, at: int = 0) -> tuple[EventColumn, ...] | Damage:
-        """Return which streams have event times, and between which they lie; *at* is the manifest's file offset."""
+        """Return the streams with event times, and the range of each; *at* is the manifest's file offset."""
         return decode_event_columns(self.raw, at)
 
 
 def decode_manifest_summary(buffer: Buffer | pa.Buffer, bundle_count: int, *, at: int = 0) -> ManifestSummary | Damage:
     """
-    Decode what the manifest says of all bundles together, and when each was ingested; its columns are not looked at.
+    Decode what the manifest states about all bundles, and their times of ingestion, without reading its columns.
 
-    A fraction of the price of `decode_manifest`, which a store with many segments would pay for each at every start.
+    This costs a fraction of `decode_manifest`, which a store with many segments would have to run for each at every
+    start.
     """
     head = decode_table_head(buffer, what=_WHAT, at=at)
     if isinstance(head, Damage):
@@ -397,7 +399,7 @@ def _decode_refs(batch: pa.RecordBatch, at: int) -> tuple[memoryview, ...] | Dam
     for field, code in zip(_REF_FIELDS, _REF_CODES, strict=True):
         place = structs.type.get_field_index(field.name)
         if place < 0 or children[place].type != field.type or children[place].null_count:
-            return Damage(at, f"slot_refs of the {_WHAT} has no sound {field.name} of type {field.type}")
+            return Damage(at, f"slot_refs of the {_WHAT} has no valid {field.name} of type {field.type}")
         views.append(view_of(children[place], code))
     return tuple(views)
 
@@ -423,8 +425,8 @@ def check_manifest(manifest: Manifest, directory: Sequence[StreamEntry], *, at: 
     """
     Return the first contradiction between *manifest* and *directory*, or None.
 
-    Afterwards bundle indexes run from 0, every reference names a chunk that its stream has, of the slot that the
-    stream belongs to, no bundle has a slot twice, and event times are those of chunks that are there.
+    After this check, bundle indexes run from 0, every reference names an existing chunk of a stream of the same slot,
+    no bundle has a slot twice, and event times belong to existing chunks.
     """
     streams = {stream.stream_id: stream for stream in directory}
     if manifest.bundle_indexes.tobytes() != array("I", range(manifest.bundle_count)).tobytes():
@@ -463,7 +465,7 @@ def _unpack_times(text: bytes | None, count: int, at: int) -> array[int] | Damag
     size = count * 8
     inflater = zlib.decompressobj()
     try:
-        # One byte more than there may be, so that a bomb is seen without being unpacked.
+        # One byte more than allowed, so that a decompression bomb is detected without unpacking it.
         raw = inflater.decompress(base64.b64decode(text, validate=True), size + 1)
         if len(raw) != size or not inflater.eof:
             return problem
