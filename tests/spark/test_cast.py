@@ -10,8 +10,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from quiver.errors import UsageError
 from quiver.spark.cast import spark_schema
-from quiver.store.segment.cast import conform
-from quiver.store.segment.type_promotion import representative
+from quiver.store.segment.cast import cast_to_schema
+from quiver.store.segment.type_promotion import common_schema
 
 UTC = dt.UTC
 
@@ -83,7 +83,7 @@ def test_every_stored_type_reaches_spark(case, part):
     target = spark_schema(batch.schema)
     assert target.field("c").type.equals(kind)
     declared = to_arrow_schema(from_arrow_schema(target), timezone="UTC")
-    out = conform(batch.slice(part.start, part.stop - part.start), declared)
+    out = cast_to_schema(batch.slice(part.start, part.stop - part.start), declared)
     assert declared.equals(out.schema)
     out.validate(full=True)
     assert out["c"].to_pylist() == (array.to_pylist() if expected is None else expected)[part]
@@ -93,7 +93,7 @@ def test_nanoseconds_can_stay_exact():
     """As bigint on request; otherwise microseconds, cut."""
     batch = pa.record_batch({"t": pa.array([1_234_567], pa.timestamp("ns"))})
     exact = spark_schema(batch.schema, nanos_as_bigint=True)
-    assert conform(batch, exact)["t"].to_pylist() == [1_234_567]
+    assert cast_to_schema(batch, exact)["t"].to_pylist() == [1_234_567]
 
 
 @pytest.mark.parametrize(
@@ -121,21 +121,21 @@ def test_columns_come_in_the_order_that_was_asked_for():
     """Missing ones are null, surplus ones are left out."""
     batch = pa.record_batch({"a": pa.array([1]), "b": pa.array([2])})
     target = pa.schema([("c", pa.string()), ("b", pa.int64())])
-    assert conform(batch, target).to_pylist() == [{"c": None, "b": 2}]
+    assert cast_to_schema(batch, target).to_pylist() == [{"c": None, "b": 2}]
 
 
 def test_no_columns_still_count():
     """A frame without columns keeps its rows."""
-    assert conform(pa.record_batch({"a": pa.array([1, 2])}), pa.schema([])).num_rows == 2
+    assert cast_to_schema(pa.record_batch({"a": pa.array([1, 2])}), pa.schema([])).num_rows == 2
 
 
 def test_a_value_that_does_not_fit_is_an_error():
     """Never a wrapped or cut value."""
     batch = pa.record_batch({"a": pa.array([300])})
     with pytest.raises(UsageError, match="column a is int64 and does not fit int8"):
-        conform(batch, pa.schema([("a", pa.int8())]))
+        cast_to_schema(batch, pa.schema([("a", pa.int8())]))
     with pytest.raises(UsageError, match="declared not null"):
-        conform(
+        cast_to_schema(
             pa.record_batch({"a": pa.array([None], pa.int64())}),
             pa.schema([pa.field("a", pa.int64(), nullable=False)]),
         )
@@ -161,7 +161,7 @@ MERGES = [
 @pytest.mark.parametrize(("left", "right", "both"), MERGES)
 def test_segments_that_differ_share_one_schema(left, right, both):
     """Each column is wide enough for all, in a type that Spark has, and both batches fit it."""
-    merged = spark_schema(representative([pa.schema([("c", left), ("d", pa.int64())]), pa.schema([("c", right)])]))
+    merged = spark_schema(common_schema([pa.schema([("c", left), ("d", pa.int64())]), pa.schema([("c", right)])]))
     assert merged == pa.schema([("c", both), ("d", pa.int64())])
     for kind in (left, right):
-        assert conform(pa.record_batch({"c": pa.nulls(1, kind)}), merged).schema == merged
+        assert cast_to_schema(pa.record_batch({"c": pa.nulls(1, kind)}), merged).schema == merged

@@ -118,7 +118,7 @@ def _rows_of_slot(
 
     from quiver.bundle import QWP_SLOT  # noqa: PLC0415
     from quiver.store.reading.export import plain_schema  # noqa: PLC0415
-    from quiver.store.segment.cast import conform  # noqa: PLC0415
+    from quiver.store.segment.cast import cast_to_schema  # noqa: PLC0415
 
     if slot is None:
         number: int | str = QWP_SLOT
@@ -132,7 +132,7 @@ def _rows_of_slot(
             )
         raise UsageError(f"no bundle has slot {slot}; {_sealed(_present(reader))}")
     schema = plain_schema(scan.schema)
-    return schema, (conform(batch, schema) for batch in scan)
+    return schema, (cast_to_schema(batch, schema) for batch in scan)
 
 
 def _present(reader: StoreReader) -> list[int]:

@@ -79,7 +79,7 @@ class _Station:
                     raise
                 # A former core without data: it was removed in the meantime.
 
-    def require_sound(self) -> None:
+    def require_healthy(self) -> None:
         """
         Check that no store has failed.
 
@@ -87,7 +87,7 @@ class _Station:
             StoreFailedError: a store has failed and accepts nothing until it is reopened.
         """
         for store in self.open_stores():
-            store.require_sound()
+            store.require_healthy()
 
     def open_stores(self) -> list[Store]:
         """Return the open stores of this process: one, or one for each of its cores."""
@@ -260,7 +260,7 @@ def _look(context: ChildContext, stations: list[_Station], counts: CountsRead) -
     if context.core == 0:
         counts.look()
     for station in stations:
-        station.require_sound()
+        station.require_healthy()
         try:
             station.send()
         except UsageError as error:

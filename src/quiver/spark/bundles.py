@@ -22,7 +22,7 @@ from quiver.bundle import OTAP, Adapter, Bundle, BundleRef
 from quiver.errors import UsageError
 from quiver.spark.cast import spark_schema
 from quiver.spark.store.read_partition import open_checked
-from quiver.store.segment.cast import coalesce, conform
+from quiver.store.segment.cast import cast_to_schema, coalesce
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -175,7 +175,7 @@ class _Task:
             if isinstance(batches, pa.Table):
                 batches = batches.to_batches()
             for batch in batches:
-                yield conform(batch, self.target)
+                yield cast_to_schema(batch, self.target)
 
 
 def _declared(schema: StructType | pa.Schema | str) -> StructType:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from quiver.errors import UsageError
 from quiver.otap import VIEW_SLOTS, view_schema
-from quiver.store.segment.cast import conform
+from quiver.store.segment.cast import cast_to_schema
 
 __all__ = ["is_view", "json_of_rows", "request_of_rows"]
 
@@ -45,7 +45,7 @@ def request_of_rows(batch: pa.RecordBatch, view: str) -> Any:
     if not is_view(batch.schema, view):
         strange = sorted(set(batch.schema.names) - set(view_schema(view).names))
         raise UsageError(f"these rows are not {view}: the view has no column {', '.join(strange) or 'at all'}")
-    rows = conform(batch, view_schema(view)).to_pylist()
+    rows = cast_to_schema(batch, view_schema(view)).to_pylist()
     try:
         return _MAKERS[view](rows)
     except (ValueError, TypeError) as error:

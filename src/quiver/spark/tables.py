@@ -24,7 +24,7 @@ from quiver.primitives.scan import Damage
 from quiver.spark.bundles import open_bundles_at
 from quiver.store.reading.offsets import STORE_UNKNOWN
 from quiver.store.reading.segments import store_root
-from quiver.store.segment.cast import coalesce, conform
+from quiver.store.segment.cast import cast_to_schema, coalesce
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -130,7 +130,7 @@ class _ViewTask:
 
     def __call__(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         target = view_schema(self.view)
-        yield from coalesce((None, conform(batch, target)) for batch in self._rows(descriptors))
+        yield from coalesce((None, cast_to_schema(batch, target)) for batch in self._rows(descriptors))
 
     def _rows(self, descriptors: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         origins: list[str] = []

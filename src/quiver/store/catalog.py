@@ -158,7 +158,7 @@ class Catalog:
             held -= size_bytes
             reader = self._readers.get(oldest)
             if reader is not None:
-                reader.let_pages_go()
+                reader.release_pages()
 
     def _reader(self, info: SegmentInfo) -> SegmentReader:
         with self._lock:

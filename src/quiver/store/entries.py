@@ -41,7 +41,7 @@ class StoreEntries:
         ENTRY_HEAD.pack_into(entry, 0, nbytes - _UNCOUNTED, 0, stamp, self._sequence, encoded.bitmap)
         write_slots(encoded.slots, entry, ENTRY_HEAD.size)
         if not self._logging:
-            self._wal.require_sound()
+            self._wal.require_healthy()
             return self._wal.written
         CRC.pack_into(entry, nbytes - CRC.size, crc32(entry[_LENGTH_BYTES : -CRC.size]))
         try:

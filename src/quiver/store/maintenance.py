@@ -86,7 +86,7 @@ class MaintenancePass:
             sealed = 0
             while sealing.may_write() and self._sealer.seal_pending():
                 sealed += 1
-            sealed += self._sealer.adopt(self._admission.may_adopt)
+            sealed += self._sealer.adopt(self._admission.may_import)
             progress_written = self._attempt(cleanup.write_progress)
             self._attempt(cleanup.continue_drops)
             self._attempt(self._release_local_copies)

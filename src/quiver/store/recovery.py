@@ -383,7 +383,7 @@ def scan_log(
     for file in find_wal_files(fs, f"{root}/{WAL_DIR}"):
         _check_adapter(file, adapter)
         scan = scan_file(fs, file.path)
-        if not scan.header_sound and "unsupported version" in scan.damage[0].reason:
+        if not scan.header_valid and "unsupported version" in scan.damage[0].reason:
             raise UnsupportedFormatError(file.path, scan.damage[0].offset, scan.damage[0].reason)
         start, trusted = _position_start(scan, coverage, previous_end)
         header_bytes = scan.header.header_size if scan.header else 0
@@ -394,7 +394,7 @@ def scan_log(
         _report(fs, root, scan, start, rotated=file.number is not None, observer=observer)
         if file.number is None:
             found.active = scan
-            sound = scan.header is not None and scan.header_sound and not scan.damage
+            sound = scan.header is not None and scan.header_valid and not scan.damage
             found.active_sound = sound and trusted and shift == 0
             found.torn_bytes = scan.size_bytes - scan.tail_offset if scan.tail == "torn" else 0
         else:
@@ -433,7 +433,7 @@ def _position_start(scan: WalFileScan, coverage: Coverage, previous_end: int | N
     ends at one of this file's entries, the file before, the cursor. A position that contradicts them would skip
     entries that are needed, or reuse positions that a segment already covers.
     """
-    claimed = scan.header.position_start if scan.header and scan.header_sound else None
+    claimed = scan.header.position_start if scan.header and scan.header_valid else None
     header_bytes = scan.header.header_size if scan.header else 0
     if scan.header is not None and scan.entries and coverage.segments:
         shift = header_bytes - scan.header.position_start

@@ -268,7 +268,9 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
         self._cleanup = Cleanup(parts, ledger, on_reserve=self._on_reserve)
         self._sealer = Sealer(parts, self._cleanup)
         self._admission = Admission(parts, self._cleanup, self._capacity, self._sealer)
-        self._group_seal = GroupSeal(self._sealing, self.seal, require_sound=self._wal.require_sound, clock=self._clock)
+        self._group_seal = GroupSeal(
+            self._sealing, self.seal, require_healthy=self._wal.require_healthy, clock=self._clock
+        )
         self._maintenance_pass = MaintenancePass(
             parts,
             self._cleanup,
@@ -497,7 +499,7 @@ class Store(StoreEntries, SubscriberCalls, StoreViews):
             if self._wal.failure is None:
                 self._close_cleanly()
             elif not self._logging:
-                self._wal.require_sound()  # its open segment is lost
+                self._wal.require_healthy()  # its open segment is lost
 
     def _close_cleanly(self) -> None:
         try:

@@ -55,14 +55,14 @@ class StoreViews:
         """Bytes on disk: log, segments, and everything beside them."""
         return self._admission.disk_bytes
 
-    def require_sound(self) -> None:
+    def require_healthy(self) -> None:
         """
         Return when the log has not failed. Waits for nothing.
 
         Raises:
             StoreFailedError: a write or sync failed, or a background thread died; reopen to recover.
         """
-        self._parts.wal.require_sound()
+        self._parts.wal.require_healthy()
 
     def problems(self) -> tuple[str, ...]:
         """
@@ -73,7 +73,7 @@ class StoreViews:
             return (f"{self.path} is closed",)
         with self._parts.lock:
             try:
-                self._parts.wal.require_sound()
+                self._parts.wal.require_healthy()
             except StoreFailedError as error:
                 return (f"the log failed: {error}",)
             failure = self._parts.sealing.failure

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from quiver.errors import StoreClosedError
-from quiver.primitives.disk.mapping import let_pages_go, map_descriptor
+from quiver.primitives.disk.mapping import map_descriptor, release_pages
 from quiver.primitives.disk.real_files import REAL_FILES
 
 DATA = bytes(range(256)) * 100
@@ -85,7 +85,7 @@ def test_pages_that_were_let_go_are_read_again(path):
     """The view stays valid; of bytes in memory there is nothing to give back."""
     view = REAL_FILES.map_read(path).view()
     assert view == DATA
-    let_pages_go(view[256:])
+    release_pages(view[256:])
 
     assert view == DATA
-    let_pages_go(memoryview(DATA))
+    release_pages(memoryview(DATA))

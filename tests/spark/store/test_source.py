@@ -299,7 +299,7 @@ def test_pages_of_one_segment_at_a_time(store, monkeypatch):
     """Of segments that are kept for the next task no page stays in a worker's memory, but of the one it reads."""
     let_go = []
     monkeypatch.setattr(
-        "quiver.spark.store.read_partition.SegmentReader.let_pages_go", lambda self: let_go.append(self.path)
+        "quiver.spark.store.read_partition.SegmentReader.release_pages", lambda self: let_go.append(self.path)
     )
     paths = [store.rows(1) for _ in range(3)]
     read(source(store, slot="30"))

@@ -15,7 +15,7 @@ from query_stores import LOGS, ROOT, filled, opened
 from quiver.bundle import Bundle
 from quiver.errors import UsageError
 from quiver.store.reading.read import read
-from quiver.store.segment.type_promotion import representative, widest
+from quiver.store.segment.type_promotion import common_schema, common_type
 
 WORDS = ["", "a", "bb", "ccc", "ü", "a longer one"]
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()]
@@ -119,7 +119,7 @@ def test_any_change_of_schemas_gives_one_table(parts, compression):
     expected = rows_of(batches, names)
     for scan in (store.scan("logs"), read(ROOT, fs=disk, strict=True).scan(LOGS)):
         assert scan.schema.names == names
-        assert scan.schema == representative([batch.schema for batch in batches])
+        assert scan.schema == common_schema([batch.schema for batch in batches])
         for _ in range(2):
             found = list(scan)
             assert all(batch.schema.equals(scan.schema, check_metadata=True) for batch in found)
@@ -163,7 +163,7 @@ ANY = [kind for kinds in FAMILIES.values() for kind in kinds] + [
 
 def joined(kinds):
     try:
-        return widest(kinds, "x")
+        return common_type(kinds, "x")
     except UsageError:
         return None
 
@@ -216,7 +216,7 @@ def test_the_widest_type_does_not_depend_on_the_order(kinds, rng):
 )
 def test_the_widest_type(kinds, wide):
     """The table of `store/segment/type_promotion.py`, row by row."""
-    assert widest(kinds, "x") == wide
+    assert common_type(kinds, "x") == wide
 
 
 @pytest.mark.parametrize(
@@ -288,10 +288,10 @@ def test_metadata_of_a_column_stays_if_all_bundles_agree():
     def of(metadata):
         return pa.schema([pa.field("id", pa.int8(), metadata=metadata)])
 
-    same = representative([of({"encoding": "plain"}), of({"encoding": "plain"})])
+    same = common_schema([of({"encoding": "plain"}), of({"encoding": "plain"})])
     assert same.field("id").metadata == {b"encoding": b"plain"}
-    assert representative([of({"encoding": "plain"}), of({"encoding": "delta"})]).field("id").metadata is None
-    assert representative([of({"encoding": "plain"}), of(None)]).field("id").metadata is None
+    assert common_schema([of({"encoding": "plain"}), of({"encoding": "delta"})]).field("id").metadata is None
+    assert common_schema([of({"encoding": "plain"}), of(None)]).field("id").metadata is None
 
 
 def test_dictionaries_of_one_type_stay_and_contain_every_value():

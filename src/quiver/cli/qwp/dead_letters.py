@@ -197,7 +197,7 @@ def _export(found: _Found, to: Path | None, table: str | None, *, force: bool, a
 
     from quiver.primitives.disk.real_files import REAL_FILES  # noqa: PLC0415
     from quiver.store.reading.export import export  # noqa: PLC0415
-    from quiver.store.segment.cast import conform  # noqa: PLC0415
+    from quiver.store.segment.cast import cast_to_schema  # noqa: PLC0415
 
     if to is None:
         raise UsageError("export needs a target: --to DIRECTORY, or --table NAME --to FILE.parquet")
@@ -214,7 +214,7 @@ def _export(found: _Found, to: Path | None, table: str | None, *, force: bool, a
     written = []
     for path, group in files.items():
         schema = pa.schema(list(group.fields.items()))
-        done = export(REAL_FILES, str(path), "parquet", schema, (conform(one, schema) for one in group.batches))
+        done = export(REAL_FILES, str(path), "parquet", schema, (cast_to_schema(one, schema) for one in group.batches))
         written.append({"path": done.path, "rows": done.rows, "size_bytes": done.size_bytes})
     if as_json:
         print_json(written)
@@ -254,10 +254,10 @@ def _with_reason(one: StoredLetter, table: Table) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415 - keeps `--help` quick
 
     from quiver.store.reading.export import plain_schema  # noqa: PLC0415
-    from quiver.store.segment.cast import conform  # noqa: PLC0415
+    from quiver.store.segment.cast import cast_to_schema  # noqa: PLC0415
 
     batch = table.to_arrow()
-    batch = conform(batch, plain_schema(batch.schema))
+    batch = cast_to_schema(batch, plain_schema(batch.schema))
     for name, value, kind in (
         ("dead_letter", one.id, pa.string()),
         ("dead_letter_at", one.letter.at_ns, pa.timestamp("ns", "UTC")),

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from quiver.errors import StoreClosedError
 from quiver.primitives.disk.file_system import Buffer
 
-__all__ = ["MappedForWriting", "ReadMapping", "let_pages_go", "map_descriptor", "map_descriptor_for_writing"]
+__all__ = ["MappedForWriting", "ReadMapping", "map_descriptor", "map_descriptor_for_writing", "release_pages"]
 
 _TOUCH_BYTES = 1 << 20
 _WRITE_BYTES = 16 << 10
@@ -60,7 +60,7 @@ def map_descriptor(fd: int, size: int) -> ReadMapping:
     return ReadMapping(mmap.mmap(fd, size, access=mmap.ACCESS_READ))
 
 
-def let_pages_go(view: memoryview) -> None:
+def release_pages(view: memoryview) -> None:
     """Release the memory of the mapping that *view* belongs to. It stays valid and reads from the file again."""
     pages = view.obj
     if sys.platform != "win32" and isinstance(pages, mmap.mmap):

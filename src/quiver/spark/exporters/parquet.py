@@ -40,7 +40,7 @@ from quiver.spark.exporters.settings import check_file_mode, directory_mode
 from quiver.spark.processors.bad_bundle_filter import ExportBatch
 from quiver.store.reading.offsets import STORE_UNKNOWN
 from quiver.store.reading.segments import store_identities, store_root
-from quiver.store.segment.cast import conform
+from quiver.store.segment.cast import cast_to_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -201,7 +201,7 @@ class PartWriter:
         name = f"slots/{self._adapter.slots.get(slot, slot)}"
         # Parquet has fewer types than Arrow. Columns of other types are cast as for Spark.
         if any(_beyond_parquet(column.type) for column in batch.schema):
-            batch = conform(batch, spark_schema(batch.schema))
+            batch = cast_to_schema(batch, spark_schema(batch.schema))
         self._table(tables, task, name, batch.schema).add(batch)
 
     def _table(self, tables: dict[tuple[str, bytes], _Table], task: str, name: str, schema: pa.Schema) -> _Table:

@@ -24,7 +24,7 @@ from quiver.primitives.scan import Damage
 from quiver.store.cold.files import COLD_INODE, ColdFiles
 from quiver.store.reading.partitions import Span
 from quiver.store.reading.stream_options import METADATA_COLUMNS, Mode
-from quiver.store.segment.cast import coalesce, conform
+from quiver.store.segment.cast import cast_to_schema, coalesce
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.schemas import is_of_table
 
@@ -123,7 +123,7 @@ def _reader(path: str) -> SegmentReader:
     if latest != key:
         # A task reads one segment after the other. Pages that were read count as memory of the worker, and a
         # cluster may kill a worker that uses too much.
-        _readers[latest].let_pages_go()
+        _readers[latest].release_pages()
     reader = _readers.get(key)
     if reader is None:
         # An open file keeps its disk space even after it is deleted.
@@ -271,7 +271,7 @@ class PartitionReader:
             for name in wanted:
                 if name not in batch.schema.names:
                     batch = batch.append_column(METADATA_SCHEMA.field(name), metadata.column(name))
-        return conform(batch, self.target)
+        return cast_to_schema(batch, self.target)
 
     def _descriptors(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
         for span in spans:
@@ -288,7 +288,7 @@ class PartitionReader:
                 if ROWS_FIELD.name in self.target.names:
                     counts = [list(bundle.row_counts().items()) for bundle in found]
                     batch = batch.append_column(ROWS_FIELD, pa.array(counts, ROWS_FIELD.type))
-                yield conform(batch, self.target)
+                yield cast_to_schema(batch, self.target)
 
     def _ipc(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
         rows: list[tuple[StoredBundle, int, bytes]] = []
@@ -311,7 +311,7 @@ class PartitionReader:
             pa.array([bundle.ingested_at_us for bundle, _, _ in rows], _TIME),
             pa.array([data for _, _, data in rows], pa.binary()),
         ]
-        return conform(pa.RecordBatch.from_arrays(columns, schema=IPC_SCHEMA), self.target)
+        return cast_to_schema(pa.RecordBatch.from_arrays(columns, schema=IPC_SCHEMA), self.target)
 
 
 def _metadata(origins: list[tuple[StoredBundle, int]], rows: int) -> pa.RecordBatch:

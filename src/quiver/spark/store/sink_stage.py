@@ -38,7 +38,7 @@ from quiver.store.format.segment.manifest import ManifestMetadata
 from quiver.store.format.sink_commit import COMMITS, INCOMING_DIR
 from quiver.store.format.snapshot_list import SNAPSHOT_LIST
 from quiver.store.segment.accumulator import OpenSegment
-from quiver.store.segment.cast import conform
+from quiver.store.segment.cast import cast_to_schema
 from quiver.store.segment.writer import write_segment
 from quiver.store.staged_import import StagedImport, awaits_import, first_free_segment
 
@@ -111,7 +111,7 @@ def bundles_of(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> Itera
             yield slots
         return
     for batch in batches:
-        plain = conform(batch, spark_schema(batch.schema))
+        plain = cast_to_schema(batch, spark_schema(batch.schema))
         for piece in _pieces(plain, options.bundle_rows_max, options.bundle_bytes_max):
             if options.view is None:
                 yield {options.slot or 0: piece}

@@ -34,7 +34,7 @@ from quiver.store.reading.segments import SegmentList, store_roots
 from quiver.store.reading.stream_options import STREAM_OPTIONS, SourceOptions, parse_options
 from quiver.store.reading.subscription import Subscription
 from quiver.store.segment.schemas import is_of_table
-from quiver.store.segment.type_promotion import columns_of, representative
+from quiver.store.segment.type_promotion import columns_of, common_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -219,7 +219,7 @@ def _slot_schema(options: SourceOptions) -> pa.Schema:
             "read again when there is data, or give a schema: .schema(...)"
         )
     _check_columns(options.columns, columns_of(schemas))
-    return spark_schema(representative(schemas, options.columns), nanos_as_bigint=options.nanos_as_bigint)
+    return spark_schema(common_schema(schemas, options.columns), nanos_as_bigint=options.nanos_as_bigint)
 
 
 def _subscribe(options: SourceOptions, root: str) -> Subscription:

@@ -20,7 +20,7 @@ from quiver.store.subscribers.state import Rewound
 
 __all__ = ["MultiCoreSubscriberCalls"]
 
-_Told = TypeVar("_Told")
+_Result = TypeVar("_Result")
 
 
 class MultiCoreSubscriberCalls(abc.ABC):
@@ -42,14 +42,14 @@ class MultiCoreSubscriberCalls(abc.ABC):
         A subscriber is registered, owned or an orphan if it is so in one of the cores. `oldest_incomplete` is the
         lowest of the cores' numbers; each core counts its own segments.
         """
-        return _together(status for store in self._stores() for status in store.subscribers())
+        return _merged(status for store in self._stores() for status in store.subscribers())
 
     def orphans(self) -> list[SubscriberStatus]:
         """
         Return the subscribers that have progress in some core, hold data for it, and were not registered there; as
         `subscribers`.
         """
-        return _together(status for store in self._stores() for status in store.orphans())
+        return _merged(status for store in self._stores() for status in store.orphans())
 
     def drop_orphan(self, subscriber_id: str) -> int:
         """
@@ -109,13 +109,15 @@ class MultiCoreSubscriberCalls(abc.ABC):
         self._require_open()
         return list(self.open_stores().values())
 
-    def _each(self, ask: Callable[[Store], _Told], *, unless: tuple[type[QuiverError], ...] = ()) -> dict[int, _Told]:
+    def _each(
+        self, ask: Callable[[Store], _Result], *, unless: tuple[type[QuiverError], ...] = ()
+    ) -> dict[int, _Result]:
         """
         Return the result of *ask* for each open core, except for those where it raises an error of *unless*. A core
         that is drained and removed meanwhile is omitted.
         """
         self._require_open()
-        found: dict[int, _Told] = {}
+        found: dict[int, _Result] = {}
         for core, store in self.open_stores().items():
             try:
                 found[core] = ask(store)
@@ -125,14 +127,14 @@ class MultiCoreSubscriberCalls(abc.ABC):
                 self._require_open()
         return found
 
-    def _of_each(self, subscriber_id: str, ask: Callable[[Store], _Told]) -> dict[int, _Told]:
+    def _of_each(self, subscriber_id: str, ask: Callable[[Store], _Result]) -> dict[int, _Result]:
         found = self._each(ask, unless=(UnknownSubscriberError,))
         if not found:
             raise UnknownSubscriberError(f"there is no subscriber {subscriber_id!r} in any core of {self.path}")
         return found
 
 
-def _together(statuses: Iterable[SubscriberStatus]) -> list[SubscriberStatus]:
+def _merged(statuses: Iterable[SubscriberStatus]) -> list[SubscriberStatus]:
     found: dict[str, SubscriberStatus] = {}
     for one in statuses:
         other = found.get(one.id)

@@ -195,7 +195,7 @@ class SharedCapacity:
             with self._lock:
                 if now >= self._look_again_s:
                     self._claim(own, own + self._step_bytes, may_shrink=False)
-        return self._shut_out_bytes()
+        return self._unavailable_bytes()
 
     def make_room(self, bytes_wanted: int) -> int:
         """
@@ -212,7 +212,7 @@ class SharedCapacity:
             if own < self._own_seen:
                 self._give_back(own)
             self._own_seen = own
-            before = self._shut_out_bytes()
+            before = self._unavailable_bytes()
             # The space that it may use already was not enough.
             target = max(own, self.claim_bytes) + bytes_wanted
             self._claim(own, max(target, own + self._step_bytes), may_shrink=False)
@@ -230,7 +230,7 @@ class SharedCapacity:
                     self._claim(self._own_bytes(), target, may_shrink=False)
                 else:
                     self._evict_again_s = now + _EVICT_S
-        return max(0, before - self._shut_out_bytes())
+        return max(0, before - self._unavailable_bytes())
 
     def keep_others_out(self) -> Lock:
         """
@@ -261,7 +261,7 @@ class SharedCapacity:
         self.claim_bytes = min(self.claim_bytes, own)
         self._look_again_s = -math.inf
 
-    def _shut_out_bytes(self) -> int:
+    def _unavailable_bytes(self) -> int:
         """Return how much of the cap is not for this core: all that it did not claim, even if no other core did."""
         return max(0, (self.cap_bytes or 0) - self.claim_bytes)
 

@@ -56,9 +56,9 @@ _ROOM_S = 0.05
 """While all cores are full, each is waited for this long in turn."""
 _SUMMED = ("segments", "segment_bytes", "staged_bytes", "wal_bytes", "wal_files", "open_bundles", "open_bytes")
 _SUMMED_COLD = ("segments", "segment_bytes", "only_there", "waiting", "leaving")
-_ADOPT_S = 5.0
+_RETRY_S = 5.0
 """How often to retry the directory of a removed core that another process has open."""
-_ADOPT_S_MAX = 300.0
+_RETRY_S_MAX = 300.0
 """The maximum pause before a directory that had to stay is opened again; pauses double up to this."""
 
 
@@ -146,13 +146,13 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         self._observer = observer
         self._open_core = open_core
         self._lock = threading.Lock()
-        self._upkeep = threading.RLock()
+        self._maintenance = threading.RLock()
         self._closed = False
         self._opened: dict[int, OpenCore] = {}
         self._registered: dict[str, _Registered] = {}
         self._reader = StoreReader(root, fs=fs, adapter=adapter)
         self._turn = itertools.count()
-        self._adopt_again_s = -math.inf
+        self._open_removed_at_s = -math.inf
         self._stayed: dict[int, tuple[float, float]] = {}
         """Removed cores whose directory stayed → the pause, and its end."""
         self._background: Background | None = None
@@ -161,7 +161,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         try:
             for number in self.cores:
                 self._open(number)
-            self._adopt()
+            self._open_removed()
         except BaseException:
             self._close_cores()
             raise
@@ -253,7 +253,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         """
         if isinstance(start, int):
             raise UsageError(f"start={start}: each core counts its own segments; give a time, or register with core(n)")
-        with self._upkeep:
+        with self._maintenance:
             self._require_open()
             known = self._registered.get(subscriber_id) or _Registered(MultiCoreSubscriber(subscriber_id, self._clock))
             known.start, known.order = start, order
@@ -270,7 +270,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         Raises:
             UnknownSubscriberError: registered in none of them.
         """
-        with self._upkeep:
+        with self._maintenance:
             self._require_open()
             lost: list[int] = []
             for opened in self._opened.values():
@@ -343,20 +343,20 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         return MaintenanceReport(*map(sum, zip(*reports, strict=True)))
 
     def _tick(self) -> None:
-        with self._upkeep:
+        with self._maintenance:
             self._require_open()
             for opened in list(self._opened.values()):
                 try:
-                    self._take_note(opened)
+                    self._record_evictions(opened)
                     if opened.capacity is not None:
                         opened.capacity.beat()
                     if opened.core not in self.cores:
                         self._retire_if_drained(opened)
                 except (QuiverError, OSError) as error:
                     self._report(opened.core, error)
-            if self._clock.monotonic() >= self._adopt_again_s:
+            if self._clock.monotonic() >= self._open_removed_at_s:
                 try:
-                    self._adopt()
+                    self._open_removed()
                 except (QuiverError, OSError) as error:
                     self._report(None, error)
 
@@ -377,10 +377,10 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
         opened = self._opened[number] = self._open_core(number)
         # Before any subscriber is registered: drops that happened while the core was closed count as lost, not
         # delivered.
-        self._take_note(opened)
+        self._record_evictions(opened)
         return opened
 
-    def _take_note(self, opened: OpenCore) -> None:
+    def _record_evictions(self, opened: OpenCore) -> None:
         """Record what other cores deleted in this core's directory."""
         directory = opened.store.path
         if not was_evicted(self._fs, directory):
@@ -397,8 +397,8 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
 
     # ── removed cores ────────────────────────────────────────────────────────────────────────────────
 
-    def _adopt(self) -> None:
-        self._adopt_again_s = self._clock.monotonic() + _ADOPT_S
+    def _open_removed(self) -> None:
+        self._open_removed_at_s = self._clock.monotonic() + _RETRY_S
         for number in find_cores(self._fs, self.path):
             mine = self._core is None or number % self.core_count == self._core
             if number < self.core_count or number in self._opened or not mine:
@@ -432,7 +432,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
             opened.capacity.close()
         removed = remove_drained(self._fs, opened.store.path)
         if not removed:
-            pause_s = min(2 * self._stayed.get(opened.core, (_ADOPT_S / 2, 0.0))[0], _ADOPT_S_MAX)
+            pause_s = min(2 * self._stayed.get(opened.core, (_RETRY_S / 2, 0.0))[0], _RETRY_S_MAX)
             self._stayed[opened.core] = (pause_s, self._clock.monotonic() + pause_s)
         self._observer.event("quiver.core.drained", core_id=opened.core, removed=removed)
 
@@ -497,7 +497,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────
 
     def _all_open(self) -> list[OpenCore]:
-        with self._upkeep:
+        with self._maintenance:
             return list(self._opened.values())
 
     def _require_open(self) -> None:
@@ -524,7 +524,7 @@ class MultiCoreStore(MultiCoreSubscriberCalls):
 
     def _close_cores(self) -> QuiverError | None:
         failure: QuiverError | None = None
-        with self._upkeep:
+        with self._maintenance:
             for opened in self._opened.values():
                 try:
                     opened.store.close()

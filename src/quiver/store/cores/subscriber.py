@@ -187,12 +187,12 @@ class MultiCoreSubscriber:
 
     def _take(self, core: int, part: Subscriber, count: int, timeout_s: float) -> list[CoreHandle]:
         handles: list[BundleHandle] = []
-        with self._unless_gone(core, part):
+        with self._unless_removed(core, part):
             handles = part.next_bundles(count, timeout_s)
         return [CoreHandle(core, handle) for handle in handles]
 
     @contextlib.contextmanager
-    def _unless_gone(self, core: int, part: Subscriber) -> Iterator[None]:
+    def _unless_removed(self, core: int, part: Subscriber) -> Iterator[None]:
         """Skip a core that was drained and removed: the others continue."""
         try:
             yield
@@ -255,7 +255,7 @@ class MultiCoreSubscriber:
 
         with contextlib.ExitStack() as ending:
             for core, part in self._parts.items():
-                with self._unless_gone(core, part):
+                with self._unless_removed(core, part):
                     ending.callback(part.on_bundle(call))
             return ending.pop_all().close
 
@@ -277,7 +277,7 @@ class MultiCoreSubscriber:
         require_no_place(to)
         done: dict[int, Rewound] = {}
         for core, part in sorted(self._parts.items()):
-            with self._unless_gone(core, part):
+            with self._unless_removed(core, part):
                 done[core] = part.rewind(to)
         return done
 

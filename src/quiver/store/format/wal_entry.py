@@ -51,7 +51,7 @@ __all__ = [
     "find_entry",
     "looks_like_entry",
     "read_entry",
-    "sound_bundles",
+    "valid_bundles",
 ]
 
 ENTRY_HEAD = struct.Struct("<IBqQQ")
@@ -184,7 +184,7 @@ def check_entry(view: memoryview, offset: int) -> Answer[EntryHead]:
     return Frame(EntryHead(entry_type, sequence), end + CRC.size) if problem is None else problem
 
 
-def sound_bundles(view: memoryview, offset: int, starts: array[int], ends: array[int], sequences: array[int]) -> int:
+def valid_bundles(view: memoryview, offset: int, starts: array[int], ends: array[int], sequences: array[int]) -> int:
     """
     Walk over consecutive valid bundle entries from *offset* on.
 

@@ -166,7 +166,7 @@ class Admission:
         share = "leaves this directory " if name == BUDGET_CAP else ""
         return f"{name} ({share}{cap} bytes: {', '.join(uses)})"
 
-    def may_adopt(self) -> bool:
+    def may_import(self) -> bool:
         """
         Return whether one more segment of a sink may be imported: not at the cap, unless space could be freed. Called
         with the maintenance lock held. That segment may exceed the cap: a segment that is larger than the rest of the
@@ -276,7 +276,7 @@ class Admission:
         if self.is_closed:
             raise StoreClosedError(f"{self._parts.path} is closed")
         # A failed seal frees no space, so waiting for it would never end.
-        self._parts.wal.require_sound()
+        self._parts.wal.require_healthy()
 
     def _refuse_what_never_fits(self, nbytes: int) -> None:
         settings = self._parts.settings

@@ -346,7 +346,7 @@ def _scan_log_files(fs: FileSystem, report: StoreReport, directory: str) -> list
             report.findings.append(Finding(file.path, damage.offset, "damaged", damage.reason))
         _check_hash(report, file)
         _check_tail(report, file, scan)
-        if scan.header is not None and scan.header_sound:
+        if scan.header is not None and scan.header_valid:
             moved |= scan.header.position_start != file.position_start
             spans.append(_Span(file.path, scan.header.position_start, scan.position_end))
     return None if moved else spans

@@ -107,7 +107,7 @@ def sealed_and_logged(fs: FileSystem, root: str) -> tuple[Sequence[SegmentInfo],
 
 
 def _position_start(scan: WalFileScan) -> int | None:
-    return scan.header.position_start if scan.header is not None and scan.header_sound else None
+    return scan.header.position_start if scan.header is not None and scan.header_valid else None
 
 
 def _log_file(directory: StoreDirectory, scan: WalFileScan, sequence_sealed: int) -> LogFile:

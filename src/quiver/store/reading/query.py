@@ -27,11 +27,11 @@ from quiver.errors import CorruptionError, UsageError
 from quiver.store.format.wal_entry import WalEntry
 from quiver.store.reading.digests import SegmentDigest, SegmentDigests
 from quiver.store.reading.log_tail import snapshot_log, uncovered
-from quiver.store.segment.cast import coalesce, conform
+from quiver.store.segment.cast import cast_to_schema, coalesce
 from quiver.store.segment.event_time import event_field, is_event_type, rows_between
 from quiver.store.segment.reader import SegmentReader
 from quiver.store.segment.schemas import has_dictionaries, is_of_table
-from quiver.store.segment.type_promotion import columns_of, representative
+from quiver.store.segment.type_promotion import columns_of, common_schema
 from quiver.store.wal.replay import decode_slots
 from quiver.store.wal.scan import ScannedEntry
 
@@ -123,7 +123,7 @@ class Scan:
         limits = _Range(_moment_ns(start, "start"), _moment_ns(end, "end"))
         self._parts = [_plan(source, slot) for source in sources]
         schemas = list(dict.fromkeys(schema for part in self._parts for schema in _take_schemas(part, slot, table)))
-        self.schema = representative(schemas, columns)
+        self.schema = common_schema(schemas, columns)
         if by == "event" and schemas and (start is not None or end is not None):
             limits = replace(limits, column=_event_column(schemas, slot))
         self._range = limits
@@ -244,7 +244,7 @@ class Scan:
                 return None
             times = batch.column(batch.schema.names.index(limits.column))
             batch = batch.filter(rows_between(times, limits.start_ns, limits.end_ns))
-        return conform(batch, self.schema) if batch.num_rows else None
+        return cast_to_schema(batch, self.schema) if batch.num_rows else None
 
 
 def _plan(digests: SegmentDigests, slot: int) -> _Part:
@@ -353,7 +353,7 @@ def _event_column(schemas: list[pa.Schema], slot: int) -> str:
     for name in columns_of(schemas):
         if any(is_event_type(field.name, field.type) for schema in schemas for field in schema if field.name == name):
             try:
-                fields.append(representative(schemas, [name]).field(0))
+                fields.append(common_schema(schemas, [name]).field(0))
             except UsageError:
                 continue  # the column has times in one schema and other values in another: it cannot be used
     found = event_field(pa.schema(fields))

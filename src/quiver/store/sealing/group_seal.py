@@ -33,16 +33,16 @@ class GroupSeal:
     Args:
         sealing: says through which sequence number everything is sealed.
         seal: seals all that was added, durably.
-        require_sound: raises when the store has failed.
+        require_healthy: raises when the store has failed.
         clock: spaces the seals.
     """
 
     def __init__(
-        self, sealing: Sealing, seal: Callable[[], None], *, require_sound: Callable[[], None], clock: Clock
+        self, sealing: Sealing, seal: Callable[[], None], *, require_healthy: Callable[[], None], clock: Clock
     ) -> None:
         self._sealing = sealing
         self._seal = seal
-        self._require_sound = require_sound
+        self._require_sound = require_healthy
         self._clock = clock
         self._changed = threading.Condition()
         self._is_sealing = False

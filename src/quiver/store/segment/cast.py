@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from quiver.errors import UsageError
 from quiver.store.segment.type_promotion import is_any_list
 
-__all__ = ["coalesce", "conform"]
+__all__ = ["cast_to_schema", "coalesce"]
 
 _COALESCE_ROWS = 8192
 """Smaller batches are combined: each batch that is passed to another engine has a fixed cost."""
@@ -25,7 +25,7 @@ _COALESCE_BYTES = 16 * 1024 * 1024
 """Large enough on its own, even with few rows: a row may be a request of megabytes."""
 
 
-def conform(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+def cast_to_schema(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     """
     Return *batch* with exactly the schema *target*: order, types, nullability.
 

@@ -24,7 +24,7 @@ from quiver.bundle import schema_fingerprint
 from quiver.errors import CorruptionError, StoreClosedError, UnsupportedFormatError
 from quiver.primitives.checksum import crc32
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.disk.mapping import let_pages_go
+from quiver.primitives.disk.mapping import release_pages
 from quiver.primitives.scan import Damage, NeedMore, as_damage
 from quiver.store.format.names import parse_segment_name
 from quiver.store.format.segment.file import (
@@ -366,14 +366,14 @@ class SegmentReader:
         """
         return self.manifest.ingested_at_ns(index)
 
-    def let_pages_go(self) -> None:
+    def release_pages(self) -> None:
         """
         Release the memory that reading took. The reader and its batches stay valid, and read from
         the file again.
         """
         view = self._view
         if view is not None:
-            let_pages_go(view)
+            release_pages(view)
 
     def close(self) -> None:
         """Close the file. Batches that were returned stay valid. Idempotent."""

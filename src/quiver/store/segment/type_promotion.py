@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from quiver.errors import UsageError
 
-__all__ = ["columns_of", "is_any_list", "representative", "widest"]
+__all__ = ["columns_of", "common_schema", "common_type", "is_any_list"]
 
 _UNITS = ("s", "ms", "us", "ns")
 _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
@@ -45,7 +45,7 @@ _DECIMAL128_DIGITS = 38
 _DECIMAL256_DIGITS = 76
 
 
-def representative(schemas: Iterable[pa.Schema], columns: Sequence[str] | None = None) -> pa.Schema:
+def common_schema(schemas: Iterable[pa.Schema], columns: Sequence[str] | None = None) -> pa.Schema:
     """
     Return the columns of all *schemas*, in order of first appearance, each wide enough for all of them.
 
@@ -98,11 +98,11 @@ def _field(name: str, schemas: list[pa.Schema]) -> pa.Field:
 def _joined(fields: Sequence[pa.Field], where: str) -> pa.Field:
     first = fields[0]
     metadata = first.metadata if all(field.metadata == first.metadata for field in fields) else None
-    kind = widest([field.type for field in fields], where)
+    kind = common_type([field.type for field in fields], where)
     return pa.field(first.name, kind, any(field.nullable for field in fields), metadata)
 
 
-def widest(kinds: Iterable[pa.DataType], where: str) -> pa.DataType:
+def common_type(kinds: Iterable[pa.DataType], where: str) -> pa.DataType:
     """
     Return the narrowest type that can represent the values of all *kinds*, by the table above, in any order.
 
@@ -263,7 +263,7 @@ def _wider_nested(kinds: list[pa.DataType], where: str) -> pa.DataType | None:
     if all(types.is_struct(kind) for kind in kinds):
         return pa.struct(_struct_fields([list(kind) for kind in kinds], where))
     if all(types.is_map(kind) for kind in kinds):
-        key = widest([kind.key_type for kind in kinds], f"{where}.key")
+        key = common_type([kind.key_type for kind in kinds], f"{where}.key")
         item = _joined([kind.item_field for kind in kinds], f"{where}.value")
         return pa.map_(key, item, keys_sorted=all(kind.keys_sorted for kind in kinds))
     if all(is_any_list(kind) for kind in kinds):

@@ -273,13 +273,13 @@ class StoreCopy:
             self.files.append(SnapshotFile(f"{WAL_DIR}/{name}", size, crc))
             scan = self._scan(into)
             self._note(scan)
-            if scan.header is not None and scan.header_sound:
+            if scan.header is not None and scan.header_valid:
                 starts.append(scan.header.position_start)
                 self._end = max(self._end, scan.position_end)
         if active is None:
             return
         data, scan = active
-        if scan.header is None or (scan.header_sound and any(start >= scan.header.position_start for start in starts)):
+        if scan.header is None or (scan.header_valid and any(start >= scan.header.position_start for start in starts)):
             return  # empty, or retired since it was read: then it is one of the others, or was purged
         self._note(scan)
         self._end = max(self._end, scan.position_end)

@@ -21,7 +21,7 @@ from quiver.store.format.wal_entry import (
     check_entry,
     find_entry,
     read_entry,
-    sound_bundles,
+    valid_bundles,
 )
 from quiver.store.format.wal_file import WAL_HEADER_BYTES, WalHeader, decode_wal_header
 
@@ -82,7 +82,7 @@ class ScannedEntries(Sequence[ScannedEntry]):
 
     def extend(self, offset: int) -> int:
         """Add the valid bundles from *offset* of the file on; return where they end."""
-        end = sound_bundles(self.view, offset, self._starts, self._ends, self._sequences)
+        end = valid_bundles(self.view, offset, self._starts, self._ends, self._sequences)
         self._types.frombytes(bytes(len(self._starts) - len(self._types)))  # ENTRY_TYPE_BUNDLE is 0
         return end
 
@@ -146,7 +146,7 @@ class WalFileScan:
 
     Attributes:
         header: None if the file is too short for one, or all zero. A damaged header is replaced by a header of
-            version 1 at position 0, and `header_sound` is False.
+            version 1 at position 0, and `header_valid` is False.
         entries: in file order. They keep the scanned bytes alive.
         damage: byte ranges that are not entries although something readable follows, with the reason.
         damage_spans: the same ranges as (file offset, length).
@@ -158,7 +158,7 @@ class WalFileScan:
     path: str
     size_bytes: int
     header: WalHeader | None = None
-    header_sound: bool = True
+    header_valid: bool = True
     entries: ScannedEntries = field(default_factory=lambda: ScannedEntries(memoryview(b"")))
     damage: list[CorruptionError] = field(default_factory=list)
     damage_spans: list[tuple[int, int]] = field(default_factory=list)
@@ -190,7 +190,7 @@ def scan_wal_file(view: memoryview, path: str) -> WalFileScan:
         scan.damage.append(CorruptionError(path, damage.offset, damage.reason))
         scan.damage_spans.append((0, WAL_HEADER_BYTES))
         scan.header = WalHeader(1, WAL_HEADER_BYTES, b"", 0)
-        scan.header_sound = False
+        scan.header_valid = False
     _scan_entries(scan, view)
     return scan
 

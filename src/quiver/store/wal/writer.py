@@ -239,7 +239,7 @@ class WalWriter:
 
     def _fill_step(self, target: int) -> bool:
         with self._growth:
-            self.require_sound()
+            self.require_healthy()
             file, start = self._file, self._file_bytes
             end = min(
                 target,
@@ -271,7 +271,7 @@ class WalWriter:
             return
         with self._sync:
             while True:
-                self.require_sound()
+                self.require_healthy()
                 if self.synced >= position:
                     return
                 if not self._syncing:
@@ -305,7 +305,7 @@ class WalWriter:
             self._failure = self._failure or error
             self._sync.notify_all()
 
-    def require_sound(self) -> None:
+    def require_healthy(self) -> None:
         """
         Check that nothing has failed so far.
 
@@ -379,7 +379,7 @@ class WalWriter:
         with self._sync:
             while self._syncing:
                 self._sync.wait()
-            self.require_sound()
+            self.require_healthy()
             self._syncing = True
 
     def _follow(self) -> None:
