@@ -99,7 +99,7 @@ def test_a_later_version_may_add_fields():
         (12, b"\x01\x02", 12, "entry_size 513"),
         (14, b"\x01\x40", 14, "location_size 16385"),
         (16, b"\x41\x42\x0f\x00", 16, "entry_count 1000001"),
-        (24, b"[", 24, "no JSON object"),
+        (24, b"[", 24, "not a JSON object"),
         (24 + 33 + 72, b"\x03", 24 + 33, "unsupported state 3"),
         (24 + 33 + 80, b"\x07", 24 + 33 + 80, "segment 7 comes after 7"),
         (24 + 33 + 80, b"\xff" * 8, 24 + 33 + 80, "above the highest possible"),

@@ -140,7 +140,7 @@ def test_lengths_are_bounded():
         (body_of(bitmap=1), "slot block starts"),
         (body_of(block(3), bitmap=1 << 4), "not in the bitmap"),
         (body_of(block(64), bitmap=1), "not in the bitmap"),
-        (body_of(block(3), block(3), bitmap=1 << 3 | 1 << 4), "comes twice"),
+        (body_of(block(3), block(3), bitmap=1 << 3 | 1 << 4), "appears twice"),
         (body_of(block(3, b"ab", payload_bytes=3), bitmap=1 << 3), "payload_len 3"),
         (body_of(block(3, b"ab", payload_bytes=2**32 - 1), bitmap=1 << 3), "payload_len"),
         (body_of(block(3, b"ab", payload_bytes=1), bitmap=1 << 3), "after the last slot"),
