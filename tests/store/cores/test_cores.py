@@ -211,7 +211,7 @@ def test_a_single_store_is_not_taken_for_cores(rig: Rig) -> None:
     with quiver.open(ROOT, rig.settings, fs=rig.fs, clock=rig.clock, background=False) as store:
         store.register("one", start="earliest")
         store.ingest(numbered(7))
-    with pytest.raises(UsageError, match="move all that is in it into /cores/core_0/"):
+    with pytest.raises(UsageError, match="move everything in it into /cores/core_0/"):
         rig.open(cores=2)
     names = rig.fs.list_dir(ROOT)
     rig.fs.make_dirs(f"{ROOT}/core_0")
