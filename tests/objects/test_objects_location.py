@@ -244,14 +244,14 @@ def test_bad_credentials_are_found_at_open(s3_server: S3Server, changed, writabl
 
 
 def test_a_place_that_forgets_is_found_at_open(tmp_path):
-    """What took the probe and does not give it back is no place for data."""
+    """What took the probe and does not return it is no place for data."""
 
     class Forgetful(DirectoryObjects):
         def get(self, key, *, size_max):
             self.delete([key])
             return super().get(key, size_max=size_max)
 
-    with pytest.raises(AccessDeniedError, match="does not give it back"):
+    with pytest.raises(AccessDeniedError, match="does not return it"):
         prove(Forgetful(REAL_FILES, str(tmp_path)), "here", writable=True)
 
 
@@ -313,13 +313,13 @@ def test_an_endpoint_that_is_no_url_is_refused(endpoint):
 @pytest.mark.parametrize("key", ["access_key", "secret_key", "session_token", "region"])
 def test_a_line_break_behind_a_secret_is_named(key):
     """Files of secrets end with one, and the client library panics at it, too."""
-    with pytest.raises(SettingsError, match=f"'{key}' has a line break"):
+    with pytest.raises(SettingsError, match=f"'{key}' contains a line break"):
         ObjectLocation.from_url("s3://bucket", {key: f"{SECRET}\n"})
 
 
 @pytest.mark.parametrize("url", ["s3://b ü/p", "s3://b:99999", "gs://b%2f/x"])
 def test_a_bucket_of_other_letters_is_refused(url):
-    with pytest.raises(SettingsError, match="a bucket is called"):
+    with pytest.raises(SettingsError, match="the name of a bucket"):
         ObjectLocation.from_url(url)
 
 

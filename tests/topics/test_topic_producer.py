@@ -124,7 +124,7 @@ def test_wrong_use():
     with open_topics(CrashFileSystem()) as store:
         log = store.topic(TOPIC)
         for name in ("", "a:b", "a/b", "x" * 129):
-            with pytest.raises(UsageError, match="no name of a producer"):
+            with pytest.raises(UsageError, match="not a producer name"):
                 log.producer(name)
         for number in (-1, 1 << 64, "1"):
             with pytest.raises(UsageError, match="sequence"):

@@ -72,9 +72,9 @@ def test_the_owner_does_what_it_is_asked():
         assert store.topics() == []
         for arguments, words in (
             ({"command": "seek", "topic": "a/b", "subscription": "x", "start": 1}, "there is no topic a/b"),
-            ({"command": "seek", "topic": "a/b", "subscription": "x", "start": "soon"}, "'soon' is no start"),
+            ({"command": "seek", "topic": "a/b", "subscription": "x", "start": "soon"}, "'soon' is not a start"),
             ({"command": "seek", "topic": "a/b"}, "missing 2 required"),
-            ({"command": "explode"}, "no command; known are seek"),
+            ({"command": "explode"}, "not a command; known are seek"),
         ):
             with pytest.raises(UsageError, match=words):
                 asked(fs, store, **arguments)

@@ -220,8 +220,8 @@ def test_settings_of_single_topics():
 
 
 @pytest.mark.parametrize(("topics", "words"), [
-    ({"orders": {}}, "names no topics"),
-    ({"a/b/c": {}}, "names no topics"),
+    ({"orders": {}}, "not a pattern of topics"),
+    ({"a/b/c": {}}, "not a pattern of topics"),
     ({"a/b": 7}, r"topics.a/b must be a mapping"),
     ({"a/b": {"wall": {}}}, r"unknown key topics.a/b.wall; did you mean wal"),
     ({"a/b": {"cloud": {}}}, r"unknown key topics.a/b.cloud"),

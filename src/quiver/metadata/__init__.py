@@ -1,19 +1,19 @@
 """
-Small facts that several processes must agree on: an ordered key-value store with transactions. It knows no log.
+Small values that several processes must agree on: an ordered key-value store with transactions, independent of logs.
 
-================  ==================================================================================
-file              purpose
-================  ==================================================================================
-`port.py`         `MetadataStore`: get, range by prefix, and a commit that happens only if expected
+================  ===================================================================================
+module            purpose
+================  ===================================================================================
+`port.py`         `MetadataStore`: get, range by prefix, and conditional commits
 `sqlite.py`       in one file, safe across processes of one machine; the default
 `etcd.py`         in an etcd, for several machines, through its JSON gateway
 `memory.py`       in a dictionary
-`location.py`     where it is, from a URL or a mapping, with secrets that nobody prints
+`location.py`     the location, from a URL or a mapping; secrets are never printed
 `ownership.py`    one owner at a time, with an epoch, on any of them
-`opening.py`      `open_metadata`: location → store
-================  ==================================================================================
+`opening.py`      `open_metadata`: from a location to a store
+================  ===================================================================================
 
-`quiver.testing` has `MetadataContract`, which each of them keeps, and `FaultMetadata`, which takes one away.
+`quiver.testing` has `MetadataContract`, which each of them fulfils, and `FaultMetadata`, which makes one unavailable.
 """
 
 from typing import TYPE_CHECKING

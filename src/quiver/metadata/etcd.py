@@ -1,8 +1,8 @@
 """
-Facts in an etcd, through the JSON gateway that every etcd since 3.4 has: no gRPC, an ordinary HTTP client.
+Metadata in an etcd, through the JSON gateway that every etcd since 3.4 has: no gRPC, an ordinary HTTP client.
 
-Where an etcd checks users, a request carries a token, which the etcd gives for user and password. The gateway writes
-64-bit numbers as texts, keys and values in base64, and leaves out what is zero.
+If an etcd authenticates users, a request carries a token, which the etcd issues for user and password. The gateway
+writes 64-bit numbers as texts, keys and values in base64, and omits zero values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ADVICE = {
     "CommonName of client": ": where an etcd checks users, its JSON gateway takes only client certificates without a"
     " common name (CN) in their subject",
 }
-"""What an etcd says when it refuses a request for who sent it → what to do about it."""
+"""Messages of an etcd that rejects a request because of its sender → the remedy."""
 
 _TLS_ADVICE = {
     "CERTIFICATE_VERIFY_FAILED": "; ca_file names the authorities that may have signed the server's certificate",
@@ -53,7 +53,7 @@ def _encoded(key: str | bytes) -> str:
 
 def _entries(answer: Any) -> list[Entry]:
     if "header" not in answer:
-        raise KeyError("header")  # every etcd sends one; without it, no entries would mean that there are none
+        raise KeyError("header")  # every etcd sends one; without it, no entries would look like an empty store
     return [
         Entry(b64decode(one["key"]).decode(), b64decode(one.get("value", "")), int(one["mod_revision"]))
         for one in answer.get("kvs", [])
@@ -67,9 +67,9 @@ def _revision(answer: Any) -> int | None:
 
 class EtcdMetadata:
     """
-    A `MetadataStore` in the etcd at *endpoints* (``http://host:port``); the next one is asked when one fails.
+    A `MetadataStore` in the etcd at *endpoints* (``http://host:port``); if one fails, the next is used.
 
-    Nothing is asked of it yet.
+    It is not contacted yet.
 
     Args:
         endpoints: the members of one cluster.
@@ -100,7 +100,7 @@ class EtcdMetadata:
         context: ssl.SSLContext | bool = True
         if any(endpoint.startswith("https://") for endpoint in self._endpoints):
             context = _context(self._access)
-        # Proxies and certificates from the environment would be settings that nobody made.
+        # Proxies and certificates from the environment would be settings that the user did not make.
         return self._httpx.Client(timeout=self._access.timeout_s, trust_env=False, verify=context)
 
     def _call(self, path: str, request: Mapping[str, object], read: Callable[[Any], T]) -> T:
@@ -124,22 +124,19 @@ class EtcdMetadata:
             try:
                 return read(answer.json())
             except (ValueError, TypeError, KeyError, AttributeError) as error:
-                # Something that is no etcd answers there, as a proxy does.
-                reason = f"no answer of an etcd: {type(error).__name__}: {error}"
+                # Something else than an etcd answers there, such as a proxy.
+                reason = f"not an etcd answer: {type(error).__name__}: {error}"
                 raise MetadataUnavailableError(f"metadata {endpoint}: {reason}") from error
         raise MetadataUnavailableError(f"metadata {problem}")
 
     def _ask(self, endpoint: str, path: str, request: Mapping[str, object]) -> Any:
-        """
-        Return the answer of one member. A request without a valid token was not carried out, so it
-        can be repeated.
-        """
+        """Return the answer of one member. A request without a valid token is not executed, so it can be repeated."""
         token = self._token
         if self._access.user is not None and token is None:
             token = self._authenticate(endpoint)
         answer = self._post(endpoint, path, request, token)
         if self._access.user is not None and _needs_token(answer):
-            # It has expired, its server was started again, or users were changed meanwhile.
+            # The token has expired, the server was restarted, or users were changed meanwhile.
             answer = self._post(endpoint, path, request, self._authenticate(endpoint))
         return answer
 
@@ -152,11 +149,11 @@ class EtcdMetadata:
 
     def _authenticate(self, endpoint: str) -> str:
         """
-        Return a token for the user, empty where the etcd asks for none.
+        Return a token for the user, empty if the etcd requires none.
 
         Raises:
-            AccessDeniedError: it does not take the password.
-            MetadataUnavailableError: its answer is none of an etcd.
+            AccessDeniedError: the password is rejected.
+            MetadataUnavailableError: its answer is not that of an etcd.
         """
         request = {"name": self._access.user, "password": self._access.password}
         answer = self._post(endpoint, "auth/authenticate", request, None)
@@ -164,7 +161,7 @@ class EtcdMetadata:
             try:
                 token = str(answer.json()["token"])
             except (ValueError, TypeError, KeyError) as error:
-                raise MetadataUnavailableError(f"metadata {endpoint}: no answer of an etcd: it has no token") from error
+                raise MetadataUnavailableError(f"metadata {endpoint}: not an etcd answer: it has no token") from error
         elif "authentication is not enabled" in answer.text:
             token = ""
         else:
@@ -175,7 +172,7 @@ class EtcdMetadata:
 
     def _require_access(self, endpoint: str, answer: Any) -> None:
         """
-        Return when *answer* does not say that the request is refused because of who sent it.
+        Check that *answer* does not reject the request because of its sender.
 
         Raises:
             AccessDeniedError: it does.
@@ -190,19 +187,19 @@ class EtcdMetadata:
         return text + next((advice for words, advice in _TLS_ADVICE.items() if words in text), "")
 
     def _shown(self, text: str) -> str:
-        # A proxy may send back what it was sent.
+        # A proxy may return what it was sent.
         secrets = [secret for secret in (self._access.password, self._token) if secret]
         return masked(" ".join(text.split()), secrets)[:_ANSWER_CHARS_MAX]
 
     def _renew_certificates(self) -> None:
-        """Take certificates that were renewed in their files, after a failure that an expired one may have caused."""
+        """Load certificates that were renewed in their files, after a failure that an expired one may have caused."""
         with self._guard:
             stamp = _stamp(self._access)
             if stamp == self._files or self._client is None:
                 return
-            with contextlib.suppress(SettingsError):  # half of them is replaced: the next failure looks again
+            with contextlib.suppress(SettingsError):  # only some files are replaced: the next failure tries again
                 fresh = self._connect()
-                # Other threads may be waiting for answers through it.
+                # Other threads may be waiting for answers of the old client.
                 self._retired.append(self._client)
                 self._client, self._files = fresh, stamp
 
@@ -218,7 +215,7 @@ class EtcdMetadata:
         end = end_of_prefix(prefix.encode())
         if end and first >= end:
             return []
-        # A NUL byte stands for "from the beginning" as a key, and for "to the end" as an end.
+        # A NUL byte is the beginning as a key, and the end as a range end.
         request = {"key": _encoded(first or b"\0"), "range_end": _encoded(end or b"\0"), "limit": limit}
         return self._call("kv/range", request, _entries)
 
@@ -268,7 +265,7 @@ def _context(access: EtcdAccess) -> ssl.SSLContext:
 
 
 def _stamp(access: EtcdAccess) -> list[tuple[int, int] | None]:
-    """Return what changes when a certificate file is replaced."""
+    """Return a value that changes when a certificate file is replaced."""
     found: list[tuple[int, int] | None] = []
     for path in (access.ca_file, access.cert_file, access.key_file):
         try:

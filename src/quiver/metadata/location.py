@@ -1,16 +1,16 @@
 """
-Where metadata are: from a URL, a mapping, or a mapping written as JSON.
+The location of a metadata store: from a URL, a mapping, or a mapping written as JSON.
 
 ==============  =========================================================================================
 key             meaning
 ==============  =========================================================================================
 `endpoint`      ``etcd://host:2379,host:2379`` (``etcds`` with TLS), ``sqlite:///path`` or ``memory://``
 `ca_file`       etcds: certificates in PEM, one of which has signed the server's; the system's by default
-`cert_file`     etcds: the certificate that the client shows, in PEM, together with
+`cert_file`     etcds: the client's certificate, in PEM, together with
 `key_file`      its private key, not encrypted
-`user`          etcd: who asks, together with
-`password`      etcd: the user's password; ``${NAME}`` is taken from the *environment* that is handed in
-`timeout_s`     etcd: how long one request may take; 5 by default
+`user`          etcd: the user, together with
+`password`      etcd: the user's password; ``${NAME}`` is replaced from the *environment* argument
+`timeout_s`     etcd: the timeout of one request; 5 by default
 ==============  =========================================================================================
 """
 
@@ -34,7 +34,7 @@ _SCHEMES = ("etcd://host:port", "etcds://host:port", "sqlite:///path", "memory:/
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """How an etcd is asked. Printing it shows no secret. The table above has the attributes."""
+    """How to access an etcd. Printing it shows no secret. The table above has the attributes."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -47,7 +47,7 @@ class EtcdAccess:
 @dataclass(frozen=True, slots=True)
 class MetadataLocation:
     """
-    Where metadata are, and how to get in. Printing it shows no secret.
+    The location of a metadata store, with its credentials. Printing it shows no secret.
 
     Attributes:
         kind: of the store.
@@ -70,15 +70,15 @@ class MetadataLocation:
         environment: Mapping[str, str] | None = None,
     ) -> MetadataLocation:
         """
-        Return the location that *given* is or describes.
+        Return the location that *given* describes.
 
         Args:
             given: a URL; or a mapping of `endpoint` and options, which may be written as JSON.
             options: more options.
-            environment: what ``${NAME}`` in options stands for.
+            environment: the values of ``${NAME}`` in options.
 
         Raises:
-            SettingsError: not a metadata store, or an option that it does not have.
+            SettingsError: it is not a metadata store, or has an unknown option.
         """
         if isinstance(given, MetadataLocation):
             return given

@@ -1,4 +1,4 @@
-"""Facts in a dictionary: for tests and for logs that live in memory. They go with the process."""
+"""Metadata in a dictionary: for tests and for logs in memory. It ends with the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MemoryMetadata:
         self._revision = 0
 
     def clone(self) -> MemoryMetadata:
-        """Return a store that holds what this one holds now, and goes its own way from here."""
+        """Return an independent copy of this store."""
         other = MemoryMetadata()
         with self._guard:
             other._entries = dict(self._entries)
@@ -56,4 +56,4 @@ class MemoryMetadata:
             return self._revision
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""

@@ -1,4 +1,4 @@
-"""From a location to a metadata store."""
+"""Opening a metadata store from its location."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def open_metadata(
     """
     Return the store at *location*.
 
-    An etcd is not asked yet: a log starts, and goes on, without it for a while.
+    An etcd is not contacted yet: a log can start and continue without it for a while.
 
     Args:
         location: ``etcd://host:2379,host:2379`` (``etcds`` with TLS), ``sqlite:///path`` or ``memory://``; or a mapping
             of `endpoint` and the options of `quiver.metadata.location`, which may be written as JSON.
-        environment: what ``${NAME}`` in options stands for.
+        environment: the values of ``${NAME}`` in options.
 
     Raises:
-        SettingsError: not a metadata store, or an option or certificate file of it is wrong.
-        CorruptionError: the SQLite file is broken.
+        SettingsError: it is not a metadata store, or an option or certificate file is not valid.
+        CorruptionError: the SQLite file is damaged.
         MetadataUnavailableError: the SQLite file cannot be opened.
     """
     location = MetadataLocation.of(location, environment=environment)

@@ -1,16 +1,16 @@
 """
 One owner at a time, on any metadata store, without comparing the clocks of two machines.
 
-The owner's record carries an epoch, one higher for each owner. Two things keep a former owner out:
+The owner's record has an epoch, one higher for each owner. Two mechanisms exclude a former owner:
 
-- What it commits is conditional on the record: once another has written it, nothing of the former's goes through.
-- It stops by itself: `check` refuses once the record was not renewed for its time to live, by its own clock. Another
-  takes over only after it has watched the record stay the same for that long, by *its* own clock. The owner counts
-  from before its renewal, the other from after it, so the owner has always stopped first.
+- Its commits are conditional on the record: once another owner has written it, none of them succeeds.
+- It stops by itself: `check` raises once the record was not renewed for its time to live, by its own clock. Another
+  process takes over only after it has watched the record stay the same for that long, by *its* own clock. The owner
+  counts from before its renewal, the other from after it, so the owner has always stopped first.
 
-Where the metadata store does not answer, the owner goes on for its time to live: longer outages stop it, shorter
-ones it does not notice. A record that was let go, or that carries the same owner's name, is taken at once: a name
-stands for a directory that one process at a time can hold.
+While the metadata store does not answer, the owner continues for its time to live: longer outages stop it, shorter ones
+have no effect. A record that was released, or that has the same owner's name, is taken immediately: a name identifies a
+directory that one process at a time can hold.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _decode(entry: Entry) -> _Record:
             str(fields["owner"]), int(fields["epoch"]), float(fields["ttl_s"]), released=bool(fields["released"])
         )
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        reason = f"no record of an owner: {error!r}; remove this key once no process has the topic open"
+        reason = f"not a record of an owner: {error!r}; remove this key once no process has the topic open"
         raise CorruptionError(entry.key, 0, reason) from error
 
 
@@ -70,7 +70,7 @@ class Watch:
     Attributes:
         revision: of the record, as it was seen first; −1 before anything was seen.
         since_s: when, by the monotonic clock.
-        checksum: CRC-32 of the record's value: a metadata store that was made again counts its revisions again, too.
+        checksum: CRC-32 of the record's value: a metadata store that was created again restarts its revisions.
     """
 
     revision: int = -1
@@ -78,7 +78,7 @@ class Watch:
     checksum: int = 0
 
     def see(self, found: Entry | None, now_s: float) -> None:
-        """Take note of the record as it is now; the watch begins again when it has changed."""
+        """Record the current state; the watch starts again if the record has changed."""
         seen = (found.revision, crc32(found.value)) if found else (0, 0)
         if (self.revision, self.checksum) != seen:
             (self.revision, self.checksum), self.since_s = seen, now_s
@@ -99,18 +99,18 @@ def acquire(
 
     Args:
         store: where the record is.
-        key: names the record.
+        key: of the record.
         owner: a name that one process at a time has, the same after a restart.
-        ttl_s: how long the owner goes on, and others wait, when the record is not renewed.
+        ttl_s: how long the owner continues, and others wait, when the record is not renewed.
         clock: measures that, and waits.
-        patience_s: how long to watch another owner's record; its time to live is enough when it is dead.
-        watch: what earlier calls saw of it counts, too.
+        patience_s: how long to watch another owner's record; its time to live is enough if the owner is dead.
+        watch: observations of earlier calls, which count, too.
 
     Raises:
         DirectoryInUseError: another owner is alive, or was not watched for long enough to know.
-        CorruptionError: the record is not one.
+        CorruptionError: the record is damaged.
         MetadataUnavailableError: the store does not answer.
-        SettingsError: a time to live under one second, or of decades.
+        SettingsError: a time to live of less than one second, or of decades.
     """
     if not _TTL_S_MIN <= ttl_s <= _TTL_S_MAX:
         raise SettingsError(f"ownership: a time to live is {_TTL_S_MIN:g} to {_TTL_S_MAX:g} s, not {ttl_s:g}")
@@ -119,7 +119,7 @@ def acquire(
     sleeping = threading.Condition()
     while True:
         found = store.get(key)
-        now = clock.monotonic()  # after the answer: nobody watches a record from before it was written
+        now = clock.monotonic()  # after the answer: a watch never starts before the record was written
         record = _decode(found) if found else None
         revision_seen = found.revision if found else 0
         watch.see(found, now)
@@ -148,11 +148,11 @@ def _in_use(key: str, record: _Record | None, left_s: float) -> DirectoryInUseEr
 
 class Ownership:
     """
-    What `acquire` returns. Thread-safe. Renew it about every third of its time to live.
+    The result of `acquire`. Thread-safe. Renew it about three times per time to live.
 
     Attributes:
-        key: names the record.
-        epoch: one higher than the owner's before.
+        key: of the record.
+        epoch: one higher than the previous owner's.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Ownership:
 
     def check(self) -> None:
         """
-        Return when nobody else can be the owner now. Cheap: nothing is asked of the store.
+        Check that no other process can be the owner now. Cheap: it does not contact the store.
 
         Raises:
             FencedError: another owner took over.
@@ -195,22 +195,22 @@ class Ownership:
 
     def renew(self) -> None:
         """
-        Say that this owner is alive.
+        Renew the record: this owner is alive.
 
         Raises:
             FencedError: another owner took over.
-            MetadataUnavailableError: the store does not answer; try again before the time to live is over.
+            MetadataUnavailableError: the store does not answer; try again before the time to live ends.
         """
         with self._guard:
             since = self._clock.monotonic()
             if self._commit({self.key: self._record.encode()}, {}) is None:
-                # Nothing but the record was expected, and it was ours when it was read again just now.
+                # Only the record was expected to be unchanged, and it was ours when it was read again just now.
                 raise MetadataUnavailableError(f"{self.key}: the record keeps changing")
             self._deadline = since + self._record.ttl_s * _KEPT_SHARE
 
     def commit(self, changes: Mapping[str, bytes | None], *, expect: Mapping[str, int] | None = None) -> int | None:
         """
-        Commit as `MetadataStore.commit` does, if this is still the owner at that very moment.
+        Commit as `MetadataStore.commit` does, if this is still the owner at that moment.
 
         Raises:
             FencedError: another owner took over; nothing happened.
@@ -232,7 +232,7 @@ class Ownership:
         return None
 
     def _reread(self) -> bool:
-        # A renewal whose answer was lost has changed the record, and it is ours all the same.
+        # A renewal whose answer was lost has changed the record, which is still ours.
         found = self._store.get(self.key)
         record = _decode(found) if found else None
         if found is None or record is None or (record.owner, record.epoch) != (self._record.owner, self.epoch):
@@ -241,7 +241,7 @@ class Ownership:
                 epoch=self.epoch,
                 owner=record.owner if record else "",
                 owner_epoch=record.epoch if record else 0,
-                reason="lost its record: somebody removed it from the metadata store",
+                reason="lost its record: it was removed from the metadata store",
             )
             raise self._lost
         changed = found.revision != self._revision
@@ -250,7 +250,7 @@ class Ownership:
 
     def release(self, changes: Mapping[str, bytes | None] | None = None) -> None:
         """
-        Give up ownership together with *changes*, so that the next owner need not wait. Write nothing more afterwards.
+        Release ownership together with *changes*, so that the next owner need not wait. Write nothing afterwards.
 
         Raises:
             FencedError: another owner took over already; *changes* were not written.
@@ -265,16 +265,17 @@ class Ownership:
         """
         Stop being the owner without asking the store: `check` and `commit` refuse from now on, in all threads.
 
-        The record stays as it is: an owner of the same name takes it back at once, others wait. Returns at once, also
-        while another thread waits for the store.
+        The record is unchanged: an owner of the same name takes it back immediately, others wait. This returns
+            immediately,
+        even while another thread waits for the store.
         """
         self._end("was given up by its owner")
 
     def give_up(self) -> None:
         """
-        Stop being the owner of something that could not be opened: released for others, as far as the store answers.
+        Stop being the owner of something that could not be opened; release it for others if the store answers.
 
-        One that had it before, and had not released it, is waited for as usual: its disk may have what no other has.
+        If this owner had it before without releasing it, others wait as usual: only its disk may have some data.
         """
         if not self._was_ours:
             with contextlib.suppress(FencedError, MetadataUnavailableError):

@@ -1,8 +1,8 @@
 """
-Facts in one SQLite file: durable, and safe for several processes of one machine.
+Metadata in one SQLite file: durable, and safe for several processes of one machine.
 
-SQLite syncs by itself, with every commit (``synchronous=FULL``). Its write-ahead mode lets readers go on beside a
-writer; it takes a local disk, since the processes share memory.
+SQLite syncs with every commit (``synchronous=FULL``). Its write-ahead mode lets readers continue during a write; it
+requires a local disk, since the processes share memory.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PUT = "INSERT INTO entries VALUES (?1, ?2, ?3) ON CONFLICT (key) DO UPDATE SET 
 
 class SqliteMetadata:
     """
-    A `MetadataStore` in the file *path*, made when missing.
+    A `MetadataStore` in the file *path*, which is created if necessary.
 
     Raises:
-        CorruptionError: the file is no SQLite database, or a broken one.
-        MetadataUnavailableError: it cannot be opened, or another process holds it for too long.
+        CorruptionError: the file is not an SQLite database, or is damaged.
+        MetadataUnavailableError: it cannot be opened, or another process locks it for too long.
     """
 
     def __init__(self, path: str, *, busy_s: float = _BUSY_S) -> None:
@@ -83,7 +83,7 @@ class SqliteMetadata:
     def range(self, prefix: str, *, start: str = "", limit: int = 1000) -> list[Entry]:
         """Return the first *limit* entries below *prefix* and not below *start*."""
         check_limit(limit)
-        # Keys are compared by their bytes. No character is above U+10FFFF, so this is behind all with the prefix.
+        # Keys are compared by their bytes. No character is above U+10FFFF, so this is after all keys with the prefix.
         query = "SELECT key, value, revision FROM entries WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
         first = max(prefix, start, key=str.encode)
         with self._connected() as connection:

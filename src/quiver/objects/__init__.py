@@ -1,5 +1,5 @@
 """
-The object tier: whole, immutable objects by name, on a disk, in memory or in a bucket. It knows no log.
+Object stores: immutable objects by name, on a disk, in memory or in a bucket; independent of logs.
 
 ::
 
@@ -7,18 +7,18 @@ The object tier: whole, immutable objects by name, on a disk, in memory or in a 
                                                                         └──▶ retrying.py ──▶ the log that uses it
 
 =================  ===================================================================================
-file               purpose
+module             purpose
 =================  ===================================================================================
-`port.py`          `ObjectTier`: what a log may ask, and what each call promises; which keys are lawful
-`location.py`      where objects are, from a URL or a mapping, with secrets that nobody prints
-`directory.py`     objects as files of the `FileSystem` port: synced before they have their name
+`port.py`          `ObjectTier`: the operations and their guarantees; valid keys
+`location.py`      the location, from a URL or a mapping; secrets are never printed
+`directory.py`     objects as files of the `FileSystem` port, synced before they are renamed
 `memory.py`        objects in a dictionary
 `remote.py`        S3, Google Cloud Storage and Azure through obstore
-`retrying.py`      any of them, tried again with capped backoff
-`opening.py`       `open_objects`: location → tier, with its credentials proved
+`retrying.py`      any of them, with retries and capped backoff
+`opening.py`       `open_objects`: from a location to a tier with verified credentials
 =================  ===================================================================================
 
-`quiver.testing` has `ObjectTierContract`, which every tier keeps, and `FaultObjects`, which breaks one call in any way.
+`quiver.testing` has `ObjectTierContract`, which every tier fulfils, and `FaultObjects`, which makes calls fail.
 """
 
 from typing import TYPE_CHECKING

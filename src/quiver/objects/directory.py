@@ -1,14 +1,14 @@
 """
 Objects as files: each key a path below one root, on the `FileSystem` port.
 
-An object store that a log relies on before it deletes its own copy must be durable, so a file here is written under
-another name, synced, and only then named; the directory is synced before the call returns. That is why this is not
-obstore's local store, which syncs nothing.
+A log deletes its local copy only because the object store is durable. Therefore a file is written with a temporary
+name, synced, and then renamed; the directory is synced before the call returns. obstore's local store is not used
+because it syncs nothing.
 
 ::
 
     <root>/<key>            the objects
-    <root>/.parts/<number>  objects that are being written; what a crash leaves here goes when it is a day old
+    <root>/.parts/<number>  objects that are being written; leftovers of a crash are removed after a day
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _COPY_BYTES = 4 << 20
 
 class DirectoryObjects:
     """
-    An `ObjectTier` below the directory *root*, made when missing. Several processes may share it.
+    An `ObjectTier` below the directory *root*, which is created if necessary. Several processes may share it.
 
-    Putting an object only where there is none takes a disk whose files can have two names.
+    Conditional writes (*if_absent*) require a disk with hard links.
 
     Raises:
-        OSError: the directory cannot be made or read.
+        OSError: the directory cannot be created or read.
     """
 
     def __init__(self, fs: FileSystem, root: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -63,7 +63,7 @@ class DirectoryObjects:
 
     def _new_part(self) -> File:
         while True:
-            # Numbers are not handed out: whoever creates the file has it, in whatever process.
+            # Numbers are not assigned: the process that creates the file has the number.
             number, self._next = self._next, self._next + 1
             try:
                 return self._fs.create(f"{self._parts}/{number}")
@@ -81,7 +81,7 @@ class DirectoryObjects:
                 for part in parts:
                     file.pwrite(part, size)
                     size += memoryview(part).nbytes
-                # Named first and synced later, a power cut could leave the name and not the bytes.
+                # With the rename before the sync, a power loss could leave the name without the bytes.
                 file.sync()
             finally:
                 file.close()
@@ -101,20 +101,20 @@ class DirectoryObjects:
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
         """
-        Make *key* hold exactly *data*, durably on return.
+        Write *data* as the object *key*, durably on return.
 
         Raises:
             ObjectExistsError: with *if_absent*, when there is one already.
-            OSError: the disk says so; the key is as it was, or holds the new object.
+            OSError: the disk failed; the key has the old object or the new one.
         """
         return self._write(key, (data,), if_absent=if_absent)
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:  # noqa: ARG002
         """
-        Make *key* hold all of *parts* one behind the other, durably on return.
+        Write *parts*, concatenated, as the object *key*, durably on return.
 
         Raises:
-            OSError: the disk says so; the key is as it was, or holds the new object.
+            OSError: the disk failed; the key has the old object or the new one.
         """
         return self._write(key, parts(), if_absent=False)
 
@@ -139,10 +139,10 @@ class DirectoryObjects:
 
     def get(self, key: str, *, size_max: int) -> bytes:
         """
-        Return the whole object.
+        Return the complete object.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
             UsageError: it is larger than *size_max*.
         """
         file = self._open(key)
@@ -156,10 +156,10 @@ class DirectoryObjects:
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """
-        Return *length* bytes from *start*, fewer only at the object's end.
+        Return *length* bytes from *start*; fewer only at the object's end.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
         return self.get_ranges(key, [(start, length)])[0]
 
@@ -168,7 +168,7 @@ class DirectoryObjects:
         Return one piece for each (start, length) of *ranges*.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
         for start, length in ranges:
             check_range(start, length)
@@ -180,10 +180,10 @@ class DirectoryObjects:
 
     def head(self, key: str) -> ObjectInfo:
         """
-        Return what is known of *key*.
+        Return the metadata of *key*.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
         try:
             stat = self._fs.stat(self._find(key))
@@ -193,7 +193,7 @@ class DirectoryObjects:
         return ObjectInfo(key, stat.size_bytes, etag, stat.modified_ns)
 
     def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects below *prefix* and behind *after*, in the order of their keys."""
+        """Yield the objects below *prefix* and after the key *after*, in the order of their keys."""
         folder = check_prefix(prefix)
         return self._walk(f"{folder}/" if folder else "", after)
 
@@ -206,7 +206,7 @@ class DirectoryObjects:
         for name in names:
             if name.startswith("."):
                 continue
-            # A folder sorts as its keys do: with the slash behind it.
+            # A folder sorts as its keys do: with a slash at its end.
             entries.append(f"{name}/" if self._is_folder(f"{self._root}/{folder}{name}") else name)
         for entry in sorted(entries):
             if entry.endswith("/"):
@@ -219,23 +219,23 @@ class DirectoryObjects:
 
     def delete(self, keys: Iterable[str]) -> None:
         """
-        Remove *keys*, durably on return; one that is missing already is fine.
+        Remove *keys*, durably on return; missing ones are ignored.
 
         Raises:
-            OSError: some may be gone, and none of them durably.
+            OSError: some may be removed, but not durably.
         """
         paths = [self._path(key) for key in keys]
-        # The directory of a key that never was is missing, too, and then there is nothing to sync.
+        # The directory of a key that never existed is missing, too, and then there is nothing to sync.
         remove_durably(self._fs, [path for path in paths if self._fs.exists(os.path.dirname(path))])  # noqa: PTH120
 
     def copy(self, source: str, target: str, *, if_absent: bool = False) -> ObjectInfo:
         """
-        Make *target* hold what *source* holds, durably on return.
+        Copy *source* to *target*, durably on return.
 
         Raises:
-            ObjectNotFoundError: there is no *source*.
+            ObjectNotFoundError: *source* does not exist.
             ObjectExistsError: with *if_absent*, when there is a *target* already.
-            OSError: the disk says so; the target is as it was, or holds the new object.
+            OSError: the disk failed; the target has the old object or the new one.
         """
         file = self._open(source)
         try:
@@ -246,4 +246,4 @@ class DirectoryObjects:
             file.close()
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no file stays open."""

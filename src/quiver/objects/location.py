@@ -1,5 +1,5 @@
 """
-Where objects are: from a URL, or from the mapping ``backend``, ``root``, ``options`` of a broker's file.
+The location of objects: from a URL, or from the mapping ``backend``, ``root``, ``options`` of a broker's file.
 
 ===========  ===============================  ==========================================================
 backend      root                             options, and other names for them
@@ -11,9 +11,9 @@ backend      root                             options, and other names for them
 `azblob`     ``az://container/prefix``        account_name, account_key, sas_key, endpoint, …
 ===========  ===============================  ==========================================================
 
-Options that the provider's own client knows by another name may be given by that name too. A value ``${NAME}`` is
-taken from the *environment* that the caller hands in, and is a secret from then on. What no option sets, the client
-library takes from its own environment variables: ``AWS_…``, ``GOOGLE_…``, ``AZURE_…``.
+Options that the provider's client knows by another name may be given by that name, too. A value ``${NAME}`` is replaced
+from the *environment* argument, and treated as a secret. For settings without an option the client library uses its
+environment variables: ``AWS_…``, ``GOOGLE_…``, ``AZURE_…``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "anonymous": "skip_signature", "use_emulator": "use_emulator", "msi_endpoint": "msi_endpoint",
     },
 }  # fmt: skip
-"""Backend → option as people write it → as the client library calls it."""
+"""Backend → option → its name in the client library."""
 
 _SECRETS = frozenset({
     "access_key_id", "secret_access_key", "session_token", "sse_kms_key_id", "service_account_key", "bearer_token",
@@ -91,13 +91,13 @@ _URL = re.compile(r"[!#-;=?-\[\]_a-z~]+")
 @dataclass(frozen=True)
 class ObjectLocation:
     """
-    Where objects are, and how to get in. Printing it shows no secret.
+    The location of objects, with credentials. Printing it shows no secret.
 
     Attributes:
-        backend: what kind of place.
+        backend: the kind of store.
         container: the bucket or container; empty for `fs` and `memory`.
         prefix: the folder in it, or the directory of `fs`.
-        options: for the client library, by its names.
+        options: for the client library, with its names.
         secrets: values that must not be printed.
     """
 
@@ -119,7 +119,7 @@ class ObjectLocation:
         Parse a URL, the path of a directory, or a mapping written as JSON.
 
         Raises:
-            SettingsError: no such kind of place, or an option that it does not have.
+            SettingsError: the backend or one of its options is unknown.
         """
         if url.lstrip().startswith("{"):
             return cls.from_mapping({**_mapping_of(url), **(options or {})}, environment=environment)
@@ -134,7 +134,7 @@ class ObjectLocation:
         cls, given: str | Mapping[str, object] | ObjectLocation, *, environment: Mapping[str, str] | None = None
     ) -> ObjectLocation:
         """
-        Return the location that *given* is or describes.
+        Return the location that *given* describes.
 
         Raises:
             SettingsError: as `from_url` and `from_mapping`.
@@ -150,7 +150,8 @@ class ObjectLocation:
         cls, mapping: Mapping[str, object], *, environment: Mapping[str, str] | None = None
     ) -> ObjectLocation:
         """
-        Take ``backend``, ``root`` and ``options``, as in a broker's file. Options may stand beside the two as well.
+        Build a location from ``backend``, ``root`` and ``options``, as in a broker's file. Options may also be keys of
+        the mapping.
 
         Raises:
             SettingsError: a key is missing or unknown, or backend and root contradict each other.
@@ -198,7 +199,7 @@ def _mapping_of(text: str) -> dict[str, object]:
     try:
         found = json.loads(text)
     except ValueError:
-        # The text may hold a password, so the error does not repeat it.
+        # The text may contain a password, so the error does not repeat it.
         raise SettingsError("objects: neither a URL nor JSON") from None
     return dict(found)
 
@@ -221,12 +222,12 @@ def _typed(key: str, name: str, value: object) -> object:
     if name in _URLS and not _is_web_url(text):
         raise SettingsError(f"objects: option {key!r} is a URL, as https://host:9000")
     if name != "service_account_key" and not text.isprintable():
-        raise SettingsError(f"objects: option {key!r} has a line break in it, or something else that nobody sees")
+        raise SettingsError(f"objects: option {key!r} contains a line break or another invisible character")
     return text
 
 
 def _is_web_url(text: str) -> bool:
-    # The client library does not survive others.
+    # The client library crashes with others.
     try:
         parts = urlsplit(text)
         return (
@@ -248,7 +249,7 @@ def _directory_of(root: str) -> str:
             raise SettingsError("objects: the root of fs is a directory of this machine; write file:///path")
         path = unquote(parts.path)
     if not path.rstrip("/"):
-        raise SettingsError(f"objects: {root!r} names no directory")
+        raise SettingsError(f"objects: {root!r} is not a directory")
     return path.rstrip("/")
 
 
@@ -259,5 +260,5 @@ def _bucket_of(backend: Backend, root: str) -> tuple[str, str]:
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise SettingsError("objects: credentials and parameters are options, not parts of the root")
     if _BUCKET.fullmatch(parts.netloc) is None:
-        raise SettingsError("objects: a bucket is called by letters, digits, dots, hyphens and underscores")
+        raise SettingsError("objects: the name of a bucket has letters, digits, dots, hyphens and underscores")
     return parts.netloc, parts.path.strip("/")

@@ -1,4 +1,4 @@
-"""Objects in a dictionary: for tests, and for trying things out. They go with the process."""
+"""Objects in a dictionary: for tests and experiments. They end with the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MemoryObjects:
     An `ObjectTier` in memory.
 
     Args:
-        clock: says when an object was written.
+        clock: gives objects their times.
     """
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -28,7 +28,7 @@ class MemoryObjects:
         self._writes = 0
 
     def clone(self) -> MemoryObjects:
-        """Return a tier that holds what this one holds now, and goes its own way from here."""
+        """Return an independent copy of this tier."""
         other = MemoryObjects(clock=self._clock)
         with self._guard:
             other._objects = dict(self._objects)
@@ -37,7 +37,7 @@ class MemoryObjects:
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
         """
-        Make *key* hold exactly *data*.
+        Write *data* as the object *key*.
 
         Raises:
             ObjectExistsError: with *if_absent*, when there is one already.
@@ -53,7 +53,7 @@ class MemoryObjects:
             return info
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:  # noqa: ARG002
-        """Make *key* hold all of *parts* one behind the other."""
+        """Write *parts*, concatenated, as the object *key*."""
         return self.put(key, b"".join(parts()))
 
     def _find(self, key: str) -> tuple[bytes, ObjectInfo]:
@@ -64,10 +64,10 @@ class MemoryObjects:
 
     def get(self, key: str, *, size_max: int) -> bytes:
         """
-        Return the whole object.
+        Return the complete object.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
             UsageError: it is larger than *size_max*.
         """
         data, _ = self._find(key)
@@ -77,10 +77,10 @@ class MemoryObjects:
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """
-        Return *length* bytes from *start*, fewer only at the object's end.
+        Return *length* bytes from *start*; fewer only at the object's end.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
         check_range(start, length)
         return self._find(key)[0][start : start + length]
@@ -90,21 +90,21 @@ class MemoryObjects:
         Return one piece for each (start, length) of *ranges*.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
         return [self.get_range(key, start, length) for start, length in ranges]
 
     def head(self, key: str) -> ObjectInfo:
         """
-        Return what is known of *key*.
+        Return the metadata of *key*.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
         return self._find(key)[1]
 
     def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects below *prefix* and behind *after*, in the order of their keys."""
+        """Yield the objects below *prefix* and after the key *after*, in the order of their keys."""
         folder = check_prefix(prefix)
         start = f"{folder}/" if folder else ""
         with self._guard:
@@ -113,7 +113,7 @@ class MemoryObjects:
         return iter(sorted(found, key=lambda info: info.key))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove *keys*; one that is missing already is fine."""
+        """Remove *keys*; missing ones are ignored."""
         checked = [check_key(key) for key in keys]
         with self._guard:
             for key in checked:
@@ -121,13 +121,13 @@ class MemoryObjects:
 
     def copy(self, source: str, target: str, *, if_absent: bool = False) -> ObjectInfo:
         """
-        Make *target* hold what *source* holds.
+        Copy *source* to *target*.
 
         Raises:
-            ObjectNotFoundError: there is no *source*.
+            ObjectNotFoundError: *source* does not exist.
             ObjectExistsError: with *if_absent*, when there is a *target* already.
         """
         return self.put(target, self._find(source)[0], if_absent=if_absent)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""

@@ -1,4 +1,4 @@
-"""From a location to a tier that works: built, proved, retried."""
+"""Opening a tier from its location, with verified access and retries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quiver.primitives.disk.real_files import REAL_FILES
 __all__ = ["PROBE_FOLDER", "open_objects", "prove"]
 
 PROBE_FOLDER = "quiver-probe"
-"""Where the proof of credentials writes its small object, and removes it."""
+"""Where the access check writes and removes its small object."""
 
 
 def open_objects(
@@ -33,20 +33,21 @@ def open_objects(
     observer: Observer | None = None,
 ) -> ObjectTier:
     """
-    Return the tier at *location*, proved: what it was opened for has worked once.
+    Return the tier at *location* after checking access: each operation needed has succeeded once.
 
     Args:
-        location: a URL, the path of a directory, a mapping of ``backend``, ``root`` and ``options``, or all parsed.
-        environment: what ``${NAME}`` in options stands for.
-        writable: False only ever reads, and proves no more than that.
+        location: a URL, the path of a directory, a mapping of ``backend``, ``root`` and ``options``, or an
+            `ObjectLocation`.
+        environment: the values of ``${NAME}`` in options.
+        writable: False only reads, and checks only read access.
         fs: the disk of a `fs` location.
-        clock: waits between tries.
-        observer: where they are counted.
+        clock: waits between attempts.
+        observer: counts retries.
 
     Raises:
-        SettingsError: not a location.
+        SettingsError: it is not a location.
         AccessDeniedError: the credentials do not allow it.
-        ObjectsUnavailableError: nobody answers.
+        ObjectsUnavailableError: the store does not answer.
         OSError: the directory cannot be used.
     """
     location = ObjectLocation.of(location, environment=environment)
@@ -64,15 +65,15 @@ def open_objects(
 
 def prove(tier: ObjectTier, name: str, *, writable: bool) -> None:
     """
-    Do once what the log will do later, so that bad credentials are found now and named as such.
+    Perform each operation that the log needs once, so that wrong credentials are reported now, as such.
 
-    Some servers answer a read with an unknown key as if the object were missing; a log that found its objects
-    missing would call that a loss. Here the object has just been written.
+    Some servers answer a read with an unknown access key as if the object were missing, which a log would report as a
+    loss. Here the object has just been written.
 
     Raises:
-        SettingsError: there is no such bucket.
+        SettingsError: the bucket does not exist.
         AccessDeniedError: the credentials do not allow it.
-        ObjectsUnavailableError: nobody answers.
+        ObjectsUnavailableError: the store does not answer.
     """
     if not writable:
         next(iter(tier.list_below(PROBE_FOLDER)), None)
@@ -81,12 +82,12 @@ def prove(tier: ObjectTier, name: str, *, writable: bool) -> None:
     try:
         tier.put(key, b"quiver")
     except ObjectNotFoundError:
-        raise SettingsError(f"objects: there is no bucket for {name}") from None
+        raise SettingsError(f"objects: the bucket of {name} does not exist") from None
     try:
         found = tier.get(key, size_max=64)
     except ObjectNotFoundError:
         found = b""
     if found != b"quiver":
-        raise AccessDeniedError(f"objects: {name} took an object and does not give it back; check the credentials")
+        raise AccessDeniedError(f"objects: {name} accepted an object and does not return it; check the credentials")
     next(iter(tier.list_below(PROBE_FOLDER)), None)
     tier.delete([key])

@@ -1,7 +1,7 @@
 """
-The object port: everything a log may ask of the place where its cold data lies.
+The object port: all operations of logs on an object store.
 
-An object is whole and immutable: nobody ever sees a part of one, and one call replaces all of it. Keys are paths
+An object is complete and immutable: readers never see a part of one, and one call replaces all of it. Keys are paths
 with ``/`` between their segments, and sort by their bytes.
 """
 
@@ -18,7 +18,7 @@ from quiver.primitives.disk.file_system import Buffer
 __all__ = ["KEY_CHARS_MAX", "ObjectInfo", "ObjectTier", "Parts", "check_key", "check_prefix", "check_range"]
 
 KEY_CHARS_MAX = 900
-"""Buckets allow 1,024 bytes; the rest is for the prefix in front of ours."""
+"""Buckets allow 1,024 bytes; the rest is for the prefix of the location."""
 
 SEGMENT_CHARS_MAX = 200
 """Files allow 255; the rest is for temporary suffixes."""
@@ -27,14 +27,14 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_=+@,~-][A-Za-z0-9_=+@,~.-]*")
 
 Parts = Callable[[], Iterable[Buffer]]
 """
-Gives the parts of an object from the beginning, each time it is called: a second try begins again.
+Returns the parts of an object from the start at each call, so that an upload can be retried.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """
-    What a tier knows of an object.
+    The metadata of an object.
 
     Attributes:
         key: its name.
@@ -51,87 +51,87 @@ class ObjectInfo:
 
 class ObjectTier(Protocol):
     """
-    A place for objects. Thread-safe. A write that returned is durable.
+    An object store. Thread-safe. A write that returned is durable.
 
     Every call may raise `ObjectsUnavailableError` (try again; whether a write took effect is unknown),
-    `AccessDeniedError`, and `UsageError` for a key that `check_key` refuses.
+    `AccessDeniedError`, and `UsageError` for a key that `check_key` rejects.
     """
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
         """
-        Make *key* hold exactly *data*, durably on return.
+        Write *data* as the object *key*, durably on return.
 
         Raises:
-            ObjectExistsError: with *if_absent*, when there is one already. Of several that try at once, one succeeds.
+            ObjectExistsError: with *if_absent*, when there is one already. Of concurrent calls, one succeeds.
         """
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:
         """
-        Make *key* hold all of *parts* one behind the other, durably on return.
+        Write *parts*, concatenated, as the object *key*, durably on return.
 
-        The parts go out in pieces of *part_bytes*, up to *parallel* at once, and are never all in memory. When one
-        cannot be given the call raises what it raised, and *key* is as it was.
+        The parts are sent in pieces of *part_bytes*, up to *parallel* concurrently, and are never all in memory. If
+        *parts* raises an error, the call raises it, and *key* is unchanged.
         """
 
     def get(self, key: str, *, size_max: int) -> bytes:
         """
-        Return the whole object.
+        Return the complete object.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
             UsageError: it is larger than *size_max*.
         """
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """
-        Return *length* bytes from *start*, fewer only at the object's end, none behind it.
+        Return *length* bytes from *start*; fewer at the object's end, none after it.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """
-        Return one piece for each (start, length) of *ranges*, as `get_range` would; in fewer requests where possible.
+        Return one piece for each (start, length) of *ranges*, as `get_range` does, in fewer requests where possible.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
 
     def head(self, key: str) -> ObjectInfo:
         """
-        Return what is known of *key*.
+        Return the metadata of *key*.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
 
     def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """
         Yield the objects whose keys begin with the folder *prefix* (``""`` is all), in the order of their keys.
 
-        Only those behind the key *after*. What is written or deleted meanwhile may or may not be there.
+        Only keys after *after*. Objects written or deleted meanwhile may or may not be included.
         """
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove *keys*, durably on return; one that is missing already is fine. After an error some may be gone."""
+        """Remove *keys*, durably on return; missing ones are ignored. After an error some may be removed."""
 
     def copy(self, source: str, target: str, *, if_absent: bool = False) -> ObjectInfo:
         """
-        Make *target* hold what *source* holds, without sending the bytes through here where the tier can.
+        Copy *source* to *target*, without transferring the bytes through this process where the tier can.
 
         Raises:
-            ObjectNotFoundError: there is no *source*.
+            ObjectNotFoundError: *source* does not exist.
             ObjectExistsError: with *if_absent*, when there is a *target* already.
         """
 
     def close(self) -> None:
-        """Let go of connections. Idempotent."""
+        """Close connections. Idempotent."""
 
 
 def check_key(key: str) -> str:
     """
-    Return *key*.
+    Return *key* if it is valid.
 
     Raises:
         UsageError: it would not be the same name on a disk and in every bucket: segments of letters, digits and
@@ -141,7 +141,9 @@ def check_key(key: str) -> str:
     if len(key) > KEY_CHARS_MAX or not all(
         len(segment) <= SEGMENT_CHARS_MAX and _SEGMENT.fullmatch(segment) for segment in segments
     ):
-        raise UsageError(f"objects: {key[:200]!r} is no key: use letters, digits and _=+@,~-. between single slashes")
+        raise UsageError(
+            f"objects: {key[:200]!r} is not a key: use letters, digits and _=+@,~-. between single slashes"
+        )
     return key
 
 
@@ -150,7 +152,7 @@ def check_prefix(prefix: str) -> str:
     Return *prefix* without the slash at its end, if any.
 
     Raises:
-        UsageError: it is not a folder of lawful keys, and not empty either.
+        UsageError: it is neither empty nor a folder of valid keys.
     """
     folder = prefix.removesuffix("/")
     return check_key(folder) if folder else ""
@@ -158,7 +160,7 @@ def check_prefix(prefix: str) -> str:
 
 def check_range(start: int, length: int) -> None:
     """
-    Return when the range is lawful.
+    Check that the range is valid.
 
     Raises:
         UsageError: it begins before the object, or is empty.

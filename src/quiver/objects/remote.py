@@ -1,8 +1,8 @@
 """
 S3, Google Cloud Storage and Azure, through obstore.
 
-The errors of the client library become ours, without the secrets that its messages may carry. It tries nothing
-again by itself: `retrying.py` does, by our clock.
+Errors of the client library become errors of `quiver.errors`, without the secrets that its messages may contain. Its
+retries are disabled: `retrying.py` retries, with the given clock.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _DELETE_KEYS_MAX = 1000
 _LIST_KEYS = 1000
 _PROBLEM_CHARS_MAX = 300
 _REFUSED = re.compile(r"\b40[13]\b|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|ExpiredToken")
-"""How some servers answer a listing with bad credentials, which the client library then takes for any failure."""
+"""Answers of some servers to a listing with wrong credentials, which the client library treats as any failure."""
 
 _NO_REQUEST = "HTTP error: builder error"
-"""The request could not even be made: the client library refuses plain http with these words, and what is no URL."""
+"""No request could be built: the client library uses this message for plain http and for an invalid URL."""
 
 _PANIC = "PanicException"
-"""How the client library fails at an environment variable that is not a URL, or that contains a line break."""
+"""The client library's failure for an environment variable that is not a URL, or contains a line break."""
 
 
 def connect(location: ObjectLocation) -> RemoteObjects:
     """
-    Return the bucket at *location*. Nothing is asked of it yet.
+    Return the bucket at *location*. It is not contacted yet.
 
     Raises:
         SettingsError: options, or environment variables of the client library, contradict each other, or a file that
@@ -53,8 +53,8 @@ def connect(location: ObjectLocation) -> RemoteObjects:
     """
     from obstore import exceptions, store  # noqa: PLC0415 - heavy, and only here
 
-    # Network settings go in beside the others: client options of their own would replace what the library takes from
-    # its environment variables, AWS_ALLOW_HTTP among them.
+    # Pass network settings with the others: separate client options would replace the settings that the library takes
+    # from its environment variables, such as AWS_ALLOW_HTTP.
     options = dict(location.options)
     for ours, theirs in (("timeout_s", "timeout"), ("connect_timeout_s", "connect_timeout")):
         if ours in options:
@@ -66,7 +66,7 @@ def connect(location: ObjectLocation) -> RemoteObjects:
         location.backend
     ]
     if location.backend == "s3":
-        # Copying only where nothing is: S3 itself cannot, but completing a multipart upload can.
+        # A conditional copy: S3 cannot do it directly, but completing a multipart upload can.
         options.setdefault("copy_if_not_exists", "multipart")
     try:
         inner = kind(
@@ -76,7 +76,7 @@ def connect(location: ObjectLocation) -> RemoteObjects:
             retry_config=no_retries,
         )
     except (exceptions.BaseError, ValueError, TypeError) as error:
-        # Nothing was asked of anybody yet, so trying again would not help.
+        # No request was sent, so a retry would not help.
         raise SettingsError(f"objects: {location}: {_problem(error, location.secrets)}") from None
     return RemoteObjects(inner, name=str(location), secrets=location.secrets)
 
@@ -102,7 +102,7 @@ def _translated(operation: str, key: str, secrets: Iterable[str]) -> Iterator[No
     ) as error:
         raise UsageError(f"objects: {operation} {key}: {_problem(error, secrets)}") from None
     except exceptions.BaseError as error:
-        # `from None`: the message behind it is long, and may say what nobody may read.
+        # `from None`: the original message is long, and may contain secrets.
         problem = _problem(error, secrets)
         if _NO_REQUEST in problem:
             reason = f"{problem}: is the endpoint a URL? plain http needs allow_http=true, or AWS_ALLOW_HTTP=true"
@@ -123,7 +123,7 @@ def _problem(error: BaseException, secrets: Iterable[str]) -> str:
 
 
 class _Given:
-    """Parts on their way to the client library, and what went wrong with them: that is no error of the object store."""
+    """Passes parts to the client library, and keeps an error of the parts, which is not one of the object store."""
 
     def __init__(self, parts: Iterator[Buffer]) -> None:
         self._parts = parts
@@ -157,7 +157,7 @@ class RemoteObjects:
 
     Args:
         store: a store of obstore.
-        name: for people.
+        name: for messages.
         secrets: texts that no message may contain.
     """
 
@@ -174,7 +174,7 @@ class RemoteObjects:
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
         """
-        Make *key* hold exactly *data*, durably on return.
+        Write *data* as the object *key*, durably on return.
 
         Raises:
             ObjectExistsError: with *if_absent*, when there is one already.
@@ -186,9 +186,9 @@ class RemoteObjects:
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:
         """
-        Make *key* hold all of *parts*, sent as a multipart upload unless they fit into one part.
+        Write *parts* as the object *key*, with a multipart upload unless they fit into one part.
 
-        What a part that could not be given leaves at the provider is invisible; a lifecycle rule removes it.
+        An upload that fails leaves invisible parts at the provider; a lifecycle rule removes them.
         """
         check_key(key)
         rest = iter(parts())
@@ -200,7 +200,7 @@ class RemoteObjects:
             if size > part_bytes:
                 break
         else:
-            return self.put(key, b"".join(begin))  # one request instead of three, and nothing that could be left over
+            return self.put(key, b"".join(begin))  # one request instead of three, and no leftovers
         given = _Given(itertools.chain(begin, rest))
         with given.raising(), self._translating("put", key):
             self._calls.put(
@@ -215,10 +215,10 @@ class RemoteObjects:
 
     def get(self, key: str, *, size_max: int) -> bytes:
         """
-        Return the whole object.
+        Return the complete object.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
             UsageError: it is larger than *size_max*.
         """
         with self._translating("get", check_key(key)):
@@ -230,27 +230,27 @@ class RemoteObjects:
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """
-        Return *length* bytes from *start*, fewer only at the object's end.
+        Return *length* bytes from *start*; fewer only at the object's end.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
         check_range(start, length)
         try:
             with self._translating("get", check_key(key)):
                 return bytes(self._calls.get_range(self._store, key, start=start, length=length))
         except ObjectsUnavailableError:
-            # A range that begins behind the end is an error to all of them, each in its own words.
+            # All providers reject a range after the end, each with a different message.
             if start < self.head(key).size_bytes:
                 raise
             return b""
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """
-        Return one piece for each (start, length) of *ranges*; neighbours come in one request.
+        Return one piece for each (start, length) of *ranges*; adjacent ones share a request.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
         for start, length in ranges:
             check_range(start, length)
@@ -266,27 +266,27 @@ class RemoteObjects:
 
     def head(self, key: str) -> ObjectInfo:
         """
-        Return what is known of *key*.
+        Return the metadata of *key*.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
         with self._translating("head", check_key(key)):
             return _info(self._calls.head(self._store, key))
 
     def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects below *prefix* and behind *after*, in the order of their keys."""
+        """Yield the objects below *prefix* and after the key *after*, in the order of their keys."""
         folder = check_prefix(prefix)
         found: list[ObjectInfo] = []
         with self._translating("list", folder):
             pages = self._calls.list(self._store, folder or None, offset=after or None, chunk_size=_LIST_KEYS)
             for page in pages:
                 found.extend(_info(meta) for meta in page)
-        # Azure and others promise no order.
+        # Azure and others guarantee no order.
         yield from sorted(found, key=lambda info: info.key)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove *keys*; one that is missing already is fine."""
+        """Remove *keys*; missing ones are ignored."""
         rest = list(dict.fromkeys(check_key(key) for key in keys))
         for start in range(0, len(rest), _DELETE_KEYS_MAX):
             some = rest[start : start + _DELETE_KEYS_MAX]
@@ -294,7 +294,7 @@ class RemoteObjects:
                 with self._translating("delete", some[0]):
                     self._calls.delete(self._store, some)
             except ObjectNotFoundError:
-                # Some providers call a missing one an error, and say nothing of the others.
+                # Some providers report a missing object as an error, without the state of the others.
                 for key in some:
                     self._delete_one(key)
 
@@ -307,10 +307,10 @@ class RemoteObjects:
 
     def copy(self, source: str, target: str, *, if_absent: bool = False) -> ObjectInfo:
         """
-        Make *target* hold what *source* holds; the provider moves the bytes.
+        Copy *source* to *target*; the provider moves the bytes.
 
         Raises:
-            ObjectNotFoundError: there is no *source*.
+            ObjectNotFoundError: *source* does not exist.
             ObjectExistsError: with *if_absent*, when there is a *target* already.
         """
         check_key(source)
@@ -322,7 +322,7 @@ class RemoteObjects:
         return self.head(target)
 
     def close(self) -> None:
-        """Let go of the client."""
+        """Release the client."""
         self._store = None
 
     def _translating(self, operation: str, key: str) -> Any:

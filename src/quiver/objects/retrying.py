@@ -1,8 +1,8 @@
 """
-Any tier, tried again when it fails for the moment.
+Retrying the calls of any tier after transient failures.
 
-A write whose answer was lost may have taken effect. Repeating it is harmless where it replaces; where it was to
-write only if nothing was there, the second try finds the first one's object, and must not take it for another's.
+A write whose answer was lost may have taken effect. Repeating it is harmless if it replaces the object; with
+*if_absent* the second attempt finds the object of the first one, and must not mistake it for another's.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ T = TypeVar("T")
 
 class RetryingObjects:
     """
-    *inner*, with each call tried up to *tries_max* times. After the last, `ObjectsUnavailableError` comes through.
+    Calls *inner* up to *tries_max* times. The last `ObjectsUnavailableError` is raised.
 
     Args:
-        inner: the tier that does the work.
-        clock: waits between tries.
-        observer: counts them, as `quiver.objects.retries_total`.
-        backoff: how long to wait.
-        tries_max: the first included.
-        random: shortens the waits by chance.
+        inner: the tier to call.
+        clock: waits between attempts.
+        observer: counts retries, as `quiver.objects.retries_total`.
+        backoff: the delays.
+        tries_max: the maximum number of attempts.
+        random: shortens the delays randomly.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class RetryingObjects:
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
         """
-        Make *key* hold exactly *data*, durably on return.
+        Write *data* as the object *key*, durably on return.
 
         Raises:
-            ObjectExistsError: with *if_absent*, when another put one there.
+            ObjectExistsError: with *if_absent*, when another caller wrote one.
         """
 
         def call(number: int) -> ObjectInfo:
@@ -89,7 +89,7 @@ class RetryingObjects:
                 info = self._inner.head(key) if number > 1 else None
                 if info is None or info.size_bytes != len(data) or not self._holds(key, memoryview(data)):
                     raise
-                return info  # ours, from the try whose answer was lost
+                return info  # written by an attempt whose answer was lost
 
         return self._tried(call)
 
@@ -101,25 +101,25 @@ class RetryingObjects:
         )
 
     def put_parts(self, key: str, parts: Parts, *, part_bytes: int = 8 << 20, parallel: int = 4) -> ObjectInfo:
-        """Make *key* hold all of *parts*; each try asks for them from the beginning."""
+        """Write *parts* as the object *key*; each attempt reads them from the start."""
         return self._tried(lambda _: self._inner.put_parts(key, parts, part_bytes=part_bytes, parallel=parallel))
 
     def get(self, key: str, *, size_max: int) -> bytes:
         """
-        Return the whole object.
+        Return the complete object.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
             UsageError: it is larger than *size_max*.
         """
         return self._tried(lambda _: self._inner.get(key, size_max=size_max))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """
-        Return *length* bytes from *start*, fewer only at the object's end.
+        Return *length* bytes from *start*; fewer only at the object's end.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
         return self._tried(lambda _: self._inner.get_range(key, start, length))
 
@@ -128,35 +128,35 @@ class RetryingObjects:
         Return one piece for each (start, length) of *ranges*.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
         return self._tried(lambda _: self._inner.get_ranges(key, ranges))
 
     def head(self, key: str) -> ObjectInfo:
         """
-        Return what is known of *key*.
+        Return the metadata of *key*.
 
         Raises:
-            ObjectNotFoundError: there is none.
+            ObjectNotFoundError: the object does not exist.
         """
         return self._tried(lambda _: self._inner.head(key))
 
     def list_below(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects below *prefix* and behind *after*; a list that breaks off is begun again."""
+        """Yield the objects below *prefix* and after the key *after*; an interrupted listing is restarted."""
         yield from self._tried(lambda _: list(self._inner.list_below(prefix, after=after)))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove *keys*, durably on return; one that is missing already is fine."""
+        """Remove *keys*, durably on return; missing ones are ignored."""
         every = list(keys)
         self._tried(lambda _: self._inner.delete(every))
 
     def copy(self, source: str, target: str, *, if_absent: bool = False) -> ObjectInfo:
         """
-        Make *target* hold what *source* holds.
+        Copy *source* to *target*.
 
         Raises:
-            ObjectNotFoundError: there is no *source*.
-            ObjectExistsError: with *if_absent*, when another put one there.
+            ObjectNotFoundError: *source* does not exist.
+            ObjectExistsError: with *if_absent*, when another caller wrote one.
         """
 
         def call(number: int) -> ObjectInfo:
@@ -165,7 +165,7 @@ class RetryingObjects:
             except ObjectExistsError:
                 if number == 1 or not self._are_same(source, target):
                     raise
-                return self._inner.head(target)  # ours, from the try whose answer was lost
+                return self._inner.head(target)  # written by an attempt whose answer was lost
 
         return self._tried(call)
 
@@ -177,7 +177,7 @@ class RetryingObjects:
         )
 
     def close(self) -> None:
-        """Let go of connections; a call that waits for its next try gives up. Idempotent."""
+        """Close connections; calls that wait for a retry fail. Idempotent."""
         with self._waiting:
             self._closed = True
             self._waiting.notify_all()

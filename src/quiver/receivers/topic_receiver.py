@@ -141,7 +141,7 @@ class TopicReceiver:
         for one in self._view.read(start, stop):
             if isinstance(one, LostRange):
                 _log.error("%s", one.error())
-                yield one.behind, None
+                yield one.after, None
                 continue
             for at, body in enumerate(one.bodies, one.first):
                 message = self._decode(body)

@@ -1,36 +1,37 @@
 """
-Topics: a log per ``namespace/topic``, on local files first, in an object store later, read as one.
+Topics: a log per ``namespace/topic``, first in local files, later in an object store, read as one.
 
 ::
 
     append ─▶ encode ─▶ wal.<seq>.log ─▶ cache ─▶ readers that follow
                             │  synced by interval, size, or on demand
-                            └─ rotated ─▶ (cold tier) objects ─▶ released
+                            └─ rotated ─▶ (object tier) objects ─▶ released
 
 ===================  =============================================================================================
 module               purpose
 ===================  =============================================================================================
-`cold/`              The object tier of topics: sealed log files become objects, and are read from there
-`reading/`           Reading a topic from its files, in any process: nothing here imports the engine
-`wal/`               The log files of a topic
-`format/`            bytes: frames, messages, checkpoints, names, saved subscriptions (pure)
-`settings.py`        every key of the broker's file, with its default
-`store.py`           all topics of a directory; the one thread
-`subscribing.py`     their subscriptions: made, listed, moved, removed
-`administration.py`  whole topics: uploaded, truncated, deleted; `removal.py` removes a directory
-`requests.py`        … asked for by another process
-`takeover.py`        owners that may be dead are watched, over restarts
-`handover.py`        topics handed over when the store closes
-`log.py`             one topic as its users see it; `engine.py` has its files, memory and objects
-`producer.py`        numbered messages, appended once
-`recovery.py`        what is done when it is opened: scan, cut, set aside, go on
+`store.py`           all topics of a directory, maintained by one thread
+`subscribing.py`     their subscriptions: create, list, seek and remove
+`administration.py`  operations on whole topics: upload, truncate, delete, reappend
+`requests.py`        administration of topics that another process has open
+`log.py`             one topic as its users see it
+`engine.py`          one topic: its files, memory and objects
+`producer.py`        producers that number their messages, so that each is appended once
+`reader.py`          one iterator over objects, files, memory, and new messages
 `cache.py`           the newest messages in memory
-`reader.py`          one iterator over objects, files, memory and what arrives
-`staged_import.py`   what Spark sinks committed, appended by the owner
-`dispatch/`          subscriptions: who gets which message
-`owned_topic.py`     What one process holds of a topic that it owns, behind the topic's files
-`reappend.py`        Messages that another owner's have replaced, appended to their topic again: each exactly once
-`removal.py`         Removing a topic's directory: renamed at once, emptied afterwards
+`recovery.py`        the steps of opening a topic
+`settings.py`        every key of the broker's file, with its default
+`staged_import.py`   the import of batches that Spark sinks staged
+`reappend.py`        superseded messages, appended to their topic again
+`owned_topic.py`     the state of a topic that this process owns
+`takeover.py`        waiting for topics whose owner may be dead
+`handover.py`        handing topics over when the store closes
+`removal.py`         removing a topic's directory
+`wal/`               the log files of a topic
+`format/`            the bytes of a topic: frames, messages, checkpoints, names (pure)
+`dispatch/`          delivery to subscriptions
+`cold/`              the object tier
+`reading/`           reading a topic from its files, in any process, without the engine
 ===================  =============================================================================================
 """
 

@@ -37,7 +37,7 @@ class TopicAdministration(TopicSubscriptions):
         pass
 
     @abstractmethod
-    def _let_go(self, log: TopicEngine) -> None:
+    def _close_log(self, log: TopicEngine) -> None:
         pass
 
     def upload(self, topic: str) -> int:
@@ -45,7 +45,7 @@ class TopicAdministration(TopicSubscriptions):
         Upload everything appended to *topic* so far; return the offset below which objects have everything available.
 
         Raises:
-            UsageError: there is no such topic, or it is not uploaded.
+            UsageError: the topic does not exist, or it is not uploaded.
             StoreFailedError: the topic's disk failed.
             FencedError: another process has taken over the topic.
             TransientError: the object store or the metadata store cannot be reached; uploaded objects stay.
@@ -65,7 +65,7 @@ class TopicAdministration(TopicSubscriptions):
         as lost.
 
         Raises:
-            UsageError: there is no such topic or offset.
+            UsageError: the topic or offset does not exist.
             StoreFailedError: the topic's disk failed.
             FencedError: another process has taken over the topic.
             TransientError: the object store or the metadata store cannot be reached; some may be deleted.
@@ -86,7 +86,7 @@ class TopicAdministration(TopicSubscriptions):
         again.
 
         Raises:
-            UsageError: there is no such topic.
+            UsageError: the topic does not exist.
             DirectoryInUseError: another process owns it, or a streaming query or a pipeline has a subscription of it.
             FencedError: another process has taken over the topic.
             TransientError: the object store or the metadata store cannot be reached; some may be deleted.
@@ -103,7 +103,7 @@ class TopicAdministration(TopicSubscriptions):
                     self._cold.detach(log.topic, sealed=False)
                 raise
             finally:
-                self._let_go(log)
+                self._close_log(log)
             with self._guard:
                 for key in [key for key in self._subscriptions if key[0] == log.topic]:
                     del self._subscriptions[key]
@@ -129,7 +129,7 @@ class TopicAdministration(TopicSubscriptions):
         topic, and in objects if there is an object store. Calling it again continues or does nothing.
 
         Raises:
-            UsageError: there is no such topic, or it cannot be determined from which offset on a file was superseded.
+            UsageError: the topic does not exist, or it cannot be determined from which offset on a file was superseded.
             CapacityError, StoreFailedError, FencedError, TransientError: some may be appended; call it again.
         """
         found = self._existing(topic)
@@ -138,7 +138,7 @@ class TopicAdministration(TopicSubscriptions):
             return []
         cold = self._cold
         upload = None if cold is None or not self.settings.uploader.enabled else lambda: cold.upload(log.topic)
-        # Without an object tier there is no owner name. Do not create one: it would suggest that there was a tier.
+        # Without an object tier the owner has no name. Do not create one: it would suggest that there was a tier.
         owner = owner_of(self._fs, self.root) if self._fs.exists(f"{self.root}/{OWNER_FILE}") else ""
         with self._reappending:
             return reappend_superseded(self._fs, found, owner=owner, upload=upload)

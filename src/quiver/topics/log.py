@@ -66,7 +66,7 @@ class TopicLog:
                 takes a timeout.
 
         Raises:
-            UsageError: the message is too large, an attribute is not text, or there is no object store to wait for.
+            UsageError: the message is too large, an attribute is not text, or *durable* needs an object store.
             CapacityError: the disk is full; nothing was stored.
             NotDurableError: the message is in the log, but may not be in the object store; see `wait_until_uploaded`.
             StoreFailedError: a write or sync failed, now or earlier.

@@ -24,7 +24,7 @@ class OwnedTopic:
 
     topic: str
     ownership: Ownership
-    catalogue: ObjectCatalog
+    catalog: ObjectCatalog
     cursors: CursorMirror
     renew_at: float
     work: threading.Lock = field(default_factory=threading.Lock)

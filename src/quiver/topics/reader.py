@@ -181,7 +181,7 @@ class TopicReader:
         while (offset := self._fetched) < (end := self._end()):
             found = self._fetch_cached() or self._fetch_from_file(offset, end) or self._fetch_cold(offset, end)
             if not found and self._fetched == offset:
-                self._pass_over(offset, self._next_anywhere(offset, end), path=self._where(), position=0, reason="gone")
+                self._skip_lost(offset, self._next_anywhere(offset, end), path=self._where(), position=0, reason="gone")
             if self._buffer:
                 return True
         self._leave_file()
@@ -204,7 +204,7 @@ class TopicReader:
                 if self._buffer:
                     return
                 reason = message.reason if isinstance(message, Damage) else f"its offset field is {message.offset}"
-                self._pass_over(at, at + 1, path=self._where(), position=0, reason=reason)
+                self._skip_lost(at, at + 1, path=self._where(), position=0, reason=reason)
                 return
             keep(message)
             self._fetched = at + 1
@@ -227,7 +227,7 @@ class TopicReader:
                 self._leave_file()  # an object supplied part of what is damaged here
                 continue
             if isinstance(step, Lost):
-                self._pass_over_in_file(step, offset)
+                self._skip_lost_in_file(step, offset)
                 return True
             if self._take_from(step, offset, end):
                 return True
@@ -273,25 +273,25 @@ class TopicReader:
         if found is None:
             return False
         if isinstance(found, ColdLost):
-            self._pass_over(offset, found.next_offset, path=found.name, position=found.position, reason=found.reason)
+            self._skip_lost(offset, found.next_offset, path=found.name, position=found.position, reason=found.reason)
         else:
             self._keep(offset, list(found.bodies[offset - found.first_offset : end - found.first_offset]))
         return True
 
     # ── lost messages ────────────────────────────────────────────────────────────────────────────────────
 
-    def _pass_over_in_file(self, lost: Lost, offset: int) -> None:
+    def _skip_lost_in_file(self, lost: Lost, offset: int) -> None:
         span = self._span
         if span is None:
             return
         if self._fetch_cold(offset, span.next_offset if lost.next_offset is None else lost.next_offset):
             return
         damage = quarantine_damage(self._fs, span.path, lost, self._observer)
-        behind = span.next_offset if lost.next_offset is None else lost.next_offset
+        after = span.next_offset if lost.next_offset is None else lost.next_offset
         if lost.next_offset is None:
             self._leave_file()
-        if behind > offset:
-            self._pass_over(offset, behind, path=span.path, position=damage.offset, reason=damage.reason)
+        if after > offset:
+            self._skip_lost(offset, after, path=span.path, position=damage.offset, reason=damage.reason)
 
     def _next_anywhere(self, offset: int, end: int) -> int:
         cold = self._cold.next_offset(offset + 1) if self._cold is not None else None
@@ -302,14 +302,14 @@ class TopicReader:
     def _where(self) -> str:
         return self._span.path if self._span is not None else str(self._wal.directory or "memory")
 
-    def _pass_over(self, first: int, behind: int, *, path: str, position: int, reason: str) -> None:
-        self._fetched = behind
-        self._observer.count("danube_wal_messages_lost_total", behind - first)
+    def _skip_lost(self, first: int, after: int, *, path: str, position: int, reason: str) -> None:
+        self._fetched = after
+        self._observer.count("danube_wal_messages_lost_total", after - first)
         if self._on_lost == "skip":
-            self.lost.append((first, behind))
+            self.lost.append((first, after))
             return
-        what = f"message {first} is" if behind == first + 1 else f"messages {first} to {behind - 1} are"
-        raise DataLossError(path, position, f"{what} lost ({reason}); the reader continues at {behind}")
+        what = f"message {first} is" if after == first + 1 else f"messages {first} to {after - 1} are"
+        raise DataLossError(path, position, f"{what} lost ({reason}); the reader continues at {after}")
 
     def close(self) -> None:
         """Close the file that is being read. Idempotent."""

@@ -114,8 +114,8 @@ class _File:
         with scanner:
             while (step := scanner.step()) is not None:
                 if not isinstance(step, Good):
-                    behind = step.first_offset if step.next_offset is None else step.next_offset
-                    yield from ((offset, None) for offset in range(max(start, step.first_offset), behind))
+                    after = step.first_offset if step.next_offset is None else step.next_offset
+                    yield from ((offset, None) for offset in range(max(start, step.first_offset), after))
                     continue
                 for offset, (_, begin, end) in enumerate(step.frames, step.first_offset):
                     if offset >= start:
@@ -129,7 +129,7 @@ class _File:
 
 def _reappend(topic: OpenTopic, file: _File) -> Reappended:
     log = topic.engine
-    start = _replaced_from(log, file)
+    start = _superseded_from(log, file)
     result = Reappended(file.name, start)
     by_producer = {
         key
@@ -144,7 +144,7 @@ def _reappend(topic: OpenTopic, file: _File) -> Reappended:
     return result
 
 
-def _replaced_from(log: TopicEngine, file: _File) -> int:
+def _superseded_from(log: TopicEngine, file: _File) -> int:
     noted = parse_superseded_name(file.name)
     if noted is not None:
         return noted

@@ -1,17 +1,17 @@
 """
-Administration of topics that another process has open: asked for in files, done by that process.
+Administration of topics that another process has open: requested in files, executed by that process.
 
 ::
 
-    1  the asker writes        .requests/<id>.request    whole at once, by a rename
-    2  the owner renames it    .requests/<id>.taken      whoever gives up from here on cannot take it back
-    3  the owner does it       every command may be done twice: what crashes here is asked for again
-    4  the owner writes        .requests/<id>.answer     and removes what it took
-    5  the asker reads it      and removes it
+    1  the requester writes       .requests/<id>.request    complete, by a rename
+    2  the owner renames it       .requests/<id>.taken      from here on the requester cannot withdraw it
+    3  the owner executes it      commands are idempotent: after a crash the request is repeated
+    4  the owner writes           .requests/<id>.answer     and removes the taken file
+    5  the requester reads it     and removes it
 
-The owner looks once in a while, with its other upkeep, and works in a thread of its own: an upload takes its time, and
-a subscription may be held by a consumer. Nothing here is durable. An asker that finds its request gone, or the
-directory free, begins again.
+The owner checks periodically, with its other maintenance, and works in a separate thread: an upload takes time, and a
+consumer may hold a subscription. Nothing here is durable. A requester that finds its request removed, or the directory
+free, starts again.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ __all__ = ["RequestQueue", "ask", "perform"]
 _POLL_S = 0.1
 
 
-# ── what can be asked for ────────────────────────────────────────────────────────────────────────────────
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def perform(
     store: TopicAdministration, request: Request, *, wait_s: float = 0.0, clock: Clock = SYSTEM_CLOCK
 ) -> dict[str, Any]:
     """
-    Do what *request* says to *store*; return how it ended, as JSON can say it.
+    Execute *request* on *store*; return its result, as values for JSON.
 
-    What another owner or subscriber has is tried again, for at most *wait_s* in all.
+    Commands on topics that another owner or subscriber uses are retried, for at most *wait_s* seconds in total.
 
     Raises:
-        UsageError: there is no such command, or its arguments are not right.
+        UsageError: the command is unknown, or its arguments are not valid.
         QuiverError, OSError: as the method of `TopicStore`.
     """
     deadline = clock.monotonic() + wait_s
@@ -81,7 +81,7 @@ def perform(
             return _each(store, **request.arguments, do=lambda name: patient(lambda: of_each(store, name)))
     except TypeError as error:
         raise UsageError(f"{request.command}: {error}") from error
-    raise UsageError(f"{request.command!r} is no command; known are {', '.join([*_COMMANDS, *_OF_EACH])}")
+    raise UsageError(f"{request.command!r} is not a command; known are {', '.join([*_COMMANDS, *_OF_EACH])}")
 
 
 def _seek(store: TopicAdministration, topic: str, subscription: str, start: str | int) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _each(store: TopicAdministration, topic: str | None, do: Callable[[str], dic
         try:
             rows.append({"topic": name, **do(name)})
         except (QuiverError, OSError) as error:
-            rows.append({"topic": name, "problem": str(error)})  # the others are done all the same
+            rows.append({"topic": name, "problem": str(error)})  # continue with the other topics
     return {"topics": rows}
 
 
@@ -139,7 +139,7 @@ _OF_EACH: dict[str, Callable[[TopicAdministration, str], dict[str, Any]]] = {
     "unload": _unload,
     "reappend": _reappend,
 }
-"""What is done to one topic, or to all."""
+"""Commands for one topic, or for all."""
 
 
 def _start(value: str | int) -> Any:
@@ -147,7 +147,7 @@ def _start(value: str | int) -> Any:
         try:
             return datetime.fromisoformat(value)
         except ValueError as error:
-            raise UsageError(f"{value!r} is no start: an offset, earliest, latest or a time") from error
+            raise UsageError(f"{value!r} is not a start: use an offset, earliest, latest or a time") from error
     return value
 
 
@@ -163,17 +163,17 @@ class RequestQueue:
         self._turn = threading.Lock()
 
     def clear(self) -> None:
-        """Remove what was left to a process that had the directory before: whoever waits asks again."""
+        """Remove requests for a process that had the directory before: requesters that still wait ask again."""
         for name in self._names():
             with contextlib.suppress(OSError):
                 self._fs.remove(f"{self._directory}/{name}")
 
     def is_waiting(self) -> bool:
-        """Say whether anything is asked for."""
+        """Return whether there are requests."""
         return any(name.endswith(".request") for name in self._names())
 
     def serve(self, do: Callable[[Request], Mapping[str, Any]]) -> int:
-        """Do what is asked for, with *do*, and answer; return how many requests that were."""
+        """Execute the requests with *do* and answer them; return their number."""
         count = 0
         with self._turn:
             for name in self._names():
@@ -188,12 +188,12 @@ class RequestQueue:
             self._fs.rename(self._path(identity, "request"), taken)
             found = decode_request(self._fs.read_all(taken, size_max=REQUEST_BYTES_MAX))
         except OSError:
-            return False  # whoever asked has given up
+            return False  # the requester has withdrawn it
         if isinstance(found, Frame):
             answer = self._answer(found.value, do)
         else:
             answer = encode_refusal(Refusal("UsageError", as_damage(found, 0).reason))
-        with contextlib.suppress(OSError):  # on a full disk nobody is answered: it is asked for again
+        with contextlib.suppress(OSError):  # a full disk takes no answer: the request is repeated
             replace_advisory_file(self._fs, self._path(identity, "answer"), answer)
         with contextlib.suppress(OSError):
             self._fs.remove(taken)
@@ -205,8 +205,8 @@ class RequestQueue:
             return encode_answer(do(request))
         except (QuiverError, OSError) as error:
             return encode_refusal(Refusal(type(error).__name__, str(error)))
-        except Exception as error:  # noqa: BLE001 - told to who asked; the topics go on
-            return encode_refusal(Refusal("QuiverError", f"{request.command} failed by {error!r}"))
+        except Exception as error:  # noqa: BLE001 - reported to the requester; the topics continue
+            return encode_refusal(Refusal("QuiverError", f"{request.command} failed: {error!r}"))
 
     def _names(self) -> list[str]:
         try:
@@ -218,18 +218,18 @@ class RequestQueue:
         return f"{self._directory}/{request_name(identity, stage)}"
 
 
-# ── the process that asks ────────────────────────────────────────────────────────────────────────────────
+# ── the requesting process ───────────────────────────────────────────────────────────────────────────────
 
 
 def ask(fs: FileSystem, root: str, request: Request, *, wait_s: float, clock: Clock) -> Mapping[str, Any] | None:
     """
-    Ask the process that has the topics below *root* open to do *request*; return how it ended.
+    Ask the process that has the topics below *root* open to execute *request*; return the result.
 
-    None when it has to be asked for again: that process has ended, or another one has the directory by now.
+    Return None if the request has to be repeated: that process has ended, or another one has the directory now.
 
     Raises:
-        DirectoryInUseError: nobody took the request, or it was not finished, within *wait_s*.
-        UsageError, TransientError, QuiverError: what the command ended with there.
+        DirectoryInUseError: the request was not taken, or not finished, within *wait_s* seconds.
+        UsageError, TransientError, QuiverError: the error of the command.
         OSError: the request cannot be written.
     """
     identity = secrets.token_hex(8)

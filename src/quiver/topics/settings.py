@@ -1,5 +1,5 @@
 """
-Settings of topics: the broker's file as the document prints it, each key with its default.
+Settings of topics: the broker's file as the document shows it, each key with its default.
 
 ::
 
@@ -14,11 +14,11 @@ Settings of topics: the broker's file as the document prints it, each key with i
       subscriptions: {progress_flush_interval_seconds, progress_min_offset_delta, max_unacked_messages, …}
       topics: {default/orders: {deleter: {retention_size_mb: 100}}, "logs/*": {…}}
 
-What is below `topics` holds for the topics of that name or pattern, instead of what the sections above say. A setting
-that would have no effect is refused.
+Settings below `topics` apply to the topics of that name or pattern, instead of the sections above. A setting without an
+effect is rejected.
 
-``${NAME}`` in a text is replaced from an environment that the caller hands in: the library reads none. What `options`
-hold may be secret and is shown by nothing.
+``${NAME}`` in a text is replaced from an environment that the caller passes: the library reads none. The values of
+`options` may be secret and are never shown.
 """
 
 from __future__ import annotations
@@ -55,20 +55,17 @@ __all__ = [
 MIB = 1024 * 1024
 
 UNACKED_MESSAGES_MAX = 100_000
-"""What a subscription keeps on disk grows with them, and may not outgrow what is read back."""
+"""The file of a subscription grows with them, and must stay within the size limit for reading."""
 
 CloudBackend = Literal["fs", "memory", "s3", "gcs", "azblob"]
 ObjectCompression = Literal["none", "zstd", "lz4"]
 
 MESSAGE_OVERHEAD_BYTES = MIB
-"""Names and attributes of a message, beside its payload."""
+"""Space for the names and attributes of a message, in addition to its payload."""
 
 
 class WithObjects(int):
-    """
-    A default that holds only for topics with objects: what goes is there. Without objects nothing goes unless somebody
-    says so.
-    """
+    """A default that applies only to topics with objects. Without objects nothing is deleted unless configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +74,15 @@ class WalSettings:
     The local log of each topic.
 
     Attributes:
-        dir: root of all topics' files; None keeps nothing but what the cache holds.
+        dir: root of all topics' files; None keeps only cached messages.
         file_name: of the first file; the next ones carry a number before the suffix.
         cache_capacity: messages kept in memory, per topic.
-        cache_max_bytes: … and their bytes at most, per topic.
-        fsync_interval_ms: what was appended is never unsynced for longer; 0 syncs each append.
-        fsync_max_batch_bytes: a sync is due when this much is unsynced.
-        rotate_max_bytes: a file that has reached this is closed for a new one; None rotates at 1 GiB only.
-        rotate_max_seconds: … or one whose first message is this old.
-        max_message_size: a larger payload is refused.
+        cache_max_bytes: the maximum of their bytes, per topic.
+        fsync_interval_ms: the longest time that a message stays unsynced; 0 syncs each append.
+        fsync_max_batch_bytes: a sync is due when this many bytes are unsynced.
+        rotate_max_bytes: a file of this size is closed for a new one; None rotates at 1 GiB only.
+        rotate_max_seconds: the same for a file whose first message has this age.
+        max_message_size: a larger payload is rejected.
     """
 
     dir: str | None = None
@@ -115,15 +112,15 @@ class WalSettings:
 @dataclass(frozen=True, slots=True)
 class UploaderSettings:
     """
-    The copy to the object store.
+    The upload to the object store.
 
     Attributes:
         enabled: whether sealed files are uploaded at all.
         interval_seconds: between two cycles of one topic.
-        max_batch_bytes: an object is closed when it has reached this; None makes one of each sealed file.
-        root_prefix: before every key in the metadata.
-        compression: of objects; `none` is the plain format that everybody reads.
-        hand_over_seconds: how long closing may take to upload what is left and to release the topics; 0 hands
+        max_batch_bytes: an object is closed at this size; None creates one object per sealed file.
+        root_prefix: of every key in the metadata.
+        compression: of objects; `none` is the plain format that every reader knows.
+        hand_over_seconds: how long closing may take to upload remaining messages and to release the topics; 0 hands
             nothing over.
     """
 
@@ -146,13 +143,13 @@ class UploaderSettings:
 @dataclass(frozen=True, slots=True)
 class DeleterSettings:
     """
-    When local files go: those that the object store holds, or, of topics without objects, all that are old enough.
+    Retention of local files: those that the object store has, or, for topics without objects, all that are old enough.
 
     Attributes:
-        check_interval_minutes: between two looks at a topic.
-        retention_time_minutes: files that were written to later stay; None: age deletes nothing.
-        retention_size_mb: the oldest go while a topic has more than this many MiB; None: size deletes nothing.
-        wait_for_subscriptions: nothing goes that a reliable subscription has not confirmed.
+        check_interval_minutes: between two checks of a topic.
+        retention_time_minutes: files written to later are kept; None: age deletes nothing.
+        retention_size_mb: the oldest are deleted while a topic has more than this many MiB; None: size deletes nothing.
+        wait_for_subscriptions: keep what a reliable subscription has not confirmed.
     """
 
     check_interval_minutes: int = 5
@@ -166,7 +163,7 @@ class DeleterSettings:
         _at_least(0, "deleter", self, "retention_time_minutes", "retention_size_mb")
 
     def without_objects(self) -> DeleterSettings:
-        """Return what holds for topics without objects: what was said, and no default."""
+        """Return the settings for topics without objects: what was configured, and no defaults."""
         time, size = (
             None if isinstance(one, WithObjects) else one
             for one in (self.retention_time_minutes, self.retention_size_mb)
@@ -175,18 +172,18 @@ class DeleterSettings:
 
     @property
     def deletes(self) -> bool:
-        """Whether anything ever goes."""
+        """Whether anything is ever deleted."""
         return self.retention_time_minutes is not None or self.retention_size_mb is not None
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRetention:
     """
-    When objects go. By default never.
+    Retention of objects. By default they are kept.
 
     Attributes:
-        retention_time_minutes: objects that were made earlier go.
-        retention_size_mb: the oldest go while a topic has more than this many MiB.
+        retention_time_minutes: objects created earlier are deleted.
+        retention_size_mb: the oldest are deleted while a topic has more than this many MiB.
     """
 
     retention_time_minutes: int | None = None
@@ -203,7 +200,7 @@ class CloudSettings:
     The object store.
 
     Attributes:
-        backend: which kind.
+        backend: its kind.
         root: directory, or ``s3://bucket/prefix`` and the like.
         options: region, endpoint, credentials; never shown.
     """
@@ -222,14 +219,14 @@ class CloudSettings:
 @dataclass(frozen=True, slots=True)
 class MetadataSettings:
     """
-    Where descriptors, owners and cursors are kept.
+    The location of descriptors, owners and cursors.
 
     Attributes:
-        endpoint: ``etcd://host:port`` or ``sqlite://path``; None is a file beside the topics.
+        endpoint: ``etcd://host:port`` or ``sqlite://path``; None is a file next to the topics.
         namespace: before every key.
-        lease_seconds: an owner that is silent for this long has lost its topics, and stops by itself just before; for
-            as long as this, less a tenth, appends go on while the metadata store does not answer.
-        ca_file, cert_file, key_file, user, password: of an etcd with TLS or users, as in `quiver.metadata.location`.
+        lease_seconds: an owner that is silent for this long loses its topics, and stops by itself shortly before. While
+            the metadata store does not answer, appends continue for this time, less a tenth.
+        ca_file, cert_file, key_file, user, password: for an etcd with TLS or users, as in `quiver.metadata.location`.
     """
 
     endpoint: str | None = None
@@ -247,11 +244,11 @@ class MetadataSettings:
         given = [key for key in _ETCD_KEYS if getattr(self, key) is not None]
         if given and self.endpoint is None:
             raise SettingsError(f"metadata.{given[0]} has no effect without metadata.endpoint")
-        _ = self.location  # refuses what is no metadata store
+        _ = self.location  # raises if it is not a metadata store
 
     @property
     def location(self) -> MetadataLocation | None:
-        """Where the endpoint is, and how to get in; None without one."""
+        """The location of the endpoint with its credentials; None without an endpoint."""
         if self.endpoint is None:
             return None
         return MetadataLocation.of(self.endpoint, {key: getattr(self, key) for key in _ETCD_KEYS})
@@ -263,10 +260,10 @@ class SubscriptionSettings:
     Delivery to subscriptions.
 
     Attributes:
-        progress_flush_interval_seconds: progress that has moved is kept at the latest after this long.
-        progress_min_offset_delta: … or as soon as it has moved by this many messages.
-        max_unacked_messages: so many are under way at most, per subscription.
-        ack_timeout_seconds: a delivery not answered for this long is made again; None waits for ever.
+        progress_flush_interval_seconds: changed progress is saved after at most this time.
+        progress_min_offset_delta: the same after this many messages.
+        max_unacked_messages: the maximum number of unacknowledged messages, per subscription.
+        ack_timeout_seconds: a delivery without an answer for this time is repeated; None waits without limit.
         redelivery_delay_seconds: how long a refused message waits before it is delivered again.
         max_redelivery_count: a message refused more often than this becomes a dead letter; None: never.
     """
@@ -291,7 +288,7 @@ class SubscriptionSettings:
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """All of it. `from_mapping` takes the broker's file."""
+    """All settings. `from_mapping` takes the broker's file."""
 
     wal: WalSettings = field(default_factory=WalSettings)
     uploader: UploaderSettings = field(default_factory=UploaderSettings)
@@ -302,7 +299,7 @@ class TopicSettings:
     subscriptions: SubscriptionSettings = field(default_factory=SubscriptionSettings)
     topics: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-    """The keys that the broker's file has, as ``uploader.enabled``."""
+    """The keys that the broker's file contains, as ``uploader.enabled``."""
 
     def __post_init__(self) -> None:
         for pattern, sections in self.topics.items():
@@ -314,9 +311,9 @@ class TopicSettings:
 
     def of(self, topic: str, *, has_objects: bool) -> TopicSettings:
         """
-        Return what holds for *topic*: of the patterns below `topics` that it matches, the last one that says something.
+        Return the settings for *topic*: of the matching patterns below `topics`, the last one with a value applies.
 
-        Its log rotates often enough for retention to find files that may go.
+        Its log rotates often enough for retention to find files to delete.
         """
         chosen = self
         for pattern, sections in self.topics.items():
@@ -334,10 +331,10 @@ class TopicSettings:
 
     def require_effect(self, *, has_objects: bool, has_files: bool) -> None:
         """
-        Return when every setting that was given does something.
+        Check that every given setting has an effect.
 
         Raises:
-            SettingsError: one does nothing: there is no object store, or there are no files.
+            SettingsError: one has none, because of a missing object store or missing files.
         """
         if not has_objects:
             for section in ("uploader", "objects", "metadata"):
@@ -357,7 +354,7 @@ class TopicSettings:
                     raise SettingsError(f"{key} has no effect: these topics are in memory only")
                 if not key.endswith(_RETENTION):
                     raise SettingsError(
-                        f"{key} has no effect: deleter.retention_time_minutes or _size_mb says what goes"
+                        f"{key} has no effect: set deleter.retention_time_minutes or deleter.retention_size_mb"
                     )
 
     def _said(self, section: str) -> list[str]:
@@ -375,12 +372,12 @@ class TopicSettings:
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> TopicSettings:
         """
-        Build settings from the broker's file: what stands below ``storage:``, or the whole of it.
+        Build settings from the broker's file: from the section ``storage:``, or from the complete file.
 
-        *environment* is what ``${NAME}`` is looked up in.
+        *environment* has the values of ``${NAME}``.
 
         Raises:
-            SettingsError: an unknown key (the nearest known one is named), a bad value, or a name that the
+            SettingsError: an unknown key (the closest known one is named), an invalid value, or a name that the
                 environment does not have.
         """
         if not isinstance(mapping, Mapping):
@@ -424,7 +421,7 @@ _PER_TOPIC: dict[str, frozenset[str]] = {
     "objects": frozenset(one.name for one in dataclasses.fields(ObjectRetention)),
     "subscriptions": frozenset(one.name for one in dataclasses.fields(SubscriptionSettings)),
 }  # fmt: skip
-"""What may differ from topic to topic."""
+"""The settings that may differ per topic."""
 
 _RETENTION = ("retention_time_minutes", "retention_size_mb")
 _OF_FILES = ("file_name", "rotate_max_bytes", "rotate_max_seconds", "fsync_max_batch_bytes")
@@ -453,7 +450,7 @@ def _overridden(settings: TopicSettings, where: str, sections: object) -> TopicS
 
 
 def _rotating(wal: WalSettings, deleter: DeleterSettings) -> WalSettings:
-    """Return *wal* with files small and short enough for *deleter*: the one that is written to never goes."""
+    """Return *wal* with files small and short enough for *deleter*: the active file is never deleted."""
     size_mb, minutes = deleter.retention_size_mb, deleter.retention_time_minutes
     if wal.rotate_max_bytes is None and size_mb is not None and not isinstance(size_mb, WithObjects):
         wal = replace(wal, rotate_max_bytes=max(size_mb * MIB // _FILES_PER_LIMIT, _ROTATE_BYTES_MIN))
@@ -509,9 +506,9 @@ def _filled(value: Any, environment: Mapping[str, str], where: str) -> Any:
         return value
     missing = [name for name in _PLACEHOLDER.findall(value) if name not in environment]
     if missing:
-        handed = "" if environment else " (it is the mapping that from_mapping is given: environment=os.environ)"
+        handed = "" if environment else " (pass it to from_mapping: environment=os.environ)"
         raise SettingsError(f"{where}: the environment has no {missing[0]}{handed}")
-    # It stays a secret, so that no error shows it, whichever option it is for.
+    # Mark it as a secret, so that no error shows it, whichever option it is for.
     return Secret(_PLACEHOLDER.sub(lambda match: environment[match[1]], value)) if _PLACEHOLDER.search(value) else value
 
 

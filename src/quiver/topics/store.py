@@ -23,7 +23,7 @@ from quiver.primitives.forked import refuse_in_children
 from quiver.primitives.worker import Worker, WorkerDiedError
 from quiver.topics.administration import TopicAdministration
 from quiver.topics.cold.deleter import LocalDeleter
-from quiver.topics.cold.opening import names_in, refuse_tier_in_vain, tier_behind
+from quiver.topics.cold.opening import names_in, object_tier_of, require_tier_effect
 from quiver.topics.cold.port import ColdTier
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.dispatch.subscription import Subscription
@@ -47,14 +47,14 @@ __all__ = ["TopicStore", "topics_below"]
 
 TICK_S_MAX = 1.0
 _ADMINISTRATION_S = 5.0
-"""So long closing waits for what another process asked for; it is asked for again."""
+"""How long closing waits for requests of other processes, which ask again."""
 
 
 class TopicStore(TopicAdministration):
     """
-    Hands out one `TopicLog` per ``namespace/topic``. Thread-safe; one process a directory.
+    All topics below one directory: one `TopicLog` per ``namespace/topic``. Thread-safe; one process per directory.
 
-    Made by `open`. One thread, however many topics, syncs what is due, rotates by time, and looks after subscriptions.
+    Created by `open`. One thread for all topics syncs, rotates by time, and maintains subscriptions.
     """
 
     def __init__(
@@ -116,33 +116,33 @@ class TopicStore(TopicAdministration):
         background: bool = True,
     ) -> Self:
         """
-        Open the topics below *path*, created when missing.
+        Open the topics below *path*, which is created if necessary.
 
         Args:
-            path: the root; None takes `wal.dir` of the settings, and without that everything is in memory only.
+            path: the root; None uses `wal.dir` of the settings, and without that everything is in memory only.
             settings: `TopicSettings`, or the broker's file as a mapping.
-            objects: where cold objects are (see `quiver.objects`); by default what `cloud` of the settings says.
-            metadata: where descriptors and owners are (see `quiver.metadata`); by default as the settings say, or in a
-                file beside the topics.
-            cold: the tier behind the files, made otherwise.
+            objects: the location of objects (see `quiver.objects`); by default `cloud` of the settings.
+            metadata: the location of descriptors and owners (see `quiver.metadata`); by default as in the settings, or
+                a file next to the topics.
+            cold: an object tier that was created in another way.
             takeover_wait: seconds to wait for another process that has the directory; `topic` waits as long for another
-                owner. One that died is replaced when it was silent for its lease, `metadata.lease_seconds`.
+                owner. A dead owner is replaced after its lease, `metadata.lease_seconds`.
             fs: the file system.
             clock: time.
-            observer: where counts and events go.
+            observer: where counts and events are sent.
             background: whether a thread does what `maintain` does.
 
         Raises:
             DirectoryInUseError: another process has the directory, also after *takeover_wait*.
             AccessDeniedError, ObjectsUnavailableError, MetadataUnavailableError: see `open_cold_tier`.
-            SettingsError: see `TopicSettings.from_mapping`; or there was a tier before, and none is given now.
-            UsageError: the path is empty, or *takeover_wait* negative; or there is a tier to be, and no directory, or
-                metadata without objects.
+            SettingsError: see `TopicSettings.from_mapping`; or the topics had an object tier, and none is given now.
+            UsageError: the path is empty, or *takeover_wait* is negative; or an object tier is given without a
+                directory, or metadata without objects.
             OSError: the directory cannot be made.
         """
         chosen = settings if isinstance(settings, TopicSettings) else TopicSettings.from_mapping(settings or {})
         root = os.fspath(path) if path is not None else chosen.wal.dir
-        refuse_tier_in_vain(root, chosen, objects=objects, metadata=metadata, cold=cold)
+        require_tier_effect(root, chosen, objects=objects, metadata=metadata, cold=cold)
         lock = None
         if root is not None:
             if not root:
@@ -154,7 +154,7 @@ class TopicStore(TopicAdministration):
         observer = observer or InMemoryObserver()
         if cold is None and lock is not None and root is not None:
             try:
-                cold = tier_behind(
+                cold = object_tier_of(
                     root, chosen, objects=objects, metadata=metadata, fs=fs, clock=clock, observer=observer,
                     background=background,
                 )  # fmt: skip
@@ -171,7 +171,7 @@ class TopicStore(TopicAdministration):
 
     def _begin(self, *, background: bool) -> None:
         if self.root is not None:
-            with contextlib.suppress(OSError):  # it is no topic any more, and takes nothing but room
+            with contextlib.suppress(OSError):  # the remains are not a topic any more, and only take space
                 remove_deleted(self._fs, self.root)
         if self._requests is not None:
             self._requests.clear()
@@ -180,7 +180,7 @@ class TopicStore(TopicAdministration):
                 self._worker.start()
             self.adopt()
         except BaseException:
-            with contextlib.suppress(QuiverError, OSError):  # the error on the way says more
+            with contextlib.suppress(QuiverError, OSError):  # the current error is more useful
                 self._end(timeout=0)
             raise
 
@@ -190,10 +190,10 @@ class TopicStore(TopicAdministration):
         """
         Return the log of ``namespace/topic``, recovered or created; the same one for the same name.
 
-        A topic that is not *reliable* has no files: it holds what the cache holds, for those who listen now.
+        A topic that is not *reliable* has no files: it has only the cached messages, for current listeners.
 
         Raises:
-            UsageError: no name of a topic, or it is open as the other kind.
+            UsageError: the name is not valid, or the topic is open as the other kind.
             DirectoryInUseError: another process owns the topic, also after `takeover_wait`.
             StoreClosedError: the store was closed.
             OSError: the disk failed.
@@ -292,20 +292,20 @@ class TopicStore(TopicAdministration):
 
     def unload(self, name: str) -> int:
         """
-        Seal a topic, let the tier behind the files finish it, and let go of it; return its next offset.
+        Seal a topic, let the object tier finish it, and close it; return its next offset.
 
-        Another process can then own it. The next `topic` of the same name opens it again.
+        Another process can own it then. The next `topic` with the same name opens it again.
 
         Raises:
-            UsageError: there is no such topic.
+            UsageError: the topic does not exist.
             StoreFailedError: the disk failed; the topic stays loaded.
-            FencedError: another process has taken it over; it is let go of here.
-            TransientError: the tier behind the files cannot finish now; nothing more is taken, and `unload` tries
-            again.
+            FencedError: another process has taken over the topic; it is closed here.
+            TransientError: the object tier cannot finish now; the topic accepts no more messages, and `unload` tries
+                again.
         """
         log = self._existing(name).engine
         topic = log.topic
-        with self._opening_of(topic):  # nobody opens it anew before its files are let go
+        with self._opening_of(topic):  # it is not opened again before its files are closed
             for one in self._open_subscriptions(topic):
                 one.close()
             next_offset = log.wal.seal()
@@ -313,15 +313,15 @@ class TopicStore(TopicAdministration):
                 if self._cold is not None:
                     self._cold.detach(topic, sealed=True)
             except FencedError:
-                # Another has it: there is nothing to finish any more. What is only here stays on this disk.
+                # Another process owns it, so there is nothing to finish. Messages that are only here stay on this disk.
                 if self._cold is not None:
                     self._cold.detach(topic, sealed=False)
-                self._let_go(log)
+                self._close_log(log)
                 raise
-            self._let_go(log)
+            self._close_log(log)
         return next_offset
 
-    def _let_go(self, log: TopicEngine) -> None:
+    def _close_log(self, log: TopicEngine) -> None:
         log.close()
         with self._guard:
             self._open.pop(log.topic, None)
@@ -345,18 +345,18 @@ class TopicStore(TopicAdministration):
             ],
         }
 
-    # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── maintenance ──────────────────────────────────────────────────────────────────────────────────────
 
     def maintain(self) -> None:
         """
-        Do by hand what the thread would do by now: sync and rotate what is due, and the tier's work.
+        Do manually what the thread does periodically: sync and rotate what is due, and run the object tier.
 
         Raises:
-            StoreFailedError: a topic's disk failed, now or earlier; the others were looked after.
+            StoreFailedError: a topic's disk failed, now or earlier; the other topics were maintained.
         """
         self.adopt()
         self._serve()
-        self._upkeep(within_s=0.0)
+        self._maintain_open(within_s=0.0)
         for log in self._open_logs():
             if log.deleter is not None:
                 log.deleter.run_once()
@@ -365,8 +365,8 @@ class TopicStore(TopicAdministration):
 
     def adopt(self) -> int:
         """
-        Append what Spark sinks committed; return how many messages came. What cannot come now waits, and is
-        reported.
+        Append the batches that Spark sinks committed; return the number of new messages. A batch that cannot be
+        appended now is reported, and retried by the next call.
         """
         return 0 if self._staged_import is None else self._staged_import.import_all()
 
@@ -374,7 +374,7 @@ class TopicStore(TopicAdministration):
         if self._requests is not None:
             self._requests.serve(lambda request: perform(self, request))
 
-    def _upkeep(self, *, within_s: float) -> None:
+    def _maintain_open(self, *, within_s: float) -> None:
         failed: QuiverError | None = None
         for one in self._open_now():
             try:
@@ -395,7 +395,7 @@ class TopicStore(TopicAdministration):
 
     def flush(self) -> None:
         """
-        Sync every topic.
+        Sync all topics.
 
         Raises:
             StoreFailedError: a topic's sync failed.
@@ -409,12 +409,12 @@ class TopicStore(TopicAdministration):
         self._worker.wake()
 
     def _turn(self) -> None:
-        """One turn of the thread."""
+        """Run one pass of the thread."""
         with self._guard:
             full, self._full = self._full, set()
         for log in self._open_logs():
             if log.topic in full:
-                log.unsynced_since_s = 0.0  # due at once
+                log.unsynced_since_s = 0.0  # due immediately
         self.adopt()
         if self._requests is not None and self._requests.is_waiting():
             self._administrator.start()
@@ -425,13 +425,13 @@ class TopicStore(TopicAdministration):
             except StoreClosedError:
                 continue
             except (QuiverError, OSError) as error:
-                # The log refuses its next caller. Progress is tried again.
+                # The log refuses its next caller. Saving progress is retried.
                 if str(error) not in self._reported:
                     self._reported.add(str(error))
                     self._observer.event("danube.upkeep", level=logging.ERROR, problem=str(error))
 
     def _fail(self, died: WorkerDiedError) -> None:
-        """Refuse everything from now on: nothing would be synced any more, and no progress saved."""
+        """Refuse all further calls: nothing would be synced any more, and no progress saved."""
         with self._guard:
             self._failure = died
         for log in self._open_logs():
@@ -458,20 +458,20 @@ class TopicStore(TopicAdministration):
 
     def close(self, *, timeout: float | None = None) -> Sequence[UnfinishedHandOver]:
         """
-        Sync and close every topic, hand it over, and let go of the directory. Idempotent.
+        Sync and close every topic, hand it over, and release the directory. Idempotent.
 
-        With objects, what is not uploaded yet goes up, and each topic is released: another process goes on exactly
-        there, at once. That takes at most *timeout* seconds; None is `uploader.hand_over_seconds`. Topics that could
-        not be handed over are returned, and each is reported as the event `danube.topic.not_handed_over`: their
+        With objects, remaining messages are uploaded and each topic is released: another process can continue exactly
+        there, immediately. That takes at most *timeout* seconds; None is `uploader.hand_over_seconds`. Topics that
+        could not be handed over are returned, and each is reported as the event `danube.topic.not_handed_over`: their
         messages are safe here, and this directory still owns them.
 
         Raises:
-            StoreFailedError: what was appended to a topic may not be synced; the others are closed well.
+            StoreFailedError: messages of a topic may not be synced; the others were closed.
             OSError: the progress of a subscription could not be saved.
         """
         try:
             if not self._closed and self._failure is None:
-                self.adopt()  # who committed meanwhile saw that somebody is here
+                self.adopt()  # sinks that committed meanwhile saw that this process would import
         finally:
             unfinished = self._end(timeout)
         return unfinished
@@ -500,7 +500,7 @@ class TopicStore(TopicAdministration):
                     failed = failed or error
             unfinished = self._hand_over(synced, timeout)
         finally:
-            # Whatever went wrong: a tier that goes on would renew what nobody works on any more.
+            # In any case: a running tier would renew the ownership of topics that nothing works on.
             if self._cold is not None:
                 self._cold.close()
             if self._lock is not None:

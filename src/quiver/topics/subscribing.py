@@ -86,7 +86,7 @@ class TopicSubscriptions(ABC):
         """
         Return a subscription, created at *start* if there is none; its position is durable on return.
 
-        An existing subscription continues at its position, whatever *start* is; `seek` moves it.
+        An existing subscription continues at its position and ignores *start*; `seek` moves it.
 
         Raises:
             UsageError: the name, *start* or *kind* is not valid, or it is open as another kind.
@@ -143,7 +143,7 @@ class TopicSubscriptions(ABC):
         It is durable on return. Answers to deliveries made before are ignored.
 
         Raises:
-            UsageError: there is no such subscription or start, or the topic stores no progress.
+            UsageError: the subscription does not exist, *start* is not valid, or the topic stores no progress.
             DirectoryInUseError: a streaming query or a pipeline uses this subscription.
             CorruptionError: its file is damaged.
         """
@@ -179,7 +179,7 @@ class TopicSubscriptions(ABC):
         Remove a subscription and its position; return whether it existed. Durable on return.
 
         Raises:
-            UsageError: the name is not valid, or there is no such topic.
+            UsageError: the name is not valid, or the topic does not exist.
             DirectoryInUseError: a streaming query or a pipeline uses this subscription.
         """
         log = self._existing(topic).engine

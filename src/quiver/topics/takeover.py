@@ -38,7 +38,7 @@ from quiver.topics.format.watch import SeenRecord, decode_watch, encode_watch
 __all__ = ["OwnerWatches", "patiently"]
 
 _POLL_S = 0.25
-_LOOK_EVERY_S = 60.0
+_OBSERVE_EVERY_S = 60.0
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class OwnerWatches:
         self._boot = boot_name(fs) if path is not None else None
         self._path = path if self._boot is not None else None
         self._guard = threading.Lock()
-        self._looked_at_s = -math.inf
+        self._observed_at_s = -math.inf
         self._watches = self._load()
 
     def of(self, key: str) -> Watch:
@@ -108,7 +108,7 @@ class OwnerWatches:
     def observe_all(self) -> None:
         """Start watching the owners of all topics that are not watched yet, at most once a minute; store the result."""
         with self._guard:
-            if self._clock.monotonic() - self._looked_at_s < _LOOK_EVERY_S:
+            if self._clock.monotonic() - self._observed_at_s < _OBSERVE_EVERY_S:
                 return
         # Owners that cannot be observed now are observed with the next call.
         with contextlib.suppress(MetadataUnavailableError):
@@ -117,7 +117,7 @@ class OwnerWatches:
                 found = self._metadata.get(key)
                 if found is not None:
                     self.of(key).see(found, self._clock.monotonic())
-            self._looked_at_s = self._clock.monotonic()
+            self._observed_at_s = self._clock.monotonic()
         self._keep()
 
     def _topics(self) -> list[str]:

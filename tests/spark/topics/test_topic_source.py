@@ -393,7 +393,7 @@ def test_damage_is_named(topics):
         file.write(data)
     found = list(view_of(topics).read(0, 60))
     [lost] = [one for one in found if isinstance(one, LostRange)]
-    assert (lost.first, lost.behind) == (10, 11)
+    assert (lost.first, lost.after) == (10, 11)
     assert isinstance(lost.error(), DataLossError)
     assert sum(len(one.bodies) for one in found if isinstance(one, Piece)) == 59
 

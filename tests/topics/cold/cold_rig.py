@@ -113,7 +113,7 @@ class Rig:
 
     def named(self) -> list[str]:
         """The names that the catalogue knows, in order."""
-        return [one.object_id for one in self.tier.catalogue(TOPIC).descriptors()]
+        return [one.object_id for one in self.tier.catalog(TOPIC).descriptors()]
 
 
 def append(log: TopicLog, count: int) -> None:
@@ -146,7 +146,7 @@ def holes(catalogue: ObjectCatalog, behind: int) -> list[tuple[int, int]]:
 
 def check_tidy(rig: Rig) -> None:
     """After a whole cycle: every object is named, every name has its object, none overlap, none is missing between."""
-    catalogue = rig.tier.catalogue(TOPIC)
+    catalogue = rig.tier.catalog(TOPIC)
     catalogue.refresh()
     found = catalogue.descriptors()
     if sorted(rig.keys()) != sorted(one.object_id for one in found):

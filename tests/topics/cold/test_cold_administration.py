@@ -25,7 +25,7 @@ def test_uploading_syncs_first():
     rig, log = opened()
     append(log, 5)
     assert rig.store.upload(TOPIC) == 5
-    assert rig.tier.catalogue(TOPIC).next_offset == 5
+    assert rig.tier.catalog(TOPIC).next_offset == 5
     rig.objects.fail_on("put_parts", times=9)
     append(log, 1)
     with pytest.raises(ObjectsUnavailableError):

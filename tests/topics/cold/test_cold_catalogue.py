@@ -100,7 +100,7 @@ def test_a_descriptor_that_was_withdrawn_a_moment_ago_is_looked_for_anew():
         append(log, 60)
         log.flush()
         rig.store.maintain()
-        first = rig.tier.catalogue(TOPIC).spans()[0]
+        first = rig.tier.catalog(TOPIC).spans()[0]
         rig.facts.commit({descriptor_key(ROOT, TOPIC, first.start_offset): None})
         rig.memory.delete([PREFIX + first.object_id])
         reader = rig.tier.reader(TOPIC)
@@ -112,7 +112,7 @@ def test_a_descriptor_under_another_ones_key_is_damage():
     """It would be found by nobody who asks for its first message."""
     facts = MemoryMetadata()
     facts.commit({descriptor_key(ROOT, TOPIC, 5000): encode_descriptor(descriptor(3))})
-    with pytest.raises(CorruptionError, match="begins with message 3000, its key says another"):
+    with pytest.raises(CorruptionError, match="begins with message 3000, but its key has another offset"):
         ObjectCatalog(facts, root=ROOT, topic=TOPIC).refresh()
 
 

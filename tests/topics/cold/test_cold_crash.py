@@ -50,7 +50,7 @@ def check(moment: Moment, rig: Rig, disk) -> None:
         after.store.maintain()
         assert read(log) == expected(count + 3)
         check_tidy(after)
-        assert after.tier.catalogue(TOPIC).next_offset == count + 3
+        assert after.tier.catalog(TOPIC).next_offset == count + 3
         assert "pending" not in " ".join(after.keys())
 
 
@@ -95,7 +95,7 @@ def test_a_crash_while_objects_expire():
             log.flush()
             after.tier.maintain()
             check_tidy(after)
-            start = after.tier.catalogue(TOPIC).start_offset or 0
+            start = after.tier.catalog(TOPIC).start_offset or 0
             assert read(log, start) == expected(log._engine.wal.next_offset, start)
     assert any(moment.label.endswith("commit") for moment in found)
 

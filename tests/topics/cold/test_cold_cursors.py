@@ -184,10 +184,10 @@ def test_what_cannot_be_read_is_not_guessed():
     assert facts.get(f"{PREFIX}b/cursor").value == b"5"
 
     facts.commit({f"{PREFIX}b/cursor": b"-1"})
-    with pytest.raises(CorruptionError, match="a cursor is a number"):
+    with pytest.raises(CorruptionError, match="a cursor must be a number"):
         mirror.next_offset_min()
     facts.commit({f"{PREFIX}b/cursor": b"5", f"{PREFIX}b/progress": b"{}"})
-    with pytest.raises(CorruptionError, match="no progress"):
+    with pytest.raises(CorruptionError, match="not a progress"):
         mirror.restore(kept)
 
 

@@ -115,7 +115,7 @@ def test_nothing_goes_whose_object_is_not_there_any_more(trouble):
         append(log, 20)
         log.flush()
         rig.tier.maintain()
-        first = rig.tier.catalogue(TOPIC).descriptors()[0]
+        first = rig.tier.catalog(TOPIC).descriptors()[0]
         if trouble == "missing":
             rig.memory.delete([PREFIX + first.object_id])
         else:
@@ -224,7 +224,7 @@ def test_objects_expire_by_their_own_policy():
         rig.tier.maintain()
         rig.tier.maintain()
         check_tidy(rig)
-        start = rig.tier.catalogue(TOPIC).start_offset
+        start = rig.tier.catalog(TOPIC).start_offset
         assert start >= 7
         assert rig.observer.total("danube_cloud_objects_expired_total") > 0
         with log.reader(start=0, follow=False, on_lost="skip") as reader:

@@ -151,7 +151,7 @@ def test_callers_that_wait_share_an_upload(tmp_path):
         assert 0 < len(objects) < 40
         offset = log.append(b"x")
         log.wait_until_uploaded(offset, timeout=60)
-        assert store._cold.catalogue(TOPIC).next_offset == 41
+        assert store._cold.catalog(TOPIC).next_offset == 41
 
 
 def test_closing_ends_the_waiting(tmp_path):

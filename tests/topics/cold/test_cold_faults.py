@@ -40,7 +40,7 @@ def mend_and_check(rig, log):
     rig.store.maintain()
     check_tidy(rig)
     assert read(log) == expected(15)
-    assert rig.tier.catalogue("default/orders").next_offset == 15
+    assert rig.tier.catalog("default/orders").next_offset == 15
 
 
 @pytest.mark.parametrize("how", ["fail", "lose_answer", "truncate", "repeat", "slow"])
@@ -142,7 +142,7 @@ def test_a_failing_disk_does_not_stop_the_upload():
         log.flush()
         rig.tier.maintain()
         check_tidy(rig)
-        assert rig.tier.catalogue("default/orders").next_offset == 9
+        assert rig.tier.catalog("default/orders").next_offset == 9
 
 
 def test_a_wrong_checkpoint_is_found_out():
@@ -229,7 +229,7 @@ def test_damage_in_the_log_is_stepped_over_and_told():
 
         names = rig.named()
         assert len(names) == 2
-        (hole,) = holes(rig.tier.catalogue("default/orders"), 9)
+        (hole,) = holes(rig.tier.catalog("default/orders"), 9)
         assert hole[1] - hole[0] == 1
         assert log._engine.wal.start_offset == 9  # all that the file could give is in objects
         with log.reader(start=0, follow=False, on_lost="skip") as reader:

@@ -12,7 +12,7 @@ from hostile_objects import CHANGES, TEBIBYTE, HostileObjects, Made, little_memo
 from quiver.errors import DataLossError, ObjectsUnavailableError
 from quiver.metadata.memory import MemoryMetadata
 from quiver.topics.cold.catalog import ObjectCatalog
-from quiver.topics.cold.catalog_rebuild import rebuild_catalogue
+from quiver.topics.cold.catalog_rebuild import rebuild_catalog
 from quiver.topics.format.frame import FRAME_PAYLOAD_BYTES_MAX
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -54,7 +54,7 @@ def hostile(request, compression):
     log._engine.wal.rotate()
     rig.store.maintain()
     assert log._engine.wal.start_offset == COUNT
-    first, victim, other = rig.tier.catalogue(TOPIC).descriptors()[:3]
+    first, victim, other = rig.tier.catalog(TOPIC).descriptors()[:3]
     assert first.end_offset < victim.start_offset
     tier = HostileObjects(rig.memory)
     tier.replace(PREFIX + victim.object_id, PREFIX + other.object_id, EVERY[request.param])
@@ -105,7 +105,7 @@ def test_a_catalogue_that_is_made_again_beside_it(hostile):
     rig, _, key, lost, _ = hostile
     facts = MemoryMetadata()
     with little_memory(200 << 20):
-        found = rebuild_catalogue(rig.objects, ObjectCatalog(facts, root="/danube", topic=TOPIC, commits=facts))
+        found = rebuild_catalog(rig.objects, ObjectCatalog(facts, root="/danube", topic=TOPIC, commits=facts))
     assert [one.path for one in found.damaged] == [key]
     named = {offset for one in found.descriptors for offset in range(one.start_offset, one.end_offset + 1)}
     assert set(range(COUNT)) - named <= set(lost)
@@ -119,7 +119,7 @@ def test_an_object_that_never_comes_whole(compression):
     append(log, COUNT)
     log._engine.wal.rotate()
     rig.store.maintain()
-    first, victim = rig.tier.catalogue(TOPIC).descriptors()[:2]
+    first, victim = rig.tier.catalog(TOPIC).descriptors()[:2]
     tier = HostileObjects(rig.memory)
     tier.replace(PREFIX + victim.object_id, PREFIX + first.object_id, CHANGES[SHORT])
     rig.objects._inner = tier

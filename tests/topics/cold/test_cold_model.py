@@ -19,7 +19,7 @@ from quiver.testing.crashfs import CrashFileSystem
 
 
 class ColdTopic(RuleBasedStateMachine):
-    """The model is two numbers: how many messages there are, and how many of them are promised to last."""
+    """The model must be two numbers: how many messages there are, and how many of them are promised to last."""
 
     @initialize(
         compression=st.sampled_from(["none", "zstd", "lz4"]),
@@ -127,7 +127,7 @@ class ColdTopic(RuleBasedStateMachine):
         self.rig.store.maintain()
         self.rig.store.maintain()
         check_tidy(self.rig)
-        assert self.rig.tier.catalogue(TOPIC).next_offset == self.count
+        assert self.rig.tier.catalog(TOPIC).next_offset == self.count
         assert read(self.log) == expected(self.count)
         self.rig.close()
 

@@ -35,7 +35,7 @@ def cold(count, *, rotate=100_000_000, compression="none", batch=None):
 
 
 def reader_of(rig, read_bytes=4 << 20):
-    return ObjectReader(rig.objects, rig.tier.catalogue(TOPIC), observer=rig.observer, read_bytes=read_bytes)
+    return ObjectReader(rig.objects, rig.tier.catalog(TOPIC), observer=rig.observer, read_bytes=read_bytes)
 
 
 def bodies(reader, start, end):
@@ -64,7 +64,7 @@ def change(rig, name, position, byte=None, *, cut=None):
 def test_any_offset_by_the_index(compression):
     """Every start gives exactly what follows; no more than a thousand messages are read in vain."""
     rig, log = cold(3500, compression=compression)
-    (descriptor,) = rig.tier.catalogue(TOPIC).descriptors()
+    (descriptor,) = rig.tier.catalog(TOPIC).descriptors()
     assert [offset for offset, _ in descriptor.offset_index] == [0, 1000, 2000, 3000]
 
     for start in (0, 1, 999, 1000, 1001, 2500, 3400):
@@ -103,7 +103,7 @@ def test_an_object_is_the_log_byte_for_byte():
 def test_objects_are_closed_by_size():
     """`max_batch_bytes`: the message that reaches it is the last one."""
     rig, log = cold(20, batch=300)
-    sizes = [one.size for one in rig.tier.catalogue(TOPIC).descriptors()]
+    sizes = [one.size for one in rig.tier.catalog(TOPIC).descriptors()]
     frame = max(len(body) + 16 for body in bodies(reader_of(rig), 0, 20))
 
     assert len(sizes) > 4
@@ -134,7 +134,7 @@ def test_object_to_file_to_memory_to_live():
 def test_a_flipped_bit_loses_one_message(name):
     """With the object's name, the byte, and the offset; everything else still comes."""
     rig, log = cold(1000)
-    frame = rig.tier.catalogue(TOPIC).descriptors()[0].size // 1000
+    frame = rig.tier.catalog(TOPIC).descriptors()[0].size // 1000
     change(rig, name, 500 * frame)
 
     with log.reader(start=0, follow=False) as reader:
@@ -156,7 +156,7 @@ def test_a_flipped_bit_loses_one_message(name):
 def test_every_flipped_byte(compression):
     """Whatever byte it is: what comes is what was appended, in order, and what does not is said to be lost."""
     rig, log = cold(6, compression=compression)
-    (one,) = rig.tier.catalogue(TOPIC).descriptors()
+    (one,) = rig.tier.catalog(TOPIC).descriptors()
     sound = rig.memory.get(PREFIX + one.object_id, size_max=1 << 20)
 
     for position in range(one.size):
@@ -174,7 +174,7 @@ def test_every_flipped_byte(compression):
 def test_every_truncation(compression):
     """An object that is shorter than its descriptor says gives what it has, and tells how long it is."""
     rig, log = cold(6, compression=compression)
-    (one,) = rig.tier.catalogue(TOPIC).descriptors()
+    (one,) = rig.tier.catalog(TOPIC).descriptors()
     sound = rig.memory.get(PREFIX + one.object_id, size_max=1 << 20)
 
     for cut in range(one.size):
@@ -190,7 +190,7 @@ def test_a_missing_object_is_named():
     """Its offsets are lost, and the next object's come."""
     rig, log = cold(30, rotate=600)
     names = rig.named()
-    first = rig.tier.catalogue(TOPIC).descriptors()[0]
+    first = rig.tier.catalog(TOPIC).descriptors()[0]
     rig.memory.delete([PREFIX + names[0]])
 
     with log.reader(start=0, follow=False) as reader:
@@ -203,7 +203,7 @@ def test_a_missing_object_is_named():
 def test_damage_before_the_wanted_offset_costs_nothing():
     """The index leads to a place before it; what is damaged between is not wanted."""
     rig, log = cold(900)
-    frame = rig.tier.catalogue(TOPIC).descriptors()[0].size // 900
+    frame = rig.tier.catalog(TOPIC).descriptors()[0].size // 900
     change(rig, "data-0-899.dnb1", 100 * frame)
 
     assert read(log, 500) == expected(900, 500)
@@ -220,9 +220,9 @@ def test_a_damaged_header_costs_nothing():
 def test_a_hole_between_objects_is_an_error_that_names_the_range():
     """Nothing is skipped in silence."""
     rig, log = cold(30, rotate=600)
-    names = [one.start_offset for one in rig.tier.catalogue(TOPIC).descriptors()]
+    names = [one.start_offset for one in rig.tier.catalog(TOPIC).descriptors()]
     rig.facts.commit({f"{DESCRIPTORS}{names[1]:020d}": None})
-    rig.tier.catalogue(TOPIC).refresh()
+    rig.tier.catalog(TOPIC).refresh()
 
     with log.reader(start=0, follow=False) as reader:
         seen = []
@@ -236,14 +236,14 @@ def test_overlapping_descriptors_repeat_nothing():
     """Left by a writer that forgot where it was: each offset comes once."""
     rig, log = cold(30, rotate=600)
     data = b"".join(rig.memory.get(PREFIX + name, size_max=1 << 20) for name in rig.named()[:2])
-    first, second = rig.tier.catalogue(TOPIC).descriptors()[:2]
+    first, second = rig.tier.catalog(TOPIC).descriptors()[:2]
     name = f"data-0-{second.end_offset}.dnb1"
     rig.memory.put(PREFIX + name, data)
     longer = rig.facts.get(f"{DESCRIPTORS}{0:020d}").value.replace(first.object_id.encode(), name.encode())
     longer = longer.replace(f'"end_offset":{first.end_offset}'.encode(), f'"end_offset":{second.end_offset}'.encode())
     longer = longer.replace(f'"size":{first.size}'.encode(), f'"size":{len(data)}'.encode())
     rig.facts.commit({f"{DESCRIPTORS}{0:020d}": longer})
-    rig.tier.catalogue(TOPIC).refresh()
+    rig.tier.catalog(TOPIC).refresh()
 
     assert read(log) == expected(30)
 
@@ -297,8 +297,8 @@ def test_what_retention_took_is_no_damage():
     catalogue = ObjectCatalog(rig.metadata, root="/danube", topic=TOPIC)
     catalogue.refresh()
     reader = ObjectReader(rig.objects, catalogue, observer=rig.observer)
-    first = rig.tier.catalogue(TOPIC).descriptors()[0]
-    rig.tier.catalogue(TOPIC).withdraw([first])
+    first = rig.tier.catalog(TOPIC).descriptors()[0]
+    rig.tier.catalog(TOPIC).withdraw([first])
     rig.memory.delete([PREFIX + first.object_id])
 
     assert reader.take(0, 30) is None
@@ -308,7 +308,7 @@ def test_what_retention_took_is_no_damage():
 def test_lost_ranges_end_at_a_place_of_the_index():
     """In a packed object nothing behind the damage in a block can be read; the next block can."""
     rig, _ = cold(2500, compression="zstd")
-    (one,) = rig.tier.catalogue(TOPIC).descriptors()
+    (one,) = rig.tier.catalog(TOPIC).descriptors()
     change(rig, one.object_id, one.offset_index[1][1] + 10)
 
     found = reader_of(rig).take(1200, 2500)

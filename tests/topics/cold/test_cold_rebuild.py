@@ -9,7 +9,7 @@ from quiver.errors import CorruptionError
 from quiver.metadata import acquire
 from quiver.metadata.memory import MemoryMetadata
 from quiver.topics.cold.catalog import ObjectCatalog
-from quiver.topics.cold.catalog_rebuild import rebuild_catalogue, topics_with_objects
+from quiver.topics.cold.catalog_rebuild import rebuild_catalog, topics_with_objects
 from quiver.topics.format.descriptor import decode_descriptor, encode_descriptor
 
 
@@ -19,14 +19,14 @@ def made(compression="none", count=40, rotate=600):
         append(log, count)
         log._engine.wal.rotate()
         rig.store.maintain()
-        rig.before = rig.tier.catalogue(TOPIC).descriptors()
+        rig.before = rig.tier.catalog(TOPIC).descriptors()
     return rig
 
 
 def rebuilt(rig, facts=None):
     facts = facts or MemoryMetadata()
     catalogue = ObjectCatalog(facts, root="/danube", topic=TOPIC, commits=facts)
-    return facts, catalogue, rebuild_catalogue(rig.memory, catalogue)
+    return facts, catalogue, rebuild_catalog(rig.memory, catalogue)
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])

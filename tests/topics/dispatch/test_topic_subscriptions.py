@@ -512,7 +512,7 @@ def test_confirmed_against_a_set(steps):
             model.add(step)
         else:
             first, count = step
-            confirmed.pass_over(first, first + count)
+            confirmed.skip(first, first + count)
             model.update(range(first, first + count))
         at = next(offset for offset in range(100) if offset not in model)
         assert confirmed.next_offset == at

@@ -25,7 +25,7 @@ from quiver.cli.topic.objects import (
     check_objects,
     messages_of_objects,
     metadata_of,
-    rebuild_catalogue,
+    rebuild_catalog,
 )
 from quiver.cli.topic.opening import FileName, MetadataUrl, Root, Topic, Wait, open_topics, tier_of
 from quiver.errors import UsageError
@@ -54,7 +54,7 @@ def build_topic_app() -> typer.Typer:
     app.command("produce", short_help="Append messages.")(produce)
     app.command("subscriptions", short_help="Show who subscribes, and how far behind.")(subscriptions)
     add_admin_commands(app)
-    app.command("rebuild-catalogue", short_help="Make the metadata anew from the objects.")(rebuild_catalogue)
+    app.command("rebuild-catalogue", short_help="Make the metadata anew from the objects.")(rebuild_catalog)
     return app
 
 

@@ -37,7 +37,7 @@ __all__ = [
     "check_objects",
     "messages_of_objects",
     "metadata_of",
-    "rebuild_catalogue",
+    "rebuild_catalog",
 ]
 
 _TTL_S = 60.0
@@ -179,7 +179,7 @@ def _damage_in_objects(objects: ObjectTier, catalogue: ObjectCatalog) -> Iterato
             at = found.next_offset
 
 
-def rebuild_catalogue(
+def rebuild_catalog(
     objects: Objects,
     metadata: MetadataUrl,
     metadata_option: MetadataOptions = None,
@@ -232,7 +232,7 @@ def _rebuild(tier: ObjectTier, store: MetadataStore, topic: str, root: str, wait
     from quiver.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from quiver.metadata import acquire  # noqa: PLC0415
     from quiver.topics.cold.catalog import ObjectCatalog  # noqa: PLC0415
-    from quiver.topics.cold.catalog_rebuild import rebuild_catalogue as rebuild  # noqa: PLC0415
+    from quiver.topics.cold.catalog_rebuild import rebuild_catalog as rebuild  # noqa: PLC0415
     from quiver.topics.format.descriptor import owner_key  # noqa: PLC0415
 
     try:

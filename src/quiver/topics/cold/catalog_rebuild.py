@@ -25,7 +25,7 @@ from quiver.topics.format.descriptor import (
 from quiver.topics.format.frame import take_frames
 from quiver.topics.format.names import check_topic, objects_prefix
 
-__all__ = ["Rebuilt", "rebuild_catalogue", "topics_with_objects"]
+__all__ = ["Rebuilt", "rebuild_catalog", "topics_with_objects"]
 
 _READ_BYTES = 4 * 1024 * 1024
 _NS_PER_S = 1_000_000_000
@@ -67,9 +67,9 @@ def topics_with_objects(objects: ObjectTier) -> list[str]:
     return sorted(found)
 
 
-def rebuild_catalogue(objects: ObjectTier, catalogue: ObjectCatalog) -> Rebuilt:
+def rebuild_catalog(objects: ObjectTier, catalog: ObjectCatalog) -> Rebuilt:
     """
-    Make *catalogue* describe exactly the objects that the object store has of its topic.
+    Make *catalog* describe exactly the objects that the object store has of its topic.
 
     Raises:
         ObjectsUnavailableError, MetadataUnavailableError: call it again.
@@ -77,7 +77,7 @@ def rebuild_catalogue(objects: ObjectTier, catalogue: ObjectCatalog) -> Rebuilt:
     """
     rebuilt = Rebuilt()
     every = []
-    prefix = objects_prefix(catalogue.topic)
+    prefix = objects_prefix(catalog.topic)
     for info in objects.list_below(prefix):
         parsed = parse_object_id(info.key.removeprefix(prefix))
         descriptor = None if parsed is None else _describe(objects, info, parsed, rebuilt.damaged)
@@ -90,7 +90,7 @@ def rebuild_catalogue(objects: ObjectTier, catalogue: ObjectCatalog) -> Rebuilt:
     ends = [one.end_offset + 1 for one in rebuilt.descriptors]
     starts = [one.start_offset for one in rebuilt.descriptors]
     rebuilt.holes.extend((end, start) for end, start in zip(ends, starts[1:], strict=False) if start > end)
-    catalogue.replace_all(rebuilt.descriptors)
+    catalog.replace_all(rebuilt.descriptors)
     return rebuilt
 
 

@@ -81,14 +81,14 @@ class CursorMirror:
                 answer = decode_cursor(entry.value)
                 highest = max(highest, checked_value(answer, entry.key, len(entry.value)) + 1)
         for _, saved in self._kept().values():
-            highest = max(highest, saved.next_offset, *(behind for _, behind in saved.acked))
+            highest = max(highest, saved.next_offset, *(after for _, after in saved.acked))
         return highest
 
     def restore(self, kept: SubscriptionFiles) -> list[str]:
         """
         Write the subscriptions that another owner mirrored last to *kept*; return their names.
 
-        What this owner mirrored is older than its files.
+        Records of this owner are older than its files, and ignored.
 
         Raises:
             CorruptionError: a record is damaged: its position is never guessed.

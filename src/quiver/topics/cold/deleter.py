@@ -186,7 +186,7 @@ class Deleter:
         wal: the log; it has a directory.
         fs: its file system.
         objects: the object store.
-        catalogue: of the topic.
+        catalog: of the topic.
         settings, retention: of local files, and of objects.
         check: raises if this is not the owner now.
         confirmed: returns the offset after the last that every reliable subscription has confirmed; None when there is
@@ -199,7 +199,7 @@ class Deleter:
         wal: Wal,
         fs: FileSystem,
         objects: ObjectTier,
-        catalogue: ObjectCatalog,
+        catalog: ObjectCatalog,
         *,
         settings: DeleterSettings,
         retention: ObjectRetention,
@@ -211,7 +211,7 @@ class Deleter:
         self._wal = wal
         self._fs = fs
         self._objects = objects
-        self._catalogue = catalogue
+        self._catalog = catalog
         self._settings = settings
         self._retention = retention
         self._check = check
@@ -220,7 +220,7 @@ class Deleter:
         self._ages = _SteadyAges(clock)
         self._ages.of_files(wal.files())
         if retention != ObjectRetention():
-            self._ages.of_objects(catalogue.spans())
+            self._ages.of_objects(catalog.spans())
 
     def run_once(self) -> tuple[WalFile, ...]:
         """
@@ -237,20 +237,20 @@ class Deleter:
 
     def _release_files(self) -> tuple[WalFile, ...]:
         return _release(
-            self._wal, self._catalogue.topic, self._settings, confirmed=self._confirmed, may_go=self._is_safe,
+            self._wal, self._catalog.topic, self._settings, confirmed=self._confirmed, may_go=self._is_safe,
             check=self._check, ages=self._ages, observer=self._observer,
         )  # fmt: skip
 
     def _is_safe(self, file: WalFile) -> bool:
         offset = file.first_offset
         while offset < file.next_offset:
-            found = self._catalogue.at_or_after(offset)
-            behind = file.next_offset if found is None else min(found.start_offset, file.next_offset)
-            if behind > offset:
+            found = self._catalog.at_or_after(offset)
+            after = file.next_offset if found is None else min(found.start_offset, file.next_offset)
+            if after > offset:
                 # No object has these offsets. The file may be deleted only if it does not have them either.
-                if self._file_has(file, offset, behind):
+                if self._file_has(file, offset, after):
                     return False
-                offset = behind
+                offset = after
             elif found is not None:
                 if not self._is_there(found):
                     return False
@@ -258,7 +258,7 @@ class Deleter:
         return True
 
     def _is_there(self, span: ObjectSpan) -> bool:
-        key = object_key(self._catalogue.topic, span.object_id)
+        key = object_key(self._catalog.topic, span.object_id)
         try:
             info = self._objects.head(key)
         except ObjectNotFoundError:
@@ -266,10 +266,10 @@ class Deleter:
         is_sound = info is not None and info.size_bytes == span.size
         if not is_sound:
             self._observer.count("danube_wal_delete_refused_total", 1)
-            self._observer.event("danube.deleter.refused", topic=self._catalogue.topic, object_id=span.object_id)
+            self._observer.event("danube.deleter.refused", topic=self._catalog.topic, object_id=span.object_id)
         return is_sound
 
-    def _file_has(self, file: WalFile, first: int, behind: int) -> bool:
+    def _file_has(self, file: WalFile, first: int, after: int) -> bool:
         scanner = FrameScanner(
             self._fs, file.path, position=0, end=file.size_bytes, expected=file.first_offset, marks=FileMarks()
         )
@@ -277,7 +277,7 @@ class Deleter:
             while (step := scanner.step()) is not None:
                 if (
                     isinstance(step, Good)
-                    and step.first_offset < behind
+                    and step.first_offset < after
                     and step.first_offset + len(step.frames) > first
                 ):
                     return True
@@ -286,7 +286,7 @@ class Deleter:
     def _expire_objects(self) -> None:
         if self._retention == ObjectRetention():
             return  # by default all objects stay
-        spans = {one.object_id: one for one in self._catalogue.spans()}
+        spans = {one.object_id: one for one in self._catalog.spans()}
         steady, now_s = self._ages.of_objects(list(spans.values())), self._ages.now_ns() // _NS_PER_S
         going = [
             spans[one.object_id]
@@ -304,17 +304,17 @@ class Deleter:
             ObjectsUnavailableError, MetadataUnavailableError: some may be deleted; the next call continues.
             FencedError: another owner took over.
         """
-        self._remove([one for one in self._catalogue.spans() if one.end_offset < offset])
+        self._remove([one for one in self._catalog.spans() if one.end_offset < offset])
 
     def _remove(self, going: Sequence[ObjectSpan]) -> None:
         for one in going:
             if one.end_offset >= self._wal.start_offset:
                 return  # messages that local files have and objects do not would be uploaded again
             self._check()
-            self._catalogue.withdraw([one])
-            self._objects.delete([object_key(self._catalogue.topic, one.object_id)])
+            self._catalog.withdraw([one])
+            self._objects.delete([object_key(self._catalog.topic, one.object_id)])
             self._observer.event(
-                "danube.deleter.object", topic=self._catalogue.topic, object_id=one.object_id,
+                "danube.deleter.object", topic=self._catalog.topic, object_id=one.object_id,
                 first_offset=one.start_offset, next_offset=one.end_offset + 1,
             )  # fmt: skip
 
@@ -327,8 +327,8 @@ class Deleter:
             FencedError: another owner took over.
         """
         # List the objects first: if the object store does not answer, nothing is forgotten.
-        keys = [info.key for info in self._objects.list_below(objects_prefix(self._catalogue.topic))]
+        keys = [info.key for info in self._objects.list_below(objects_prefix(self._catalog.topic))]
         self._check()
-        self._catalogue.replace_all([])
+        self._catalog.replace_all([])
         self._check()
         self._objects.delete(keys)

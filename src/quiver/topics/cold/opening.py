@@ -24,11 +24,11 @@ from quiver.topics.settings import TopicSettings
 __all__ = [
     "OWNER_FILE",
     "names_in",
+    "object_tier_of",
     "open_cold_tier",
     "owner_of",
-    "refuse_tier_in_vain",
     "refuse_without_tier",
-    "tier_behind",
+    "require_tier_effect",
     "tier_signs",
 ]
 
@@ -106,14 +106,14 @@ def refuse_without_tier(fs: FileSystem, root: str) -> None:
         )
 
 
-def refuse_tier_in_vain(
+def require_tier_effect(
     root: str | None, settings: TopicSettings, *, objects: object, metadata: object, cold: object
 ) -> None:
     """
     Raise if an object tier, or a setting of it, would have no effect.
 
     Raises:
-        UsageError: there is no directory, or `metadata` is given without objects.
+        UsageError: the directory is missing, or `metadata` is given without objects.
         SettingsError: a setting would have no effect.
     """
     if root is None and (objects is not None or metadata is not None or settings.cloud is not None):
@@ -124,7 +124,7 @@ def refuse_tier_in_vain(
     settings.require_effect(has_objects=has_objects, has_files=root is not None)
 
 
-def tier_behind(
+def object_tier_of(
     root: str,
     settings: TopicSettings,
     *,
@@ -179,7 +179,7 @@ def open_cold_tier(
         patience_s: how long opening a topic watches another owner that may be dead.
 
     Raises:
-        SettingsError: there is no location for objects, or it is not valid.
+        SettingsError: the location for objects is missing or not valid.
         AccessDeniedError: the credentials do not allow what is needed.
         ObjectsUnavailableError, MetadataUnavailableError: a store does not answer.
         OSError: a directory cannot be used.

@@ -55,8 +55,8 @@ class ColdTier(Protocol):
 
     def lag(self, topic: str) -> Mapping[str, float]:
         """
-        Return `upload_lag_messages`, `upload_lag_bytes` and `upload_lag_seconds`: what is in local files only, and
-        for how long that was so. Nothing for a topic that is not uploaded. Waits for nobody.
+        Return `upload_lag_messages`, `upload_lag_bytes` and `upload_lag_seconds`: how much is in local files
+        only, and for how long there has been any. Nothing for a topic that is not uploaded. Never blocks.
         """
 
     def upload(self, topic: str) -> int:

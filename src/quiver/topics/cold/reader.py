@@ -28,7 +28,7 @@ from quiver.topics.format.salvage import next_frame_after, offset_within
 __all__ = ["READ_BYTES", "ObjectReader"]
 
 READ_BYTES = 4 * 1024 * 1024
-_LOOKS_MAX = 5
+_ATTEMPTS_MAX = 5
 _SALVAGE_BYTES_MAX = 128 * 1024 * 1024
 
 
@@ -55,7 +55,7 @@ class ObjectReader:
 
     Args:
         objects: the object store.
-        catalogue: of the topic; shared with other readers.
+        catalog: of the topic; shared with other readers.
         observer: where counts are sent.
         follows_others: another process writes the catalog, so it is read again where it has no answer.
         read_bytes: the size of a range request.
@@ -64,14 +64,14 @@ class ObjectReader:
     def __init__(
         self,
         objects: ObjectTier,
-        catalogue: ObjectCatalog,
+        catalog: ObjectCatalog,
         *,
         observer: Observer,
         follows_others: bool = False,
         read_bytes: int = READ_BYTES,
     ) -> None:
         self._objects = objects
-        self._catalogue = catalogue
+        self._catalog = catalog
         self._observer = observer
         self._follows_others = follows_others
         self._read_bytes = read_bytes
@@ -120,11 +120,11 @@ class ObjectReader:
             ObjectsUnavailableError, MetadataUnavailableError: the same call may succeed later.
         """
         if self._follows_others:
-            self._catalogue.refresh()
-        spans = self._catalogue.spans()
+            self._catalog.refresh()
+        spans = self._catalog.spans()
         low = self._last_before(len(spans), lambda at: self._time_of(spans[at].start_offset), time_ms)
         for span in spans[max(low, 0) :]:
-            descriptor = self._catalogue.descriptor_of(span) or span.without_index()
+            descriptor = self._catalog.descriptor_of(span) or span.without_index()
             places = descriptor.offset_index or ((descriptor.start_offset, 0),)
             near = self._last_before(len(places), lambda at, of=places: self._time_of(of[at][0]), time_ms)  # type: ignore[misc]
             found = self._scan_for(places[max(near, 0)][0], descriptor.end_offset + 1, time_ms)
@@ -139,33 +139,33 @@ class ObjectReader:
     # ── finding ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _find(self, offset: int) -> ObjectSpan | None:
-        found = self._catalogue.at_or_after(offset)
+        found = self._catalog.at_or_after(offset)
         if self._follows_others and (found is None or found.start_offset > offset):
-            self._catalogue.refresh()
-            found = self._catalogue.at_or_after(offset)
+            self._catalog.refresh()
+            found = self._catalog.at_or_after(offset)
         return found
 
     def _enter(self, offset: int) -> _Place | None:
-        for _ in range(_LOOKS_MAX):
+        for _ in range(_ATTEMPTS_MAX):
             span = self._find(offset)
             if span is None or span.start_offset > offset:
                 return None
-            descriptor = self._catalogue.descriptor_of(span)
+            descriptor = self._catalog.descriptor_of(span)
             if descriptor is not None:
                 return _Place(descriptor, *descriptor.place_of(offset))
-            self._catalogue.refresh()
-        raise MetadataUnavailableError(f"{self._catalogue.topic}: its objects keep changing; try again")
+            self._catalog.refresh()
+        raise MetadataUnavailableError(f"{self._catalog.topic}: its objects keep changing; try again")
 
     def _missing(self, descriptor: ObjectDescriptor, offset: int) -> ColdLost | None:
         # Retention withdraws a descriptor before it removes the object: then the messages were deleted, not lost.
-        self._catalogue.refresh()
-        found = self._catalogue.at_or_after(offset)
+        self._catalog.refresh()
+        found = self._catalog.at_or_after(offset)
         if found is None or found.object_id != descriptor.object_id:
             return None
-        if next(iter(self._objects.list_below(objects_prefix(self._catalogue.topic))), None) is None:
+        if next(iter(self._objects.list_below(objects_prefix(self._catalog.topic))), None) is None:
             # An empty directory where a disk should be mounted, or another bucket, is not the loss of one object.
             reason = "no object of this topic is there: is it the right place, and is it mounted?"
-            raise ObjectsUnavailableError("get", object_key(self._catalogue.topic, descriptor.object_id), reason)
+            raise ObjectsUnavailableError("get", object_key(self._catalog.topic, descriptor.object_id), reason)
         return self._lost(descriptor, offset, descriptor.end_offset + 1, 0, "the object is missing")
 
     @staticmethod
@@ -239,7 +239,7 @@ class ObjectReader:
         wanted = min(wanted, end - place.fetched)
         if wanted <= 0:
             return "the object ends too early"
-        key = object_key(self._catalogue.topic, descriptor.object_id)
+        key = object_key(self._catalog.topic, descriptor.object_id)
         data = self._objects.get_range(key, place.fetched, wanted)
         self._observer.count("danube_cloud_reader_bytes_read_total", len(data))
         if len(data) < wanted:
@@ -263,7 +263,7 @@ class ObjectReader:
         position = place.position
         first = max(offset, place.expected)
         later = [entry for entry in descriptor.offset_index if entry[0] > first]
-        behind, byte = later[0] if later else (descriptor.end_offset + 1, descriptor.size)
+        after, byte = later[0] if later else (descriptor.end_offset + 1, descriptor.size)
         if descriptor.compression == "none":
             # The index points to a frame after the damage; the next intact frame may be nearer.
             while place.fetched < byte and len(place.data) < _SALVAGE_BYTES_MAX:
@@ -273,11 +273,11 @@ class ObjectReader:
             if near is not None and near[0] <= offset:
                 place.expected, place.at = near[0], near[1]
                 return None
-            if near is not None and near[0] < behind:
-                behind = near[0]
-        return self._lost(descriptor, offset, behind, position, reason)
+            if near is not None and near[0] < after:
+                after = near[0]
+        return self._lost(descriptor, offset, after, position, reason)
 
-    def _lost(self, descriptor: ObjectDescriptor, offset: int, behind: int, position: int, reason: str) -> ColdLost:
+    def _lost(self, descriptor: ObjectDescriptor, offset: int, after: int, position: int, reason: str) -> ColdLost:
         self._observer.count("danube_cloud_reader_errors_total", 1)
-        name = object_key(self._catalogue.topic, descriptor.object_id)
-        return ColdLost(offset, behind, name, position, reason)
+        name = object_key(self._catalog.topic, descriptor.object_id)
+        return ColdLost(offset, after, name, position, reason)

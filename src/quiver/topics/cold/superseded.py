@@ -29,10 +29,10 @@ from quiver.topics.format.names import QUARANTINE_DIR, REAPPENDED_SUFFIX, SUPERS
 from quiver.topics.wal.files import FileMarks, FrameScanner, Good
 from quiver.topics.wal.local_files import load_checkpoint, local_files
 
-__all__ = ["set_replaced_aside"]
+__all__ = ["quarantine_superseded"]
 
 
-def set_replaced_aside(
+def quarantine_superseded(
     fs: FileSystem, directory: str, cold: ColdReader, *, start: int, end: int, file_name: str, observer: Observer
 ) -> list[str]:
     """
@@ -57,13 +57,13 @@ def set_replaced_aside(
     ]
     kept = []
     for at, (path, first) in enumerate(found):
-        behind = found[at + 1][1] if at + 1 < len(found) else end
-        if first >= end or behind <= start:
+        after = found[at + 1][1] if at + 1 < len(found) else end
+        if first >= end or after <= start:
             continue
-        differs_at = _difference(fs, path, first, cold, start=start, end=min(end, max(behind, first + 1)))
+        differs_at = _difference(fs, path, first, cold, start=start, end=min(end, max(after, first + 1)))
         if differs_at is None:
             continue
-        kept.append(_set_aside(fs, directory, path, differs_at))
+        kept.append(_quarantine(fs, directory, path, differs_at))
         observer.event(
             "danube.wal.replaced", level=logging.ERROR, path=path, kept_as=kept[-1], first_offset=differs_at,
             reason="another owner wrote other messages there",
@@ -98,8 +98,8 @@ def _difference_in(step: Good, cold: ColdReader, offset: int, end: int) -> tuple
         found = cold.take(offset, end)
         if isinstance(found, ColdPiece):
             for body in found.bodies:
-                _, begin, behind = step.frames[offset - step.first_offset]
-                if step.data[begin + FRAME_HEADER_BYTES : behind] != body:
+                _, begin, after = step.frames[offset - step.first_offset]
+                if step.data[begin + FRAME_HEADER_BYTES : after] != body:
                     return damaged, offset
                 offset += 1
         elif isinstance(found, ColdLost):
@@ -110,7 +110,7 @@ def _difference_in(step: Good, cold: ColdReader, offset: int, end: int) -> tuple
     return damaged, None
 
 
-def _set_aside(fs: FileSystem, directory: str, path: str, differs_at: int) -> str:
+def _quarantine(fs: FileSystem, directory: str, path: str, differs_at: int) -> str:
     quarantine = f"{directory}/{QUARANTINE_DIR}"
     fs.make_dirs(quarantine)
     file_name = path.rpartition("/")[2]

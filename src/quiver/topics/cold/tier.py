@@ -39,7 +39,7 @@ from quiver.topics.cold.cursor_mirror import CursorMirror
 from quiver.topics.cold.deleter import Deleter
 from quiver.topics.cold.pieces import ColdReader
 from quiver.topics.cold.reader import ObjectReader
-from quiver.topics.cold.superseded import set_replaced_aside
+from quiver.topics.cold.superseded import quarantine_superseded
 from quiver.topics.cold.uploader import Uploader, uploaded_from
 from quiver.topics.dispatch.saved import SubscriptionFiles
 from quiver.topics.format.descriptor import SealedState, owner_key
@@ -139,19 +139,19 @@ class ObjectColdTier:
         root = self._settings.metadata.namespace + self._settings.uploader.root_prefix
         key = owner_key(self._prefix, topic)
         ownership = patiently(lambda: self._acquire(key), wait_s=self._patience_s, clock=self._clock)
-        catalogue = ObjectCatalog(
+        catalog = ObjectCatalog(
             self._metadata, root=root, topic=topic, commits=ownership, clock=self._clock, observer=self._observer
         )
         cursors = CursorMirror(
             self._metadata, ownership, namespace=self._settings.metadata.namespace, topic=topic, owner=self._owner
         )
-        owned = OwnedTopic(topic, ownership, catalogue, cursors, self._clock.monotonic() + ownership.renew_every_s)
+        owned = OwnedTopic(topic, ownership, catalog, cursors, self._clock.monotonic() + ownership.renew_every_s)
         try:
-            next_offset = max(catalogue.next_offset_min(), cursors.next_offset_min())
+            next_offset = max(catalog.next_offset_min(), cursors.next_offset_min())
             if directory is not None:
-                set_replaced_aside(
-                    self._fs, directory, ObjectReader(self._objects, catalogue, observer=self._observer),
-                    start=uploaded_from(self._fs, directory), end=catalogue.next_offset,
+                quarantine_superseded(
+                    self._fs, directory, ObjectReader(self._objects, catalog, observer=self._observer),
+                    start=uploaded_from(self._fs, directory), end=catalog.next_offset,
                     file_name=self._settings.wal.file_name, observer=self._observer,
                 )  # fmt: skip
         except CorruptionError:
@@ -208,20 +208,20 @@ class ObjectColdTier:
                 return  # in memory only: nothing can be read again
             owned.kept = SubscriptionFiles(self._fs, wal.directory)
             owned.cursors.restore(owned.kept)
-            state = owned.catalogue.sealed_state()
+            state = owned.catalog.sealed_state()
             if state is not None:
                 self._release_truncated(owned, wal, state)
             if state is not None and state.sealed:
                 # The sealed flag is no longer true from here on; the offset still is.
-                owned.catalogue.keep_state(replace(state, sealed=False))
+                owned.catalog.keep_state(replace(state, sealed=False))
             if chosen.uploader.enabled:
                 owned.uploader = Uploader(
-                    wal, self._fs, self._objects, owned.catalogue, settings=chosen.uploader,
+                    wal, self._fs, self._objects, owned.catalog, settings=chosen.uploader,
                     check=owned.ownership.check, clock=self._clock, observer=self._observer,
                     file_name=self._settings.wal.file_name,
                 )  # fmt: skip
             owned.deleter = Deleter(
-                wal, self._fs, self._objects, owned.catalogue, settings=chosen.deleter,
+                wal, self._fs, self._objects, owned.catalog, settings=chosen.deleter,
                 retention=chosen.objects, check=owned.ownership.check,
                 confirmed=confirmed, clock=self._clock, observer=self._observer,
             )  # fmt: skip
@@ -238,18 +238,18 @@ class ObjectColdTier:
             wal.release_below(state.start_offset)
 
     def _state(self, owned: OwnedTopic, *, sealed: bool) -> SealedState:
-        next_offset = owned.catalogue.next_offset if owned.wal is None else owned.wal.next_offset
+        next_offset = owned.catalog.next_offset if owned.wal is None else owned.wal.next_offset
         now_s = self._clock.now_ns() // _NS_PER_S
         return SealedState(sealed, next_offset - 1, self._owner, now_s, owned.begins_at)
 
-    def catalogue(self, topic: str) -> ObjectCatalog:
+    def catalog(self, topic: str) -> ObjectCatalog:
         """
         Return the catalog of a topic that this process owns.
 
         Raises:
             UsageError: it is not open here.
         """
-        return self._find(topic).catalogue
+        return self._find(topic).catalog
 
     def reader(self, topic: str) -> ColdReader:
         """
@@ -258,7 +258,7 @@ class ObjectColdTier:
         Raises:
             UsageError: the topic is not open here.
         """
-        return ObjectReader(self._objects, self._find(topic).catalogue, observer=self._observer)
+        return ObjectReader(self._objects, self._find(topic).catalog, observer=self._observer)
 
     def lag(self, topic: str) -> Mapping[str, float]:
         """Return how much of a topic is not in objects yet; nothing if it is not uploaded here."""
@@ -306,7 +306,7 @@ class ObjectColdTier:
         if owned.uploader is None:
             raise UsageError(f"{topic} is not uploaded: uploader.enabled is false")
         self._upload(owned)
-        return owned.catalogue.next_offset
+        return owned.catalog.next_offset
 
     def wait_until_uploaded(self, topic: str, offset: int, timeout: float | None) -> None:
         """
@@ -349,8 +349,8 @@ class ObjectColdTier:
         reached = uploader.uploaded_offset  # read before the catalog, which is ahead of it
         try:
             owned.ownership.check()
-            found = owned.catalogue.at_or_after(offset)
-            first = owned.catalogue.start_offset
+            found = owned.catalog.at_or_after(offset)
+            first = owned.catalog.start_offset
         except MetadataUnavailableError as error:
             owned.problem = str(error)
             return False
@@ -385,7 +385,7 @@ class ObjectColdTier:
             if owned.deleter is not None:
                 owned.begins_at = max(owned.begins_at, offset)
                 # 1. All objects are deleted. 2. The local disk is lost. Only this state has the next offset then.
-                owned.catalogue.keep_state(self._state(owned, sealed=False))
+                owned.catalog.keep_state(self._state(owned, sealed=False))
                 owned.deleter.truncate(offset)
 
     def delete(self, topic: str) -> None:
@@ -405,7 +405,7 @@ class ObjectColdTier:
             owned.cursors.forget_all()
             if owned.wal is not None:
                 owned.begins_at = owned.wal.next_offset
-            owned.ownership.release(owned.catalogue.changes_for(self._state(owned, sealed=True)))
+            owned.ownership.release(owned.catalog.changes_for(self._state(owned, sealed=True)))
             self._forget(owned)
 
     def _every(self) -> list[OwnedTopic]:
@@ -536,13 +536,13 @@ class ObjectColdTier:
         wal = owned.wal
         with owned.work:
             owned.ownership.renew()
-            if owned.uploader is not None and wal is not None and owned.catalogue.next_offset < wal.next_offset:
+            if owned.uploader is not None and wal is not None and owned.catalog.next_offset < wal.next_offset:
                 if wal.synced_offset < wal.next_offset:
                     raise StoreFailedError(f"{wal.directory}: messages from {wal.synced_offset} on are not synced")
                 owned.uploader.run_once()
             if owned.kept is not None:
                 owned.cursors.tell(owned.kept)
-            owned.ownership.release(owned.catalogue.changes_for(self._state(owned, sealed=True)))
+            owned.ownership.release(owned.catalog.changes_for(self._state(owned, sealed=True)))
 
     def hand_over(self, topics: Sequence[str], *, timeout: float) -> Sequence[UnfinishedHandOver]:
         """
@@ -573,7 +573,7 @@ class ObjectColdTier:
         """End all work, and close both stores. Idempotent."""
         self._is_closing = True
         for worker in self._workers:
-            # It may be in a request that never returns: whatever it finds afterwards is refused everywhere.
+            # It may be in a request that never returns: its later calls are refused everywhere.
             worker.stop(_LEFT_BEHIND_S if self._left_behind else None)
         with self._guard:
             self._owned.clear()

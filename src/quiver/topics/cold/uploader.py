@@ -2,7 +2,7 @@
 The upload of one topic's log into the object store. It reads the log's files and never changes them.
 
 ====  ======================================================  ====================================================
-step  action                                                  after a crash behind it there is, and the next cycle
+step  action                                                  a crash after it leaves …; the next cycle …
 ====  ======================================================  ====================================================
 1     upload the range as ``data-<first>-pending.dnb1``       a pending object; removes it and uploads again
 2     copy it to ``data-<first>-<last>.dnb1``                 an object without a descriptor; the same
@@ -74,7 +74,7 @@ class Uploader:
         wal: the log; it has a directory.
         fs: its file system.
         objects: the object store.
-        catalogue: of the topic.
+        catalog: of the topic.
         settings: see `UploaderSettings`.
         check: raises if this is not the owner now; called before anything is removed or written.
         clock, observer: time, and where counts are sent.
@@ -86,7 +86,7 @@ class Uploader:
         wal: Wal,
         fs: FileSystem,
         objects: ObjectTier,
-        catalogue: ObjectCatalog,
+        catalog: ObjectCatalog,
         *,
         settings: UploaderSettings,
         check: Callable[[], None],
@@ -97,15 +97,15 @@ class Uploader:
         self._wal = wal
         self._fs = fs
         self._objects = objects
-        self._catalogue = catalogue
+        self._catalog = catalog
         self._settings = settings
         self._check = check
         self._clock = clock
         self._observer = observer
         self._file_name = file_name
-        self._topic = catalogue.topic
+        self._topic = catalog.topic
         self._is_tidy = False
-        self._behind_damage = 0
+        self._after_damage = 0
         self._stopping = False
         self._hint = _read_checkpoint(fs, self._checkpoint_path())
         self._uploaded = wal.start_offset if self._hint is None else self._hint.last_committed_offset + 1
@@ -140,7 +140,7 @@ class Uploader:
             self._is_tidy = False
             self._observer.count("danube_uploader_errors_total", 1, reason=type(error).__name__)
             raise
-        self._uploaded = max(self._uploaded, self._catalogue.next_offset, self._behind_damage)
+        self._uploaded = max(self._uploaded, self._catalog.next_offset, self._after_damage)
         if self._uploaded >= limit:
             self._all_up_s = began
         self._observer.record("danube_uploader_cycle_duration_seconds", self._clock.monotonic() - began)
@@ -175,11 +175,11 @@ class Uploader:
     def _tidy(self) -> None:
         """Read the catalog, and remove objects that a crash, a failure or a former owner left."""
         named: set[str] = set()
-        self._catalogue.refresh(names=named)
+        self._catalog.refresh(names=named)
         prefix = objects_prefix(self._topic)
         leftover = []
         names = [info.key.removeprefix(prefix) for info in self._objects.list_below(prefix)]
-        if not names and len(self._catalogue):
+        if not names and len(self._catalog):
             # Objects uploaded there now would make the old ones look lost, one by one.
             reason = "no object of this topic is there: is it the right place, and is it mounted?"
             raise ObjectsUnavailableError(
@@ -198,9 +198,9 @@ class Uploader:
 
     def _next_range(self, limit: int) -> SourceRange | None:
         wal = self._wal
-        known = self._catalogue.next_offset
-        first = max(known, self._behind_damage, wal.start_offset)
-        if len(self._catalogue) and first > known and self._behind_damage < first:
+        known = self._catalog.next_offset
+        first = max(known, self._after_damage, wal.start_offset)
+        if len(self._catalog) and first > known and self._after_damage < first:
             self._observer.event(
                 "danube.uploader.gap", level=logging.ERROR, topic=self._topic, first_offset=known, next_offset=first
             )
@@ -211,7 +211,7 @@ class Uploader:
             local = wal.next_local(first)
             if local is None or local >= limit or local == first:
                 return None
-            self._behind_damage = local
+            self._after_damage = local
             return self._next_range(limit)
         return SourceRange(
             self._nearest(span, first), first, min(limit, span.next_offset), self._settings.max_batch_bytes
@@ -242,20 +242,20 @@ class Uploader:
             if self._hint is not None:
                 self._hint = None  # the checkpoint may be wrong; the log's own marks are not
             else:
-                self._pass_over(wanted, source)
+                self._skip_lost(wanted, source)
             return None
         if source.lost is not None:
-            self._pass_over(wanted, source)
+            self._skip_lost(wanted, source)
         return self._finish(wanted, source, pending)
 
-    def _pass_over(self, wanted: SourceRange, source: ObjectSource) -> None:
+    def _skip_lost(self, wanted: SourceRange, source: ObjectSource) -> None:
         lost = source.lost
-        behind = wanted.next_offset if lost is None else lost.next_offset
-        self._behind_damage = wanted.span.next_offset if behind is None else behind
+        after = wanted.next_offset if lost is None else lost.next_offset
+        self._after_damage = wanted.span.next_offset if after is None else after
         self._observer.event(
             "danube.uploader.damage", level=logging.ERROR, topic=self._topic, path=wanted.span.path,
             offset=source.next_position if lost is None else lost.start,
-            first_offset=source.next_offset, next_offset=self._behind_damage,
+            first_offset=source.next_offset, next_offset=self._after_damage,
         )  # fmt: skip
 
     def _finish(self, wanted: SourceRange, source: ObjectSource, pending: str) -> _Uploaded:
@@ -278,7 +278,7 @@ class Uploader:
             compression=self._settings.compression,
         )
         began = self._clock.monotonic()
-        self._catalogue.publish(descriptor)
+        self._catalog.publish(descriptor)
         self._observer.record("danube_etcd_put_latency_seconds", self._clock.monotonic() - began)
         self._observer.count("danube_etcd_descriptor_write_total", 1)
         self._observer.count("danube_uploader_objects_created_total", 1)

@@ -110,7 +110,7 @@ class SubscriptionFiles:
             except CorruptionError:
                 continue
             if saved is not None:
-                highest = max(highest, saved.next_offset, *(behind for _, behind in saved.acked))
+                highest = max(highest, saved.next_offset, *(after for _, after in saved.acked))
         return highest
 
     def _path(self, name: str) -> str:

@@ -16,20 +16,20 @@ class Confirmed:
         acked: confirmed ranges above it: the first offset, and the offset after the last.
     """
 
-    __slots__ = ("_acked", "_behind", "next_offset")
+    __slots__ = ("_acked", "_ranges", "next_offset")
 
     def __init__(self, next_offset: int, acked: Iterable[tuple[int, int]] = ()) -> None:
         self.next_offset = next_offset
         self._acked: set[int] = set()
-        self._behind: dict[int, int] = {}  # long ranges: first offset → the offset after the last
-        for first, behind in acked:
-            self.pass_over(first, behind)
+        self._ranges: dict[int, int] = {}  # long ranges: first offset → the offset after the last
+        for first, after in acked:
+            self.skip(first, after)
 
     def __contains__(self, offset: int) -> bool:
         return (
             offset < self.next_offset
             or offset in self._acked
-            or any(first <= offset < behind for first, behind in self._behind.items())
+            or any(first <= offset < after for first, after in self._ranges.items())
         )
 
     def ack(self, offset: int) -> None:
@@ -38,11 +38,11 @@ class Confirmed:
             self._acked.add(offset)
             self._advance()
 
-    def pass_over(self, first: int, behind: int) -> None:
-        """Confirm the offsets from *first* to *behind* − 1."""
-        if behind > self.next_offset:
+    def skip(self, first: int, after: int) -> None:
+        """Confirm the offsets from *first* up to, but not including, *after*."""
+        if after > self.next_offset:
             first = max(first, self.next_offset)
-            self._behind[first] = max(behind, self._behind.get(first, 0))
+            self._ranges[first] = max(after, self._ranges.get(first, 0))
             self._advance()
 
     def _advance(self) -> None:
@@ -51,20 +51,20 @@ class Confirmed:
             while at in self._acked:
                 self._acked.discard(at)
                 at += 1
-            reached = [first for first in self._behind if first <= at]
+            reached = [first for first in self._ranges if first <= at]
             if not reached:
                 break
-            at = max(at, *(self._behind.pop(first) for first in reached))
+            at = max(at, *(self._ranges.pop(first) for first in reached))
             self._acked = {offset for offset in self._acked if offset >= at}
         self.next_offset = at
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """Return the confirmed ranges above `next_offset`, in order; adjacent ranges are joined."""
-        pieces = sorted([*((offset, offset + 1) for offset in self._acked), *self._behind.items()])
+        pieces = sorted([*((offset, offset + 1) for offset in self._acked), *self._ranges.items()])
         joined: list[tuple[int, int]] = []
-        for first, behind in pieces:
+        for first, after in pieces:
             if joined and first <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(behind, joined[-1][1]))
+                joined[-1] = (joined[-1][0], max(after, joined[-1][1]))
             else:
-                joined.append((first, behind))
+                joined.append((first, after))
         return tuple(joined)

@@ -267,10 +267,10 @@ class Subscription:
             self._ready.extend(one for one in found if one.offset not in self._confirmed)
 
     def _record_lost(self) -> None:
-        for first, behind in self._reader.lost[self._recorded_lost :]:
+        for first, after in self._reader.lost[self._recorded_lost :]:
             self._recorded_lost += 1
-            self._confirmed.pass_over(first, behind)
-            self._observer.count("danube_subscription_lost_total", behind - first, subscription=self.name)
+            self._confirmed.skip(first, after)
+            self._observer.count("danube_subscription_lost_total", after - first, subscription=self.name)
 
     def _may_have(self, consumer: Consumer, message: Message) -> bool:
         if self.kind != "key_shared":

@@ -7,7 +7,7 @@ Requests to the process that has a directory of topics open, and its answers: no
     .requests/<id>.request   {"quiver_topic_request": 1, "command": "seek", "arguments": {"topic": "default/orders", …}}
     .requests/<id>.taken     the same file: the process that has the topics open is executing it
     .requests/<id>.answer    {"quiver_topic_answer": 1, "result": {"offset": 1200}}
-                             {"quiver_topic_answer": 1, "error": ["UsageError", "there is no such topic"]}
+                             {"quiver_topic_answer": 1, "error": ["UsageError", "there is no topic default/orders"]}
 
 A namespace cannot begin with a dot, so no topic has the name of this directory.
 """

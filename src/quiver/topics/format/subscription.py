@@ -93,8 +93,8 @@ def _subscription(fields: dict[str, Any]) -> SavedSubscription:
         raise KeyError(*sorted(missing))
     if fields["kind"] not in get_args(SubscriptionKind) or not isinstance(fields["name"], str):
         raise ValueError("an unknown kind, or no name")
-    acked = tuple((_offset(first), _offset(behind)) for first, behind in fields["acked"])
-    if any(first >= behind for first, behind in acked):
+    acked = tuple((_offset(first), _offset(after)) for first, after in fields["acked"])
+    if any(first >= after for first, after in acked):
         raise ValueError("an empty range")
     attempts = {_offset(int(offset)): _offset(count) for offset, count in fields["attempts"].items()}
     return SavedSubscription(fields["name"], fields["kind"], _offset(fields["next_offset"]), acked, attempts)

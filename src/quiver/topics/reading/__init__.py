@@ -1,14 +1,14 @@
 """
 Reading a topic from its files, in any process: nothing here imports the engine.
 
-=============  ===========================================================
+=============  =======================================================================
 module         purpose
-=============  ===========================================================
-`ranges.py`    limits of a batch; messages → tasks (pure)
-`view.py`      one topic beside its writer: files, and behind them objects
+=============  =======================================================================
+`ranges.py`    limits of a batch; dividing messages into tasks (pure)
+`view.py`      one topic read while its writer runs: files, and objects for the rest
 `progress.py`  a streaming query as a subscription
-`read.py`      files read beside a live writer, by another process
-`check.py`     what is in a topic's directory, and what is wrong with it
-`place.py`     Where topics are: on a disk, in an object store, or both
-=============  ===========================================================
+`read.py`      local files read while their writer runs, from another process
+`check.py`     checking a topic's directory
+`place.py`     the location of topics: a directory, an object store, or both
+=============  =======================================================================
 """

@@ -1,6 +1,6 @@
 """
-A topic's directory told to people: what is in it, and what is wrong with it. Reads only; safe
-beside a live writer.
+A human-readable check of a topic's directory: its contents and its damage. It only reads, and is safe while a writer
+runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["CheckedFile", "CheckedTopic", "check_topic_directory", "saved_subscr
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """One log file, read whole."""
+    """One log file, read completely."""
 
     path: str
     seq: int
@@ -44,17 +44,18 @@ class CheckedFile:
 @dataclass(frozen=True, slots=True)
 class CheckedTopic:
     """
-    What a directory holds, and what was found on the way.
+    The contents of a directory, and the findings.
 
     Attributes:
         directory: of the topic.
-        start_offset: the oldest that a file or an object has.
+        start_offset: the oldest in a file or an object.
         next_offset: of the next message.
-        synced_offset: below it everything was synced; None when nothing says.
+        synced_offset: below it everything was synced; None if that is unknown.
         files: oldest first.
-        objects: first offset, and the one behind the last, of what objects have; as far as the catalogue was asked.
-        subscriptions: those whose file can be read.
-        findings: what is worth saying.
+        objects: ranges of offsets in objects, each the first and the offset after the last, as far as the catalog was
+            read.
+        subscriptions: those whose files can be read.
+        findings: damage and notes.
     """
 
     directory: str
@@ -68,43 +69,43 @@ class CheckedTopic:
 
     @property
     def sound(self) -> bool:
-        """Say whether nothing is damaged, and nothing was left unread that was to be read."""
+        """Whether nothing is damaged, and everything could be read."""
         return not self.damaged and not self.unread
 
     @property
     def damaged(self) -> bool:
-        """Say whether something is damaged."""
+        """Whether something is damaged."""
         return any(finding.damaged for finding in self.findings)
 
     @property
     def unread(self) -> bool:
-        """Say whether something was to be read, and was not."""
+        """Whether something could not be read."""
         return any(finding.unread for finding in self.findings)
 
     @property
     def only_in_objects(self) -> list[tuple[int, int]]:
-        """Messages that no file has, and objects have: the first offset of each range, and the one behind its last."""
+        """Ranges of messages that objects have and no file has: the first offset, and the offset after the last."""
         local = sorted(
             (one.first_offset, one.next_offset)
             for one in self.files
             if one.first_offset is not None and one.next_offset is not None
         )
         found: list[tuple[int, int]] = []
-        for first, behind in self.objects:
+        for first, after in self.objects:
             at = first
-            for start, end in [*local, (behind, behind)]:
-                if at < min(start, behind):
-                    found.append((at, min(start, behind)))
-                at = max(at, min(end, behind))
+            for start, end in [*local, (after, after)]:
+                if at < min(start, after):
+                    found.append((at, min(start, after)))
+                at = max(at, min(end, after))
         return found
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all log files."""
+        """The bytes of all log files."""
         return sum(file.size_bytes for file in self.files)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as plain values."""
+        """Return the contents as plain values."""
         return {
             "directory": self.directory,
             "start_offset": self.start_offset,
@@ -123,13 +124,13 @@ class CheckedTopic:
 
 def check_topic_directory(fs: FileSystem, directory: str, *, objects: Sequence[tuple[int, int]] = ()) -> CheckedTopic:
     """
-    Read everything in a topic's directory, whatever its files are called.
+    Read everything in a topic's directory; its files may have any base name.
 
-    *objects* are first offset, and the one behind the last, of what the catalogue says is in the object store: no file
-    need have these.
+    *objects* are the ranges of offsets in the object store according to the catalog, each the first and the offset
+    after the last: no file need have these.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the directory cannot be read.
     """
     findings: list[Finding] = []
     checkpoint = load_checkpoint(fs, directory)
@@ -146,23 +147,23 @@ def check_topic_directory(fs: FileSystem, directory: str, *, objects: Sequence[t
         checked.append(one)
         above = next((each.first_offset for each in found[at + 1 :] if each.first_offset is not None), None)
         if one.next_offset is not None and above is not None:
-            findings += _not_here(one.next_offset, above, cold, aside, one.path, one.size_bytes)
+            findings += _missing_findings(one.next_offset, above, cold, aside, one.path, one.size_bytes)
     ends = [file.next_offset for file in checked if file.next_offset is not None]
     starts = [file.first_offset for file in checked if file.first_offset is not None]
     tip = max(ends, default=0)
     synced = None if checkpoint is None else checkpoint.last_offset + 1
     if synced is not None and found:
         why = "although they were synced"
-        findings += _not_here(tip, synced, cold, aside, found[-1].path, found[-1].size_bytes, why)
+        findings += _missing_findings(tip, synced, cold, aside, found[-1].path, found[-1].size_bytes, why)
     if starts and cold:
-        findings += [one for one in _not_here(cold[0][0], starts[0], cold, aside, directory, 0) if one.damaged]
+        findings += [one for one in _missing_findings(cold[0][0], starts[0], cold, aside, directory, 0) if one.damaged]
     subscriptions, problems = saved_subscriptions(fs, directory)
     findings += problems
-    findings += _kept_aside(fs, directory)
+    findings += _quarantined(fs, directory)
     return CheckedTopic(
         directory,
         min([*starts[:1], *(first for first, _ in cold[:1])], default=synced or 0),
-        max(tip, synced or 0, *(behind for _, behind in cold)) if cold else max(tip, synced or 0),
+        max(tip, synced or 0, *(after for _, after in cold)) if cold else max(tip, synced or 0),
         synced,
         tuple(checked),
         tuple(cold),
@@ -174,16 +175,16 @@ def check_topic_directory(fs: FileSystem, directory: str, *, objects: Sequence[t
 _Ranges = Sequence[tuple[int, int]]
 
 
-def _not_here(
-    first: int, behind: int, objects: _Ranges, aside: Callable[[], _Ranges], path: str, position: int, why: str = ""
+def _missing_findings(
+    first: int, after: int, objects: _Ranges, aside: Callable[[], _Ranges], path: str, position: int, why: str = ""
 ) -> Iterator[Finding]:
-    """Say of messages that no file has which of them are in objects, which *aside*, and which nobody has."""
+    """Report for messages that no file has which are in objects, which are quarantined, and which are lost."""
     nowhere = f"are in no file{' and in no object' if objects else ''} {why}".rstrip()
-    for begin, end, is_there in _parted(first, behind, objects):
+    for begin, end, is_there in _split(first, after, objects):
         if is_there:
             yield Finding(path, position, "in objects", f"messages {begin} to {end - 1} are there only")
             continue
-        for start, stop, is_kept in _parted(begin, end, aside()):
+        for start, stop, is_kept in _split(begin, end, aside()):
             told = f"messages {start} to {stop - 1}"
             if is_kept:
                 yield Finding(path, position, "quarantined", f"{told}: another owner replaced messages before them")
@@ -191,22 +192,22 @@ def _not_here(
                 yield Finding(path, position, "damaged", f"{told} {nowhere}")
 
 
-def _parted(first: int, behind: int, ranges: _Ranges) -> Iterator[tuple[int, int, bool]]:
-    """Yield the parts of the offsets from *first* to below *behind* that are in *ranges*, and that are not."""
+def _split(first: int, after: int, ranges: _Ranges) -> Iterator[tuple[int, int, bool]]:
+    """Split the offsets from *first* to below *after* into parts that are in *ranges* and parts that are not."""
     at = first
-    for begin, end in [*ranges, (behind, behind)]:
-        if at < min(begin, behind):
-            yield at, min(begin, behind), False
-        at = max(at, min(begin, behind))
-        if at < min(end, behind):
-            yield at, min(end, behind), True
-        at = max(at, min(end, behind))
+    for begin, end in [*ranges, (after, after)]:
+        if at < min(begin, after):
+            yield at, min(begin, after), False
+        at = max(at, min(begin, after))
+        if at < min(end, after):
+            yield at, min(end, after), True
+        at = max(at, min(end, after))
 
 
 def _replaced(fs: FileSystem, directory: str) -> list[tuple[int, int]]:
-    """Return which offsets the messages had that are in the quarantine since another owner's have replaced them."""
+    """Return the ranges of offsets of superseded messages in the quarantine."""
     found = []
-    for one in _kept_aside(fs, directory):
+    for one in _quarantined(fs, directory):
         start = parse_superseded_name(one.path.rpartition("/")[2].replace(REAPPENDED_SUFFIX, SUPERSEDED_SUFFIX))
         if start is None:
             continue
@@ -223,7 +224,7 @@ def _replaced(fs: FileSystem, directory: str) -> list[tuple[int, int]]:
 def _check_file(fs: FileSystem, file: LocalFile, *, is_last: bool, findings: list[Finding]) -> CheckedFile:
     if file.first_offset is None:
         if file.size_bytes:
-            findings.append(Finding(file.path, 0, "torn tail", "no whole message in it"))
+            findings.append(Finding(file.path, 0, "torn tail", "no complete message in it"))
         return CheckedFile(file.path, file.seq, None, None, 0, file.size_bytes)
     messages = 0
     with FrameScanner(fs, file.path, position=0, end=None, expected=file.first_offset, marks=FileMarks()) as scanner:
@@ -232,7 +233,7 @@ def _check_file(fs: FileSystem, file: LocalFile, *, is_last: bool, findings: lis
                 messages += len(step.frames)
                 wrong = [at for at, place in enumerate(step.frames, step.first_offset) if place[0] != at]
                 findings += [
-                    Finding(file.path, step.position, "damaged", f"the header of message {at} says another offset")
+                    Finding(file.path, step.position, "damaged", f"the header of message {at} has another offset")
                     for at in wrong
                 ]
             elif step.next_offset is not None:
@@ -244,10 +245,7 @@ def _check_file(fs: FileSystem, file: LocalFile, *, is_last: bool, findings: lis
 
 
 def _damage_of(fs: FileSystem, path: str, lost: Lost, next_offset: int) -> Finding:
-    """
-    Tell of a damaged range; where its bytes are kept aside, somebody has met it before, and there
-    is no more to do.
-    """
+    """Describe a damaged range; it counts as quarantined if its bytes were copied to the quarantine before."""
     directory, _, name = path.rpartition("/")
     file = fs.open_read(path)
     try:
@@ -262,7 +260,7 @@ def _damage_of(fs: FileSystem, path: str, lost: Lost, next_offset: int) -> Findi
 
 
 def saved_subscriptions(fs: FileSystem, directory: str) -> tuple[list[SavedSubscription], list[Finding]]:
-    """Return the subscriptions of a topic, and what is wrong with those that cannot be read."""
+    """Return the saved subscriptions of a topic, and findings for damaged ones."""
     keep = SubscriptionFiles(fs, directory)
     found: list[SavedSubscription] = []
     problems: list[Finding] = []
@@ -277,7 +275,7 @@ def saved_subscriptions(fs: FileSystem, directory: str) -> tuple[list[SavedSubsc
     return found, problems
 
 
-def _kept_aside(fs: FileSystem, directory: str) -> list[Finding]:
+def _quarantined(fs: FileSystem, directory: str) -> list[Finding]:
     path = f"{directory}/{QUARANTINE_DIR}"
     try:
         names = fs.list_dir(path)
@@ -290,5 +288,5 @@ def _why_kept(name: str) -> str:
     if name.endswith(SUPERSEDED_SUFFIX):
         return "another owner has other messages at these offsets: quiver topic reappend appends them again"
     if name.endswith(REAPPENDED_SUFFIX):
-        return "another owner had other messages at these offsets; they are in the topic again, so this file may go"
-    return "kept aside: damaged"
+        return "another owner had other messages at these offsets; they are in the topic again: delete this file"
+    return "a copy of damaged bytes"

@@ -1,4 +1,4 @@
-"""Where topics are: on a disk, in an object store, or both."""
+"""The location of topics: a directory, an object store, or both."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["TopicPlace"]
 @dataclass(frozen=True, slots=True)
 class TopicPlace:
     """
-    Where topics are. Can be pickled.
+    The location of topics. Can be pickled.
 
     Attributes:
         root: the directory, or None when only objects are read.
-        objects: as the option says; None when there are none.
-        metadata: as the option says; None is a file beside the topics.
-        root_prefix: before every key of the metadata.
+        objects: the value of the option; None when there are none.
+        metadata: the value of the option; None is a file next to the topics.
+        root_prefix: of every key of the metadata.
         file_name: of a topic's first log file.
     """
 
@@ -35,5 +35,5 @@ class TopicPlace:
 
     @property
     def metadata_shown(self) -> str:
-        """Where the metadata are, without credentials."""
+        """The location of the metadata, without credentials."""
         return "" if self.metadata is None else str(MetadataLocation.of(self.metadata))

@@ -1,8 +1,8 @@
 """
-A streaming query as a subscription of a topic: what its batches committed is the subscription's progress.
+A streaming query as a subscription of a topic: the progress of the subscription is what its batches committed.
 
-The file is the one that every subscription of the topic has, so whoever deletes waits for this one as for the others. A
-lock beside it keeps a second query out. Progress only moves forward, and is on disk on return.
+The file is the same as for every subscription of the topic, so retention waits for this one as for the others. A lock
+next to it excludes a second query. Progress only moves forward, and is on disk on return.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class TopicProgress:
 
     def position(self) -> int | None:
         """
-        Return the offset below which everything is confirmed; None while there is no such subscription.
+        Return the offset below which everything is confirmed; None if it does not exist.
 
         Raises:
-            DirectoryInUseError: another query is this subscription.
-            CorruptionError: what was kept of it cannot be read.
+            DirectoryInUseError: another query uses this subscription.
+            CorruptionError: its file is damaged.
             OSError: the disk cannot be read.
         """
         self._own()
@@ -47,7 +47,7 @@ class TopicProgress:
 
     def start_at(self, offset: int) -> int:
         """
-        Return where the subscription stands; made at *offset* when there is none. Durable on return.
+        Return the position of the subscription, which is created at *offset* if there is none. Durable on return.
 
         Raises:
             DirectoryInUseError, CorruptionError, OSError: as `position`.
@@ -59,7 +59,7 @@ class TopicProgress:
 
     def confirm(self, offset: int) -> None:
         """
-        Confirm everything below *offset*, durably on return. What is confirmed already costs nothing.
+        Confirm everything below *offset*, durably on return. Confirming the same again costs nothing.
 
         Raises:
             DirectoryInUseError, CorruptionError, OSError: as `position`.
@@ -70,7 +70,7 @@ class TopicProgress:
             self._save(SavedSubscription(self._name, kind, offset))
 
     def release(self) -> None:
-        """Let go of the lock. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

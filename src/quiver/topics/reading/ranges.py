@@ -1,8 +1,8 @@
 """
-Which messages a batch takes, and how they are shared out between tasks. Pure.
+Which messages a batch includes, and how they are divided into tasks. Pure.
 
-A topic is planned in `Stretch`es: messages that are cheap to begin reading at, because an index or an earlier look says
-where the first one lies. What a single message takes is the average of its stretch.
+A topic is planned in `Stretch`es: ranges of messages that are cheap to start reading at, because an index or an earlier
+read has the position of the first one. The size of a single message is the average of its stretch.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from itertools import pairwise
 __all__ = ["PARTITION_BYTES_MIN", "Stretch", "TopicLimits", "pack_stretches", "reach", "shared_limits"]
 
 PARTITION_BYTES_MIN = 16 * 1024 * 1024
-"""Below this a second task costs more than it saves."""
+"""Below this size a second task costs more than it saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """
-    Messages *start* (inclusive) to *stop* (exclusive) of one topic.
+    The messages from *start* (inclusive) to *stop* (exclusive) of one topic.
 
     Attributes:
-        mark: number of the log file, offset and byte of a frame at or before *start*, where one is known.
+        mark: number of the log file, offset and position of a frame at or before *start*, if one is known.
     """
 
     topic: str
@@ -37,8 +37,8 @@ class Stretch:
 @dataclass(frozen=True, slots=True)
 class TopicLimits:
     """
-    How much one batch takes at most: the first limit reached ends it. Of each topic that has
-    messages one is taken.
+    The maximum size of one batch: the first limit reached ends it. At least one message is taken of each topic that
+    has any.
     """
 
     offsets_max: int | None = None
@@ -46,12 +46,12 @@ class TopicLimits:
 
     @property
     def unlimited(self) -> bool:
-        """True when nothing bounds a batch."""
+        """Whether nothing limits a batch."""
         return self.offsets_max is None and self.bytes_max is None
 
 
 def shared_limits(limits: TopicLimits, waiting: Mapping[str, int]) -> dict[str, TopicLimits]:
-    """Share *limits* out between topics by how many messages wait in each; none gets less than one message or byte."""
+    """Divide *limits* between topics in proportion to their waiting messages; each gets at least one."""
     total = sum(waiting.values())
 
     def share(limit: int | None, count: int) -> int | None:
@@ -65,7 +65,7 @@ def shared_limits(limits: TopicLimits, waiting: Mapping[str, int]) -> dict[str, 
 
 
 def reach(stretches: Iterable[Stretch], start: int, limits: TopicLimits) -> int:
-    """Return where a batch that begins at *start* ends. Stretches are ascending; consumed only as far as needed."""
+    """Return the end of a batch that starts at *start*. Stretches are ascending; consumed only as far as needed."""
     count = 0
     size = 0.0
     at = start
@@ -93,10 +93,10 @@ def pack_stretches(
     stretches: Sequence[Stretch], *, parallelism: int, partitions_min: int = 0
 ) -> list[tuple[Stretch, ...]]:
     """
-    Share *stretches* out between tasks, about equally by bytes, keeping their order.
+    Divide *stretches* into tasks of about equal bytes, keeping their order.
 
-    They are cut where one begins; within one only when *partitions_min* cannot be reached otherwise. What touches in
-    one task is one stretch there.
+    They are divided at their starts, and inside only if *partitions_min* cannot be reached otherwise. Adjacent
+    stretches of one task are joined.
     """
     pieces = [one for one in stretches if one.start < one.stop]
     messages = sum(one.stop - one.start for one in pieces)

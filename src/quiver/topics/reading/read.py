@@ -1,7 +1,7 @@
 """
-A topic's files read without its log: beside a live writer, from another process, taking no lock and changing nothing.
+A topic's files, read without its engine while a writer may run: from another process, without locks or changes.
 
-What the object store has is not here; what memory has is in the files already.
+Messages in the object store are not included; messages in memory are in the files, too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["TopicFiles"]
 
 class TopicFiles:
     """
-    The local files of ``namespace/topic`` below *root*, as they are whenever they are asked for. Can be pickled.
+    The local files of ``namespace/topic`` below *root*, as they are at each call. Can be pickled.
 
     Raises:
-        UsageError: no name of a topic.
+        UsageError: *topic* is not a valid name.
     """
 
     def __init__(self, root: str, topic: str, *, fs: FileSystem | None = None, file_name: str = ACTIVE_FILE) -> None:
@@ -41,10 +41,10 @@ class TopicFiles:
 
     def files(self) -> list[LocalFile]:
         """
-        Return the files that have a whole message, oldest first.
+        Return the files that have a complete message, oldest first.
 
         Raises:
-            UsageError: there is no such topic.
+            UsageError: the topic does not exist.
             OSError: the disk cannot be read.
         """
         checkpoint = load_checkpoint(self._fs, self.directory)
@@ -61,7 +61,7 @@ class TopicFiles:
         return next((one.first_offset for one in self.files() if one.first_offset is not None), 0)
 
     def next_offset(self) -> int:
-        """Return the offset behind the newest whole message. Reads the newest file."""
+        """Return the offset after the newest complete message. Reads the newest file."""
         found = self.files()
         if not found:
             return 0
@@ -73,32 +73,32 @@ class TopicFiles:
 
     def read(self, start: int = 0, stop: int | None = None, *, on_lost: OnLost = "raise") -> Iterator[Message]:
         """
-        Yield the messages from *start* on and below *stop*, in order, up to the newest whole one.
+        Yield the messages from *start* on and below *stop*, in order, up to the newest complete one.
 
         Raises:
-            DataLossError: messages in between are damaged or missing; with *on_lost* ``skip`` they are passed over.
-            UsageError: there is no such topic.
+            DataLossError: messages in between are damaged or missing; with *on_lost* ``skip`` they are skipped.
+            UsageError: the topic does not exist.
             OSError: the disk cannot be read.
         """
         found = self.files()
         wanted = start
         for at, file in enumerate(found):
-            behind = found[at + 1].first_offset if at + 1 < len(found) else None
-            if behind is not None and behind <= wanted:
+            after = found[at + 1].first_offset if at + 1 < len(found) else None
+            if after is not None and after <= wanted:
                 continue
             first = file.first_offset or 0
             if first > wanted:
-                self._pass_over(wanted, first, self.directory, 0, "no file has them", on_lost)
+                self._skip_lost(wanted, first, self.directory, 0, "no file has them", on_lost)
                 wanted = first
-            for message in self._read_file(file, first, wanted, behind, on_lost):
+            for message in self._read_file(file, first, wanted, after, on_lost):
                 if stop is not None and message.offset >= stop:
                     return
                 yield message
                 wanted = message.offset + 1
-            wanted = max(wanted, behind or 0)
+            wanted = max(wanted, after or 0)
 
     def _read_file(
-        self, file: LocalFile, first: int, wanted: int, behind: int | None, on_lost: OnLost
+        self, file: LocalFile, first: int, wanted: int, after: int | None, on_lost: OnLost
     ) -> Iterator[Message]:
         codec = MessageCodec(self.topic)
         with self._scanner(file, first) as scanner:
@@ -109,22 +109,22 @@ class TopicFiles:
                             continue
                         message = codec.decode(step.data[start + FRAME_HEADER_BYTES : end])
                         if isinstance(message, Damage):
-                            self._pass_over(at, at + 1, file.path, step.position + start, message.reason, on_lost)
+                            self._skip_lost(at, at + 1, file.path, step.position + start, message.reason, on_lost)
                         else:
                             yield message
                     wanted = max(wanted, scanner.expected)
                     continue
-                known = step.next_offset if step.next_offset is not None else behind
-                if known is not None and known > wanted:  # else it is the torn tail, or still being written
-                    self._pass_over(wanted, known, file.path, step.start, step.reason, on_lost)
+                known = step.next_offset if step.next_offset is not None else after
+                if known is not None and known > wanted:  # otherwise it is the torn tail, or still being written
+                    self._skip_lost(wanted, known, file.path, step.start, step.reason, on_lost)
                     wanted = known
-        if behind is not None and behind > wanted:
-            self._pass_over(wanted, behind, file.path, file.size_bytes, "the file ends too early", on_lost)
+        if after is not None and after > wanted:
+            self._skip_lost(wanted, after, file.path, file.size_bytes, "the file ends too early", on_lost)
 
     def _scanner(self, file: LocalFile, first: int) -> FrameScanner:
         return FrameScanner(self._fs, file.path, position=0, end=None, expected=first, marks=FileMarks())
 
     @staticmethod
-    def _pass_over(first: int, behind: int, path: str, position: int, reason: str, on_lost: OnLost) -> None:
+    def _skip_lost(first: int, after: int, path: str, position: int, reason: str, on_lost: OnLost) -> None:
         if on_lost == "raise":
-            raise DataLossError(path, position, f"messages {first} to {behind - 1} are lost ({reason})")
+            raise DataLossError(path, position, f"messages {first} to {after - 1} are lost ({reason})")

@@ -1,8 +1,8 @@
 """
-One topic read from beside its writer: its files, and behind them its objects. Takes no lock, changes nothing.
+One topic, read while its writer runs: its files, and objects for the rest. Takes no locks and changes nothing.
 
-What is planned is a range of offsets, not a file: when a task comes to read, a file may have gone to the object store,
-and a new one may have begun. Each piece is looked up anew, at exactly the next offset.
+A plan consists of ranges of offsets, not of files: when a task starts to read, a file may have moved to the object
+store, and a new one may exist. Each piece is looked up at exactly the next offset.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from quiver.topics.wal.local_files import LocalFile, load_checkpoint, local_file
 
 __all__ = ["LostRange", "Piece", "TopicView", "open_cold"]
 
-_READ_ANEW_MAX = 8
+_LISTINGS_MAX = 8
 _FILES_MAX = 256
 
 _Mark = tuple[int, int]
 _marks: OrderedDict[tuple[str, int], list[_Mark]] = OrderedDict()
-"""Offsets and bytes of frames that this process met in each file, so that the next task need not begin at byte 0."""
+"""Offsets and positions of frames that this process has read in each file, so that the next task can start there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Messages that follow each other, not decoded: the first one's offset, and each one's bytes."""
+    """Consecutive messages, not decoded: the first one's offset, and each one's bytes."""
 
     first: int
     bodies: list[bytes]
@@ -51,34 +51,34 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Messages *first* (inclusive) to *behind* (exclusive) that nobody has, and why."""
+    """Messages from *first* (inclusive) to *after* (exclusive) that are lost, and why."""
 
     first: int
-    behind: int
+    after: int
     where: str
     reason: str
 
     def error(self) -> DataLossError:
-        """Return the error that says so."""
-        return DataLossError(self.where, 0, f"messages {self.first} to {self.behind - 1} are lost ({self.reason})")
+        """Return the error that reports it."""
+        return DataLossError(self.where, 0, f"messages {self.first} to {self.after - 1} are lost ({self.reason})")
 
 
 def open_cold(place: TopicPlace, topic: str) -> ObjectReader | None:
     """
-    Return a reader of the topic's objects; None when *place* names no object store.
+    Return a reader of the topic's objects; None if *place* has no object store.
 
     Raises:
-        SettingsError: no such place.
-        AccessDeniedError, ObjectsUnavailableError, MetadataUnavailableError: it does not answer.
+        SettingsError: the location is not valid.
+        AccessDeniedError, ObjectsUnavailableError, MetadataUnavailableError: the store does not answer.
     """
-    found = _catalogue(place, topic)
+    found = _catalog(place, topic)
     if found is None:
         return None
     objects = open_objects(place.objects or "", writable=False)
     return ObjectReader(objects, found, observer=InMemoryObserver(), follows_others=True)
 
 
-def _catalogue(place: TopicPlace, topic: str) -> ObjectCatalog | None:
+def _catalog(place: TopicPlace, topic: str) -> ObjectCatalog | None:
     if place.objects is None:
         return None
     url = place.metadata or f"sqlite://{os.path.abspath(place.root or '.')}/{METADATA_FILE}"  # noqa: PTH100
@@ -87,7 +87,7 @@ def _catalogue(place: TopicPlace, topic: str) -> ObjectCatalog | None:
 
 @dataclass(slots=True)
 class _Tail:
-    """How far the newest file was looked at: its whole messages end at byte `position`, before offset `expected`."""
+    """The part of the newest file that was read: complete messages up to byte `position`, before offset `expected`."""
 
     seq: int
     path: str
@@ -99,10 +99,10 @@ class _Tail:
 
 class TopicView:
     """
-    One topic, seen from beside its writer. Not thread-safe. Made anew in each process.
+    One topic, read while its writer runs. Not thread-safe. Each process creates its own.
 
     Args:
-        place: where topics are.
+        place: the location of the topics.
         topic: ``namespace/topic``.
         fs: the file system.
     """
@@ -115,29 +115,29 @@ class TopicView:
         self._seen: tuple[tuple[int, ...], list[LocalFile]] = ((), [])
         self._tail: _Tail | None = None
         self._synced = 0
-        self._catalogue: ObjectCatalog | None = None
+        self._catalog: ObjectCatalog | None = None
         self._cold: ObjectReader | None = None
 
-    # ── what there is ────────────────────────────────────────────────────────────────────────────────────
+    # ── contents ─────────────────────────────────────────────────────────────────────────────────────────
 
     def next_offset(self, *, durable: bool = False) -> int:
         """
-        Return the offset behind the newest whole message. Reads only what was written since the last call.
+        Return the offset after the newest complete message. Reads only what was written since the last call.
 
-        With *durable* the messages below it survive a power loss on return, whatever their writer did meanwhile.
+        With *durable*, the messages below it survive a power loss from then on, even if their writer has not synced.
 
         Raises:
-            UsageError: there is no such topic.
+            UsageError: the topic does not exist.
             OSError: the disk cannot be read, or not synced.
         """
         found = self._local()
         if not found:
-            catalogue = self._objects()
-            return max(self._noted_offset(), 0 if catalogue is None else catalogue.next_offset)
-        tail = self._look_at_tail(found[-1])
+            catalog = self._objects()
+            return max(self._checkpoint_offset(), 0 if catalog is None else catalog.next_offset)
+        tail = self._read_tail(found[-1])
         if durable and tail.expected > self._synced:
-            # 1. Spark notes that it has read so far. 2. The power goes, and with it what the writer had not synced.
-            # 3. These offsets are given to other messages, which nobody would read.
+            # 1. Spark records that it has read up to here. 2. Power is lost, and with it unsynced messages. 3. Their
+            # offsets are given to other messages, which the query would never read.
             file = self._fs.open_read(tail.path)
             try:
                 file.sync()
@@ -147,21 +147,21 @@ class TopicView:
         return tail.expected
 
     def start_offset(self) -> int:
-        """Return the oldest offset in files or objects; that of the next message when there is none."""
+        """Return the oldest offset in files or objects; that of the next message when there are none."""
         found = self._local()
         first = found[0].first_offset if found else None
-        catalogue = self._objects()
-        cold = None if catalogue is None else catalogue.start_offset
+        catalog = self._objects()
+        cold = None if catalog is None else catalog.start_offset
         known = [one for one in (first, cold) if one is not None]
         return min(known) if known else self.next_offset()
 
     def stretches(self, start: int, stop: int) -> Iterator[Stretch]:
         """
-        Yield what is known of the messages from *start* on and below *stop*, without gaps, ascending.
+        Yield the known stretches of the messages from *start* on and below *stop*, ascending and without gaps.
 
         Raises:
-            UsageError: there is no such topic.
-            OSError, MetadataUnavailableError: as they say.
+            UsageError: the topic does not exist.
+            OSError, MetadataUnavailableError: as they describe.
         """
         found = self._local()
         local = stop if not found else max(found[0].first_offset or 0, start)
@@ -172,24 +172,24 @@ class TopicView:
             at = one.stop
         yield from self._hole(at, min(local, stop))
         for one in self._local_stretches(found, max(local, start), stop):
-            first, behind = max(one.start, local), min(one.stop, stop)
-            if first < behind:
-                size = one.size_bytes * (behind - first) // (one.stop - one.start)
-                yield Stretch(self.topic, first, behind, size, one.mark)
+            first, after = max(one.start, local), min(one.stop, stop)
+            if first < after:
+                size = one.size_bytes * (after - first) // (one.stop - one.start)
+                yield Stretch(self.topic, first, after, size, one.mark)
 
     def _hole(self, start: int, stop: int) -> Iterator[Stretch]:
         if start < stop:
             yield Stretch(self.topic, start, stop, 0)
 
     def _cold_stretches(self, start: int, stop: int) -> Iterator[Stretch]:
-        catalogue = self._objects()
-        for one in catalogue.between(start, stop) if catalogue is not None else ():
+        catalog = self._objects()
+        for one in catalog.between(start, stop) if catalog is not None else ():
             index = one.offset_index or ((one.start_offset, 0),)
             ends = [*index[1:], (one.end_offset + 1, one.size)]
-            for (offset, byte), (behind, end) in zip(index, ends, strict=True):
-                first, last = max(offset, start), min(behind, stop)
+            for (offset, byte), (after, end) in zip(index, ends, strict=True):
+                first, last = max(offset, start), min(after, stop)
                 if first < last:
-                    yield Stretch(self.topic, first, last, (end - byte) * (last - first) // (behind - offset))
+                    yield Stretch(self.topic, first, last, (end - byte) * (last - first) // (after - offset))
 
     def _local_stretches(self, found: list[LocalFile], start: int, stop: int) -> Iterator[Stretch]:
         for at, file in enumerate(found):
@@ -197,25 +197,25 @@ class TopicView:
             if first >= stop or (at + 1 < len(found) and (found[at + 1].first_offset or 0) <= start):
                 continue
             if at + 1 < len(found):
-                behind = found[at + 1].first_offset or 0
+                after = found[at + 1].first_offset or 0
                 known = _marks.get((file.path, self._inode(file.path)), ())
-                places, end = [(first, 0), *(one for one in known if first < one[0] < behind)], file.size_bytes
+                places, end = [(first, 0), *(one for one in known if first < one[0] < after)], file.size_bytes
             else:
-                tail = self._look_at_tail(file)
-                places, behind, end = tail.marks, tail.expected, tail.position
-            for (offset, byte), (last, upto) in zip(places, [*places[1:], (behind, end)], strict=True):
+                tail = self._read_tail(file)
+                places, after, end = tail.marks, tail.expected, tail.position
+            for (offset, byte), (last, upto) in zip(places, [*places[1:], (after, end)], strict=True):
                 if offset < last:
                     yield Stretch(self.topic, offset, last, upto - byte, (file.seq, offset, byte))
 
     def _objects(self) -> ObjectCatalog | None:
-        if self._catalogue is None:
-            self._catalogue = _catalogue(self._place, self.topic)
-        if self._catalogue is not None:
-            self._catalogue.refresh()
-        return self._catalogue
+        if self._catalog is None:
+            self._catalog = _catalog(self._place, self.topic)
+        if self._catalog is not None:
+            self._catalog.refresh()
+        return self._catalog
 
-    def _noted_offset(self) -> int:
-        # All that was written may be in objects, or gone: the log's own note says how far it had come.
+    def _checkpoint_offset(self) -> int:
+        # All messages may be in objects or deleted: the checkpoint has the offset that the log had reached.
         checkpoint = None if self.directory is None else load_checkpoint(self._fs, self.directory)
         return 0 if checkpoint is None or isinstance(checkpoint, CorruptionError) else checkpoint.last_offset + 1
 
@@ -227,8 +227,8 @@ class TopicView:
 
     def _local(self) -> list[LocalFile]:
         """
-        Return the files that have a whole message, oldest first. Costs a listing and a look at the newest file's
-        size.
+        Return the files that have a complete message, oldest first. It lists the directory and reads the size of the
+        newest file.
         """
         if self.directory is None:
             return []
@@ -253,10 +253,10 @@ class TopicView:
         try:
             found = local_files(self._fs, directory, file_name=self._place.file_name, checkpoint=known)
         except FileNotFoundError:
-            return []  # one went while we looked; the next call looks again
+            return []  # a file was removed meanwhile; the next call lists them again
         return [one for one in found if one.first_offset is not None]
 
-    def _look_at_tail(self, newest: LocalFile) -> _Tail:
+    def _read_tail(self, newest: LocalFile) -> _Tail:
         status = self._fs.stat(newest.path)
         tail = self._tail
         if tail is None or (tail.path, tail.inode) != (newest.path, status.inode) or tail.position > status.size_bytes:
@@ -278,13 +278,13 @@ class TopicView:
 
     def offset_at(self, time_ns: int) -> int:
         """
-        Return the offset of the first message published at or after *time_ns*; `next_offset` when there is none yet.
+        Return the offset of the first message published at or after *time_ns*; `next_offset` if there is none yet.
 
-        As far as publish times only grow: they are the producers'.
+        It is exact if publish times, which come from producers, only increase.
 
         Raises:
-            UsageError: there is no such topic.
-            OSError, ObjectsUnavailableError, MetadataUnavailableError: as they say.
+            UsageError: the topic does not exist.
+            OSError, ObjectsUnavailableError, MetadataUnavailableError: as they describe.
         """
         time_ms = -(-time_ns // NS_PER_MS)
         if self._cold is None:
@@ -313,52 +313,52 @@ class TopicView:
 
     def read(self, start: int, stop: int, mark: tuple[int, int, int] | None = None) -> Iterator[Piece | LostRange]:
         """
-        Yield the messages from *start* on and below *stop*, in order, each offset in exactly one answer.
+        Yield the messages from *start* on and below *stop*, in order; each offset is in exactly one result.
 
         Args:
             start: the first offset.
-            stop: one behind the last.
-            mark: number of the file, offset and byte of a frame at or before *start*, from a stretch.
+            stop: the offset after the last.
+            mark: number of the file, offset and position of a frame at or before *start*, from a stretch.
 
         Raises:
-            UsageError: there is no such topic.
-            OSError, ObjectsUnavailableError, MetadataUnavailableError: as they say.
+            UsageError: the topic does not exist.
+            OSError, ObjectsUnavailableError, MetadataUnavailableError: as they describe.
         """
         wanted = start
         tries = 0
         while wanted < stop:
             found = self._local()
             at = bisect.bisect_right([one.first_offset or 0 for one in found], wanted) - 1
-            behind = found[at + 1].first_offset if at + 1 < len(found) else None
+            after = found[at + 1].first_offset if at + 1 < len(found) else None
             began = wanted
             if at < 0:
-                for one in self._read_cold(wanted, stop if behind is None else min(behind, stop), "no file has them"):
+                for one in self._read_cold(wanted, stop if after is None else min(after, stop), "no file has them"):
                     yield one
-                    wanted = one.behind if isinstance(one, LostRange) else one.first + len(one.bodies)
+                    wanted = one.after if isinstance(one, LostRange) else one.first + len(one.bodies)
                 continue
             try:
-                for one in self._read_file(found[at], wanted, stop, behind, mark):
+                for one in self._read_file(found[at], wanted, stop, after, mark):
                     yield one
-                    wanted = one.behind if isinstance(one, LostRange) else one.first + len(one.bodies)
+                    wanted = one.after if isinstance(one, LostRange) else one.first + len(one.bodies)
             except FileNotFoundError:
-                self._seen = ((), [])  # it went to the object store, or is gone
-            # Where the newest file ended, another may have begun meanwhile: one more look tells.
+                self._seen = ((), [])  # it was uploaded and removed, or deleted
+            # A new file may have been started after the end of the newest one: list the files again.
             tries = 0 if wanted > began else tries + 1
             self._seen = ((), []) if tries else self._seen
-            if tries > 1 and (behind is None or tries > _READ_ANEW_MAX):
+            if tries > 1 and (after is None or tries > _LISTINGS_MAX):
                 yield from self._read_cold(wanted, stop, f"{found[at].path} ends before them")
                 return
 
     def _read_file(
-        self, file: LocalFile, wanted: int, stop: int, behind: int | None, mark: tuple[int, int, int] | None
+        self, file: LocalFile, wanted: int, stop: int, after: int | None, mark: tuple[int, int, int] | None
     ) -> Iterator[Piece | LostRange]:
-        end = stop if behind is None else min(stop, behind)
+        end = stop if after is None else min(stop, after)
         expected, position = self._begin(file, wanted, mark)
         key = (file.path, self._inode(file.path))
         with self._scanner(file.path, position, expected) as scanner:
             while wanted < end and (step := scanner.step()) is not None:
                 if not isinstance(step, Good):
-                    known = step.next_offset if step.next_offset is not None else behind
+                    known = step.next_offset if step.next_offset is not None else after
                     if known is not None and known > wanted:  # else it is the torn tail, or still being written
                         yield from self._read_cold(wanted, min(known, end), step.reason, file.path)
                         wanted = min(known, end)
@@ -371,7 +371,7 @@ class TopicView:
                     bodies = [data[start + FRAME_HEADER_BYTES : last] for _, start, last in frames]
                     yield Piece(step.first_offset + skip, bodies)
                     wanted = step.first_offset + skip + len(bodies)
-        if wanted < end and behind is not None:
+        if wanted < end and after is not None:
             yield from self._read_cold(wanted, end, "the file ends too early", file.path)
 
     def _begin(self, file: LocalFile, wanted: int, mark: tuple[int, int, int] | None) -> _Mark:
@@ -382,7 +382,7 @@ class TopicView:
         return known[at] if at >= 0 else (file.first_offset or 0, 0)
 
     def _read_cold(self, wanted: int, stop: int, reason: str, where: str = "") -> Iterator[Piece | LostRange]:
-        """Yield what the objects have of messages that no file has, and what nobody has."""
+        """Yield the messages in objects that no file has, and the lost ranges."""
         place = where or self.directory or self._place.metadata_shown
         if self._cold is None:
             self._cold = open_cold(self._place, self.topic)
@@ -398,10 +398,10 @@ class TopicView:
                 yield LostRange(wanted, min(found.next_offset, stop), found.name, found.reason)
                 wanted = found.next_offset
             else:
-                behind = self._cold.next_offset(wanted)
-                behind = stop if behind is None else min(behind, stop)
-                yield LostRange(wanted, behind, place, f"{reason}, and no object")
-                wanted = behind
+                after = self._cold.next_offset(wanted)
+                after = stop if after is None else min(after, stop)
+                yield LostRange(wanted, after, place, f"{reason}, and no object")
+                wanted = after
 
 
 def _remember(key: tuple[str, int], mark: _Mark) -> None:

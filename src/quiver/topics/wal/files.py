@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 OnLost = Literal["raise", "skip"]
-"""What a reader does with a lost range of offsets."""
+"""Whether a reader raises an error for a lost range of offsets or skips it."""
 
 PIECE_BYTES = 1024 * 1024
 MARK_MESSAGES = 1000
@@ -207,7 +207,7 @@ class FrameScanner:
                 self._wanted = len(data) + max(stopped.missing, PIECE_BYTES)
                 continue
             reason = stopped.reason if not isinstance(stopped, NeedMore) and stopped else "the file ends within a frame"
-            return self._behind(self.position + end, reason)
+            return self._skip_damage(self.position + end, reason)
         return None
 
     def _in_order(self, frames: list[FramePlace], data: bytes) -> Good | Lost:
@@ -232,9 +232,9 @@ class FrameScanner:
             lost = Lost(self.position, self.position, f"offset {says} follows {self.expected - 1}", self.expected, says)
             self.expected = says
             return lost
-        return self._behind(self.position, f"a message of offset {says} where {self.expected} belongs")
+        return self._skip_damage(self.position, f"a message of offset {says} where {self.expected} belongs")
 
-    def _behind(self, bad: int, reason: str) -> Lost:
+    def _skip_damage(self, bad: int, reason: str) -> Lost:
         rest = self._file.pread(self._end - bad, bad)
         place = next_frame_after(rest, 0, expected=self.expected)
         first = self.expected

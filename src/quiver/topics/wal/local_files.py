@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from quiver.errors import CorruptionError
 from quiver.primitives.disk.file_system import FileSystem
-from quiver.primitives.small_file import read_checked
+from quiver.primitives.small_file import checked_value, read_bounded
 from quiver.topics.format.checkpoint import CHECKPOINT_BYTES_MAX, WalCheckpoint, decode_wal_checkpoint
 from quiver.topics.format.frame import FRAME_HEADER, FRAME_HEADER_BYTES, take_frames
 from quiver.topics.format.names import WAL_CHECKPOINT, parse_wal_file_name, wal_file_name
@@ -59,11 +59,14 @@ def load_checkpoint(fs: FileSystem, directory: str) -> WalCheckpoint | Corruptio
     Return a topic's checkpoint, the error if it is damaged, or None if there is none.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or it is not a regular file.
     """
     path = f"{directory}/{WAL_CHECKPOINT}"
     try:
-        return read_checked(fs, path, decode_wal_checkpoint, CHECKPOINT_BYTES_MAX)
+        data = read_bounded(fs, path, CHECKPOINT_BYTES_MAX)
+        return checked_value(decode_wal_checkpoint(data), path, len(data))
+    except FileNotFoundError:
+        return None
     except CorruptionError as error:
         return error
 
@@ -84,7 +87,7 @@ def local_files(fs: FileSystem, directory: str, *, file_name: str, checkpoint: W
         first = first_offset_of(fs, path, stat.size_bytes, known=known.get(seq), above=above)
         found.append(LocalFile(path, seq, stat.size_bytes, stat.modified_ns, first))
         above = above if first is None else first + 1
-    # A file that was renamed or copied belongs where its messages belong, whatever its number is.
+    # A file that was renamed or copied belongs where its messages belong, regardless of its number.
     in_order = iter(
         sorted(
             (one for one in found if one.first_offset is not None), key=lambda one: (one.first_offset, one.size_bytes)
@@ -113,11 +116,11 @@ def first_offset_of(fs: FileSystem, path: str, size: int, *, known: int | None, 
     says = offset_within(data, frames[0]) if frames else None
     if says is not None:
         return says
-    # The first message is damaged. Is there any behind it?
+    # The first message is damaged. Is there an intact one after it?
     expected = above if known is None else known
     with FrameScanner(fs, path, position=0, end=None, expected=expected, marks=FileMarks()) as scanner:
         step = scanner.step()
-    behind = step.next_offset if isinstance(step, Lost) else None
-    if behind is None:
+    after = step.next_offset if isinstance(step, Lost) else None
+    if after is None:
         return None
-    return behind - 1 if known is None else known
+    return after - 1 if known is None else known

@@ -39,7 +39,7 @@ from quiver.topics.wal.files import MARK_MESSAGES, FileMarks, Recovered, Span, W
 __all__ = ["FILE_BYTES_MAX", "Wal"]
 
 FILE_BYTES_MAX = 1 << 30
-"""A file of this size rotates whatever the settings are: the last one is read completely when a topic is opened."""
+"""A file of this size always rotates: the last one is read completely when a topic is opened."""
 
 _JOINED_BYTES_MAX = 4096
 """Up to this size a frame is joined and written as one buffer, which is faster than gathering it from two."""
@@ -324,7 +324,7 @@ class Wal:
 
     @property
     def closed(self) -> bool:
-        """Whether the log accepts no more messages, for whatever reason."""
+        """Whether the log accepts no more messages: closed, sealed or failed."""
         return self._full_at < 0
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────
@@ -360,7 +360,7 @@ class Wal:
         Seal the active file and start the next one, unless it is empty. Synced on return.
 
         Raises:
-            CapacityError: there is no space for the new file; the old one stays active.
+            CapacityError: the new file does not fit on the disk; the old one stays active.
             StoreFailedError: the disk failed, now or earlier.
         """
         with self.lock:
@@ -532,7 +532,7 @@ class Wal:
         Accept no more messages, sync, and seal all files; return the next offset. Reading continues. Idempotent.
 
         Raises:
-            CapacityError: there is no space for the empty file after them; nothing has changed.
+            CapacityError: the empty file after them does not fit on the disk; nothing has changed.
             StoreFailedError: the disk failed, now or earlier.
         """
         with self.lock:
@@ -562,11 +562,11 @@ class Wal:
                 self.sync()
                 self.try_checkpoint()
         finally:
-            self._let_go()
+            self._close_file()
         if self._failure is not None:
             raise self._failed() from self._failure
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         with self.lock:
             self._commit_lock.acquire()
             self._closed = True

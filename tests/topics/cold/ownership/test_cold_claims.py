@@ -142,7 +142,7 @@ def test_an_upload_in_the_middle_of_a_flush_goes_on_at_a_frame():
         log.flush()
         rig.tier.maintain()
         check_tidy(rig)
-        assert rig.tier.catalogue(TOPIC).next_offset == 9
+        assert rig.tier.catalog(TOPIC).next_offset == 9
 
 
 def test_a_descriptor_stays_small():
@@ -170,7 +170,7 @@ def test_a_restart_never_gives_out_an_offset_again():
         log.flush()
         again.tier.maintain()
         check_tidy(again)
-        assert [one.start_offset for one in again.tier.catalogue(TOPIC).descriptors()].count(0) == 1
+        assert [one.start_offset for one in again.tier.catalog(TOPIC).descriptors()].count(0) == 1
         assert read(log) == expected(13)
 
 
@@ -181,8 +181,8 @@ def test_beyond_the_end_of_the_objects_nothing_is_skipped():
         append(log, 30)
         log.flush()
         rig.store.maintain()
-        last = rig.tier.catalogue(TOPIC).descriptors()[-2]
-        rig.tier.catalogue(TOPIC).withdraw([last])
+        last = rig.tier.catalog(TOPIC).descriptors()[-2]
+        rig.tier.catalog(TOPIC).withdraw([last])
         with (
             log.reader(start=0, follow=False) as reader,
             pytest.raises(DataLossError, match=f"{last.start_offset} to "),
@@ -201,7 +201,7 @@ def test_a_poisoned_object_does_not_stop_the_reader_for_good():
         with log.reader(start=0, follow=False) as reader:
             with pytest.raises(DataLossError):
                 next(reader)
-            assert next(reader).offset == rig.tier.catalogue(TOPIC).descriptors()[1].start_offset
+            assert next(reader).offset == rig.tier.catalog(TOPIC).descriptors()[1].start_offset
 
 
 def test_metadata_of_many_objects_is_read_in_pages(monkeypatch):

@@ -165,7 +165,7 @@ def test_a_store_that_does_not_answer_is_waited_for_no_longer_than_said():
         answered.set()
         assert done.wait(30)
         assert read(log) == expected(5)
-        again.tier.catalogue(TOPIC).refresh()
+        again.tier.catalog(TOPIC).refresh()
         assert again.named() == before
 
 

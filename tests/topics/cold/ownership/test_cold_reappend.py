@@ -68,7 +68,7 @@ def test_each_message_comes_back_once(rotate):
             str(offset) for offset in range(10, 40)
         ]
         assert all(name.endswith(".reappended") for name in names(rig))
-        assert rig.tier.catalogue(TOPIC).next_offset == 80
+        assert rig.tier.catalog(TOPIC).next_offset == 80
         assert rig.store.reappend(TOPIC) == []
         check_tidy(rig)
     with Rig(memory=rig.memory, facts=rig.facts, owner="three", chosen=rig.chosen).opened() as log:
@@ -175,7 +175,7 @@ def test_what_came_back_is_no_damage():
         rig.store.maintain()
         rig.store.reappend(TOPIC)
         rig.store.maintain()
-        spans = [(one.start_offset, one.end_offset + 1) for one in rig.tier.catalogue(TOPIC).descriptors()]
+        spans = [(one.start_offset, one.end_offset + 1) for one in rig.tier.catalog(TOPIC).descriptors()]
         holes = [(before[1], after[0]) for before, after in itertools.pairwise(spans) if before[1] < after[0]]
         ((first, behind),) = holes
         found = check_topic_directory(rig.disk, f"/topics/{TOPIC}", objects=spans)

@@ -194,6 +194,6 @@ def test_a_cycle_ends_with_what_was_there_when_it_began():
         one.objects.on_call = more
         one.tier.maintain()
         one.objects.on_call = lambda _operation, _key: None
-        assert one.tier.catalogue(TOPIC).next_offset == 10
+        assert one.tier.catalog(TOPIC).next_offset == 10
         one.tier.maintain()
         assert read(log) == expected(log._engine.wal.next_offset)
