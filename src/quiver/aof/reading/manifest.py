@@ -34,7 +34,7 @@ from quiver.primitives.checksum import crc64_nvme
 from quiver.primitives.disk.atomic import TEMPORARY_SUFFIX, remove_durably, replace_file
 from quiver.primitives.disk.disk_full import is_full_disk, require_room
 from quiver.primitives.disk.file_system import File, FileSystem
-from quiver.primitives.scan import Frame
+from quiver.primitives.scan import Frame, as_damage
 
 __all__ = ["CHUNK_BYTES", "ManifestLog", "Replayed", "replay_manifest"]
 
@@ -91,11 +91,12 @@ def _take(found: Replayed, path: str, index: int, view: memoryview) -> None:
     reason = ""
     found.last = None
     records: Sequence[ManifestRecord]
-    if isinstance(answer, Frame) and answer.value[0].chunk_index == index:
-        found.last, records = answer.value
+    if not isinstance(answer, Frame):
+        reason, records = as_damage(answer, len(view)).reason, _salvage(view)
+    elif answer.value[0].chunk_index != index:
+        reason, records = "the chunk has the name of another one", _salvage(view)
     else:
-        reason = getattr(answer, "reason", "the chunk is cut short, or has the name of another")
-        records = _salvage(view)
+        found.last, records = answer.value
     for record in records:
         if record.kind == Event.SNAPSHOT_MARKER:
             found.damaged.clear()

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from quiver.primitives.scan import Frame
+from quiver.primitives.scan import Frame, as_damage
 from quiver.qwp.wire.responses import DurableAck, Ok, Refusal, Status, decode_response
 
 __all__ = [
@@ -362,7 +362,7 @@ class Session:
             return [Halt(self._violation("the server sent text", published_fsn))]
         answer = decode_response(memoryview(message))
         if not isinstance(answer, Frame):
-            reason = getattr(answer, "reason", "cut short")
+            reason = as_damage(answer, len(message)).reason
             return [self._struck(f"unreadable answer: {reason}", now, published_fsn)]
         if isinstance(answer.value, Ok):
             return self._applied(answer.value)

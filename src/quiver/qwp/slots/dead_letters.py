@@ -30,7 +30,7 @@ from quiver.errors import TransientError
 from quiver.observe import Observer
 from quiver.primitives.disk.atomic import remove_durably, replace_file
 from quiver.primitives.disk.file_system import File, FileSystem
-from quiver.primitives.scan import Frame
+from quiver.primitives.scan import Frame, as_damage
 from quiver.qwp.format.dead_letters import (
     DEAD_LETTER_HEAD_BYTES,
     DEAD_LETTERS_HEADER,
@@ -270,7 +270,7 @@ def _records(data: memoryview, path: str) -> Iterator[tuple[int, int, DeadLetter
     """Yield the start, end and letter of each record. Unreadable bytes before a letter are yielded as damage."""
     header = decode_dead_letters_header(data)
     if not isinstance(header, Frame):
-        yield LettersDamage(path, 0, getattr(header, "reason", "cut short"))
+        yield LettersDamage(path, 0, as_damage(header, len(data)).reason)
         return
     at = header.end
     while at < len(data):
