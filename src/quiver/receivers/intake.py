@@ -239,7 +239,7 @@ class OtlpIntake:
     def too_large(self, size: int | None) -> Verdict:
         """Return the answer to a request of *size* bytes (None: unknown) that exceeds the limit."""
         took = "more" if size is None else f"{size} bytes"
-        return Verdict("too_large", f"the request has {took}; the limit is {self._settings.max_request_bytes} bytes")
+        return Verdict("too_large", f"the request has {took}; the maximum is {self._settings.max_request_bytes} bytes")
 
     def _once(self, signal: str, data: bytes) -> Verdict:
         if not data:
