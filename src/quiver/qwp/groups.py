@@ -236,14 +236,14 @@ def _digest(messages: list[bytes]) -> str:
 
 
 def _write_note(fs: FileSystem, slot: Slot, note: _Note) -> None:
-    said = {"writer": note.writer, "number": note.number, "first_frame": note.first_fsn, "digest": note.digest}
-    replace_file(fs, f"{slot.directory}/{GROUP_NAME}", json.dumps(said).encode() + b"\n", mode=0o644)
+    record = {"writer": note.writer, "number": note.number, "first_frame": note.first_fsn, "digest": note.digest}
+    replace_file(fs, f"{slot.directory}/{GROUP_NAME}", json.dumps(record).encode() + b"\n", mode=0o644)
 
 
 def _read_note(fs: FileSystem, slot: Slot) -> _Note | None:
     """Return the note in the slot, or None if it is missing or not in our format."""
     try:
-        said = json.loads(fs.read_all(f"{slot.directory}/{GROUP_NAME}", size_max=_NOTE_BYTES_MAX))
-        return _Note(str(said["writer"]), int(said["number"]), int(said["first_frame"]), str(said["digest"]))
+        record = json.loads(fs.read_all(f"{slot.directory}/{GROUP_NAME}", size_max=_NOTE_BYTES_MAX))
+        return _Note(str(record["writer"]), int(record["number"]), int(record["first_frame"]), str(record["digest"]))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None

@@ -244,10 +244,10 @@ class Sender(SenderFigures):
         Until a server has announced its limit, messages of several rows respect the limit that any server accepts. A
         single row cannot be split, and may have to wait for a server that accepts it.
         """
-        said = self._loop.batch_bytes_max
-        if not said and rows > 1:
-            said = self.settings.offline_bytes_max
-        return min(self._message_bytes_max, said or self._message_bytes_max)
+        announced = self._loop.batch_bytes_max
+        if not announced and rows > 1:
+            announced = self.settings.offline_bytes_max
+        return min(self._message_bytes_max, announced or self._message_bytes_max)
 
     def _when_due(self) -> _Due:
         settings = self.settings

@@ -52,8 +52,8 @@ def decode_java_keystore(view: memoryview, password: str) -> Answer[list[bytes]]
     _, version, entries = cursor.take(_HEAD)
     if version not in {1, 2}:
         return Damage(4, f"unsupported version {version} of a Java key store")
-    said = hashlib.sha1(password.encode("utf-16-be") + _SALT + bytes(view[:end]), usedforsecurity=False)
-    if not hmac.compare_digest(said.digest(), bytes(view[end:])):
+    expected = hashlib.sha1(password.encode("utf-16-be") + _SALT + bytes(view[:end]), usedforsecurity=False)
+    if not hmac.compare_digest(expected.digest(), bytes(view[end:])):
         return Damage(end, "the checksum does not match: the password is wrong, or the file was modified")
     trusted: list[bytes] = []
     try:

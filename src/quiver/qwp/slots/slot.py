@@ -196,10 +196,10 @@ def _open_watermark(fs: FileSystem, directory: str, confirmed: int) -> File:
     path = f"{directory}/{WATERMARK_NAME}"
     expected = encode_watermark(confirmed) if confirmed >= 0 else bytes(WATERMARK.size)
     try:
-        said = fs.read_all(path, size_max=_SMALL_FILE_BYTES_MAX)
+        stored = fs.read_all(path, size_max=_SMALL_FILE_BYTES_MAX)
     except FileNotFoundError:
-        said = b""
-    if said != expected:
+        stored = b""
+    if stored != expected:
         replace_file(fs, path, expected, mode=0o644)
     return fs.open_write(path)
 

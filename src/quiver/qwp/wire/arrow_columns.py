@@ -115,11 +115,11 @@ def _designated(field: Any, array: Any) -> ColumnData:
 
 
 def _kind_of(field: Any, array: Any, *, as_symbol: bool) -> ColumnType | None:
-    said = (field.metadata or {}).get(TYPE_KEY)
+    declared = (field.metadata or {}).get(TYPE_KEY)
     if as_symbol or types.is_dictionary(array.type):
         return ColumnType.SYMBOL
-    if said is not None and said.decode() in ColumnType.__members__:
-        return ColumnType[said.decode()]
+    if declared is not None and declared.decode() in ColumnType.__members__:
+        return ColumnType[declared.decode()]
     if types.is_timestamp(array.type):
         return _TIMESTAMPS[array.type.unit]
     return _BY_ARROW.get(array.type)

@@ -371,9 +371,9 @@ class QwpConnection(asyncio.Protocol):
         self._write()
 
     def _ping(self, client: QwpClient) -> None:
-        said = client.ping()
-        if said is not None:
-            self._websocket.send_ping(said)
+        payload = client.ping()
+        if payload is not None:
+            self._websocket.send_ping(payload)
 
     # ── is it there? ─────────────────────────────────────────────────────────────────────────────────
 

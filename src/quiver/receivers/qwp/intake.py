@@ -316,9 +316,9 @@ class QwpClient:
         self._pings.append((self._ping_number, self._intake.clock.monotonic(), self._life.released))
         return _PING.pack(self._ping_number)
 
-    def pong(self, said: bytes) -> None:
-        """Record the client's answer to the ping with the payload *said*, and with it to all earlier ones."""
-        number = _PING.unpack(said)[0] if len(said) == _PING.size else 0
+    def pong(self, payload: bytes) -> None:
+        """Record the client's answer to the ping with *payload*, and with it to all earlier ones."""
+        number = _PING.unpack(payload)[0] if len(payload) == _PING.size else 0
         while self._life is not None and self._pings and self._pings[0][0] <= number:
             _, at, released = self._pings.popleft()
             self._life.alive_at, self._life.known = at, released
